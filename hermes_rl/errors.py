@@ -1,0 +1,110 @@
+"""The exceptions of hermes-rl, drawn once, and the place of a problem in a spec.
+
+::
+
+    HermesRLError
+    ├── UserError              the user's input is wrong: exit status 2, no traceback
+    │   ├── SpecError          one or more problems in a spec, each with its place
+    │   └── NotYetAvailable    the contract names it, this version does not have it yet
+    ├── RunError               the run could not be completed: exit status 1
+    └── Failure                infrastructure failed; never a reward (cause: `hermes_rl.endings.Ending`)
+        ├── ServerFailure      a model server, after retries
+        ├── SandboxFailure     a sandbox could not start, or its backend was lost
+        ├── ToolServerFailure  a server behind a tool was lost
+        ├── RewardFailure      a reward raised, returned None, or was not finite
+        └── JudgeFailure       a judge failed or its verdict could not be read
+
+A `Failure` ends a rollout, which is then played anew; it never becomes a score. What the policy does wrong
+(a bad tool call, an empty answer) is no exception at all: it is a `ToolError` or an `Ending`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hermes_rl.endings import Ending
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One thing wrong with a spec; `line` and `column` count from 1, `file` is as the user wrote it.
+
+    A problem on the command line has `file` = ``--set KEY`` (or the flag) and no line.
+    """
+
+    file: str
+    line: int | None
+    column: int | None
+    message: str
+
+    def __str__(self) -> str:
+        if self.line is None:
+            return f"{self.file}: {self.message}"
+        return f"{self.file}:{self.line}:{self.column}: {self.message}"
+
+
+class HermesRLError(Exception):
+    """Base of every exception that hermes-rl raises on purpose."""
+
+
+class UserError(HermesRLError):
+    """The user's input is wrong; the message says where and what to do. Exit status 2, no traceback."""
+
+
+class SpecError(UserError):
+    """All problems of a spec at once; `str()` has one line each."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems: tuple[Problem, ...] = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class NotYetAvailable(UserError):
+    """The spec is valid, but it needs something that this version cannot run yet."""
+
+
+class RunError(HermesRLError):
+    """A run cannot go on (budget of failures used up, every row failed, disk full). Exit status 1."""
+
+
+class Failure(HermesRLError):
+    """Infrastructure failed. `ending` names the cause; `detail` is kept in the rollout's record."""
+
+    ending: Ending = Ending.SERVER_FAILURE
+
+    def __init__(self, detail: str, *, ending: Ending | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        if ending is not None:
+            self.ending = ending
+
+
+class ServerFailure(Failure):
+    """A model server did not give a usable answer after all retries."""
+
+    ending = Ending.SERVER_FAILURE
+
+
+class SandboxFailure(Failure):
+    """A sandbox could not be started, set up, or was lost by us."""
+
+    ending = Ending.SANDBOX_FAILURE
+
+
+class ToolServerFailure(Failure):
+    """A server behind a tool (MCP, hermes-agent backend) was lost."""
+
+    ending = Ending.TOOL_SERVER_FAILURE
+
+
+class RewardFailure(Failure):
+    """A reward raised, returned None although weighted, or gave a value that is not finite."""
+
+    ending = Ending.REWARD_FAILURE
+
+
+class JudgeFailure(Failure):
+    """A judge's server failed or its verdict could not be read after repair."""
+
+    ending = Ending.JUDGE_FAILURE

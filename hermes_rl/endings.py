@@ -28,8 +28,6 @@ class Ending(StrEnum):
     """It answered with no text and no tool call."""
     REFUSED = "refused"
     """The server reported a refusal or a content filter."""
-    MALFORMED_CALLS = "malformed_calls"
-    """Several turns in a row held nothing but calls that could not be read."""
     SANDBOX_KILLED = "sandbox_killed"
     """The agent's own commands hit a limit of the sandbox or killed it."""
     USER_STOP = "user_stop"

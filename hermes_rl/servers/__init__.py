@@ -1,0 +1,1 @@
+"""Model servers: roles, transport, retry, balance, concurrency, and the scripted policy."""

@@ -1,0 +1,164 @@
+"""What a model server is to the rest of the program: a request, a reply, a protocol, a configuration.
+
+Owns the plain types that cross the room's door. Leaves the transport (`openai`), what is tried again
+(`retry`), which of several servers answers (`balance`) and the making of roles (`factory`) to others.
+These types are dataclasses, not pydantic models: they are built once per model call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hermes_rl.errors import HermesRLError
+
+Message = Mapping[str, Any]
+"""One message as the chat-completions API has it."""
+
+
+class Secret:
+    """A value that may be sent to a server and never shown: neither `repr` nor `str` reveals it."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """The value itself; call it only where the value leaves for its server."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return hash((Secret, self._value))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a Secret cannot be pickled")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """One server of a role, with its secrets resolved."""
+
+    type: str
+    """openai, vllm, sglang, atropos or scripted."""
+    base_url: str | None = None
+    """Address that `/chat/completions` is appended to; None for `scripted`."""
+    model: str = ""
+    api_key: Secret | None = None
+    """None sends no Authorization header."""
+    headers: Mapping[str, Secret] = field(default_factory=dict)
+    timeout: float = 1200.0
+    """Seconds for one attempt of a call, from sending to the last byte."""
+    max_concurrency: int = 512
+    """Requests in flight to this server."""
+    tokenizer: str | None = None
+    """Hub name or path; None is the model's own (the small one for `scripted`)."""
+    renderer: Mapping[str, Any] | None = None
+    """Settings of the renderer, for token-level types."""
+    deviate: float = 0.0
+    """Share of a group's rollouts that a `scripted` server plays wrong."""
+    seed: int = 0
+    """Seed of the deviations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Thinking settings; how they travel depends on the server (see `wire`)."""
+
+    effort: str | None = None
+    """none, minimal, low, medium, high or xhigh; wins over `max_tokens`, as only one may be sent."""
+    max_tokens: int | None = None
+    """Tokens that the model may spend on thinking."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One model call. What is None is not sent, so that the server's own default holds."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """Tool schemas as the API has them: ``{"type": "function", "function": {...}}``."""
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    """Tokens of this one turn."""
+    seed: int | None = None
+    stop: Sequence[str] | None = None
+    extra_body: Mapping[str, Any] | None = None
+    """Merged into the top level of the JSON body, last, as the openai client does."""
+    reasoning: Reasoning | None = None
+    """None: no thinking field is sent. `Reasoning()`: thinking is switched on, without a limit."""
+    logprobs: bool = False
+    """Ask for the log-probability of each sampled token."""
+    rollout_id: str | None = None
+    """Calls of one rollout go to one server of the role, for its prefix cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where the seconds of one call went. Only `generating` is working time of an agent."""
+
+    queued: float = 0.0
+    """Waiting for a free place among `max_concurrency`."""
+    retrying: float = 0.0
+    """Failed attempts and the pauses between them."""
+    generating: float = 0.0
+    """The attempt that succeeded, from sending to the last byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """The server's answer; `message` is the assistant message exactly as the server sent it."""
+
+    message: dict[str, Any]
+    """Holds content, tool_calls, reasoning_content, reasoning, reasoning_details: whatever came."""
+    finish_reason: str | None
+    usage: dict[str, Any]
+    """Empty where the server counted nothing."""
+    model: str
+    """As the server names it, else as it was asked for."""
+    server_type: str
+    logprobs: list[float] | None = None
+    """One per sampled token, where they were asked for and sent."""
+    tokens: list[str] | None = None
+    """The text of each sampled token, beside `logprobs`."""
+    attempts: int = 1
+    timing: Timing = Timing()
+
+
+class ContextLengthExceeded(HermesRLError):  # noqa: N818 (names an event, as `NotYetAvailable` does)
+    """The conversation no longer fits the model's context. The policy's doing, hence not a `Failure`."""
+
+
+class ChatServer(Protocol):
+    """Whatever answers chat requests with all its retries done; `balance.Role` is the one in use."""
+
+    async def chat(self, request: ChatRequest) -> ChatReply:
+        """Answer; raises `ServerFailure` when every attempt failed, or `ContextLengthExceeded`."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections and whatever was started; may be called twice."""
+        ...
+
+
+class Backend(Protocol):
+    """One server behind a role. It tries once: what is tried again is decided by the role alone."""
+
+    @property
+    def config(self) -> ServerConfig: ...
+
+    async def attempt(self, request: ChatRequest) -> ChatReply:
+        """Send once; raises `retry.AttemptFailed` or `ContextLengthExceeded`."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections and whatever was started; may be called twice."""
+        ...

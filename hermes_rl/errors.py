@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from hermes_rl.endings import Ending
 
@@ -69,9 +70,13 @@ class RunError(HermesRLError):
 
 
 class Failure(HermesRLError):
-    """Infrastructure failed. `ending` names the cause; `detail` is kept in the rollout's record."""
+    """Infrastructure failed. `ending` names the cause; `detail` is kept in the rollout's record.
+
+    `result` is the part of the conversation that was played, where the agent loop raised it.
+    """
 
     ending: Ending = Ending.SERVER_FAILURE
+    result: Any = None
 
     def __init__(self, detail: str, *, ending: Ending | None = None) -> None:
         super().__init__(detail)

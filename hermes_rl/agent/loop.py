@@ -1,0 +1,225 @@
+"""The agent loop: ask the model, run the tools that it calls, tell it the results, until there is an ending.
+
+Owns the turns, the budgets and the ending. Running tools is `hermes_rl.tools`, talking to models is
+`hermes_rl.servers`, scoring comes after. Whatever the model writes, the loop does not raise; where
+infrastructure fails it raises a `Failure` whose `result` holds the conversation so far.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hermes_rl.agent.result import AgentResult, Message, ToolCall, reasoning_of, text_of
+from hermes_rl.agent.server import as_chat_server
+from hermes_rl.endings import Ending
+from hermes_rl.errors import Failure
+from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, Reasoning
+from hermes_rl.tools.execute import ToolOutcome, execute_calls
+from hermes_rl.tools.machine import ToolRuntime, runtime_for
+from hermes_rl.tools.toolkit import Toolkit
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """What bounds and steers one rollout. Times are in seconds, sizes in tokens; None is no bound."""
+
+    max_turns: int = 30
+    timeout: float | None = None
+    tool_timeout: float | None = None
+    max_tokens: int | None = None
+    max_trajectory_tokens: int | None = None
+    temperature: float | None = 1.0
+    top_p: float | None = None
+    seed: int | None = None
+    reasoning: Reasoning | None = None
+    extra_body: Mapping[str, Any] | None = None
+    logprobs: bool = False
+
+
+class HermesAgentLoop:
+    """A multi-turn tool-calling conversation with one model, on one rollout's machine.
+
+    Args:
+        server: the policy: anything with `chat(ChatRequest)` or OpenAI-style `chat_completion(**kwargs)`.
+        tool_schemas: OpenAI tool schemas that the model sees; a `Toolkit`'s `schemas` carry their tools along.
+        valid_tool_names: names that may be called; None: all of `tool_schemas`.
+        task_id: names the rollout's machine (see `ToolContext`); one is made when it does not exist yet.
+        options: the remaining bounds; the arguments before it that are given win over it.
+    """
+
+    def __init__(
+        self,
+        server: Any,
+        tool_schemas: Sequence[dict[str, Any]],
+        valid_tool_names: set[str] | None = None,
+        max_turns: int | None = None,
+        task_id: str | None = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        *,
+        options: LoopOptions | None = None,
+    ) -> None:
+        given = {
+            "max_turns": max_turns,
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+            "extra_body": extra_body,
+        }
+        self.options = replace(options or LoopOptions(), **{k: v for k, v in given.items() if v is not None})
+        self.server = as_chat_server(server)
+        self.toolkit = Toolkit.of_schemas(tool_schemas, valid_tool_names)
+        self.task_id = task_id
+
+    async def run(self, messages: Sequence[Message]) -> AgentResult:
+        """Play the conversation that begins with `messages`; the list given is not changed.
+
+        Raises:
+            Failure: a model server, the sandbox or a tool's server failed; `.result` is the part played so far.
+        """
+        result = AgentResult(messages=[dict(message) for message in messages])
+        runtime = runtime_for(self.task_id, self.toolkit)
+        try:
+            while (ending := await self._turn(result, runtime)) is None:
+                pass
+        except Failure as failure:
+            result.ending = failure.ending
+            failure.result = result
+            raise
+        result.ending = ending
+        result.finished_naturally = ending.finished_naturally
+        return result
+
+    async def _turn(self, result: AgentResult, runtime: ToolRuntime) -> Ending | None:
+        """One model call and the tool calls that it asks for; the ending, if this was the last."""
+        if (spent := self._spent(result)) is not None:
+            return spent
+        try:
+            reply = await self.server.chat(self._request(result, runtime))
+        except ContextLengthExceeded:
+            return Ending.TOKEN_BUDGET
+        calls = self._take(reply, result)
+        if (ending := _ending_of(reply, calls)) is not None:
+            return ending
+        await self._act(calls, result, runtime)
+        return Ending.SANDBOX_KILLED if runtime.killed_by_agent else None
+
+    def _spent(self, result: AgentResult) -> Ending | None:
+        """The budget that leaves no room for another turn."""
+        if result.turns_used >= self.options.max_turns:
+            return Ending.MAX_TURNS
+        if self.options.timeout is not None and result.timings.working >= self.options.timeout:
+            return Ending.TIMEOUT
+        if self._room(result) == 0:
+            return Ending.TOKEN_BUDGET
+        return None
+
+    def _room(self, result: AgentResult) -> int | None:
+        """Tokens left for the trajectory by the server's own count; None without a bound or a count."""
+        if self.options.max_trajectory_tokens is None:
+            return None
+        last = result.replies[-1].usage if result.replies else None
+        used = int((last or {}).get("prompt_tokens") or 0) + int((last or {}).get("completion_tokens") or 0)
+        return max(0, self.options.max_trajectory_tokens - used)
+
+    def _request(self, result: AgentResult, runtime: ToolRuntime) -> ChatRequest:
+        options = self.options
+        limits = [limit for limit in (options.max_tokens, self._room(result)) if limit is not None]
+        return ChatRequest(
+            messages=result.messages,
+            tools=self.toolkit.schemas or None,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            max_tokens=min(limits) if limits else None,
+            seed=options.seed,
+            reasoning=options.reasoning,
+            extra_body=options.extra_body,
+            logprobs=options.logprobs,
+            rollout_id=runtime.task_id,
+        )
+
+    def _take(self, reply: ChatReply, result: AgentResult) -> list[dict[str, Any]]:
+        """Put the reply into the history and the counts; returns its tool calls."""
+        result.turns_used += 1
+        message = _history_message(reply.message, result.turns_used)
+        result.messages.append(message)
+        result.replies.append(reply)
+        result.usage.add(reply.usage)
+        result.reasoning_per_turn.append(reasoning_of(message))
+        result.timings.generation += reply.timing.generating
+        result.timings.queue += reply.timing.queued + reply.timing.retrying
+        calls: list[dict[str, Any]] = message.get("tool_calls") or []
+        return calls
+
+    async def _act(self, calls: list[dict[str, Any]], result: AgentResult, runtime: ToolRuntime) -> None:
+        """Run the calls of one turn and append their answers in order."""
+        started = time.perf_counter()
+        outcomes = await execute_calls(
+            calls, self.toolkit, runtime, turn=result.turns_used, tool_timeout=self._tool_timeout(result)
+        )
+        result.timings.tools += time.perf_counter() - started
+        for outcome in outcomes:
+            result.messages.append({"role": "tool", "tool_call_id": outcome.id, "content": outcome.content})
+            result.tool_calls.append(_record(outcome, result.turns_used))
+            if outcome.error is not None:
+                result.tool_errors.append(outcome.error)
+
+    def _tool_timeout(self, result: AgentResult) -> float | None:
+        """Seconds that a call may take: the tool's bound or what is left of the agent's, the smaller."""
+        bounds = [self.options.tool_timeout]
+        if self.options.timeout is not None:
+            bounds.append(max(0.001, self.options.timeout - result.timings.working))
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def _ending_of(reply: ChatReply, calls: list[dict[str, Any]]) -> Ending | None:
+    """The ending that a reply is by itself; None where its tool calls go on."""
+    if reply.finish_reason == "length":
+        return Ending.LENGTH
+    if reply.finish_reason == "content_filter" or reply.message.get("refusal"):
+        return Ending.REFUSED
+    if calls:
+        return None
+    return Ending.FINISHED if text_of(reply.message.get("content")).strip() else Ending.EMPTY
+
+
+def _history_message(message: Mapping[str, Any], turn: int) -> Message:
+    """An assistant message as it goes back to the server: what it said, with reasoning and ids kept.
+
+    Every call has an id, a type and text arguments, since servers refuse a history that lacks them.
+    """
+    kept = {key: value for key, value in message.items() if value is not None}
+    kept["role"] = "assistant"
+    kept["content"] = message.get("content")
+    calls = message.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        kept["tool_calls"] = [_call(call, f"call_{turn}_{number}") for number, call in enumerate(calls)]
+    else:
+        kept.pop("tool_calls", None)
+    return kept
+
+
+def _call(call: object, default_id: str) -> dict[str, Any]:
+    given = call if isinstance(call, dict) else {}
+    function = given.get("function")
+    function = function if isinstance(function, dict) else {}
+    return {
+        "id": str(given.get("id") or default_id),
+        "type": "function",
+        "function": {"name": str(function.get("name") or ""), "arguments": function.get("arguments", "")},
+    }
+
+
+def _record(outcome: ToolOutcome, turn: int) -> ToolCall:
+    return ToolCall(
+        turn=turn,
+        id=outcome.id,
+        name=outcome.name,
+        arguments=outcome.arguments,
+        result=outcome.content,
+        error=outcome.error.error if outcome.error is not None else None,
+        seconds=outcome.seconds,
+    )

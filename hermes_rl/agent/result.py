@@ -1,0 +1,114 @@
+"""What an agent run leaves behind.
+
+`AgentResult` keeps the fields that rewards of the reference design read (messages, managed_state, turns_used,
+finished_naturally, reasoning_per_turn, tool_errors) and adds the ending by name, the calls, usage and timings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hermes_rl.endings import Ending
+from hermes_rl.servers.base import ChatReply
+from hermes_rl.tools.errors import ToolError
+
+Message = dict[str, Any]
+"""A message of the OpenAI chat format; `role` and `content` are always there."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call that the model made: what it asked, what it was told, and why it failed, if it did.
+
+    `turn` counts from 1; `seconds` is wall time; `arguments` are as executed, or the raw text where unreadable.
+    """
+
+    turn: int
+    id: str
+    name: str
+    arguments: Mapping[str, Any] | str | None
+    result: str
+    error: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass
+class Usage:
+    """Tokens as the server counted them, summed over the turns; 0 where it did not say."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, usage: Mapping[str, Any] | None) -> None:
+        self.prompt_tokens += int((usage or {}).get("prompt_tokens") or 0)
+        self.completion_tokens += int((usage or {}).get("completion_tokens") or 0)
+
+    def record(self) -> dict[str, int]:
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
+
+
+@dataclass
+class Timings:
+    """Seconds. `generation` and `tools` are working time and count towards `agent.timeout`; `queue` (and retrying) does not."""
+
+    generation: float = 0.0
+    tools: float = 0.0
+    queue: float = 0.0
+
+    @property
+    def working(self) -> float:
+        return self.generation + self.tools
+
+    def record(self) -> dict[str, float]:
+        return {"generation": self.generation, "tools": self.tools, "queue": self.queue}
+
+
+@dataclass
+class AgentResult:
+    """One conversation from the prompt to its ending.
+
+    `turns_used` counts completed model calls. `reasoning_per_turn` has one entry per turn, None without reasoning.
+    `replies` are the server's answers as they came, from which tokens are made.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    managed_state: dict[str, Any] | None = None
+    turns_used: int = 0
+    finished_naturally: bool = False
+    reasoning_per_turn: list[str | None] = field(default_factory=list)
+    tool_errors: list[ToolError] = field(default_factory=list)
+    ending: Ending = Ending.CANCELLED
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
+    replies: list[ChatReply] = field(default_factory=list, repr=False)
+
+    @property
+    def final_response(self) -> str:
+        """The text of the last assistant message; empty if there is none."""
+        for message in reversed(self.messages):
+            if message["role"] == "assistant":
+                content = message.get("content")
+                return content if isinstance(content, str) else text_of(content)
+        return ""
+
+
+def text_of(content: object) -> str:
+    """The text parts of a content that may be None, a string, or a list of parts."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(part.get("text", "") for part in parts if isinstance(part, dict))
+
+
+def reasoning_of(message: Mapping[str, Any]) -> str | None:
+    """The reasoning of an assistant message, in whichever of three fields the server put it."""
+    for key in ("reasoning_content", "reasoning"):
+        if isinstance(message.get(key), str) and message[key]:
+            return str(message[key])
+    details = message.get("reasoning_details")
+    parts = details if isinstance(details, list) else []
+    texts = [part.get("text") or part.get("summary") or "" for part in parts if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str)) or None

@@ -1,0 +1,58 @@
+"""What the core asks of an environment. A compiled spec and a hand-written environment both answer it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Literal, Protocol
+
+from hermes_rl.agent.loop import LoopOptions
+from hermes_rl.agent.result import Message
+from hermes_rl.data.rows import Row
+from hermes_rl.endings import Ending
+from hermes_rl.rollouts.rollout import Rollout, Seat
+from hermes_rl.servers.base import ChatServer
+from hermes_rl.tools.machine import ToolRuntime
+
+Treatment = Literal["grade", "mask", "drop"] | float
+"""What is done with a rollout by its ending: graded; graded but not trained on; not graded; a fixed score."""
+
+
+class Environment(Protocol):
+    """One task with its tools and rewards, ready to be played."""
+
+    name: str
+    seed: int
+    has_group_rewards: bool
+
+    @property
+    def policy(self) -> ChatServer:
+        """The model that acts."""
+        ...
+
+    def options(self, split: str) -> LoopOptions:
+        """The bounds of one rollout in training (`train`) or evaluation (`eval`)."""
+        ...
+
+    def prompt(self, row: Row) -> list[Message]:
+        """The messages that a rollout begins with."""
+        ...
+
+    def machine(self, seat: Seat) -> AbstractAsyncContextManager[ToolRuntime]:
+        """What the rollout's tools act on, released at the end, also on cancellation."""
+        ...
+
+    async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
+        """Fill `rollout.rewards` while its machine is alive. Raises Failure."""
+        ...
+
+    async def grade_group(self, rollouts: list[Rollout]) -> None:
+        """Add the rewards that need the whole group. Raises Failure."""
+        ...
+
+    def score(self, rollout: Rollout) -> float:
+        """The score from `rollout.rewards`. Raises Failure."""
+        ...
+
+    def treatment(self, ending: Ending) -> Treatment:
+        """What the environment does with an ending of the policy's doing."""
+        ...

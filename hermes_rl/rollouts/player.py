@@ -1,0 +1,155 @@
+"""Playing rollouts and groups of an environment.
+
+A rollout that infrastructure failed is played anew on a fresh machine; when that is in vain its group is dropped.
+A rollout always becomes a `Rollout`, never an exception; only cancellation and the user's mistakes travel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from hermes_rl.agent.loop import HermesAgentLoop
+from hermes_rl.data.rows import Row
+from hermes_rl.errors import Failure
+from hermes_rl.rollouts.environment import Environment
+from hermes_rl.rollouts.rollout import Group, Rollout, Seat
+from hermes_rl.tools.machine import ToolRuntime
+
+REPLAYS = 2
+"""How often a rollout that infrastructure failed is played anew."""
+
+Listener = Callable[[Rollout], None]
+"""Called with every finished rollout, failed attempts included, before anything else is done with it."""
+
+
+class Player:
+    """Plays an environment's rollouts, in training or in evaluation.
+
+    Args:
+        split: "train" or "eval", handed to the environment and the servers.
+        slots: bounds the rollouts in flight (anything usable with `async with`); None: unbounded.
+        listener: hears of every finished rollout.
+        policy: another policy than the environment's own.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        split: str = "train",
+        slots: AbstractAsyncContextManager[Any] | None = None,
+        listener: Listener | None = None,
+        policy: Any = None,
+        replays: int = REPLAYS,
+    ) -> None:
+        self.environment = environment
+        self.options = environment.options(split)
+        self.slots = slots or nullcontext()
+        self.listener = listener or (lambda rollout: None)
+        self.policy = policy if policy is not None else environment.policy
+        self.replays = replays
+
+    async def group(self, row: Row, group: str, size: int) -> Group:
+        """Play a group that is whole or dropped; the first member that fails for good ends the others."""
+        members = [asyncio.create_task(self.member(Seat(row, group, index, size))) for index in range(size)]
+        try:
+            for finished in asyncio.as_completed(members):
+                rollout = await finished
+                if rollout.error is not None:
+                    return Group(group, row, _done(members), rollout.ending, rollout.error)
+        finally:
+            await _cancel(members)
+        return await self._group_level(Group(group, row, [task.result() for task in members]))
+
+    async def members(self, row: Row, group: str, size: int) -> Group:
+        """Play every member to its end, also where some of them fail; for evaluation."""
+        seats = [Seat(row, group, index, size) for index in range(size)]
+        rollouts = await asyncio.gather(*(self.member(seat) for seat in seats))
+        failed = next((rollout for rollout in rollouts if rollout.error is not None), None)
+        whole = Group(group, row, list(rollouts))
+        if failed is not None:
+            whole.dropped, whole.detail = failed.ending, failed.error
+            return whole
+        return await self._group_level(whole)
+
+    async def member(self, seat: Seat) -> Rollout:
+        """Play one seat, anew where infrastructure failed, until it is graded or given up."""
+        async with self.slots:
+            for attempt in range(self.replays + 1):
+                rollout = await self.play(replace(seat, attempt=attempt))
+                if rollout.error is not None or not self.environment.has_group_rewards:
+                    self.listener(rollout)
+                if rollout.ending.graded:
+                    break
+        return rollout
+
+    async def play(self, seat: Seat) -> Rollout:
+        """Play one rollout to its ending and grade it."""
+        rollout = Rollout(seat, seat.seed(self.environment.seed))
+        started = time.perf_counter()
+        try:
+            async with self.environment.machine(seat) as runtime:
+                await self._converse(rollout, runtime)
+                await self._grade(rollout, runtime)
+        except Failure as failure:
+            rollout.fail(failure)
+        rollout.timings["total"] = time.perf_counter() - started
+        return rollout
+
+    async def _converse(self, rollout: Rollout, runtime: ToolRuntime) -> None:
+        options = replace(self.options, seed=rollout.seed)
+        loop = HermesAgentLoop(
+            self.policy, runtime.toolkit.schemas, task_id=runtime.task_id, options=options
+        )
+        rollout.result = await loop.run(self.environment.prompt(rollout.seat.row))
+        rollout.ending = rollout.result.ending
+
+    async def _grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
+        treatment = self.environment.treatment(rollout.ending)
+        if treatment == "drop":
+            rollout.error = f"the spec drops rollouts that end with {rollout.ending}"
+            return
+        started = time.perf_counter()
+        await runtime.settle()
+        await self.environment.grade(rollout, runtime)
+        rollout.timings |= {"sandbox": runtime.start_seconds, "rewards": time.perf_counter() - started}
+        rollout.masked = treatment == "mask"
+        if not self.environment.has_group_rewards:
+            self._score(rollout)
+
+    def _score(self, rollout: Rollout) -> None:
+        treatment = self.environment.treatment(rollout.ending)
+        fixed = isinstance(treatment, int | float)
+        rollout.score = float(treatment) if fixed else self.environment.score(rollout)
+
+    async def _group_level(self, group: Group) -> Group:
+        """The rewards that compare the members; only then are their scores known."""
+        if not self.environment.has_group_rewards:
+            return group
+        try:
+            await self.environment.grade_group(group.rollouts)
+            for rollout in group.rollouts:
+                self._score(rollout)
+        except Failure as failure:
+            for rollout in group.rollouts:
+                rollout.fail(failure)
+            group.dropped, group.detail = failure.ending, failure.detail
+        for rollout in group.rollouts:
+            self.listener(rollout)
+        return group
+
+
+def _done(members: list[asyncio.Task[Rollout]]) -> list[Rollout]:
+    return [task.result() for task in members if task.done() and not task.cancelled() and not task.exception()]
+
+
+async def _cancel(members: list[asyncio.Task[Rollout]]) -> None:
+    """End what is still running and wait until its machines are released."""
+    for task in members:
+        task.cancel()
+    await asyncio.gather(*members, return_exceptions=True)

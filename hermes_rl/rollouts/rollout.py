@@ -1,0 +1,102 @@
+"""A rollout and a group: what was played, how it ended, what it scored.
+
+These are the core's data. How they look in files is `hermes_rl.runs.records`, how a trainer gets them is up to
+its door.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from hermes_rl.agent.result import AgentResult
+from hermes_rl.data.rows import Row
+from hermes_rl.endings import Ending
+from hermes_rl.errors import Failure
+from hermes_rl.scoring.value import RewardValue
+from hermes_rl.tokens.chat import Sequence as TokenSequence
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One place in a group: which row, which group, which member of how many, which attempt at it (from 0)."""
+
+    row: Row
+    group: str
+    index: int
+    size: int
+    attempt: int = 0
+
+    @property
+    def id(self) -> str:
+        """Stable over restarts; a replay has an id of its own."""
+        replay = f"r{self.attempt}" if self.attempt else ""
+        return f"{self.group}-{self.index}{replay}"
+
+    def seed(self, base: int) -> int:
+        """The rollout's sampling seed, 31 bits: a function of the spec's seed and the seat alone."""
+        digest = hashlib.sha256(f"{base}:{self.id}".encode()).digest()
+        return int.from_bytes(digest[:4], "big") >> 1
+
+
+@dataclass
+class Rollout:
+    """One rollout. `score` is None exactly where it was not graded; `error` then says why.
+
+    `timings` are seconds by part: sandbox, queue, generation, tools, rewards, total.
+    `masked`: it counts for its group's baseline and is not trained on.
+    """
+
+    seat: Seat
+    seed: int
+    ending: Ending = Ending.CANCELLED
+    result: AgentResult | None = None
+    rewards: dict[str, RewardValue] = field(default_factory=dict)
+    score: float | None = None
+    error: str | None = None
+    masked: bool = False
+    timings: dict[str, float] = field(default_factory=dict)
+    sequence: TokenSequence | None = None
+
+    @property
+    def id(self) -> str:
+        return self.seat.id
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        """Which model played, as the server itself said."""
+        if self.result is None or not self.result.replies:
+            return {}
+        last = self.result.replies[-1]
+        return {"type": last.server_type, "model": last.model, "version": None}
+
+    def fail(self, failure: Failure) -> None:
+        """Record that infrastructure failed: no score, the cause, and what was played so far."""
+        self.ending, self.error, self.score = failure.ending, failure.detail, None
+        if failure.result is not None:
+            self.result = failure.result
+
+
+@dataclass
+class Group:
+    """All rollouts of one row that are compared with each other.
+
+    `dropped` names the ending that made the group incomplete; then it may not reach a trainer.
+    """
+
+    id: str
+    row: Row
+    rollouts: list[Rollout]
+    dropped: Ending | None = None
+    detail: str | None = None
+
+    @property
+    def scores(self) -> list[float]:
+        """One score per rollout, in order, of those that were graded."""
+        return [rollout.score for rollout in self.rollouts if rollout.score is not None]
+
+    @property
+    def uniform(self) -> bool:
+        """True where all scores are equal, so that the group teaches nothing."""
+        return len(set(self.scores)) <= 1

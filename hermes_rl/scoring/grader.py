@@ -1,0 +1,141 @@
+"""Grading a rollout, then its group, by the rewards of a spec.
+
+Owns the order (gates first, then file order; group-level rewards once all members have ended) and what each
+reward is offered. A failure leaves as an exception; what was computed before it is kept by the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hermes_rl.errors import RewardFailure, UserError
+from hermes_rl.scoring.call import CONTEXT, RewardFunction, call_reward
+from hermes_rl.scoring.combine import Weighting, combine
+from hermes_rl.scoring.value import RewardValue, interpret
+
+
+class Staging(Protocol):
+    """What the grader needs of a `ToolContext`: files that a reward lays down go away after it."""
+
+    def restore(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class GradedReward:
+    """One reward of a spec: the function, how it counts, its arguments before rendering."""
+
+    function: RewardFunction
+    weighting: Weighting
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.weighting.name
+
+
+Render = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
+"""(arguments with templates, columns of the row) → arguments."""
+
+
+@dataclass(frozen=True)
+class Grader:
+    """The rewards of a spec, ready to be called for any rollout.
+
+    `roles` are the servers by role name, offered to rewards that name them.
+    """
+
+    rewards: tuple[GradedReward, ...]
+    render: Render
+    clamp: tuple[float, float] | None = None
+    roles: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for reward in self.rewards:
+            if reward.function.group_level and reward.function.uses_context:
+                raise UserError(
+                    f"reward {reward.name!r} takes both `group` and `ctx`; a group-level reward runs after the "
+                    "sandboxes are gone: compute what it needs in a reward of weight 0"
+                )
+
+    @property
+    def ordered(self) -> tuple[GradedReward, ...]:
+        """Gates first, otherwise in file order."""
+        return tuple(sorted(self.rewards, key=lambda reward: not reward.weighting.gate))
+
+    @property
+    def has_group_rewards(self) -> bool:
+        return any(reward.function.group_level for reward in self.rewards)
+
+    async def grade_rollout(
+        self, item: Mapping[str, Any], result: Any, ctx: Staging, state: Any, values: dict[str, RewardValue]
+    ) -> None:
+        """Call the per-rollout rewards in order, each value put into `values` as soon as it is known.
+
+        Raises:
+            Failure: a reward failed; `values` keeps those before it.
+        """
+        for reward in self.ordered:
+            if reward.function.group_level:
+                continue
+            offered = {"item": item, "result": result, "ctx": ctx, "state": state, **self.roles}
+            try:
+                returned, seconds = await call_reward(reward.function, self._arguments(reward, item, offered))
+            finally:
+                if reward.function.uses_context:
+                    await _restore(ctx)
+            values[reward.name] = interpret(reward.name, returned, seconds)
+
+    async def grade_group(
+        self, item: Mapping[str, Any], results: Sequence[Any], values: Sequence[dict[str, RewardValue]]
+    ) -> None:
+        """Call the group-level rewards; `values[i]` receives those of rollout *i*.
+
+        Raises:
+            Failure: a reward failed, or did not return one value per rollout.
+        """
+        for reward in self.ordered:
+            if not reward.function.group_level:
+                continue
+            offered = {"item": item, "group": list(results), **self.roles}
+            returned, seconds = await call_reward(reward.function, self._arguments(reward, item, offered))
+            for slot, value in zip(values, _per_member(reward.name, returned, len(results)), strict=True):
+                slot[reward.name] = interpret(reward.name, value, seconds)
+
+    def score(self, values: Mapping[str, RewardValue]) -> float:
+        """The score of a rollout whose rewards are all known; see `combine`."""
+        return combine([reward.weighting for reward in self.rewards], values, self.clamp)
+
+    def _arguments(
+        self, reward: GradedReward, item: Mapping[str, Any], offered: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        function = reward.function
+        given = function.arguments(self.render(reward.args, item))
+        missing = [
+            name
+            for name, parameter in function.parameters.items()
+            if parameter.default is parameter.empty
+            and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            and name not in given
+            and name not in offered
+        ]
+        if missing:
+            kind = "this context is not offered here" if missing[0] in CONTEXT else "give it under args"
+            raise UserError(f"reward {reward.name!r} needs {missing[0]!r}: {kind}")
+        return {**function.wanted(offered), **given}
+
+
+async def _restore(ctx: Staging) -> None:
+    # ToolContext is synchronous and waits for this loop: it must be called from another thread.
+    await asyncio.get_running_loop().run_in_executor(None, ctx.restore)
+
+
+def _per_member(name: str, returned: object, size: int) -> Sequence[object]:
+    if isinstance(returned, str) or not isinstance(returned, Sequence) or len(returned) != size:
+        raise RewardFailure(
+            f"group-level reward {name!r} must return a list with one value per rollout ({size}), "
+            f"not {returned if not isinstance(returned, Sequence) else f'{len(returned)} values'!r}"
+        )
+    return returned

@@ -1,0 +1,21 @@
+"""The final answer is the target, character for character."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def exact_match(result: Any, *, target: str, ignore_case: bool = False, strip: bool = True) -> bool:
+    """1 if the last thing the policy said is `target`, else 0.
+
+    Args:
+        target: the expected text.
+        ignore_case: compare without regard to case (Unicode case folding).
+        strip: ignore white space at both ends of both; white space inside counts.
+    """
+    said, wanted = result.final_response, target
+    if strip:
+        said, wanted = said.strip(), wanted.strip()
+    if ignore_case:
+        said, wanted = said.casefold(), wanted.casefold()
+    return bool(said == wanted)

@@ -1,0 +1,19 @@
+"""The final answer contains something that matches a regular expression."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+
+def regex_match(result: Any, *, pattern: str, ignore_case: bool = False, full: bool = False) -> bool:
+    """1 if `pattern` (Python `re` syntax) is found in the last thing the policy said, else 0.
+
+    Args:
+        pattern: the regular expression; `.` does not match a line break unless the pattern says `(?s)`.
+        ignore_case: match without regard to case.
+        full: the whole answer must match, not a part of it.
+    """
+    expression = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+    match = expression.fullmatch if full else expression.search
+    return match(result.final_response) is not None

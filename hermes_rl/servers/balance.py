@@ -1,0 +1,143 @@
+"""A role: one name behind which one or more servers answer.
+
+Owns the call as a whole: a server is chosen (`members`), failed attempts are repeated (`retry`), and
+the time is accounted for. Callers in other threads (rewards) are brought to the role's own event loop,
+so that connections and the bound on requests in flight exist once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
+
+from hermes_rl.servers.base import Backend, ChatReply, ChatRequest, Message, ServerConfig
+from hermes_rl.servers.members import Member, Members
+from hermes_rl.servers.retry import RetryPolicy, with_retries
+
+T = TypeVar("T")
+
+_THINKING = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
+
+
+@runtime_checkable
+class Playable(Protocol):
+    """A backend that plays what was written for a rollout, instead of asking a model."""
+
+    def register(self, rollout_id: str, script: Any) -> None: ...
+
+    def forget(self, rollout_id: str) -> None: ...
+
+
+class Role:
+    """What plays a part in a run: `policy`, `judge`, `user`, or a name of the spec's own."""
+
+    def __init__(self, name: str, backends: Sequence[Backend], retry: RetryPolicy | None = None) -> None:
+        self.name = name
+        self._backends = tuple(backends)
+        self._members = Members(backends)
+        self._retry = retry or RetryPolicy()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._players = [backend for backend in backends if isinstance(backend, Playable)]
+
+    @property
+    def configs(self) -> tuple[ServerConfig, ...]:
+        """The configuration of each server, in the order of the spec."""
+        return tuple(backend.config for backend in self._backends)
+
+    @property
+    def scripted(self) -> bool:
+        """Whether rollouts are played from a script that has to be registered."""
+        return bool(self._players)
+
+    def register(self, rollout_id: str, script: Any) -> None:
+        """What a scripted policy plays for this rollout (`scripted.Script`); nothing for other types."""
+        for player in self._players:
+            player.register(rollout_id, script)
+
+    def forget(self, rollout_id: str) -> None:
+        """The rollout is over: its script and its place at a server are free."""
+        self._members.forget(rollout_id)
+        for player in self._players:
+            player.forget(rollout_id)
+
+    async def chat(self, request: ChatRequest) -> ChatReply:
+        """Answer, from any event loop; raises `ServerFailure` or `ContextLengthExceeded`."""
+        return await self._at_home(self._chat(request))
+
+    async def chat_text(
+        self,
+        messages: Sequence[Message],
+        schema: Mapping[str, Any] | None = None,
+        *,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> str:
+        """The text of an answer, without its thinking; with a JSON Schema the server is held to it."""
+        body = {"response_format": _json_schema(schema)} if schema is not None else None
+        reply = await self.chat(
+            ChatRequest(messages, temperature=temperature, max_tokens=max_tokens, extra_body=body)
+        )
+        content = reply.message.get("content")
+        return _THINKING.sub("", content) if isinstance(content, str) else ""
+
+    async def close(self) -> None:
+        """Close every server; may be called twice."""
+        await self._at_home(self._close())
+
+    async def __aenter__(self) -> Self:
+        self._home()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _chat(self, request: ChatRequest) -> ChatReply:
+        tried: list[Member] = []
+
+        def attempt() -> Coroutine[Any, Any, ChatReply]:
+            member = self._members.pick(request.rollout_id, tried)
+            tried.append(member)
+            return self._members.attempt(member, request)
+
+        def elsewhere() -> bool:
+            if self._members.untried(tried):
+                return True
+            tried.clear()
+            return False
+
+        started = time.monotonic()
+        reply, attempts = await with_retries(self._retry, self.name, attempt, elsewhere)
+        return reply if attempts == 1 else _accounted(reply, attempts, time.monotonic() - started)
+
+    async def _close(self) -> None:
+        for backend in self._backends:
+            await backend.close()
+
+    def _home(self) -> asyncio.AbstractEventLoop:
+        """The event loop that the role lives on: the first one that used it, while that one runs."""
+        if self._loop is None or not self._loop.is_running():
+            self._loop = asyncio.get_running_loop()
+        return self._loop
+
+    async def _at_home(self, work: Coroutine[Any, Any, T]) -> T:
+        home = self._home()
+        if home is asyncio.get_running_loop():
+            return await work
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, home))
+
+
+def _accounted(reply: ChatReply, attempts: int, total: float) -> ChatReply:
+    timing = reply.timing
+    retrying = max(0.0, total - timing.queued - timing.generating)
+    return replace(reply, attempts=attempts, timing=replace(timing, retrying=retrying))
+
+
+def _json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema)}}

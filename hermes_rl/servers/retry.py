@@ -1,0 +1,150 @@
+"""What is tried again, how often, and after which pause: the one retry policy of model calls.
+
+Owns the reading of a failed answer (status, Retry-After, context length), the backoff and the final
+`ServerFailure` with all its causes. Leaves sending to the transport and the choice of a server to
+`balance`. Nothing else in the program repeats a model call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TypeVar
+
+from hermes_rl.errors import ServerFailure
+
+T = TypeVar("T")
+
+_RETRIED_4XX = frozenset({408, 409, 425, 429})
+_CONTEXT_STATUS = frozenset({400, 413, 422})
+_CONTEXT_TEXT = re.compile(
+    r"context_length_exceeded|exceed_context_size|string_above_max_length"
+    r"|(?:maximum|max|model'?s) context (?:length|window|size)|available context size"
+    r"|(?:exceeds?|longer than|beyond|over) [^.]{0,60}(?:context|max_model_len|maximum number of tokens)"
+    r"|prompt is too long|too many (?:input )?tokens",
+    re.IGNORECASE,
+)
+_HOPELESS_TEXT = re.compile(r"insufficient_quota", re.IGNORECASE)
+
+
+class AttemptFailed(Exception):  # noqa: N818 (an event that is usually recovered from)
+    """One attempt of a call failed. The message is already free of secrets."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retryable: bool = True,
+        timed_out: bool = False,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+        self.timed_out = timed_out
+        self.retry_after = retry_after
+
+
+def is_context_overflow(status: int, text: str) -> bool:
+    """Whether the server refused because the conversation does not fit its context."""
+    return status in _CONTEXT_STATUS and _CONTEXT_TEXT.search(text) is not None
+
+
+def failed_status(status: int, headers: Mapping[str, str], text: str, shown: str) -> AttemptFailed:
+    """The failure that an HTTP status stands for; `text` decides, only `shown` is shown."""
+    retryable = status >= 500 or status in _RETRIED_4XX
+    if status == 429 and _HOPELESS_TEXT.search(text):
+        retryable = False
+    return AttemptFailed(shown, retryable=retryable, retry_after=retry_after(headers.get("Retry-After")))
+
+
+def retry_after(value: str | None, now: Callable[[], float] = time.time) -> float | None:
+    """Seconds that a Retry-After header asks for (a number or an HTTP date), None when it says nothing."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - now()
+        except ValueError:
+            return None
+    return max(0.0, seconds) if seconds < float("inf") else None
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Bounded attempts, exponential backoff with full jitter, Retry-After obeyed."""
+
+    attempts: int = 8
+    """Calls in all, the first one included."""
+    timeouts: int = 3
+    """Calls in all that may run into the timeout: each of them costs the whole of it."""
+    base: float = 0.5
+    """Seconds; the first pause lies between 0 and this, each further one may be twice as long."""
+    cap: float = 30.0
+    """Seconds; no pause of our own is longer."""
+    longest_wait: float = 300.0
+    """Seconds; a server that asks for a longer pause than this gets this."""
+    random: Callable[[], float] = random.random
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    def pause(self, failures: int, failed: AttemptFailed) -> float:
+        """Seconds to wait after the given number of failures."""
+        jitter = self.random() * min(self.cap, self.base * 2.0 ** min(failures - 1, 30))
+        if failed.retry_after is None:
+            return jitter
+        # Beyond what the server asked for, so that not everyone who was told the same comes back at once.
+        return min(failed.retry_after, self.longest_wait) + min(jitter, self.base)
+
+    def gives_up(self, failures: Sequence[AttemptFailed]) -> bool:
+        """Whether no further attempt is made."""
+        timeouts = sum(failed.timed_out for failed in failures)
+        return not failures[-1].retryable or len(failures) >= self.attempts or timeouts >= self.timeouts
+
+
+async def with_retries(
+    policy: RetryPolicy,
+    role: str,
+    attempt: Callable[[], Awaitable[T]],
+    elsewhere: Callable[[], bool],
+) -> tuple[T, int]:
+    """The first answer and the number of attempts it took; `ServerFailure` when there is none.
+
+    `elsewhere` says whether the next attempt reaches a server that has not failed this call: then there
+    is nothing to wait for.
+    """
+    failures: list[AttemptFailed] = []
+    while True:
+        try:
+            return await attempt(), len(failures) + 1
+        except AttemptFailed as failed:
+            failures.append(failed)
+        if policy.gives_up(failures):
+            raise exhausted(role, failures)
+        if not elsewhere():
+            await policy.sleep(policy.pause(len(failures), failures[-1]))
+
+
+def exhausted(role: str, failures: Sequence[AttemptFailed]) -> ServerFailure:
+    """The failure of a call, with the cause of each attempt in its text and in `__cause__`."""
+    times = "1 attempt" if len(failures) == 1 else f"{len(failures)} attempts"
+    causes = "; ".join(f"[{place}] {failed}" for place, failed in _grouped(failures))
+    failure = ServerFailure(f"server {role!r} gave no usable answer in {times}: {causes}")
+    failure.__cause__ = failures[0] if len(failures) == 1 else ExceptionGroup("attempts", list(failures))
+    return failure
+
+
+def _grouped(failures: Sequence[AttemptFailed]) -> list[tuple[str, AttemptFailed]]:
+    """Runs of equal causes as one entry: ``1-7`` instead of seven lines that say the same."""
+    runs: list[tuple[int, int, AttemptFailed]] = []
+    for number, failed in enumerate(failures, 1):
+        if runs and str(runs[-1][2]) == str(failed):
+            runs[-1] = (runs[-1][0], number, failed)
+        else:
+            runs.append((number, number, failed))
+    return [(f"{first}" if first == last else f"{first}-{last}", failed) for first, last, failed in runs]

@@ -1,0 +1,152 @@
+"""Finding a user's code by reference: ``file.py:name`` or ``package.module:name``.
+
+Owns importing files that are no package: each under a module name of its own, once per content, with the
+files beside it importable while it loads and nothing left in `sys.path` or under common names in
+`sys.modules`, so that two specs may both have a ``helpers.py``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hermes_rl.errors import UserError
+
+_lock = threading.RLock()
+_siblings: dict[Path, dict[str, ModuleType]] = {}
+"""By folder: the modules that its files imported from beside them, shared by all files of the folder."""
+
+
+def load_object(ref: str, base: Path | None = None) -> Any:
+    """The object that `ref` names; a relative file is below `base` (default: the working directory).
+
+    The name may be dotted (``file.py:Class.method``). Raises `UserError` that says what was found.
+    """
+    place, _, name = ref.rpartition(":")
+    if not place or not name:
+        raise UserError(f"{ref!r} is no reference to code; write file.py:name or package.module:name")
+    if place.endswith(".py"):
+        module = load_file((base or Path.cwd()) / Path(place).expanduser())
+    else:
+        module = _import(place, ref)
+    return _attribute(module, name, place)
+
+
+def load_file(path: Path) -> ModuleType:
+    """The module of a file; the same one until the file's content changes."""
+    path = path.resolve()
+    try:
+        source = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file{_similar(path)}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    digest = hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()[:16]
+    name = f"_hermes_rl_plugin_{path.stem}_{digest}"
+    with _lock:
+        return sys.modules.get(name) or _execute(name, path)
+
+
+def _execute(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path}: is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with _folder_importable(path.parent):
+            spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, Exception):
+            raise UserError(f"{_place(error, path)}: {type(error).__name__}: {error}") from error
+        raise
+    return module
+
+
+@contextmanager
+def _folder_importable(folder: Path) -> Iterator[None]:
+    """Let a file import those beside it, under their plain names, for as long as it loads."""
+    own = _siblings.setdefault(folder, {})
+    names = _importable_names(folder)
+    hidden = {key: sys.modules.pop(key) for key in _under(names)}
+    sys.modules.update(own)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        own.update({key: sys.modules.pop(key) for key in _under(names)})
+        sys.modules.update(hidden)
+
+
+def _importable_names(folder: Path) -> set[str]:
+    files = {path.stem for path in folder.glob("*.py")}
+    packages = {path.parent.name for path in folder.glob("*/__init__.py")}
+    # A file named like a module of the standard library must not take that from everybody else.
+    return (files | packages) - sys.stdlib_module_names
+
+
+def _under(names: set[str]) -> list[str]:
+    return [key for key in sys.modules if key.partition(".")[0] in names]
+
+
+def _import(module: str, ref: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or module
+        hint = "" if missing != module.partition(".")[0] else "; is its package installed?"
+        raise UserError(f"{ref}: no module named {missing!r}{hint}") from error
+    except Exception as error:
+        raise UserError(f"{ref}: importing failed: {type(error).__name__}: {error}") from error
+
+
+def _attribute(module: ModuleType, name: str, place: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            names = [n for n in vars(found) if not n.startswith("_")] if hasattr(found, "__dict__") else []
+            raise UserError(f"{place}: has no {name!r}{did_you_mean(part, names)}{_there(names)}")
+        found = getattr(found, part)
+    return found
+
+
+def did_you_mean(name: str, choices: list[str] | tuple[str, ...] | set[str] | frozenset[str]) -> str:
+    """``; did you mean 'x'?`` where one of `choices` is close to `name`, else nothing."""
+    close = difflib.get_close_matches(name, sorted(choices), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _there(names: list[str]) -> str:
+    return f" (it has: {', '.join(sorted(names)[:12])})" if names else ""
+
+
+def _similar(path: Path) -> str:
+    try:
+        names = {entry.name for entry in path.parent.iterdir()}
+    except OSError:
+        return f" (and no folder {path.parent})"
+    return did_you_mean(path.name, names)
+
+
+def _place(error: Exception, path: Path) -> str:
+    """The file and line where loading failed, as near to the user's own file as the traceback goes."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f"{path}:{line}" if line is not None else str(path)

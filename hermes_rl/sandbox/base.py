@@ -1,0 +1,225 @@
+"""The interface that every sandbox has, whatever its backend.
+
+Owns the abstract `Sandbox` and `BackgroundProcess` and the values they give back. Everything above
+(tools, rewards, `ToolContext`) acts on a rollout's machine through this interface only. Backends leave
+to their own modules how they do it.
+
+Errors: a file that is not there, or is not what it should be, raises the `OSError` that a local call
+would (`FileNotFoundError`, `IsADirectoryError`, …). A sandbox that is gone raises `SandboxFailure`, whose
+`ending` says whose doing it was: `SANDBOX_KILLED` is the agent's, `SANDBOX_FAILURE` is ours.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self
+
+from hermes_rl.endings import Ending
+from hermes_rl.errors import SandboxFailure
+from hermes_rl.sandbox.config import SandboxConfig
+
+OUTPUT_LIMIT = 1 << 20
+"""Bytes of a command's output that are kept (head and tail) where the caller names no other limit."""
+
+READ_LIMIT = 1 << 30
+"""Bytes that `read_file` gives at most: a sparse file of the agent must not fill the host's memory."""
+
+TIMEOUT_EXIT_CODE = 124
+"""Exit code of a command that ran past its time, as `timeout(1)` has it."""
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """What a command left behind. A command killed by signal N has exit code 128 + N, as in a shell."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes = b""
+    timed_out: bool = False
+    truncated: bool = False
+    duration: float = 0.0
+
+    @property
+    def output(self) -> str:
+        """Standard output as text; bytes that are not UTF-8 are replaced."""
+        return self.stdout.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """One entry of the sandbox's file system."""
+
+    name: str
+    kind: Literal["file", "directory", "symlink", "other"]
+    size: int
+    mode: int
+    mtime: float
+
+
+class BackgroundProcess(ABC):
+    """A process that runs on in the sandbox after `spawn` came back."""
+
+    pid: int
+    """Its process id inside the sandbox."""
+
+    @abstractmethod
+    def poll(self) -> int | None:
+        """Its exit code, or None while it runs."""
+
+    @abstractmethod
+    def output(self) -> bytes:
+        """What it has written so far, head and tail where that is more than its output limit."""
+
+    @property
+    @abstractmethod
+    def truncated(self) -> bool:
+        """True when something was left out of the middle of `output`."""
+
+    @abstractmethod
+    async def wait(self, timeout: float | None = None) -> int | None:
+        """Wait until it ends; None when `timeout` seconds passed first. It is not killed then."""
+
+    @abstractmethod
+    async def write_stdin(self, data: bytes) -> None:
+        """Write to its standard input; raises `BrokenPipeError` when nobody reads it any more."""
+
+    @abstractmethod
+    async def close_stdin(self) -> None:
+        """Close its standard input, so that it reads an end of file."""
+
+    @abstractmethod
+    async def kill(self, signal: int = 9) -> None:
+        """Send `signal` to its whole process group; does nothing once it has ended."""
+
+
+class Sandbox(ABC):
+    """One rollout's machine. Use it as ``async with``, or call `start` and, in ``finally``, `close`."""
+
+    id: str
+    workdir: str
+    """Working directory, absolute; relative paths start here."""
+    home: str
+    """Home directory of the agent, absolute."""
+
+    def __init__(self, config: SandboxConfig) -> None:
+        self.config = config
+
+    # ------------------------------------------------------------------ life
+
+    @property
+    @abstractmethod
+    def enforced(self) -> Mapping[str, str]:
+        """The limits in force by name, each with how: ``{"disk": "sized tmpfs", …}``."""
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """True between `start` and the moment it is closed or lost."""
+
+    @property
+    @abstractmethod
+    def killed_by_agent(self) -> bool:
+        """True when it is gone because of the agent's own commands."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start it, lay its files, run its setup.
+
+        Raises `SandboxFailure` when that fails (with the tail of the output), `UserError` when this machine
+        can never run it. A start that fails or is cancelled leaves nothing behind.
+        """
+
+    @abstractmethod
+    async def kill_all(self) -> None:
+        """Kill every process of the agent, daemons too; the sandbox and its files stay."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release everything: processes, descriptors, temporary files. May be called twice, or when cancelled."""
+
+    # ------------------------------------------------------------------ commands
+
+    @abstractmethod
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        output_limit: int = OUTPUT_LIMIT,
+        merge_stderr: bool = True,
+    ) -> CommandResult:
+        """Run a command to its end: a string in a shell, a sequence as it is.
+
+        After `timeout` seconds (default: the configuration's) its process group is killed. What it leaves
+        in the background runs on. A command that cannot be started has exit code 126 or 127.
+        """
+
+    @abstractmethod
+    async def spawn(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        output_limit: int = OUTPUT_LIMIT,
+    ) -> BackgroundProcess:
+        """Start a command and come back; its standard input is a pipe. Raises `OSError` if it cannot start."""
+
+    # ------------------------------------------------------------------ files
+
+    @abstractmethod
+    async def read_file(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
+        """The bytes of a regular file; raises `OSError` (EFBIG) when there are more than `limit`."""
+
+    @abstractmethod
+    async def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
+        """Write a file whole, making the folders above it; `mode` None keeps the mode of a file that exists."""
+
+    @abstractmethod
+    async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
+        """What is at `path`; `follow` False looks at a symlink itself."""
+
+    @abstractmethod
+    async def list_dir(self, path: str) -> list[FileInfo]:
+        """The entries of a folder, sorted by name; symlinks are not followed."""
+
+    @abstractmethod
+    async def make_dir(self, path: str) -> None:
+        """Make a folder and those above it; does nothing when it is there."""
+
+    @abstractmethod
+    async def remove(self, path: str) -> None:
+        """Remove a file, a symlink, or a folder with everything in it."""
+
+    @abstractmethod
+    async def rename(self, source: str, target: str) -> None:
+        """Rename within the sandbox; replaces a file at `target`."""
+
+    # ------------------------------------------------------------------ shared
+
+    def resolve(self, path: str, cwd: str | None = None) -> str:
+        """`path` as an absolute path of the sandbox: ``~`` is the home, relative starts at `cwd` or `workdir`."""
+        if path == "~" or path.startswith("~/"):
+            path = self.home + path[1:]
+        return posixpath.normpath(posixpath.join(self.workdir, cwd or "", path))
+
+    def gone(self, detail: str) -> SandboxFailure:
+        """The failure to raise for a sandbox that is not there any more."""
+        ending = Ending.SANDBOX_KILLED if self.killed_by_agent else Ending.SANDBOX_FAILURE
+        return SandboxFailure(detail, ending=ending)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,138 @@
+"""Everything that one rollout's tools act on, and the registry that finds it by task id.
+
+Owns the life of a rollout's sandbox: it is started when something first uses it, once, and released by
+`close`. What the tools keep between calls (to-do list, background processes, working directory of the
+shell) lives here, so that a tool itself has no state and two rollouts never meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from hermes_rl.errors import UserError
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import Sandbox
+from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.tools.processes import ProcessTable
+from hermes_rl.tools.shell import ShellState
+from hermes_rl.tools.toolkit import Toolkit
+
+_live: dict[str, ToolRuntime] = {}
+"""Runtimes by task id, from the moment they are made until they are closed."""
+
+
+class ToolRuntime:
+    """One rollout's machine and memory, shared by its tools, its rewards and `ToolContext`."""
+
+    def __init__(
+        self,
+        sandbox: SandboxConfig | None = None,
+        *,
+        task_id: str | None = None,
+        toolkit: Toolkit | None = None,
+        state: Any = None,
+        factory: Callable[[SandboxConfig], Sandbox] = create_sandbox,
+    ) -> None:
+        self.task_id = task_id or f"task-{uuid.uuid4().hex[:12]}"
+        self.config = sandbox or SandboxConfig()
+        self.toolkit = toolkit or Toolkit()
+        self.state = state
+        self.todos: list[dict[str, str]] = []
+        self.processes = ProcessTable()
+        self.shell = ShellState()
+        self.start_seconds = 0.0
+        """Seconds that starting the sandbox took; 0 where nothing used it."""
+        self.loop: asyncio.AbstractEventLoop | None = _running_loop()
+        self._factory = factory
+        self._sandbox: Sandbox | None = None
+        self._starting = asyncio.Lock()
+        self._closed = False
+        _register(self)
+
+    @property
+    def started(self) -> bool:
+        """True when something has used the sandbox."""
+        return self._sandbox is not None
+
+    @property
+    def killed_by_agent(self) -> bool:
+        """True when the sandbox is gone because of the agent's own commands."""
+        return self._sandbox is not None and self._sandbox.killed_by_agent
+
+    async def sandbox(self) -> Sandbox:
+        """The rollout's sandbox, started on first use; raises `SandboxFailure` when that fails."""
+        async with self._starting:
+            if self._closed:
+                raise self._released()
+            if self._sandbox is None:
+                self._sandbox = await self._start()
+            return self._sandbox
+
+    async def settle(self) -> None:
+        """The agent has ended: kill its processes, unless the spec keeps them. Rewards look after this."""
+        if self._sandbox is not None and self._sandbox.alive and not self.config.keep_processes:
+            await self._sandbox.kill_all()
+
+    async def close(self) -> None:
+        """Release the sandbox and leave the registry; may be called twice, and while being cancelled."""
+        self._closed = True
+        if _live.get(self.task_id) is self:
+            del _live[self.task_id]
+        if self._sandbox is not None:
+            await self._sandbox.close()
+
+    async def _start(self) -> Sandbox:
+        self.loop = asyncio.get_running_loop()
+        began = time.perf_counter()
+        sandbox = self._factory(self.config)
+        await sandbox.start()
+        if self._closed:
+            # Another task closed the runtime meanwhile and could not see this sandbox yet.
+            await sandbox.close()
+            raise self._released()
+        self.start_seconds = time.perf_counter() - began
+        return sandbox
+
+    def _released(self) -> UserError:
+        return UserError(f"the sandbox of task {self.task_id!r} was released already")
+
+    async def __aenter__(self) -> Self:
+        self.loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def find_runtime(task_id: str) -> ToolRuntime | None:
+    """The live runtime of a task."""
+    return _live.get(task_id)
+
+
+def runtime_for(task_id: str | None, toolkit: Toolkit | None = None) -> ToolRuntime:
+    """The live runtime of a task; a new one with the default sandbox where there is none yet.
+
+    A runtime made here is released by `ToolContext(task_id).cleanup()` or by its own `close`.
+    """
+    runtime = _live.get(task_id) if task_id is not None else None
+    return runtime or ToolRuntime(task_id=task_id, toolkit=toolkit)
+
+
+def _register(runtime: ToolRuntime) -> None:
+    if runtime.task_id in _live:
+        raise UserError(f"task id {runtime.task_id!r} is in use by another rollout")
+    _live[runtime.task_id] = runtime
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

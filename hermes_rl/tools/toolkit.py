@@ -1,0 +1,56 @@
+"""The tools that one group of rollouts may use, by name.
+
+Owns `Toolkit`: names without collisions, and the list of schemas that servers are given. The list carries
+its tools along, so that code which only passes schemas on (as hand-written environments do) loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from hermes_rl.errors import UserError
+from hermes_rl.tools.base import Tool
+
+
+class Schemas(list[dict[str, Any]]):
+    """OpenAI tool schemas, with the tools that they describe."""
+
+    def __init__(self, tools: Iterable[Tool]) -> None:
+        self.tools = tuple(tools)
+        super().__init__(tool.schema for tool in self.tools)
+
+
+class Toolkit:
+    """Tools by name, in order; immutable, shared by the rollouts of a group."""
+
+    def __init__(self, tools: Iterable[Tool] = ()) -> None:
+        self.tools: tuple[Tool, ...] = tuple(tools)
+        self._by_name: dict[str, Tool] = {}
+        for tool in self.tools:
+            if tool.name in self._by_name:
+                raise UserError(f"two tools are named {tool.name!r}; rename one, or disable its toolset")
+            self._by_name[tool.name] = tool
+        self.schemas = Schemas(self.tools)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._by_name)
+
+    def get(self, name: str) -> Tool | None:
+        return self._by_name.get(name)
+
+    def only(self, names: Collection[str] | None) -> Toolkit:
+        """The tools among these with one of `names`; None keeps all."""
+        if names is None:
+            return self
+        return Toolkit(tool for tool in self.tools if tool.name in names)
+
+    @classmethod
+    def of_schemas(cls, schemas: Sequence[dict[str, Any]], names: Collection[str] | None = None) -> Toolkit:
+        """The toolkit behind a list of schemas: its own tools where it carries them, else built-in ones by name."""
+        if isinstance(schemas, Schemas):
+            return cls(schemas.tools).only(names)
+        from hermes_rl.tools.catalogue import find_tool
+
+        return cls(find_tool(schema["function"]["name"]) for schema in schemas).only(names)

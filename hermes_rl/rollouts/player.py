@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import Failure
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Group, Rollout, Seat
+from hermes_rl.servers.base import ChatServer
 from hermes_rl.tools.machine import ToolRuntime
 
 REPLAYS = 2
@@ -32,7 +32,7 @@ class Player:
 
     Args:
         split: "train" or "eval", handed to the environment and the servers.
-        slots: bounds the rollouts in flight (anything usable with `async with`); None: unbounded.
+        concurrency: rollouts in flight; None: unbounded.
         listener: hears of every finished rollout.
         policy: another policy than the environment's own.
     """
@@ -42,40 +42,56 @@ class Player:
         environment: Environment,
         *,
         split: str = "train",
-        slots: AbstractAsyncContextManager[Any] | None = None,
+        concurrency: int | None = None,
         listener: Listener | None = None,
-        policy: Any = None,
+        policy: ChatServer | None = None,
         replays: int = REPLAYS,
     ) -> None:
         self.environment = environment
         self.options = environment.options(split)
-        self.slots = slots or nullcontext()
+        self.slots = nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
         self.listener = listener or (lambda rollout: None)
         self.policy = policy if policy is not None else environment.policy
         self.replays = replays
+        self.open = 0
+        """Members of started groups that have not ended."""
 
-    async def group(self, row: Row, group: str, size: int) -> Group:
-        """Play a group that is whole or dropped; the first member that fails for good ends the others."""
+    def start(
+        self, row: Row, group: str, size: int, *, whole: bool = True, on_change: Callable[[], None] | None = None
+    ) -> asyncio.Task[Group]:
+        """Begin a group; every member that ends calls `on_change`.
+
+        With `whole` the first member that fails for good ends the others and the group is dropped; without, every
+        member is played to its end and the failed ones stay without a score.
+        """
         members = [asyncio.create_task(self.member(Seat(row, group, index, size))) for index in range(size)]
+        self.open += size
+        finish = asyncio.create_task(self._finish(Group(group, row, []), members, whole))
+
+        def ended(_: asyncio.Task[Rollout]) -> None:
+            self.open -= 1
+            if on_change is not None:
+                on_change()
+
+        for member in members:
+            member.add_done_callback(ended)
+            # A task that is cancelled before its first step runs no `finally`.
+            finish.add_done_callback(lambda _, member=member: member.cancel())
+        return finish
+
+    async def _finish(self, group: Group, members: list[asyncio.Task[Rollout]], whole: bool) -> Group:
         try:
-            for finished in asyncio.as_completed(members):
-                rollout = await finished
+            for ended in asyncio.as_completed(members):
+                rollout = await ended
                 if rollout.error is not None:
-                    return Group(group, row, _done(members), rollout.ending, rollout.error)
+                    group.dropped = group.dropped or rollout.ending
+                    group.detail = group.detail or rollout.error
+                    if whole:
+                        break
         finally:
             await _cancel(members)
-        return await self._group_level(Group(group, row, [task.result() for task in members]))
-
-    async def members(self, row: Row, group: str, size: int) -> Group:
-        """Play every member to its end, also where some of them fail; for evaluation."""
-        seats = [Seat(row, group, index, size) for index in range(size)]
-        rollouts = await asyncio.gather(*(self.member(seat) for seat in seats))
-        failed = next((rollout for rollout in rollouts if rollout.error is not None), None)
-        whole = Group(group, row, list(rollouts))
-        if failed is not None:
-            whole.dropped, whole.detail = failed.ending, failed.error
-            return whole
-        return await self._group_level(whole)
+        group.rollouts = [task.result() for task in members if not task.cancelled()]
+        return group if group.dropped else await self._group_level(group)
 
     async def member(self, seat: Seat) -> Rollout:
         """Play one seat, anew where infrastructure failed, until it is graded or given up."""
@@ -98,6 +114,8 @@ class Player:
                 await self._grade(rollout, runtime)
         except Failure as failure:
             rollout.fail(failure)
+        if rollout.result is not None:
+            rollout.timings |= rollout.result.timings.record()
         rollout.timings["total"] = time.perf_counter() - started
         return rollout
 
@@ -142,10 +160,6 @@ class Player:
         for rollout in group.rollouts:
             self.listener(rollout)
         return group
-
-
-def _done(members: list[asyncio.Task[Rollout]]) -> list[Rollout]:
-    return [task.result() for task in members if task.done() and not task.cancelled() and not task.exception()]
 
 
 async def _cancel(members: list[asyncio.Task[Rollout]]) -> None:

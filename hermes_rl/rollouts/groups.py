@@ -1,0 +1,91 @@
+"""Many groups at once: start them as places become free, hand them on as they end.
+
+This is the heart of every mode; what is done with a group is up to who asks for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+
+from hermes_rl.data.rows import Row
+from hermes_rl.rollouts.player import Player
+from hermes_rl.rollouts.rollout import Group
+
+Source = AsyncIterator[tuple[Row, str]]
+"""Rows with the id of the group that is played on each."""
+
+
+async def play_groups(
+    player: Player,
+    source: Source,
+    size: int,
+    *,
+    concurrency: int,
+    whole: bool = True,
+    wanted: Callable[[int], bool] = lambda running: True,
+) -> AsyncIterator[Group]:
+    """Yield groups in the order in which they end.
+
+    Begins another group while fewer than `concurrency` rollouts are open and `wanted(groups running)` holds. When
+    the generator is closed, everything in flight is cancelled and released. Close it with `contextlib.aclosing`.
+    """
+    running: set[asyncio.Task[Group]] = set()
+    changed = asyncio.Event()
+    exhausted = False
+    try:
+        while True:
+            while not exhausted and player.open < concurrency and wanted(len(running)):
+                following = await anext(source, None)
+                if following is None:
+                    exhausted = True
+                    break
+                task = player.start(*following, size, whole=whole, on_change=changed.set)
+                task.add_done_callback(lambda _: changed.set())
+                running.add(task)
+            if not running:
+                return
+            await changed.wait()
+            changed.clear()
+            for task in [task for task in running if task.done()]:
+                running.discard(task)
+                yield task.result()
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def repeated(rows: Iterable[Row], skip: Callable[[str], bool] = lambda group: False) -> Source:
+    """The rows over and over, each pass under new group ids (``<row key>:<pass>``); ends only where there are none.
+
+    `skip` leaves out groups that an earlier run has finished.
+    """
+    epoch = 0
+    while True:
+        empty = True
+        async for row in _stream(rows):
+            empty = False
+            group = f"{row.key}:{epoch}"
+            if not skip(group):
+                yield row, group
+        if empty:
+            return
+        epoch += 1
+
+
+async def once(rows: Iterable[Row]) -> Source:
+    """Every row once; the group has the row's key."""
+    async for row in _stream(rows):
+        yield row, row.key
+
+
+async def _stream(rows: Iterable[Row]) -> AsyncIterator[Row]:
+    if hasattr(rows, "__len__"):
+        for row in rows:
+            yield row
+        return
+    # A generator or a streamed dataset may wait for a network or compute; the loop must not.
+    iterator: Iterator[Row] = iter(rows)
+    while (row := await asyncio.to_thread(next, iterator, None)) is not None:
+        yield row

@@ -1,0 +1,62 @@
+"""What a run may use up before it ends: failures, tokens, time."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hermes_rl.errors import RunError
+from hermes_rl.rollouts.rollout import Group
+
+
+@dataclass
+class Budget:
+    """Counts what a run uses; `None` is no bound.
+
+    `max_failures` are groups (rows, in evaluation) that infrastructure failed for good, `max_tokens` prompt and
+    completion tokens as the servers counted them, `deadline` seconds from the start.
+    """
+
+    max_failures: int | None = None
+    max_tokens: int | None = None
+    deadline: float | None = None
+    clock: Callable[[], float] = time.monotonic
+    failures: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
+    last_failure: str = ""
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
+
+    def count(self, group: Group) -> None:
+        """Take a finished group into account.
+
+        Raises:
+            RunError: too many groups failed.
+        """
+        for rollout in group.rollouts:
+            if rollout.result is not None:
+                self.tokens += rollout.result.usage.prompt_tokens + rollout.result.usage.completion_tokens
+        if group.dropped is None:
+            return
+        self.failures[str(group.dropped)] += 1
+        self.last_failure = group.detail or ""
+        if self.max_failures is not None and self.failures.total() > self.max_failures:
+            raise RunError(
+                f"{self.failures.total()} groups could not be played ({self.causes()}), more than "
+                f"budget.max_failures ({self.max_failures}) allows. The last: {self.last_failure}"
+            )
+
+    def used_up(self) -> str | None:
+        """The budget that ends the run cleanly, in words; None while there is room."""
+        if self.max_tokens is not None and self.tokens >= self.max_tokens:
+            return f"budget.max_tokens ({self.max_tokens}) is used up"
+        if self.deadline is not None and self.clock() - self.started >= self.deadline:
+            return f"budget.deadline ({self.deadline:g} s) has passed"
+        return None
+
+    def causes(self) -> str:
+        """The failures by cause, most frequent first."""
+        return ", ".join(f"{cause}: {count}" for cause, count in self.failures.most_common())

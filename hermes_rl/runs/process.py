@@ -1,0 +1,159 @@
+"""Process mode: play groups and write them, until there are as many as asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.data.rows import Row
+from hermes_rl.errors import RunError
+from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.rollouts.environment import Environment
+from hermes_rl.rollouts.groups import play_groups, repeated
+from hermes_rl.rollouts.player import Player
+from hermes_rl.rollouts.rollout import Group
+from hermes_rl.runs.budget import Budget
+from hermes_rl.runs.directory import Journal, RunDirectory
+from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.records import group_record, rollout_record
+
+CONCURRENCY = 64
+"""Rollouts in flight where the spec does not say."""
+
+
+@dataclass(frozen=True)
+class ProcessPlan:
+    """`groups` is how many are written in the end; a uniform group is written unless `drop_uniform`."""
+
+    group_size: int
+    groups: int
+    drop_uniform: bool = False
+    concurrency: int | None = None
+    groups_path: Path | None = None
+    generation_params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ProcessSummary:
+    """What a run of process mode did; `kept` groups were there before, `stopped` is the budget that ended it."""
+
+    written: int = 0
+    kept: int = 0
+    uniform: int = 0
+    rollouts: int = 0
+    failed: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    stopped: str | None = None
+
+
+async def process(
+    environment: Environment,
+    rows: Iterable[Row],
+    plan: ProcessPlan,
+    directory: RunDirectory,
+    *,
+    encoder: Encoder,
+    budget: Budget,
+    progress: Progress,
+) -> ProcessSummary:
+    """Write `plan.groups` groups into the directory, going on from those that it already holds.
+
+    Raises:
+        RunError: too many groups failed, there are no rows, or nothing more can be written.
+    """
+    run = _Process(environment, plan, directory, encoder, budget, progress)
+    try:
+        return await run.play(rows)
+    finally:
+        run.close()
+
+
+class _Process:
+    def __init__(
+        self,
+        environment: Environment,
+        plan: ProcessPlan,
+        directory: RunDirectory,
+        encoder: Encoder,
+        budget: Budget,
+        progress: Progress,
+    ) -> None:
+        self.plan, self.encoder, self.budget, self.progress = plan, encoder, budget, progress
+        self.groups = directory.journal(plan.groups_path or "groups.jsonl")
+        self.rollouts = directory.journal("rollouts.jsonl")
+        written, discarded = _finished(self.groups, self.rollouts, plan)
+        self.done = written | discarded
+        self.summary = ProcessSummary(kept=len(written))
+        concurrency = plan.concurrency or CONCURRENCY
+        self.concurrency = max(concurrency, 1)
+        self.player = Player(environment, concurrency=self.concurrency, listener=self._keep)
+
+    def close(self) -> None:
+        self.groups.close()
+        self.rollouts.close()
+
+    @property
+    def complete(self) -> int:
+        return self.summary.kept + self.summary.written
+
+    async def play(self, rows: Iterable[Row]) -> ProcessSummary:
+        started = time.monotonic()
+        source = repeated(rows, skip=self.done.__contains__)
+        self.progress.begin(self.plan.groups, self.complete)
+        playing = play_groups(
+            self.player, source, self.plan.group_size, concurrency=self.concurrency, wanted=self._wanted
+        )
+        async with aclosing(playing):
+            async for group in playing:
+                await self._take(group)
+        if self.complete < self.plan.groups and self.summary.stopped is None:
+            raise RunError("the dataset has no rows to play; see dataset.filter, .eval and .limit")
+        self.summary.failed = dict(self.budget.failures)
+        self.summary.seconds = time.monotonic() - started
+        return self.summary
+
+    def _wanted(self, running: int) -> bool:
+        self.summary.stopped = self.summary.stopped or self.budget.used_up()
+        return self.summary.stopped is None and self.complete + running < self.plan.groups
+
+    def _keep(self, rollout: Any) -> None:
+        self.summary.rollouts += 1
+        self.rollouts.append(rollout_record(rollout))
+
+    async def _take(self, group: Group) -> None:
+        self.budget.count(group)
+        if group.dropped is not None:
+            self.progress.note(f"group {group.id} dropped ({group.dropped}): {group.detail}")
+        elif group.uniform and self.plan.drop_uniform:
+            self.summary.uniform += 1
+        else:
+            await self.encoder.encode(group)
+            self.groups.append(group_record(group, self.plan.generation_params))
+            self.summary.written += 1
+        self.progress.step(self.complete, group)
+
+
+def _finished(groups: Journal, rollouts: Journal, plan: ProcessPlan) -> tuple[set[str], set[str]]:
+    """The groups that are written, and those that were played and discarded as uniform.
+
+    Rollouts of groups that were cut short are taken out, so that no id appears twice when they are played again.
+    """
+    written = {line["group"] for line in groups.read()}
+    scores: dict[str, list[float]] = {}
+    for line in rollouts.read():
+        if line["score"] is not None:
+            scores.setdefault(line["group"], []).append(line["score"])
+    discarded = {
+        group
+        for group, found in scores.items()
+        if group not in written and plan.drop_uniform and len(found) == plan.group_size and len(set(found)) == 1
+    }
+    kept = [line for line in rollouts.read() if line["group"] in written | discarded]
+    rollouts.keep(kept)
+    return written, discarded
+
+

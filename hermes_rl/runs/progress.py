@@ -1,0 +1,62 @@
+"""What a run says while it goes on. Everything goes to stderr; results are for stdout."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+from hermes_rl.rollouts.rollout import Group
+
+EVERY = 5.0
+"""Seconds between two lines where stderr is no terminal."""
+
+
+class Progress:
+    """Counts groups and prints one line now and then; on a terminal the line is rewritten in place."""
+
+    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
+        self.stream = stream if stream is not None else sys.stderr
+        self.quiet = quiet
+        self.total: int | None = None
+        self.scores: list[float] = []
+        self._inline = self.stream.isatty()
+        self._open_line = False
+        self._last = time.monotonic()
+
+    def begin(self, total: int | None, done: int = 0) -> None:
+        """Say how much there is to do, and how much of it is there already."""
+        self.total = total
+        if done and not self.quiet:
+            self.note(f"going on: {done} of {total} groups are there already")
+
+    def step(self, done: int, group: Group) -> None:
+        """A group has ended."""
+        self.scores += group.scores
+        now = time.monotonic()
+        if self.quiet or (now - self._last < (0.1 if self._inline else EVERY) and done != self.total):
+            return
+        self._last = now
+        self._show(f"{done}/{self.total or '?'} groups · mean score {self.mean()}")
+
+    def mean(self) -> str:
+        return f"{sum(self.scores) / len(self.scores):.3f}" if self.scores else "–"
+
+    def note(self, message: str) -> None:
+        """Something that the user should know, even with --quiet."""
+        self.end()
+        print(message, file=self.stream, flush=True)  # noqa: T201 (this is where output is made)
+
+    def end(self) -> None:
+        """Finish a line that is rewritten in place."""
+        if self._open_line:
+            self.stream.write("\n")
+            self._open_line = False
+
+    def _show(self, text: str) -> None:
+        if self._inline:
+            self.stream.write(f"\r\x1b[2K{text}")
+            self._open_line = True
+        else:
+            self.stream.write(text + "\n")
+        self.stream.flush()

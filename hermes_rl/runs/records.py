@@ -1,0 +1,82 @@
+"""How rollouts and groups look in files.
+
+A line of `rollouts.jsonl` is ours. A line of `groups.jsonl` is a ScoredDataGroup with the keys that atroposlib
+0.4.0 writes (`atroposlib.envs.base.ScoredDataGroup`), and `group` and `row_key`, which join it to the rollouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from hermes_rl.rollouts.rollout import Group, Rollout
+from hermes_rl.tokens.chat import Sequence as TokenSequence
+
+UNTRAINED = -100
+"""The mask of a position that is not trained on."""
+
+
+def rollout_record(rollout: Rollout) -> dict[str, Any]:
+    """The JSON form of a finished rollout; times in seconds, rounded to the microsecond."""
+    result = rollout.result
+    return {
+        "id": rollout.id,
+        "row_key": rollout.seat.row.key,
+        "group": rollout.seat.group,
+        "messages": result.messages if result else [],
+        "rewards": {name: value.record() for name, value in rollout.rewards.items()},
+        "score": rollout.score,
+        "ending": str(rollout.ending),
+        "turns": result.turns_used if result else 0,
+        "usage": result.usage.record() if result else {},
+        "tool_errors": [asdict(error) for error in result.tool_errors] if result else [],
+        "timings": {name: round(seconds, 6) for name, seconds in rollout.timings.items()},
+        "policy": rollout.policy,
+        "error": rollout.error,
+    }
+
+
+def scored_data_group(
+    group: Group, generation_params: Mapping[str, Any], *, with_messages: bool = True
+) -> dict[str, Any]:
+    """A whole group as Atropos' ScoredDataGroup.
+
+    `tokens` and `masks` are None where the tokens of any rollout cannot be known; nothing is invented.
+    `inference_logprobs` is an empty list where the server gave none: trainers take its length.
+    """
+    sequences = [rollout.sequence for rollout in group.rollouts]
+    known = [sequence for sequence in sequences if sequence is not None]
+    whole = len(known) == len(sequences)
+    logprobs = [sequence.logprobs for sequence in known if sequence.logprobs is not None]
+    return {
+        "tokens": [list(sequence.tokens) for sequence in known] if whole else None,
+        "masks": [_mask(r, s) for r, s in zip(group.rollouts, known, strict=True)] if whole else None,
+        "scores": group.scores,
+        "advantages": None,  # the trainer normalises the scores within the group
+        "ref_logprobs": None,
+        "messages": [atropos_messages(rollout) for rollout in group.rollouts] if with_messages else None,
+        "generation_params": dict(generation_params),
+        "inference_logprobs": [list(line) for line in logprobs] if len(logprobs) == len(sequences) else [],
+        "overrides": None,
+        "group_overrides": None,
+        "images": None,
+        "distill_token_ids": None,
+        "distill_logprobs": None,
+    }
+
+
+def group_record(group: Group, generation_params: Mapping[str, Any]) -> dict[str, Any]:
+    """The line of `groups.jsonl`."""
+    keys = {"group": group.id, "row_key": group.row.key}
+    return {**scored_data_group(group, generation_params), **keys}
+
+
+def atropos_messages(rollout: Rollout) -> list[dict[str, Any]]:
+    """The conversation; run-api refuses a message without a `content` key."""
+    messages = rollout.result.messages if rollout.result else []
+    return [{**message, "content": message.get("content")} for message in messages]
+
+
+def _mask(rollout: Rollout, sequence: TokenSequence) -> list[int]:
+    return [UNTRAINED] * len(sequence.masks) if rollout.masked else list(sequence.masks)

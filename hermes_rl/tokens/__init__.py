@@ -1,0 +1,1 @@
+"""Tokens: the tokenizer of a policy, the package's own small one, messages → tokens and masks."""

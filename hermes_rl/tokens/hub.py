@@ -1,0 +1,67 @@
+"""Tokenizers of the Hugging Face hub or of a folder, through `transformers`.
+
+Owns everything that is particular to that library. Code of a repository is never run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any
+
+from jinja2 import TemplateError
+
+from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, TokenizerUnavailable, Tools, encodable
+
+
+class HubTokenizer:
+    """See `tokenizer.Tokenizer`."""
+
+    def __init__(self, name_or_path: str) -> None:
+        self.name = name_or_path
+        self._tokenizer = _load(name_or_path)
+        self._lock = Lock()
+        added = self._tokenizer.added_tokens_decoder.values()
+        self.control = frozenset(token.content for token in added if token.special)
+        self.markup = frozenset(token.content for token in added if not token.special)
+
+    def encode(self, text: str) -> list[int]:
+        # The wrapper sets padding and truncation on each call, which two threads must not do at once.
+        with self._lock:
+            return list(self._tokenizer.encode(encodable(text), add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        with self._lock:
+            text: str = self._tokenizer.decode(
+                list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        return text
+
+    def render(self, messages: Messages, tools: Tools | None, *, add_generation_prompt: bool) -> str:
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) if tools else None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            # A template is foreign code; what it raises is a statement about the messages.
+            raise TemplateRefused(f"{type(error).__name__}: {error}") from error
+        return text
+
+
+def _load(name_or_path: str) -> Any:
+    try:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
+    except (ImportError, OSError, ValueError, KeyError) as error:
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise TokenizerUnavailable(
+            f"the tokenizer {name_or_path!r} cannot be had: {first_line}\n"
+            "Name one that can be had under `tokenizer` of the server (a hub name or a folder)."
+        ) from error
+    if not getattr(tokenizer, "chat_template", None):
+        raise TokenizerUnavailable(f"the tokenizer {name_or_path!r} has no chat template")
+    return tokenizer

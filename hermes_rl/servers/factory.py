@@ -1,0 +1,85 @@
+"""From the servers of a spec to roles.
+
+Owns which type is made by which class, which types are refused and why, and the reading of keys from
+the environment. A new type of server is one entry in the table here and one module beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from hermes_rl.errors import NotYetAvailable, UserError
+from hermes_rl.servers.balance import Role
+from hermes_rl.servers.base import Backend, Secret, ServerConfig
+from hermes_rl.servers.openai import OpenAIServer
+from hermes_rl.servers.retry import RetryPolicy
+from hermes_rl.servers.scripted.backend import ScriptedBackend
+
+_TYPES: dict[str, Callable[[ServerConfig], Backend]] = {
+    "openai": OpenAIServer,
+    "scripted": ScriptedBackend,
+}
+_TOKEN_LEVEL = frozenset({"vllm", "sglang", "atropos"})
+_PLAIN = frozenset(field.name for field in fields(ServerConfig)) - {"api_key", "headers"}
+
+
+def create_role(name: str, configs: Sequence[ServerConfig], retry: RetryPolicy | None = None) -> Role:
+    """The role of that name; nothing is connected or started before its first call."""
+    if not configs:
+        raise UserError(f"the role {name!r} has no server")
+    return Role(name, [_backend(name, config) for config in configs], retry)
+
+
+def config_from_spec(server: Any, environ: Mapping[str, str], api_key: str | None = None) -> ServerConfig:
+    """The configuration that a server of the spec describes, with its keys taken from `environ`.
+
+    `api_key` is one given on the command line; it wins over `api_key_env`. A value of None in the spec
+    leaves the default.
+    """
+    given = {name: getattr(server, name, None) for name in _PLAIN}
+    key_env = getattr(server, "api_key_env", None)
+    if api_key is None and key_env is not None:
+        api_key = _variable(environ, key_env, "api_key_env")
+    headers = getattr(server, "headers_env", None) or {}
+    return ServerConfig(
+        **{name: _plain(value) for name, value in given.items() if value is not None},
+        api_key=Secret(api_key) if api_key is not None else None,
+        headers={
+            header: Secret(_variable(environ, variable, f"headers_env.{header}"))
+            for header, variable in headers.items()
+        },
+    )
+
+
+def _backend(role: str, config: ServerConfig) -> Backend:
+    if config.type in _TOKEN_LEVEL:
+        raise NotYetAvailable(
+            f"servers.{role}: token-level servers are not there yet, so type {config.type!r} cannot run. "
+            "With type 'openai' the same server answers through its /v1/chat/completions."
+        )
+    if config.type == "trl":
+        raise UserError(
+            f"servers.{role}: type 'trl' cannot play an agent: its endpoint takes plain prompts, not "
+            "messages with tools, and returns no log-probabilities. Serve the model with vLLM or SGLang."
+        )
+    make = _TYPES.get(config.type)
+    if make is None:
+        known = ", ".join(sorted({*_TYPES, *_TOKEN_LEVEL}))
+        raise UserError(f"servers.{role}: unknown type {config.type!r}; there are {known}")
+    return make(config)
+
+
+def _variable(environ: Mapping[str, str], variable: str, key: str) -> str:
+    value = environ.get(variable, "").strip()
+    if not value:
+        raise UserError(f"the environment variable {variable}, named by {key} of a server, is not set")
+    if any(character in value for character in "\r\n\0"):
+        raise UserError(f"the value of {variable} has a line break in it and cannot be sent as a header")
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Settings of the renderer may come as a model of the spec."""
+    return value.model_dump(exclude_none=True) if hasattr(value, "model_dump") else value

@@ -1,0 +1,90 @@
+"""The HTTP server that plays scripts: it listens on loopback, on a port that the system chooses.
+
+Owns the routes and the scripts that were registered. Leaves the answers to `play`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from aiohttp import web
+
+from hermes_rl.servers.scripted.play import completion
+from hermes_rl.servers.scripted.script import Script
+from hermes_rl.tokens.tokenizer import Tokenizer
+
+ROLLOUT_HEADER = "X-Rollout-Id"
+"""Tells the server which script a request belongs to."""
+
+_HOST = "127.0.0.1"
+_LARGEST_BODY = 2**28
+"""Bytes; aiohttp's default of 1 MiB is less than a long conversation."""
+
+
+class ScriptedServer:
+    """Runs in the event loop that starts it; a request without a registered script gets a fixed sentence."""
+
+    def __init__(self, model: str, tokenizer: Tokenizer) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._scripts: dict[str, Script] = {}
+        self._runner: web.AppRunner | None = None
+
+    def register(self, rollout_id: str, script: Script) -> None:
+        """Play this script for the rollout; before its first call."""
+        self._scripts[rollout_id] = script
+
+    def forget(self, rollout_id: str) -> None:
+        """The rollout is over."""
+        self._scripts.pop(rollout_id, None)
+
+    async def start(self) -> str:
+        """Listen; returns the base URL for clients."""
+        app = web.Application(client_max_size=_LARGEST_BODY)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, _HOST, 0, backlog=4096).start()
+        port = self._runner.addresses[0][1]
+        return f"http://{_HOST}:{port}/v1"
+
+    async def close(self) -> None:
+        """Stop listening; may be called twice."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        try:
+            body = json.loads(await request.read())
+        except ValueError:
+            return _refused("the body is not JSON")
+        problem = _problem(body)
+        if problem is not None:
+            return _refused(problem)
+        script = self._scripts.get(request.headers.get(ROLLOUT_HEADER, ""), Script())
+        return web.json_response(completion(script, body, self._model, self._tokenizer))
+
+    async def _models(self, _: web.Request) -> web.Response:
+        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "hermes-rl"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+
+def _problem(body: Any) -> str | None:
+    if not isinstance(body, dict):
+        return "the body is not an object"
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return "messages must be a list of objects"
+    return "the scripted server does not stream" if body.get("stream") else None
+
+
+def _refused(message: str) -> web.Response:
+    error = {"message": message, "type": "invalid_request_error", "code": None}
+    return web.json_response({"error": error}, status=400)

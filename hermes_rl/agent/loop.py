@@ -80,7 +80,11 @@ class HermesAgentLoop:
         Raises:
             Failure: a model server, the sandbox or a tool's server failed; `.result` is the part played so far.
         """
-        result = AgentResult(messages=[dict(message) for message in messages])
+        result = AgentResult(
+            messages=[dict(message) for message in messages],
+            prompt_length=len(messages),
+            tool_schemas=self.toolkit.schemas,
+        )
         runtime = runtime_for(self.task_id, self.toolkit)
         try:
             while (ending := await self._turn(result, runtime)) is None:
@@ -88,7 +92,10 @@ class HermesAgentLoop:
         except Failure as failure:
             result.ending = failure.ending
             failure.result = result
-            raise
+            # A sandbox that the agent's own commands killed is gone by the policy's doing.
+            if not failure.ending.graded:
+                raise
+            ending = failure.ending
         result.ending = ending
         result.finished_naturally = ending.finished_naturally
         return result

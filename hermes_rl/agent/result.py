@@ -70,7 +70,8 @@ class AgentResult:
     """One conversation from the prompt to its ending.
 
     `turns_used` counts completed model calls. `reasoning_per_turn` has one entry per turn, None without reasoning.
-    `replies` are the server's answers as they came, from which tokens are made.
+    `replies` are the server's answers as they came, from which tokens are made; the first `prompt_length` messages
+    were given, and `tool_schemas` are what the model was told it may call.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -84,6 +85,8 @@ class AgentResult:
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     replies: list[ChatReply] = field(default_factory=list, repr=False)
+    prompt_length: int = 0
+    tool_schemas: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     @property
     def final_response(self) -> str:

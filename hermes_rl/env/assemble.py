@@ -1,0 +1,61 @@
+"""Putting the rollouts of a group together for Atropos: whole, aligned, or not at all.
+
+atroposlib's own `collect_trajectories` drops the logprobs and misaligns optional lists; this keeps every list either
+as long as the group or None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hermes_rl.errors import UserError
+
+_OPTIONAL = ("advantages", "ref_logprobs", "messages", "inference_logprobs", "overrides", "images",
+             "distill_token_ids", "distill_logprobs")  # fmt: skip
+
+
+def assemble(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """ScoredDataItems of `collect_trajectory` as one ScoredDataGroup.
+
+    An optional field is kept where every item has it. A score that is not finite would make the trainer's whole batch
+    fail, so it is refused here.
+
+    Raises:
+        UserError: an item lacks tokens, masks or a score, or its score is not finite.
+    """
+    for item in items:
+        _check(item)
+    group: dict[str, Any] = {
+        "tokens": [item["tokens"] for item in items],
+        "masks": [item["masks"] for item in items],
+        "scores": [float(item["scores"]) for item in items],
+    }
+    for name in _OPTIONAL:
+        values = [item.get(name) for item in items]
+        group[name] = values if all(value is not None for value in values) else None
+    if group["inference_logprobs"] is None:
+        group["inference_logprobs"] = []  # trainers take its length
+    overrides = [item["group_overrides"] for item in items if item.get("group_overrides")]
+    group["group_overrides"] = {key: value for part in overrides for key, value in part.items()} or None
+    group["generation_params"] = next((i["generation_params"] for i in items if i.get("generation_params")), None)
+    return with_content(group)
+
+
+def with_content(group: dict[str, Any]) -> dict[str, Any]:
+    """The group with a `content` key in every message; run-api refuses a group without, and drops it."""
+    if group.get("messages"):
+        group["messages"] = [
+            [{**message, "content": message.get("content")} for message in conversation]
+            for conversation in group["messages"]
+        ]
+    return group
+
+
+def _check(item: dict[str, Any]) -> None:
+    missing = [name for name in ("tokens", "masks", "scores") if item.get(name) is None]
+    if missing:
+        raise UserError(f"collect_trajectory returned an item without {missing[0]!r}")
+    if not math.isfinite(float(item["scores"])):
+        raise UserError(f"collect_trajectory returned the score {item['scores']}, which is not finite")

@@ -1,0 +1,319 @@
+"""`HermesAgentBaseEnv`: an Atropos environment whose rollouts are played by our core.
+
+Subclass it by hand with `setup`, `get_next_item`, `format_prompt` (or `format_messages`), `compute_reward` and
+`evaluate`; `SpecEnv` is the subclass that a spec compiles to. Whatever atroposlib 0.4.0 gets wrong is overridden here
+at its public hooks; nothing in the installed package is changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, ClassVar
+
+from atroposlib.envs.base import BaseEnv
+from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ReasoningConfig, ServerBaseline
+
+from hermes_rl.agent.result import AgentResult, Message
+from hermes_rl.data.rows import Row
+from hermes_rl.env.assemble import assemble, with_content
+from hermes_rl.env.config import HermesAgentEnvConfig
+from hermes_rl.env.handwritten import HandWritten, row_of
+from hermes_rl.env.readable import readable
+from hermes_rl.env.sending import Sending
+from hermes_rl.env.servers import HermesServer, HermesServerManager
+from hermes_rl.env.tracking import Tracking
+from hermes_rl.errors import UserError
+from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.rollouts.environment import Environment
+from hermes_rl.rollouts.groups import play_groups
+from hermes_rl.rollouts.player import Player
+from hermes_rl.rollouts.rollout import Group, Rollout, Seat
+from hermes_rl.runs.records import scored_data_group
+from hermes_rl.servers.base import ChatServer, Reasoning
+from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
+from hermes_rl.tools.toolkit import Toolkit
+
+logger = logging.getLogger(__name__)
+
+
+class HermesAgentBaseEnv(Sending, Tracking, BaseEnv):  # type: ignore[misc]
+    """An agent environment for Atropos: tools, a sandbox per rollout, a reward.
+
+    Args:
+        config: the environment's configuration.
+        server_configs: one per policy server.
+    """
+
+    name: str | None = None
+    env_config_cls: Any = HermesAgentEnvConfig
+    server_cls: Any = HermesServer
+    default_toolsets: ClassVar[list[str] | None] = None
+    """Toolsets where the configuration names none."""
+
+    def __init__(
+        self,
+        config: HermesAgentEnvConfig,
+        server_configs: ServerBaseline | Sequence[APIServerConfig] | APIServerConfig,
+        slurm: bool = False,
+        testing: bool = False,
+    ) -> None:
+        if slurm or testing:
+            raise UserError("slurm and testing are not supported: name the servers; a scripted policy plays offline")
+        configs = _configs(server_configs)
+        if config.wandb_name is None:
+            config.wandb_name = self.name or type(self).__name__  # run-api refuses an environment without a name
+        # BaseEnv would open this file, and rename an existing one; our loops append to it instead.
+        groups_path, config.data_path_to_save_groups = config.data_path_to_save_groups, None
+        super().__init__(config, configs)
+        config.data_path_to_save_groups = groups_path
+        self.reasoning = _reasoning(config)
+        self.server = self.make_server(configs)
+        self.core: Environment = self.make_core()
+        self.encoder = self.make_encoder()
+        self._numbers = itertools.count()
+        self._group_tools: dict[str, Toolkit] = {}
+
+    # ------------------------------------------------------------------ hooks of an environment
+
+    @abstractmethod
+    async def setup(self) -> None:
+        """Load what the environment needs, before anything else is called."""
+
+    @abstractmethod
+    async def get_next_item(self) -> Any:
+        """The next item to play; None pauses (serve) or ends (process)."""
+
+    def format_prompt(self, item: Any) -> str:
+        """The first user message for an item."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither format_prompt nor format_messages")
+
+    def format_messages(self, item: Any) -> list[Message]:
+        """The messages that a rollout begins with: the configured system prompt and `format_prompt`."""
+        system = self.config.system_prompt
+        first = [{"role": "system", "content": system}] if system else []
+        return [*first, {"role": "user", "content": self.format_prompt(item)}]
+
+    async def compute_reward(self, item: Any, result: AgentResult, ctx: Any) -> Any:
+        """The reward of a rollout; runs in a worker thread, so `ctx` is used without await.
+
+        Raise to say that it could not be told: the rollout is played anew, never scored 0.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define compute_reward")
+
+    # ------------------------------------------------------------------ parts that a subclass may replace
+
+    def make_server(self, configs: list[APIServerConfig]) -> Any:
+        """The object behind `self.server`."""
+        return HermesServerManager(
+            configs,
+            server_class=self.server_cls,
+            reasoning_config=ReasoningConfig.from_env_config(self.config),
+        )
+
+    def make_core(self) -> Environment:
+        """The environment as the core sees it."""
+        return HandWritten(self)
+
+    def make_encoder(self) -> Encoder:
+        """What makes tokens of conversations, with the environment's own tokenizer."""
+        return Encoder.load(self.config.tokenizer_name)
+
+    def _resolve_tools_for_group(self) -> tuple[list[dict[str, Any]], set[str]]:
+        """Tool schemas and valid names for one group; drawn anew at each call from a distribution."""
+        toolkit = self.toolkit_for(f"group-{next(self._numbers)}")
+        return toolkit.schemas, set(toolkit.names)
+
+    def toolkit_for(self, group: str) -> Toolkit:
+        """The tools of a group: the same for all its members, drawn from the seed and the group's id."""
+        config = self.config
+        enabled = config.enabled_toolsets if config.enabled_toolsets is not None else self.default_toolsets
+        if config.distribution is not None:
+            if isinstance(config.distribution, str):
+                raise UserError("named distributions are not available yet; give {toolset: probability}")
+            enabled = list(sample_distribution(config.distribution, f"{config.seed}:{group}"))
+        elif enabled is None:
+            logger.warning("%s: enabled_toolsets is not set, so every available toolset is used", self.name)
+        return Toolkit(resolve_toolsets(enabled, config.disabled_toolsets or ()))
+
+    # ------------------------------------------------------------------ rollouts
+
+    async def groups(
+        self, rows: Sequence[Any] | None = None, policy: ChatServer | None = None
+    ) -> AsyncIterator[Group]:
+        """Yield groups of rollouts with their tokens, without any trajectory API.
+
+        Args:
+            rows: items to play, once each; None: those of `get_next_item` until it returns None.
+            policy: another policy than the environment's own.
+        """
+        from contextlib import aclosing
+
+        player = Player(self.core, policy=policy)
+        playing = play_groups(
+            player, self._source(rows), self.config.group_size, concurrency=self.rollouts_in_flight
+        )
+        async with aclosing(playing):
+            async for group in playing:
+                if group.dropped is None:
+                    await self.encoder.encode(group)
+                yield group
+
+    @property
+    def rollouts_in_flight(self) -> int:
+        """Rollouts that `groups` and `process` play at a time."""
+        return max(1, self.max_num_workers) * int(self.config.group_size)
+
+    async def _source(self, rows: Sequence[Any] | None) -> AsyncIterator[tuple[Row, str]]:
+        if rows is not None:
+            for item in rows:
+                yield self._seated(item)
+            return
+        while (item := await self.get_next_item()) is not None:
+            yield self._seated(item)
+
+    def _seated(self, item: Any) -> tuple[Row, str]:
+        """An item as a row, with an id for the group that is played on it."""
+        number = next(self._numbers)
+        row = item if isinstance(item, Row) else row_of(item, number)
+        return row, f"{row.key}:{number}"
+
+    async def collect_trajectory(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+        """Play and grade one rollout; (None, []) where infrastructure failed it for good."""
+        row, group = self._seated(item)
+        rollout = await Player(self.core, listener=self.track_rollout).member(Seat(row, group, 0, 1))
+        if rollout.error is not None:
+            logger.error("rollout %s was not graded (%s): %s", rollout.id, rollout.ending, rollout.error)
+            return None, []
+        whole = Group(group, row, [rollout])
+        await self.encoder.encode(whole)
+        return _item_of(self.scored(whole)), []
+
+    async def collect_trajectories(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+        """Play a group: whole, or None. An overridden `collect_trajectory` is called once per member."""
+        if type(self).collect_trajectory is not HermesAgentBaseEnv.collect_trajectory:
+            return await self._collect_by_hand(item)
+        row, group_id = self._seated(item)
+        player = Player(self.core, listener=self.track_rollout)
+        group = await player.start(row, group_id, self.config.group_size)
+        if group.dropped is not None:
+            self.track_dropped(group)
+            return None, []
+        await self.encoder.encode(group)
+        self.track_group(group)
+        return self.scored(group), []
+
+    async def _collect_by_hand(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+        calls = [asyncio.create_task(self._one_by_hand(item)) for _ in range(self.config.group_size)]
+        try:
+            results = await asyncio.gather(*calls)
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        backlog = [further for _, more in results for further in more]
+        items = [scored for scored, _ in results if scored is not None]
+        return (assemble(items) if len(items) == len(results) else None), backlog
+
+    async def _one_by_hand(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+        """One overridden `collect_trajectory`, repeated where it raises or gives nothing."""
+        from hermes_rl.rollouts.player import REPLAYS
+
+        for attempt in range(REPLAYS + 1):
+            try:
+                scored, backlog = await self.collect_trajectory(item)
+            except Exception:
+                logger.exception("collect_trajectory failed (attempt %d of %d)", attempt + 1, REPLAYS + 1)
+                continue
+            if scored is not None:
+                return dict(scored), list(backlog)
+        return None, []
+
+    def scored(self, group: Group) -> dict[str, Any]:
+        """The group as Atropos' ScoredDataGroup."""
+        params = {"temperature": self.core.options("train").temperature}
+        return with_content(scored_data_group(group, params))
+
+    # ------------------------------------------------------------------ Atropos' loops
+
+    async def handle_env(self, item_uuid: str) -> Any:
+        """As BaseEnv's; an item that Atropos has cancelled meanwhile is left alone."""
+        if item_uuid not in self.running_items:
+            return None
+        return await super().handle_env(item_uuid)
+
+    async def add_rollouts_for_wandb(self, scored_data: Any, item: Any = None) -> None:
+        """Keep readable text of a few rollouts of each group."""
+        keep = self.config.num_rollouts_per_group_for_logging
+        count = len(scored_data["scores"]) if keep == -1 else keep
+        messages = scored_data.get("messages") or [[]] * count
+        pairs = zip(messages[:count], scored_data["scores"][:count], strict=True)
+        self.rollouts_for_wandb.append([(readable(conversation), score) for conversation, score in pairs])
+        if len(self.rollouts_for_wandb) > self.config.num_rollouts_to_keep:
+            self.rollouts_for_wandb.pop(0)
+
+    async def env_manager(self) -> None:
+        """Serve until the trainer has its steps; releases everything, also when cancelled."""
+        try:
+            await super().env_manager()
+        finally:
+            await self.shut_down()
+
+    async def process_manager(self) -> None:
+        """Write groups of `collect_trajectories`, several at a time; a failing group ends nothing."""
+        from hermes_rl.env.processing import process_by_hand
+
+        try:
+            await self.setup()
+            await process_by_hand(self)
+        finally:
+            await self.shut_down()
+
+    async def _run_evaluate(self) -> None:
+        try:
+            await super()._run_evaluate()
+        finally:
+            await self.shut_down()
+
+    async def shut_down(self) -> None:
+        """End what is in flight, wait until its sandboxes are released, close the servers."""
+        tasks = [task for task in (*self.workers, *self.eval_workers, self.eval_runner) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.server.close()
+
+    @classmethod
+    def cli(cls) -> None:
+        """The environment as a program: serve, process or evaluate, with --env.* and --openai.*."""
+        from hermes_rl.env.program import main
+
+        main(cls)
+
+
+def _configs(given: ServerBaseline | Sequence[APIServerConfig] | APIServerConfig) -> list[APIServerConfig]:
+    """Always a list: atroposlib takes anything else for its local ports 9004 to 9007 with the key "x"."""
+    if isinstance(given, APIServerConfig):
+        return [given]
+    if isinstance(given, ServerBaseline):
+        known = given.model_dump()
+        return [APIServerConfig(**known, base_url=f"http://localhost:{port}/v1") for port in range(9004, 9008)]
+    return list(given)
+
+
+def _reasoning(config: HermesAgentEnvConfig) -> Reasoning | None:
+    if config.reasoning_effort is None and config.max_reasoning_tokens is None and not config.thinking_mode:
+        return None
+    return Reasoning(effort=config.reasoning_effort, max_tokens=config.max_reasoning_tokens)
+
+
+def _item_of(group: dict[str, Any]) -> dict[str, Any]:
+    """A group of one as a ScoredDataItem."""
+    lists = {"tokens", "masks", "scores", "messages", "inference_logprobs"}
+    return {key: (value[0] if key in lists and value else value) for key, value in group.items()}
+
+
+__all__ = ["HermesAgentBaseEnv", "Rollout"]

@@ -1,0 +1,48 @@
+"""The configuration class of agent environments: atroposlib's, with the agent's own fields.
+
+The names are those that users of the reference design know. A spec sets the same things under its own keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atroposlib.envs.base import BaseEnvConfig, EvalHandlingEnum
+from pydantic import ConfigDict, Field
+
+
+class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]
+    """Atropos' BaseEnvConfig plus tools, prompt, agent and sandbox. Unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    # What atroposlib defaults to would poll a trainer, log to wandb, and cancel rollouts during evaluations.
+    use_wandb: bool = Field(default=False, description="Log to Weights & Biases.")
+    eval_handling: EvalHandlingEnum = Field(
+        default=EvalHandlingEnum.LIMIT_TRAIN,
+        description="During an evaluation: STOP_TRAIN cancels rollouts in flight, LIMIT_TRAIN starts fewer, NONE.",
+    )
+    worker_timeout: float = Field(
+        default=-1, description="Seconds until Atropos cancels a group; -1: never, the agent's own bounds hold."
+    )
+
+    enabled_toolsets: list[str] | None = Field(default=None, description="Toolsets by name; None: all, with a warning.")
+    disabled_toolsets: list[str] | None = Field(default=None, description="Toolsets to take away again.")
+    distribution: str | dict[str, float] | None = Field(
+        default=None, description="Toolset → probability, drawn once per group; wins over enabled_toolsets."
+    )
+    max_agent_turns: int = Field(default=30, ge=1, description="Model calls per rollout.")
+    agent_timeout: float | None = Field(default=None, description="Seconds of working time per rollout.")
+    system_prompt: str | None = Field(default=None, description="System message of every rollout.")
+    agent_temperature: float = Field(default=1.0, ge=0, description="Sampling temperature.")
+    agent_max_tokens: int | None = Field(default=None, description="Tokens per turn; None: max_token_length.")
+    terminal_backend: str = Field(default="local", description="Sandbox backend; local means the default sandbox.")
+    terminal_timeout: float = Field(default=120, gt=0, description="Seconds per command.")
+    terminal_lifetime: float = Field(default=3600, gt=0, description="Seconds that a sandbox may live.")
+    dataset_name: str | None = Field(default=None, description="Dataset, for environments that load one.")
+    dataset_split: str = Field(default="train", description="Split of the dataset.")
+    prompt_field: str = Field(default="prompt", description="Column that holds the prompt.")
+    tool_pool_size: int = Field(default=128, ge=1, description="Accepted for compatibility; tools need no thread pool.")
+    tool_call_parser: str = Field(default="hermes", description="Format of tool calls, for token-level servers.")
+    extra_body: dict[str, Any] | None = Field(default=None, description="More fields for the body of each request.")
+    seed: int = Field(default=0, ge=0, description="Feeds distributions and the sampling seed of each rollout.")

@@ -1,0 +1,105 @@
+"""A hand-written environment as the core sees it: its hooks behind the `Environment` interface."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from hermes_rl.agent.loop import LoopOptions
+from hermes_rl.agent.result import Message
+from hermes_rl.data.rows import Row
+from hermes_rl.endings import Ending
+from hermes_rl.errors import RewardFailure
+from hermes_rl.rollouts.environment import Treatment
+from hermes_rl.rollouts.rollout import Rollout, Seat
+from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.scoring.call import RewardFunction, call_reward
+from hermes_rl.scoring.value import interpret
+from hermes_rl.tools.context import ToolContext
+from hermes_rl.tools.machine import ToolRuntime
+
+if TYPE_CHECKING:
+    from hermes_rl.env.base import HermesAgentBaseEnv
+
+REWARD = "reward"
+"""Name under which the value of `compute_reward` is recorded."""
+
+
+def row_of(item: Any, index: int = 0) -> Row:
+    """An item of `get_next_item`, which may be anything, as a row; its key is a hash of what it prints as."""
+    digest = hashlib.sha256(repr(item).encode("utf-8", "surrogatepass")).hexdigest()
+    return Row(key=digest[:16], columns=item, index=index, digest=digest)
+
+
+def sandbox_config(config: Any) -> SandboxConfig:
+    """The sandbox that the configuration's terminal_* fields describe."""
+    backend = "bubblewrap" if config.terminal_backend == "local" else config.terminal_backend
+    return SandboxConfig(backend=backend, timeout=config.terminal_timeout, lifetime=config.terminal_lifetime)
+
+
+class HandWritten:
+    """Answers the core with `format_prompt`, `compute_reward` and the configuration of an environment."""
+
+    has_group_rewards = False
+
+    def __init__(self, env: HermesAgentBaseEnv) -> None:
+        self._env = env
+        self.name = env.name or type(env).__name__
+        self.seed = env.config.seed
+
+    @property
+    def policy(self) -> Any:
+        return self._env.server
+
+    def options(self, split: str) -> LoopOptions:
+        config = self._env.config
+        return LoopOptions(
+            max_turns=config.max_agent_turns,
+            timeout=config.agent_timeout,
+            tool_timeout=max(300.0, config.terminal_timeout),
+            max_tokens=config.agent_max_tokens or config.max_token_length,
+            temperature=config.agent_temperature,
+            reasoning=self._env.reasoning,
+            extra_body=config.extra_body,
+        )
+
+    def prompt(self, row: Row) -> list[Message]:
+        return self._env.format_messages(row.columns)
+
+    @asynccontextmanager
+    async def machine(self, seat: Seat) -> AsyncIterator[ToolRuntime]:
+        toolkit = self._env.toolkit_for(seat.group)
+        async with ToolRuntime(sandbox_config(self._env.config), task_id=_unique(seat), toolkit=toolkit) as runtime:
+            yield runtime
+
+    async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
+        reward = RewardFunction.of(REWARD, self._env.compute_reward)
+        arguments = {
+            "item": rollout.seat.row.columns,
+            "result": rollout.result,
+            "ctx": ToolContext(runtime.task_id),
+        }
+        names = list(reward.parameters)[: len(arguments)]
+        returned, seconds = await call_reward(reward, dict(zip(names, arguments.values(), strict=True)))
+        rollout.rewards[REWARD] = interpret(REWARD, returned, seconds)
+
+    async def grade_group(self, rollouts: list[Rollout]) -> None:
+        """A hand-written environment compares rollouts in `postprocess_histories`."""
+
+    def score(self, rollout: Rollout) -> float:
+        value = rollout.rewards[REWARD].value
+        if value is None:
+            raise RewardFailure("compute_reward returned None: it could not tell")
+        return value
+
+    def treatment(self, ending: Ending) -> Treatment:
+        return "grade"
+
+
+def _unique(seat: Seat) -> str:
+    """Two items may be equal and in flight together, so the row's key is not enough for a task id."""
+    import uuid
+
+    return f"{seat.id}-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,85 @@
+"""Process mode of hand-written environments: their own `collect_trajectories`, several groups at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hermes_rl.env.assemble import with_content
+from hermes_rl.errors import RunError
+from hermes_rl.runs.directory import Journal
+
+if TYPE_CHECKING:
+    from hermes_rl.env.base import HermesAgentBaseEnv
+
+logger = logging.getLogger(__name__)
+
+
+async def process_by_hand(env: HermesAgentBaseEnv) -> int:
+    """Write `total_steps` groups to `data_path_to_save_groups`, going on from those that are there.
+
+    Returns how many groups were written by this call.
+
+    Raises:
+        RunError: more groups failed than were asked for.
+    """
+    path = Path(env.config.data_path_to_save_groups or f"data/{env.name or 'groups'}.jsonl")
+    journal = Journal(path)
+    try:
+        return await _Processing(env, journal).play()
+    finally:
+        journal.close()
+
+
+class _Processing:
+    def __init__(self, env: HermesAgentBaseEnv, journal: Journal) -> None:
+        self.env, self.journal = env, journal
+        self.target = int(env.config.total_steps)
+        self.there = sum(1 for _ in journal.read())
+        self.written = self.failed = 0
+
+    async def play(self) -> int:
+        running: set[asyncio.Task[None]] = set()
+        try:
+            while self.there + self.written + len(running) < self.target:
+                if len(running) >= self.env.max_num_workers:
+                    running = await self._settle(running)
+                    continue
+                item = await self.env.get_next_item()
+                if item is None:
+                    break
+                running.add(asyncio.create_task(self._group(item)))
+                if self.there + self.written + len(running) >= self.target:
+                    running = await self._settle(running)
+            while running:
+                running = await self._settle(running)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        return self.written
+
+    async def _settle(self, running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+        done, pending = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        return pending
+
+    async def _group(self, item: Any) -> None:
+        group, _ = await self.env.collect_trajectories(item)
+        if group:
+            group = await self.env.postprocess_histories(group)
+        for part in group if isinstance(group, list) else [group]:
+            if not part:
+                self._fail()
+                continue
+            self.journal.append(with_content(dict(part)))
+            self.written += 1
+        await self.env.wandb_log()
+
+    def _fail(self) -> None:
+        self.failed += 1
+        if self.failed > max(self.target, 10):
+            raise RunError(f"{self.failed} groups could not be played; see the warnings above for the causes")

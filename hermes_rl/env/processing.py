@@ -42,24 +42,24 @@ class _Processing:
 
     async def play(self) -> int:
         running: set[asyncio.Task[None]] = set()
+        exhausted = False
         try:
-            while self.there + self.written + len(running) < self.target:
-                if len(running) >= self.env.max_num_workers:
-                    running = await self._settle(running)
-                    continue
-                item = await self.env.get_next_item()
-                if item is None:
-                    break
-                running.add(asyncio.create_task(self._group(item)))
-                if self.there + self.written + len(running) >= self.target:
-                    running = await self._settle(running)
-            while running:
+            while True:
+                while not exhausted and self._wanted(len(running)):
+                    item = await self.env.get_next_item()
+                    exhausted = item is None
+                    if item is not None:
+                        running.add(asyncio.create_task(self._group(item)))
+                if not running:
+                    return self.written
                 running = await self._settle(running)
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        return self.written
+
+    def _wanted(self, running: int) -> bool:
+        return self.there + self.written + running < self.target and running < max(1, self.env.max_num_workers)
 
     async def _settle(self, running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
         done, pending = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)

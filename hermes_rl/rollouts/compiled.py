@@ -1,0 +1,212 @@
+"""A spec as an environment that the core can play.
+
+Compiling loads the code that the spec names and makes its roles; it starts nothing. What each rollout needs
+(tools, sandbox, prompt, script) is made per seat, so that rollouts share nothing that changes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from types import TracebackType
+from typing import Any, Self
+
+from hermes_rl.agent.loop import LoopOptions
+from hermes_rl.agent.result import Message
+from hermes_rl.data.rows import Row
+from hermes_rl.endings import Ending
+from hermes_rl.plugins import load_object
+from hermes_rl.rollouts.environment import Treatment
+from hermes_rl.rollouts.prompts import messages_of
+from hermes_rl.rollouts.rollout import Rollout, Seat
+from hermes_rl.rollouts.sandboxes import sandbox_config
+from hermes_rl.scoring.combine import Weighting
+from hermes_rl.scoring.find import find_reward
+from hermes_rl.scoring.grader import GradedReward, Grader
+from hermes_rl.servers.balance import Role
+from hermes_rl.servers.base import Reasoning
+from hermes_rl.servers.factory import config_from_spec, create_role
+from hermes_rl.servers.scripted import Script, Turn, deviate_script, deviations
+from hermes_rl.spec.model import Agent, Spec
+from hermes_rl.spec.templates import render
+from hermes_rl.tools.base import Tool
+from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
+from hermes_rl.tools.context import ToolContext
+from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.python_tools import python_tool
+from hermes_rl.tools.state_tools import state_tools
+from hermes_rl.tools.toolkit import Toolkit
+
+POLICY = "policy"
+
+
+@dataclass(frozen=True)
+class RoleHandle:
+    """A server role as a reward sees it."""
+
+    role: Role
+
+    async def chat(self, messages: list[dict[str, Any]], schema: Mapping[str, Any] | None = None) -> str:
+        """The text of the answer; with a JSON Schema the server is held to it. Raises ServerFailure."""
+        return await self.role.chat_text(messages, schema)
+
+
+class CompiledSpec:
+    """Answers the core from a spec.
+
+    Args:
+        spec: what to play.
+        environ: where the keys of servers are looked up; default: the process's environment.
+
+    Raises:
+        UserError: code that the spec names cannot be loaded, or a key is missing.
+    """
+
+    def __init__(self, spec: Spec, environ: Mapping[str, str] | None = None) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.seed = spec.seed
+        self.roles = _roles(spec, os.environ if environ is None else environ)
+        self._python_tools = tuple(python_tool(tool.python) for tool in spec.tools if tool.python is not None)
+        self._state_class = load_object(spec.state) if spec.state is not None else None
+        self._grader = _grader(spec, self.roles)
+        self._fixed: tuple[Tool, ...] | None = None
+
+    @property
+    def has_group_rewards(self) -> bool:
+        return self._grader.has_group_rewards
+
+    @property
+    def uses_context(self) -> bool:
+        """Whether a reward may touch the sandbox."""
+        return any(reward.function.uses_context for reward in self._grader.rewards)
+
+    @property
+    def policy(self) -> Role:
+        return self.roles[POLICY]
+
+    async def close(self) -> None:
+        """Release the servers of all roles."""
+        for role in self.roles.values():
+            await role.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def options(self, split: str) -> LoopOptions:
+        agent = self.spec.agent_for("evaluate" if split == "eval" else "process")
+        return loop_options(agent, self.spec)
+
+    def prompt(self, row: Row) -> list[Message]:
+        return messages_of(self.spec.prompt, row.columns)
+
+    @asynccontextmanager
+    async def machine(self, seat: Seat) -> AsyncIterator[ToolRuntime]:
+        columns = seat.row.columns
+        state = self._state_class(dict(columns)) if self._state_class is not None else None
+        toolkit = self.toolkit(seat.group, state)
+        config = sandbox_config(self.spec, columns)
+        self._register_script(seat)
+        try:
+            async with ToolRuntime(config, task_id=seat.id, toolkit=toolkit, state=state) as runtime:
+                yield runtime
+        finally:
+            self.policy.forget(seat.id)
+
+    def toolkit(self, group: str, state: Any = None) -> Toolkit:
+        """The tools of a group's rollouts; those of the state object are each rollout's own."""
+        names = [tool.state for tool in self.spec.tools if tool.state is not None]
+        own = [tool for name in names for tool in state_tools(name)]
+        return Toolkit([*self._catalogue_tools(group), *self._python_tools, *own])
+
+    def _catalogue_tools(self, group: str) -> tuple[Tool, ...]:
+        toolsets = self.spec.toolsets
+        if isinstance(toolsets.distribution, Mapping):
+            drawn = sample_distribution(toolsets.distribution, f"{self.seed}:{group}")
+            return resolve_toolsets(drawn, toolsets.disabled)
+        if self._fixed is None:
+            self._fixed = resolve_toolsets(toolsets.enabled, toolsets.disabled)
+        return self._fixed
+
+    async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
+        ctx = ToolContext(runtime.task_id)
+        item = dict(rollout.seat.row.columns)
+        await self._grader.grade_rollout(item, rollout.result, ctx, runtime.state, rollout.rewards)
+
+    async def grade_group(self, rollouts: list[Rollout]) -> None:
+        item = dict(rollouts[0].seat.row.columns)
+        await self._grader.grade_group(item, [r.result for r in rollouts], [r.rewards for r in rollouts])
+
+    def score(self, rollout: Rollout) -> float:
+        return self._grader.score(rollout.rewards)
+
+    def treatment(self, ending: Ending) -> Treatment:
+        return self.spec.endings.get(str(ending), "grade")
+
+    def _register_script(self, seat: Seat) -> None:
+        if not self.policy.scripted:
+            return
+        server = self.spec.servers[POLICY][0]
+        seed = self.seed if server.seed is None else server.seed
+        script = self.script(seat.row)
+        if seat.index in deviations(seat.size, server.deviate, seed, seat.group):
+            turns = deviate_script(script.turns, Random(f"{seed}:{seat.group}-{seat.index}"))
+            script = Script(turns, script.prior)
+        self.policy.register(seat.id, script)
+
+    def script(self, row: Row) -> Script:
+        """The spec's solution for a row, as a scripted policy plays it."""
+        prior = sum(message["role"] == "assistant" for message in self.prompt(row))
+        solution = self.spec.solution
+        if solution is None or solution.turns is None:
+            return Script((), prior)
+        turns = solution.turns
+        plain = turns if isinstance(turns, str) else [turn.model_dump(exclude_none=True) for turn in turns]
+        rendered = render(plain, row.columns, where="solution.turns")
+        return Script(tuple(Turn.of(turn) for turn in rendered), prior)
+
+
+def loop_options(agent: Agent, spec: Spec) -> LoopOptions:
+    """The bounds of a rollout from the agent's settings."""
+    thinking = agent.reasoning
+    return LoopOptions(
+        max_turns=agent.max_turns,
+        timeout=agent.timeout,
+        tool_timeout=spec.tool_timeout,
+        max_tokens=agent.max_tokens,
+        max_trajectory_tokens=agent.max_trajectory_tokens,
+        temperature=agent.temperature,
+        top_p=agent.top_p,
+        reasoning=None if thinking is None else Reasoning(thinking.effort, thinking.max_tokens),
+        extra_body=dict(agent.extra_body) or None,
+    )
+
+
+def _roles(spec: Spec, environ: Mapping[str, str]) -> dict[str, Role]:
+    key = spec.policy_api_key.get_secret_value() if spec.policy_api_key is not None else None
+    return {
+        role: create_role(
+            role, [config_from_spec(server, environ, key if role == POLICY else None) for server in servers]
+        )
+        for role, servers in spec.servers.items()
+    }
+
+
+def _grader(spec: Spec, roles: Mapping[str, Role]) -> Grader:
+    return Grader(
+        rewards=tuple(
+            GradedReward(find_reward(name, reward.fn), Weighting(name, reward.weight, reward.gate), reward.args)
+            for name, reward in spec.rewards.items()
+        ),
+        render=lambda args, columns: render(args, columns, where="rewards"),
+        clamp=spec.score.clamp,
+        roles={name: RoleHandle(role) for name, role in roles.items()},
+    )

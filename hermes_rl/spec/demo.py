@@ -1,0 +1,54 @@
+"""What `--demo` changes in a spec, so that it plays without model, network and containers."""
+
+from __future__ import annotations
+
+from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, ScalarNode, find, scalar
+
+DEVIATE = 0.4
+"""Share of each group that goes wrong in a demo, so that scores differ."""
+
+
+def for_demo(root: MappingNode) -> MappingNode:
+    """Scripted servers and the default sandbox; rows come from the fallback (`hermes_rl.data` does that)."""
+    root = root.having(servers=_servers(root))
+    sandbox = root.get("sandbox")
+    if isinstance(sandbox, MappingNode) and _needs_more(sandbox):
+        root = root.having(sandbox=sandbox.without("backend", "image"))
+    return root
+
+
+def _servers(root: MappingNode) -> MappingNode:
+    node = root.get("servers")
+    servers = node if isinstance(node, MappingNode) else MappingNode(root.mark)
+    entries = {
+        role: Entry(entry.key, _scripted(role, entry.value)) for role, entry in servers.entries.items()
+    }
+    if "policy" not in entries:
+        entries["policy"] = Entry(servers.mark, _scripted("policy", servers))
+    return MappingNode(servers.mark, entries)
+
+
+def _scripted(role: str, server: Node) -> Node:
+    if isinstance(server, MappingNode) and _text(server.get("type")) == "scripted":
+        return server
+    mark = server.mark
+    values = {"type": "scripted", "deviate": DEVIATE} if role == "policy" else {"type": "scripted"}
+    return MappingNode(mark, {key: Entry(mark, scalar(mark, value)) for key, value in values.items()})
+
+
+def _needs_more(sandbox: MappingNode) -> bool:
+    """True for a container, or an image that is not a folder or archive at hand."""
+    if _text(sandbox.get("backend")) not in ("", "bubblewrap", "none"):
+        return True
+    image = find(sandbox, ("image",))
+    if not isinstance(image, ScalarNode):
+        return False
+    return not (isinstance(image.value, str) and _exists(image.value, image.mark))
+
+
+def _exists(image: str, mark: Mark) -> bool:
+    return (mark.source.folder / image).exists()
+
+
+def _text(node: Node | None) -> str:
+    return node.value if isinstance(node, ScalarNode) and isinstance(node.value, str) else ""

@@ -1,0 +1,120 @@
+"""What defines a rollout, as 8 hex digits, so that a run directory is continued only by the same rollouts.
+
+In it: rows, prompt, tools, state, user, sandbox, agent, the policy's model and sampling, with the content of the
+files that these name. Not in it: addresses, keys, timeouts, concurrency, how it is scored, how many there are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.spec.model.base import Section, thaw
+from hermes_rl.spec.model.spec import Mode, Spec
+
+_TIMEOUTS = frozenset({"timeout", "tool_timeout", "lifetime"})
+_LARGE_TREE = 10_000
+"""Files; of a larger folder (a root file system) names and sizes stand for the content."""
+
+
+def fingerprint(spec: Spec, mode: Mode = "process") -> str:
+    """8 hex digits over everything that a rollout depends on."""
+    text = json.dumps(_material(spec, mode), sort_keys=True, ensure_ascii=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
+    agent = _plain(spec.agent_for(mode))
+    dataset = _plain(spec.dataset)
+    dataset.pop("limit", None)
+    if isinstance(dataset.get("eval"), dict):
+        dataset["eval"].pop("limit", None)
+    parts = {
+        "seed": spec.seed,
+        "dataset": dataset,
+        "prompt": _plain(spec.prompt),
+        "toolsets": _plain(spec.toolsets),
+        "tools": [_plain(tool) for tool in spec.tools],
+        "state": spec.state,
+        "user": _plain(spec.user) if spec.user else None,
+        "sandbox": _plain(spec.sandbox),
+        "agent": agent,
+        "solution": _plain(spec.solution) if spec.solution and _is_scripted(spec) else None,
+        "servers": {role: [_model(server) for server in servers] for role, servers in _acting(spec).items()},
+    }
+    digests: dict[str, str] = {}
+    return {name: _with_content(_without_timeouts(part), digests) for name, part in parts.items()}
+
+
+def _plain(section: Section) -> dict[str, Any]:
+    value = thaw(section.model_dump(by_alias=True, exclude_defaults=True))
+    assert isinstance(value, dict)
+    return value
+
+
+def _is_scripted(spec: Spec) -> bool:
+    return any(server.type == "scripted" for server in spec.servers.get("policy", ()))
+
+
+def _acting(spec: Spec) -> dict[str, Any]:
+    """The servers that take part in a rollout: the policy, and the simulated user."""
+    roles = {"policy", spec.user.server if spec.user else "policy"}
+    return {role: servers for role, servers in spec.servers.items() if role in roles}
+
+
+def _model(server: Section) -> dict[str, Any]:
+    keep = ("type", "model", "tokenizer", "renderer", "deviate", "seed")
+    return {key: value for key, value in _plain(server).items() if key in keep}
+
+
+def _without_timeouts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_timeouts(item) for key, item in value.items() if key not in _TIMEOUTS}
+    return [_without_timeouts(item) for item in value] if isinstance(value, list) else value
+
+
+def _with_content(value: Any, digests: dict[str, str]) -> Any:
+    """Absolute paths replaced by what lies there: a spec that moves to another folder stays the same."""
+    if isinstance(value, dict):
+        return {key: _with_content(item, digests) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_content(item, digests) for item in value]
+    if not isinstance(value, str) or not value.startswith("/") or "\n" in value or "\0" in value:
+        return value
+    file, colon, name = value.rpartition(":")
+    if colon and file.endswith(".py"):
+        return f"{_digest(file, digests)}:{name}"
+    return _digest(value, digests)
+
+
+def _digest(path: str, digests: dict[str, str]) -> str:
+    if path not in digests:
+        digests[path] = _content(path)
+    return digests[path]
+
+
+def _content(path: str) -> str:
+    try:
+        if any(mark in path for mark in "*?["):
+            found = sorted(Path("/").glob(path.lstrip("/")))
+            return "+".join(_content(str(file)) for file in found) if found else path
+        if Path(path).is_file():
+            return _hash_file(Path(path))
+        return _hash_folder(Path(path)) if Path(path).is_dir() else path
+    except (OSError, ValueError):
+        return path
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash_folder(folder: Path) -> str:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    of: Callable[[Path], str] = _hash_file if len(files) <= _LARGE_TREE else lambda path: str(path.stat().st_size)
+    lines = [f"{path.relative_to(folder)} {of(path)}" for path in files]
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()

@@ -1,0 +1,132 @@
+"""`load_spec`: a file, or the name of a shipped spec, becomes a `Spec`, or a `SpecError` with all problems.
+
+Owns the order of the passes: read, extend, override, secrets, variables, demo, paths, templates,
+types and rules.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes_rl.errors import Problem, SpecError, UserError
+from hermes_rl.shipped import shipped_dir
+from hermes_rl.spec.demo import for_demo
+from hermes_rl.spec.extends import read_spec_file, read_spec_text
+from hermes_rl.spec.model.spec import Mode, Spec
+from hermes_rl.spec.nodes import MappingNode, Source, scalar
+from hermes_rl.spec.paths import absolute
+from hermes_rl.spec.secrets import literal_secrets
+from hermes_rl.spec.substitution import substitute
+from hermes_rl.spec.suggest import choices
+from hermes_rl.spec.validate import in_order, validate
+
+if TYPE_CHECKING:
+    from hermes_rl.spec.overrides import Overrides
+
+
+def load_spec(
+    source: str | Path,
+    *,
+    overrides: Overrides | None = None,
+    demo: bool = False,
+    environ: Mapping[str, str] | None = None,
+    mode: Mode | None = None,
+) -> Spec:
+    """Load a spec from a path or by the name of a shipped one.
+
+    Args:
+        source: path of a YAML file, or name of a shipped spec.
+        overrides: what the command line changes (`parse_extra_args`).
+        demo: change the spec so that it runs without model, network and containers.
+        environ: variables for `${VAR}`; default: the environment.
+        mode: which of process and serve a flag such as `--env.group_size` is for.
+
+    Raises:
+        SpecError: with every problem at its place.
+        UserError: there is no such spec.
+    """
+    path, name = find_spec(source)
+    try:
+        root, problems = read_spec_file(path, name)
+    except OSError as error:
+        raise UserError(f"{name}: cannot be read: {error.strerror}") from None
+    return _finish(
+        root, problems, path.stem, overrides, demo, os.environ if environ is None else environ, mode
+    )
+
+
+def parse_spec(
+    text: str, *, name: str = "<text>", folder: Path | None = None, environ: Mapping[str, str] | None = None
+) -> Spec:
+    """A spec from text; relative paths start from `folder` (default: the working directory).
+
+    Raises:
+        SpecError: with every problem at its place.
+    """
+    root, problems = read_spec_text(text, Source(name, (folder or Path.cwd()).resolve()))
+    return _finish(root, problems, "spec", None, False, os.environ if environ is None else environ, None)
+
+
+def find_spec(source: str | Path) -> tuple[Path, str]:
+    """The file of a spec, and what to call it in messages.
+
+    Raises:
+        UserError: there is neither such a file nor a shipped spec of that name.
+    """
+    path = Path(source)
+    if path.is_file():
+        return path, str(source)
+    shipped = shipped_specs()
+    if str(source) in shipped:
+        return shipped[str(source)], str(shipped[str(source)])
+    raise UserError(
+        f"there is no spec `{source}`: no such file, and no shipped spec{choices(str(source), shipped)}"
+    )
+
+
+def shipped_specs() -> dict[str, Path]:
+    """The specs that come with hermes-rl, by name."""
+    return {path.stem: path for path in sorted(shipped_dir("specs").glob("*.yaml"))}
+
+
+def _finish(
+    root: MappingNode | None,
+    problems: list[Problem],
+    default_name: str,
+    overrides: Overrides | None,
+    demo: bool,
+    environ: Mapping[str, str],
+    mode: Mode | None,
+) -> Spec:
+    if root is None:
+        raise SpecError(in_order(problems))
+    if overrides is not None:
+        root, found = overrides.apply(root, mode)
+        problems = [*problems, *found]
+    root, found = _prepared(root, default_name, demo, environ)
+    spec, wrong = validate(root)
+    problems = in_order([*problems, *found, *wrong])
+    if spec is None or problems:
+        raise SpecError(problems)
+    spec._demo = demo
+    spec._policy_key = overrides.api_key if overrides is not None else None
+    return spec
+
+
+def _prepared(
+    root: MappingNode, default_name: str, demo: bool, environ: Mapping[str, str]
+) -> tuple[MappingNode, list[Problem]]:
+    """The tree with name, demo, variables and absolute paths, and what is wrong so far."""
+    if root.get("name") is None:
+        root = root.having(name=scalar(root.mark, default_name))
+    problems = list(literal_secrets(root))
+    tree, unset = substitute(root, environ)
+    assert isinstance(tree, MappingNode)
+    if demo:
+        tree = for_demo(tree)
+    tree = absolute(tree)
+    assert isinstance(tree, MappingNode)
+    return tree, [*problems, *unset]

@@ -1,0 +1,133 @@
+"""The base of every section of a spec, and the small types that sections share.
+
+Owns strictness (nothing is guessed from a wrong type), immutability, and what a template may stand for.
+It leaves to the sections what their keys mean, and to `hermes_rl.spec.rules` which keys go together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, NoReturn, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, Strict
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from hermes_rl.spec.sizes import parse_duration, parse_size
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+TEMPLATE_MARK = re.compile(r"\{\{|\{%|\{#")
+RENDERED = "rendered"
+"""Key of the validation context that says: templates have been rendered, a string is no template any more."""
+
+
+class Section(BaseModel):
+    """A mapping of the spec: frozen, strict, and without unknown keys."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
+
+
+class FrozenDict(dict[K, V]):
+    """A dict that cannot be changed, so that a spec is a value; it compares and serialises as a dict."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("a spec cannot be changed; load it with overrides instead")
+
+    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _refuse  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[type, tuple[dict[K, V]]]:
+        return (type(self), (dict(self),))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FrozenDict[K, V]:
+        return self
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self))
+
+
+def freeze(value: Any) -> Any:
+    """The same value with tuples for lists and frozen mappings for mappings, all the way down."""
+    if isinstance(value, Mapping):
+        return FrozenDict({key: freeze(item) for key, item in value.items()})
+    if isinstance(value, list | tuple):
+        return tuple(freeze(item) for item in value)
+    return value
+
+
+def thaw(value: Any) -> Any:
+    """The opposite of `freeze`: plain lists and dicts that the caller may change."""
+    if isinstance(value, Mapping):
+        return {key: thaw(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [thaw(item) for item in value]
+    return value
+
+
+def wrong(message: str, *path: str | int, at: str = "value") -> PydanticCustomError:
+    """An error for a validator to raise; `path` leads from the validated value to the part that is wrong."""
+    # pydantic formats the message with the context, so its own braces have to come from the context too
+    return PydanticCustomError("spec", "{message}", {"message": message, "path": list(path), "at": at})
+
+
+def is_template(value: object) -> bool:
+    """True for a string in which Jinja finds something to do."""
+    return isinstance(value, str) and TEMPLATE_MARK.search(value) is not None
+
+
+def _unless_template(
+    value: Any, handler: core_schema.ValidatorFunctionWrapHandler, info: core_schema.ValidationInfo
+) -> Any:
+    if is_template(value) and not (info.context or {}).get(RENDERED):
+        return value
+    return handler(value)
+
+
+class MayTemplate:
+    """Marks a field that may hold a template until the row is known; what it renders to is then checked."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_wrap_validator_function(_unless_template, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"type": "string", "pattern": r"\{\{|\{%"}]}
+
+
+def _size(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise wrong(str(error)) from None
+
+
+def _duration(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise wrong(str(error)) from None
+
+
+def _text(value: Any) -> Any:
+    """Numbers and booleans are fine where the program at the other end reads text anyway."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value
+
+
+Seq = Annotated[tuple[T, ...], Strict(False)]
+Map = Annotated[Mapping[str, T], AfterValidator(freeze)]
+Free = Annotated[Any, AfterValidator(freeze)]
+FreeMap = Annotated[Mapping[str, Any], AfterValidator(freeze)]
+Pair = Annotated[tuple[float, float], Strict(False)]
+Size = Annotated[int, BeforeValidator(_size)]
+Seconds = Annotated[float, BeforeValidator(_duration)]
+EnvText = Annotated[str, BeforeValidator(_text)]
+EMPTY: FrozenDict[str, Any] = FrozenDict()

@@ -1,0 +1,94 @@
+"""``sandbox`` and ``artifacts``: where the agent's commands run, and what is kept of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from hermes_rl.spec.model.base import EMPTY, EnvText, Map, MayTemplate, Section, Seq, Size, wrong
+
+BACKENDS = ("bubblewrap", "docker", "modal", "daytona", "ssh", "singularity", "none")
+"""Backends by name; a package may publish more."""
+
+
+def _mode(value: Any) -> Any:
+    """Permission bits as people write them: ``0755`` is the YAML number 755, and means octal all the same."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return value
+    if not re.fullmatch(r"(0o)?[0-7]{3,5}", str(value)):
+        raise wrong("expected octal permissions such as 0755")
+    return int(str(value).removeprefix("0o"), 8)
+
+
+def _network_shape(value: Any) -> str:
+    return "hosts" if isinstance(value, list | tuple) else "switch"
+
+
+Network = Annotated[
+    Annotated[bool, Tag("switch")] | Annotated[Seq[str], Tag("hosts")], Discriminator(_network_shape)
+]
+
+
+class File(Section):
+    """A file put into the sandbox: exactly one of content, from, base64."""
+
+    to: str = Field(description="Path in the sandbox, relative to its working directory.")
+    content: str | None = Field(None, description="Text of the file.")
+    from_: str | None = Field(
+        None, alias="from", description="File or folder to copy, below the folder of the spec after symlinks."
+    )
+    base64: str | None = Field(None, description="Bytes of the file in base64.")
+    mode: Annotated[int, BeforeValidator(_mode), MayTemplate()] | None = Field(
+        None, description="Permissions in octal, such as 0755; default: those of the source, else 0644."
+    )
+
+
+class Limits(Section):
+    """What the agent's commands may use; absent means the backend's default."""
+
+    memory: Annotated[Size, MayTemplate()] | None = Field(None, gt=0, description="Bytes of memory, or 2GiB.")
+    processes: Annotated[int, MayTemplate()] | None = Field(None, ge=1, description="Processes at a time.")
+    disk: Annotated[Size, MayTemplate()] | None = Field(None, gt=0, description="Bytes on disk, or 4GiB.")
+    cpu: Annotated[float, MayTemplate()] | None = Field(None, gt=0, description="Processor cores.")
+    open_files: Annotated[int, MayTemplate()] | None = Field(
+        None, ge=1, description="Open files per process."
+    )
+    best_effort: Annotated[bool, MayTemplate()] = Field(
+        False, description="A limit that the backend cannot enforce is left out instead of being an error."
+    )
+
+
+class Sandbox(Section):
+    """Where commands run; started only when something uses it."""
+
+    backend: str = Field(
+        "bubblewrap",
+        description="bubblewrap, docker, modal, daytona, ssh, singularity or none (the bare machine).",
+    )
+    image: str | None = Field(
+        None, description="Container image; for bubblewrap a folder or archive with a root file system."
+    )
+    workdir: str | None = Field(None, description="Working directory in the sandbox; default: its home.")
+    env: Map[EnvText] = Field(EMPTY, description="Environment variables of every command.")
+    files: Annotated[Seq[File], MayTemplate()] = Field((), description="Files in place before setup.")
+    setup: Annotated[Seq[str], MayTemplate()] = Field(
+        (), description="Commands before the agent starts; one that fails is our failure, not the agent's."
+    )
+    network: Network = Field(False, description="false: none; true: all; or a list of host names.")
+    limits: Limits = Field(Limits(), description="Limits on memory, processes, disk, cpu and open files.")
+    timeout: float = Field(120, gt=0, description="Seconds per command.")
+    lifetime: float | None = Field(
+        None, gt=0, description="Seconds that a sandbox may live; default: no bound."
+    )
+    keep_processes: bool = Field(
+        False, description="Leave the agent's processes running while rewards look; false kills them first."
+    )
+
+
+class Artifact(Section):
+    """Something taken from the sandbox when the agent has ended: exactly one of path, command."""
+
+    path: str | None = Field(None, description="File or folder in the sandbox.")
+    command: str | None = Field(None, description="Command whose standard output is kept.")

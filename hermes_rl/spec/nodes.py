@@ -1,0 +1,179 @@
+"""The tree that a spec is read into: values that know the file, line and column they were written at.
+
+Owns places and the walks over a tree. It knows nothing of YAML (`reader`) or of the spec's keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from hermes_rl.errors import Problem
+
+NodePath: TypeAlias = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Who wrote a value: a file, or an option of the command line (which has no lines)."""
+
+    name: str
+    folder: Path
+    has_lines: bool = True
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place; `line` and `column` count from 1."""
+
+    source: Source
+    line: int
+    column: int
+
+    def problem(self, message: str) -> Problem:
+        """The problem with this place in front."""
+        if not self.source.has_lines:
+            return Problem(self.source.name, None, None, message)
+        return Problem(self.source.name, self.line, self.column, message)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The content of a block scalar in its file: its first line, and the raw lines as written."""
+
+    line: int
+    lines: tuple[str, ...]
+    folded: bool
+
+
+@dataclass(frozen=True)
+class ScalarNode:
+    """A single value. `written` is what stood there before `${VAR}` was substituted."""
+
+    mark: Mark
+    value: Any
+    text: str
+    plain: bool
+    raw: bool = False
+    written: str | None = None
+    block: Block | None = None
+    broken: bool = False
+
+
+@dataclass(frozen=True)
+class SequenceNode:
+    """A list."""
+
+    mark: Mark
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One key of a mapping with its value."""
+
+    key: Mark
+    value: Node
+
+
+@dataclass(frozen=True)
+class MappingNode:
+    """A mapping, in the order of the file."""
+
+    mark: Mark
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    def get(self, key: str) -> Node | None:
+        """The value under a key, or None."""
+        entry = self.entries.get(key)
+        return None if entry is None else entry.value
+
+    def having(self, **values: Node) -> MappingNode:
+        """A copy in which these keys have these values."""
+        entries = dict(self.entries)
+        for key, value in values.items():
+            entries[key] = Entry(entries[key].key if key in entries else value.mark, value)
+        return replace(self, entries=entries)
+
+    def without(self, *keys: str) -> MappingNode:
+        """A copy that lacks these keys."""
+        return replace(self, entries={key: entry for key, entry in self.entries.items() if key not in keys})
+
+
+Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
+
+
+def scalar(mark: Mark, value: Any) -> ScalarNode:
+    """A value that nobody wrote down, at the place that caused it."""
+    return ScalarNode(mark, value, "" if value is None else str(value), plain=False)
+
+
+def is_null(node: Node | None) -> bool:
+    """True for an explicit null."""
+    return isinstance(node, ScalarNode) and node.value is None and not node.broken
+
+
+def children(node: Node) -> Iterator[tuple[str | int, Mark, Node]]:
+    """Key or index, place of the key (of the item itself in a list), and value."""
+    if isinstance(node, MappingNode):
+        for key, entry in node.entries.items():
+            yield key, entry.key, entry.value
+    elif isinstance(node, SequenceNode):
+        for index, item in enumerate(node.items):
+            yield index, item.mark, item
+
+
+def walk(node: Node, path: NodePath = ()) -> Iterator[tuple[NodePath, Mark, Node]]:
+    """Every node below `node` with its path and the place of its key, parents first."""
+    for step, mark, child in children(node):
+        yield (*path, step), mark, child
+        yield from walk(child, (*path, step))
+
+
+def rewrite(node: Node, change: Callable[[NodePath, ScalarNode], ScalarNode], path: NodePath = ()) -> Node:
+    """The tree with every scalar replaced by what `change` makes of it."""
+    if isinstance(node, ScalarNode):
+        return change(path, node)
+    if isinstance(node, SequenceNode):
+        items = tuple(rewrite(item, change, (*path, index)) for index, item in enumerate(node.items))
+        return replace(node, items=items)
+    entries = {
+        key: replace(entry, value=rewrite(entry.value, change, (*path, key)))
+        for key, entry in node.entries.items()
+    }
+    return replace(node, entries=entries)
+
+
+def find(root: Node, path: NodePath) -> Node | None:
+    """The node at a path, or None."""
+    node: Node | None = root
+    for step in path:
+        node = next((child for key, _, child in children(node) if key == step), None) if node else None
+    return node
+
+
+def locate(root: Node, path: NodePath) -> tuple[NodePath, Mark, Node]:
+    """The part of `path` that exists, the place of its last key, and its node.
+
+    Steps that the tree lacks are passed over: a validator names more steps than were written.
+    """
+    found: list[str | int] = []
+    key, node = root.mark, root
+    for step in path:
+        for name, mark, child in children(node):
+            if name == step and isinstance(name, str) == isinstance(step, str):
+                found.append(step)
+                key, node = mark, child
+                break
+    return tuple(found), key, node
+
+
+def plain(node: Node) -> Any:
+    """The bare value: dicts, lists and scalars."""
+    if isinstance(node, ScalarNode):
+        return node.value
+    if isinstance(node, SequenceNode):
+        return [plain(item) for item in node.items]
+    return {key: plain(entry.value) for key, entry in node.entries.items()}

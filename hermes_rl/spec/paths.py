@@ -1,0 +1,95 @@
+"""Relative paths → absolute ones, each from the folder of the file that wrote it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from hermes_rl.spec import places
+from hermes_rl.spec.model.base import is_template
+from hermes_rl.spec.nodes import MappingNode, Node, NodePath, ScalarNode, find, rewrite
+
+FILE_FORMATS = frozenset(
+    {"json", "csv", "parquet", "arrow", "text", "xml", "webdataset", "imagefolder", "audiofolder"}
+)
+"""Names in `dataset.path` that mean a format of local files, not a dataset on the hub."""
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://")
+_DATA_FILES = (("dataset", "data_files"), ("dataset", "fallback", "data_files"))
+_DATASETS = (("dataset", "path"), ("dataset", "fallback", "path"))
+
+
+def absolute(root: MappingNode) -> Node:
+    """The tree with absolute paths. Templates stay: what they render to starts from the spec's folder."""
+
+    def change(path: NodePath, node: ScalarNode) -> ScalarNode:
+        if (
+            not isinstance(node.value, str)
+            or not node.value
+            or is_template(node.value)
+            or not _is_path(root, path, node)
+        ):
+            return node
+        folder = node.mark.source.folder
+        value = _code(node.value, folder) if places.is_in(path, places.CODE) else _join(folder, node.value)
+        return replace(node, value=value, text=value)
+
+    return rewrite(root, change)
+
+
+def _is_path(root: MappingNode, path: NodePath, node: ScalarNode) -> bool:
+    if places.is_in(path, (*places.CODE, *places.TEXT_FILES, *places.SOURCE_FILES, *places.OUTPUTS)):
+        return True
+    if path[:2] in _DATA_FILES or path[:3] in _DATA_FILES:
+        return _reads_files(root, path) and not _URL.match(node.value)
+    if path in _DATASETS or path[-1] == "tokenizer":
+        return looks_local(node.value, node.mark.source.folder) and node.value not in FILE_FORMATS
+    return path == ("sandbox", "image") and _backend(root) == "bubblewrap"
+
+
+def _reads_files(root: MappingNode, path: NodePath) -> bool:
+    """False where `data_files` names files inside a repository on the hub."""
+    source = find(root, (*path[: path.index("data_files")], "path"))
+    if not isinstance(source, ScalarNode) or not isinstance(source.value, str):
+        return False
+    return source.value in FILE_FORMATS
+
+
+def _backend(root: MappingNode) -> str:
+    node = find(root, ("sandbox", "backend"))
+    return str(node.value) if isinstance(node, ScalarNode) else "bubblewrap"
+
+
+def looks_local(value: str, folder: Path) -> bool:
+    """True for a path: it starts like one, or there is something of that name."""
+    if value.startswith((".", "/", "~")):
+        return True
+    return not _URL.match(value) and "\0" not in value and len(value) < 4096 and _exists(folder / value)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _join(folder: Path, value: str) -> str:
+    expanded = Path(value).expanduser() if value.startswith("~/") else Path(value)
+    return _normal(folder / expanded)
+
+
+def _normal(path: Path) -> str:
+    """Without `..`, but with symlinks as they are: the user should know the path again."""
+    parts: list[str] = []
+    for part in path.parts:
+        if part == ".." and len(parts) > 1:
+            parts.pop()
+        elif part != "..":
+            parts.append(part)
+    return str(Path(*parts))
+
+
+def _code(value: str, folder: Path) -> str:
+    file, colon, name = value.rpartition(":")
+    return f"{_join(folder, file)}:{name}" if colon and file.endswith(".py") else value

@@ -1,0 +1,85 @@
+"""Which places of a spec hold what: one table for templates, commands, rows, code and paths.
+
+Every pass over the tree (substitution, secrets, paths, templates, schema) asks here, so that they agree.
+"""
+
+from __future__ import annotations
+
+from hermes_rl.spec.nodes import NodePath
+
+Pattern = tuple[str, ...]
+
+
+def _patterns(*texts: str) -> tuple[Pattern, ...]:
+    return tuple(tuple(text.split(".")) for text in texts)
+
+
+# `*` is one step, a final `**` is any number of further steps (also none).
+ROWS = _patterns("dataset.items.**", "dataset.fallback.items.**")
+ARGS = _patterns("rewards.*.args.**", "solution.turns.*.tools.*.args.**")
+EXPRESSIONS = _patterns("dataset.filter")
+COMMANDS = _patterns(
+    "sandbox.setup.**", "artifacts.*.command", "tools.*.mcp.command.**", "user.tools.*.mcp.command.**"
+)
+PROSE = _patterns(
+    "prompt.**", "dataset.columns.**", "sandbox.files.*.content", "sandbox.setup.**", "rewards.*.args.**",
+    "solution.**", "user.system", "artifacts.**",
+)  # fmt: skip
+TEMPLATES = (
+    *PROSE,
+    *_patterns("sandbox.image", "sandbox.files.**", "sandbox.env.**", "sandbox.limits.**", "user.**"),
+)
+TEXT_FILES = _patterns(
+    "prompt.system.file", "prompt.user.file", "prompt.messages.*.content.file", "user.system.file"
+)
+CODE = _patterns("dataset.generator", "tools.*.python", "user.tools.*.python", "state", "rewards.*.fn")
+SOURCE_FILES = _patterns(
+    "sandbox.files.*.from",
+    "tools.*.mcp.files.*.from",
+    "user.tools.*.mcp.files.*.from",
+    "rewards.*.args.files.*.from",
+)
+OUTPUTS = _patterns(
+    "env.data_path_to_save_groups", "env.data_dir_to_save_evals", "toolsets.record", "toolsets.replay"
+)
+FREE = (
+    *ROWS, *ARGS,
+    *_patterns("dataset.columns.**", "solution.**", "agent.extra_body.**", "evaluate.agent.extra_body.**",
+               "env.**", "prompt.messages.*.tool_calls.**"),
+)  # fmt: skip
+"""Values that belong to the user: null stays null there."""
+
+
+def _matches(pattern: Pattern, path: NodePath) -> bool:
+    if pattern[-1] == "**":
+        head = pattern[:-1]
+        return len(path) >= len(head) and _matches_exactly(head, path[: len(head)])
+    return len(pattern) == len(path) and _matches_exactly(pattern, path)
+
+
+def _matches_exactly(pattern: Pattern, path: NodePath) -> bool:
+    return all(step in ("*", name) for step, name in zip(pattern, path, strict=True))
+
+
+def is_in(path: NodePath, patterns: tuple[Pattern, ...]) -> bool:
+    """True where one of the patterns covers the path."""
+    return any(_matches(pattern, path) for pattern in patterns)
+
+
+def is_template_place(path: NodePath) -> bool:
+    """True where `{{ }}` is rendered per row."""
+    if is_in(path, TEXT_FILES) or path[:2] == ("user", "server"):
+        return False
+    return is_in(path, TEMPLATES)
+
+
+def is_command(path: NodePath) -> bool:
+    """True for text that a shell reads, which has its own use for `$`."""
+    if is_in(path, COMMANDS):
+        return True
+    return "command" in path and (is_in(path, ARGS) or path[:1] == ("solution",))
+
+
+def is_row(path: NodePath) -> bool:
+    """True inside rows that are written in the spec: data, never substituted or rendered."""
+    return is_in(path, ROWS)

@@ -1,0 +1,218 @@
+"""YAML text → tree of nodes, with every problem of the text collected.
+
+Owns the dialect: YAML 1.2 core schema, UTF-8, one document, string keys, no tag but ``!raw``, no merge keys,
+no duplicate keys. PyYAML only splits the text into events; what they mean is decided here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hermes_rl.errors import Problem
+from hermes_rl.spec.nodes import Block, Entry, MappingNode, Mark, Node, ScalarNode, SequenceNode, Source
+from hermes_rl.spec.scalars import resolve
+
+_MOST_NODES = 1_000_000
+"""Aliases of aliases can make a short text into a tree that fills the memory."""
+_DEEPEST = 100
+_BRACES = re.compile(r"\{\{|\{%|\$\{")
+_QUOTE = 'quote it: "{}"'
+
+
+class _UnreadableError(Exception):
+    """The text cannot be split into events any further; what was found so far stands."""
+
+
+class _Reader:
+    """Builds the nodes of one document."""
+
+    def __init__(self, text: str, source: Source) -> None:
+        self.source = source
+        self.lines = text.split("\n")
+        self.problems: list[Problem] = []
+        self._anchors: dict[str, Node] = {}
+        self._sizes: dict[int, int] = {}
+        self._events = self._parse(text)
+
+    def read(self) -> Node | None:
+        """The root, or None for an empty document."""
+        try:
+            return self._document()
+        except _UnreadableError:
+            return None
+        except RecursionError:
+            self.problems.append(Mark(self.source, 1, 1).problem(f"nested more than {_DEEPEST} levels deep"))
+            return None
+
+    def _document(self) -> Node | None:
+        next(self._events)
+        event = next(self._events)
+        if isinstance(event, yaml.StreamEndEvent):
+            return None
+        root = self._node(next(self._events), 0)
+        next(self._events)
+        event = next(self._events)
+        if not isinstance(event, yaml.StreamEndEvent):
+            self._report(event.start_mark, "a spec is one document; remove what follows `---`")
+        return root
+
+    def _parse(self, text: str) -> Iterator[Any]:
+        try:
+            yield from yaml.parse(text)
+        except yaml.MarkedYAMLError as error:
+            self.problems.append(self._syntax(error))
+        except yaml.reader.ReaderError as error:
+            before = text[: error.position]
+            mark = Mark(self.source, before.count("\n") + 1, len(before) - before.rfind("\n"))
+            self.problems.append(
+                mark.problem(f"the character U+{error.character:04X} is not allowed in YAML")
+            )
+        raise _UnreadableError
+
+    def _syntax(self, error: yaml.MarkedYAMLError) -> Problem:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line, mark.column) if mark else (0, 0)
+        message = error.problem or error.context or "cannot be read"
+        written = self.lines[line] if line < len(self.lines) else ""
+        braces = [match for match in _BRACES.finditer(written) if match.start() <= column]
+        if braces:
+            column = braces[-1].start()
+            message = f"an unquoted {braces[-1][0]} breaks the flow mapping; quote the whole value"
+        return Mark(self.source, line + 1, column + 1).problem(message)
+
+    def _mark(self, mark: Any) -> Mark:
+        return Mark(self.source, mark.line + 1, mark.column + 1)
+
+    def _report(self, mark: Any, message: str) -> None:
+        self.problems.append(self._mark(mark).problem(message))
+
+    def _node(self, event: Any, depth: int) -> Node:
+        if depth > _DEEPEST:
+            self._report(event.start_mark, f"nested more than {_DEEPEST} levels deep")
+            raise _UnreadableError
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(event)
+        node = self._fresh(event, depth)
+        self._sizes[id(node)] = self._size(event.start_mark, node)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = node
+        return node
+
+    def _fresh(self, event: Any, depth: int) -> Node:
+        if isinstance(event, yaml.ScalarEvent):
+            return self._scalar(event)
+        if event.tag is not None:
+            self._report(event.start_mark, f"the tag {event.tag} is not known; only !raw is, before a string")
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self._sequence(event, depth)
+        return self._mapping(event, depth)
+
+    def _size(self, mark: Any, node: Node) -> int:
+        parts: tuple[Node, ...] = ()
+        if isinstance(node, SequenceNode):
+            parts = node.items
+        elif isinstance(node, MappingNode):
+            parts = tuple(entry.value for entry in node.entries.values())
+        size = 1 + sum(self._sizes.get(id(part), 1) for part in parts)
+        if size > _MOST_NODES:
+            self._report(mark, f"aliases make this larger than {_MOST_NODES} values")
+            raise _UnreadableError
+        return size
+
+    def _alias(self, event: Any) -> Node:
+        node = self._anchors.get(event.anchor)
+        if node is None:
+            self._report(event.start_mark, f"the alias *{event.anchor} has no anchor before it")
+            return ScalarNode(self._mark(event.start_mark), None, "", plain=True, broken=True)
+        return node
+
+    def _sequence(self, event: Any, depth: int) -> SequenceNode:
+        items = []
+        while not isinstance(item := next(self._events), yaml.SequenceEndEvent):
+            items.append(self._node(item, depth + 1))
+        return SequenceNode(self._mark(event.start_mark), tuple(items))
+
+    def _mapping(self, event: Any, depth: int) -> Node:
+        entries: dict[str, Entry] = {}
+        braces = False
+        while not isinstance(key := next(self._events), yaml.MappingEndEvent):
+            name = self._key(key, depth)
+            value = self._node(next(self._events), depth + 1)
+            if name is None:
+                braces = braces or (isinstance(key, yaml.MappingStartEvent) and bool(event.flow_style))
+            elif name in entries:
+                first = entries[name].key.line
+                self._report(key.start_mark, f"duplicate key `{name}`; the first one is in line {first}")
+            else:
+                entries[name] = Entry(self._mark(key.start_mark), value)
+        if braces:
+            return self._braces(event)
+        return MappingNode(self._mark(event.start_mark), entries)
+
+    def _braces(self, event: Any) -> Node:
+        self._report(event.start_mark, "an unquoted {{ }} is a mapping to YAML; " + _QUOTE.format("{{ … }}"))
+        return ScalarNode(self._mark(event.start_mark), None, "", plain=True, broken=True)
+
+    def _key(self, event: Any, depth: int) -> str | None:
+        """The name of a key; None after a problem was reported, or where `_mapping` will report one."""
+        if not isinstance(event, yaml.ScalarEvent):
+            self._node(event, depth + 1)
+            if not (isinstance(event, yaml.MappingStartEvent) and event.flow_style):
+                self._report(event.start_mark, "keys are strings; this one is a list, a mapping or an alias")
+            return None
+        if event.style is None and event.value == "<<":
+            self._report(event.start_mark, "merge keys `<<` are not supported; use `extends`")
+            return None
+        node = self._scalar(event)
+        if not isinstance(node.value, str):
+            self._report(event.start_mark, f"keys are strings; {_QUOTE.format(event.value)}")
+            return None
+        return node.value
+
+    def _scalar(self, event: Any) -> ScalarNode:
+        mark = self._mark(event.start_mark)
+        raw = event.tag == "!raw"
+        if event.tag is not None and not raw:
+            self._report(event.start_mark, f"the tag {event.tag} is not known; only !raw is")
+        plain = event.style is None and not raw
+        value: Any = event.value
+        if plain:
+            try:
+                value = resolve(event.value)
+            except ValueError as error:
+                self._report(event.start_mark, str(error))
+        return ScalarNode(mark, value, event.value, plain, raw, block=self._block(event))
+
+    def _block(self, event: Any) -> Block | None:
+        if event.style not in ("|", ">"):
+            return None
+        first = event.start_mark.line + 1
+        last = max(event.end_mark.line, first)
+        return Block(first + 1, tuple(self.lines[first:last]), folded=event.style == ">")
+
+
+def read_text(text: str, source: Source) -> tuple[Node | None, list[Problem]]:
+    """The root of a text (None when empty or unreadable) and its problems."""
+    reader = _Reader(text, source)
+    return reader.read(), reader.problems
+
+
+def read_bytes(data: bytes, source: Source) -> tuple[Node | None, list[Problem]]:
+    """As `read_text`, from the bytes of a file; anything but UTF-8 is a problem."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start]
+        mark = Mark(source, before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
+        return None, [mark.problem("the file is not UTF-8 here")]
+    return read_text(text.replace("\r\n", "\n"), source)
+
+
+def read_file(path: Path, name: str) -> tuple[Node | None, list[Problem]]:
+    """As `read_bytes`, from a file that is shown as `name`."""
+    return read_bytes(path.read_bytes(), Source(name, path.resolve().parent))

@@ -1,0 +1,104 @@
+"""`${VAR}` and `${VAR:-default}` when a spec is loaded.
+
+Only a whole value is substituted. Commands, templates, rows and the filter have their own use for `$` and
+stay as they are; so does longer text for the model or a reward, unless the whole of it is `${VAR}`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from hermes_rl.errors import Problem, UserError
+from hermes_rl.spec import places
+from hermes_rl.spec.model.base import is_template
+from hermes_rl.spec.nodes import Node, NodePath, ScalarNode, rewrite
+from hermes_rl.spec.scalars import resolve
+
+_WHOLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?\}", re.DOTALL)
+_ESCAPED = re.compile(r"\$\$\{[^}]*\}")
+_PART = re.compile(r"(?<!\$)(?:\$\$)*\$\{")
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+
+
+def substitute(root: Node, environ: Mapping[str, str]) -> tuple[Node, list[Problem]]:
+    """The tree with variables in place, and what is wrong with their use."""
+    problems: list[Problem] = []
+
+    def change(path: NodePath, node: ScalarNode) -> ScalarNode:
+        try:
+            return _changed(path, node, environ)
+        except ValueError as error:
+            problems.append(node.mark.problem(str(error)))
+            return replace(node, broken=True, value=None)
+
+    return rewrite(root, change), problems
+
+
+def _changed(path: NodePath, node: ScalarNode, environ: Mapping[str, str]) -> ScalarNode:
+    if not isinstance(node.value, str) or "$" not in node.text or node.raw or _stays(path, node):
+        return node
+    whole = _WHOLE.fullmatch(node.text)
+    if whole:
+        return _filled(node, _value(whole[1], whole[2], environ))
+    if places.is_in(path, places.PROSE):
+        return _filled(node, node.text[1:]) if _ESCAPED.fullmatch(node.text) else node
+    if _PART.search(node.text):
+        raise ValueError(
+            "a variable must be the whole value: ${VAR} or ${VAR:-default}; write $${ for the characters"
+        )
+    return _filled(node, node.text.replace("$$", "$")) if "$$" in node.text else node
+
+
+def _stays(path: NodePath, node: ScalarNode) -> bool:
+    if places.is_row(path) or places.is_command(path) or places.is_in(path, places.EXPRESSIONS):
+        return True
+    return places.is_template_place(path) and is_template(node.text)
+
+
+def _filled(node: ScalarNode, text: str) -> ScalarNode:
+    value = resolve(text) if node.plain else text
+    return replace(node, value=value, text=text, written=node.text)
+
+
+def _value(name: str, default: str | None, environ: Mapping[str, str]) -> str:
+    if _SECRET.search(name):
+        raise ValueError(
+            f"{name} looks like a secret, which must not enter a spec; name it in a key that ends in _env"
+        )
+    value = environ.get(name, "")
+    if value:
+        return value
+    if default is None:
+        raise ValueError(f"the variable {name} is not set; set it, or write ${{{name}:-default}}")
+    return default
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """The variables of a file with lines `NAME=value`; quotes around a value and `export` are left out.
+
+    Raises:
+        UserError: the file cannot be read, or a line is none of these.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    variables = {}
+    for number, line in enumerate(lines, start=1):
+        text = line.strip().removeprefix("export ").strip()
+        if not text or text.startswith("#"):
+            continue
+        name, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name.strip()):
+            raise UserError(f"{path}:{number}:1: expected NAME=value")
+        variables[name.strip()] = _unquoted(value.strip())
+    return variables
+
+
+def _unquoted(value: str) -> str:
+    if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
+        return value[1:-1]
+    return value.partition(" #")[0].rstrip()

@@ -1,0 +1,284 @@
+"""Templates over a row: what is written in the spec becomes a value, once per row.
+
+A string that is exactly one `{{ expression }}` gives the expression's value with its type; any other template gives
+text. Lists and mappings are rendered through, keys are literal, nothing is rendered twice, and None never becomes
+text. The dataset, the prompt and everything else that is rendered per row goes through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from traceback import walk_tb
+from typing import Any, TypeVar
+
+from jinja2 import TemplateError as JinjaError
+from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, nodes
+from jinja2.environment import TemplateExpression
+from jinja2.environment import Template as JinjaTemplate
+from jinja2.meta import find_undeclared_variables
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from hermes_rl.errors import UserError
+from hermes_rl.spec.jinja import GLOBALS, ROW, NoneInTextError, columns_of, guard_text, make_environment
+from hermes_rl.spec.model.base import RENDERED, Section, is_template
+from hermes_rl.spec.suggest import did_you_mean
+
+S = TypeVar("S", bound=Section)
+
+
+class TemplateError(UserError):
+    """A template cannot be rendered for a row. `line` counts from 1 inside the template's text."""
+
+    def __init__(
+        self, message: str, *, where: str = "", row: str = "", line: int | None = None, column: str | None = None
+    ) -> None:
+        place = ", ".join(part for part in (where, f"row {row}" if row else "") if part)
+        super().__init__(f"{place}: {message}" if place else message)
+        self.message = message
+        self.line = line
+        self.column = column
+
+
+class _Compiled:
+    """One template, compiled; `typed` where it is a single expression."""
+
+    def __init__(self, source: str) -> None:
+        environment = _environment()
+        tree = environment.parse(source)
+        self.names = frozenset(find_undeclared_variables(tree)) - GLOBALS.keys() - {ROW}
+        self.columns = _columns(tree, self.names)
+        expression = _single_expression(source)
+        self.typed: TemplateExpression | None = None
+        self.text: JinjaTemplate | None = None
+        if expression is not None:
+            self.typed = environment.compile_expression(expression, undefined_to_none=False)
+        else:
+            self.text = environment.from_string(guard_text(tree))
+
+    def __call__(self, row: Mapping[str, Any]) -> Any:
+        values = {**row, ROW: row}
+        if self.typed is not None:
+            return _settled(self.typed(values))
+        assert self.text is not None
+        return self.text.render(values)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Any:
+    return make_environment()
+
+
+@lru_cache(maxsize=4096)
+def _compiled(source: str) -> _Compiled:
+    return _Compiled(source)
+
+
+@lru_cache(maxsize=256)
+def _expression(source: str) -> TemplateExpression:
+    expression: TemplateExpression = _environment().compile_expression(source, undefined_to_none=False)
+    return expression
+
+
+def _single_expression(source: str) -> str | None:
+    """The expression of a string that is exactly one `{{ expression }}`."""
+    tokens = list(_environment().lex(source))
+    if len(tokens) < 2 or tokens[0][1] != "variable_begin" or tokens[-1][1] != "variable_end":
+        return None
+    inner = tokens[1:-1]
+    if any(kind in ("variable_begin", "variable_end", "data", "block_begin", "comment") for _, kind, _ in inner):
+        return None
+    return "".join(text for _, _, text in inner)
+
+
+def _columns(tree: nodes.Template, undeclared: frozenset[str]) -> dict[str, int]:
+    through_row = set(columns_of(tree)) - {name.name for name in tree.find_all(nodes.Name)}
+    lines: dict[str, int] = {}
+    for node in tree.find_all((nodes.Name, nodes.Getitem, nodes.Getattr)):
+        for name in columns_of(node) if not isinstance(node, nodes.Name) else [node.name]:
+            if name in undeclared or name in through_row:
+                lines[name] = min(node.lineno, lines.get(name, node.lineno))
+    return lines
+
+
+def _settled(value: Any) -> Any:
+    """The value of an expression: iterators run out, and nothing in it may be missing."""
+    if isinstance(value, Undefined):
+        str(value)  # a strict undefined says what is missing when it is used
+    if isinstance(value, Iterator) or type(value) in (range, zip, enumerate):
+        value = list(value)
+    if isinstance(value, list | tuple):
+        return [_settled(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _settled(item) for key, item in value.items()}
+    return value
+
+
+def render(value: Any, row: Mapping[str, Any], *, where: str = "", key: str = "") -> Any:
+    """A value of the spec for a row: templates rendered, lists and mappings through and through.
+
+    Args:
+        value: what stands in the spec.
+        row: the columns.
+        where: name of the place, for messages, such as ``rewards.tests.args``.
+        key: the row's key, for messages.
+
+    Raises:
+        TemplateError: a column is missing, None would become text, or the expression fails.
+    """
+    if isinstance(value, Mapping):
+        return {name: render(item, row, where=_below(where, name), key=key) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [render(item, row, where=_below(where, index), key=key) for index, item in enumerate(value)]
+    if not is_template(value):
+        return value
+    return _rendered(value, row, where, key)
+
+
+def _below(where: str, step: object) -> str:
+    return f"{where}.{step}" if where else str(step)
+
+
+def _rendered(source: str, row: Mapping[str, Any], where: str, key: str) -> Any:
+    try:
+        return _compiled(source)(row)
+    except NoneInTextError as error:
+        raise _none_in_text(error, row, where, key) from None
+    except TemplateSyntaxError as error:
+        raise TemplateError(f"template: {error.message}", where=where, row=key, line=error.lineno) from None
+    except UndefinedError as error:
+        raise _missing(error, source, row, where, key) from None
+    except (JinjaError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+        message = f"template: {type(error).__name__}: {error}"
+        raise TemplateError(message, where=where, row=key, line=_line(error, source)) from None
+
+
+def _none_in_text(error: NoneInTextError, row: Mapping[str, Any], where: str, key: str) -> TemplateError:
+    column = next((name for name in error.columns if name in row and row[name] is None), None)
+    what = f"column `{column}` is None" if column else f"an expression over {', '.join(error.columns)} is None"
+    message = f"{what}, which cannot be text; use `| default('…')`"
+    return TemplateError(message, where=where, row=key, line=error.line, column=column)
+
+
+def _missing(
+    error: UndefinedError, source: str, row: Mapping[str, Any], where: str, key: str
+) -> TemplateError:
+    for name, line in _compiled(source).columns.items():
+        if name not in row:
+            message = f"there is no column `{name}`{did_you_mean(name, row)}"
+            return TemplateError(message, where=where, row=key, line=line, column=name)
+    return TemplateError(f"template: {error.message}", where=where, row=key, line=_line(error, source))
+
+
+def _line(error: BaseException, source: str) -> int | None:
+    """The line of a text in which rendering failed; Jinja keeps none for a single expression."""
+    if _compiled(source).typed is not None:
+        return None
+    frames = walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if frame.f_code.co_filename in ("<template>", "<unknown>")]
+    return lines[-1] if lines else None
+
+
+def render_text(value: str, row: Mapping[str, Any], *, where: str = "", key: str = "") -> str:
+    """As `render`, for a place that is text: numbers become text, None is an error.
+
+    Raises:
+        TemplateError: as `render`.
+    """
+    result = render(value, row, where=where, key=key)
+    if result is None:
+        columns = tuple(columns_used(value))
+        raise _none_in_text(NoneInTextError(columns, 1), row, where, key)
+    return result if isinstance(result, str) else str(result)
+
+
+def render_section(part: S, row: Mapping[str, Any], *, where: str = "", key: str = "") -> S:
+    """A section of the spec for a row, each value coerced to the type of its key.
+
+    Raises:
+        TemplateError: as `render`, or a value does not have the type that its key declares.
+    """
+    values = render(part.model_dump(by_alias=True, exclude_unset=True), row, where=where, key=key)
+    try:
+        return type(part).model_validate(values, strict=False, context={RENDERED: True})
+    except ValidationError as error:
+        raise _wrong_type(error, where, key) from None
+
+
+def _wrong_type(error: ValidationError, where: str, key: str) -> TemplateError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(step) for step in (where, *first["loc"]) if step != "")
+    message = f"the template gives a value that does not fit: {first['msg'][:1].lower()}{first['msg'][1:]}"
+    return TemplateError(message, where=place, row=key)
+
+
+def coerce(value: Any, annotation: Any, *, where: str = "", key: str = "") -> Any:
+    """A rendered value as the type that its target declares: `"3"` as 3 for an int, 3 as `"3"` for text.
+
+    Raises:
+        TemplateError: it cannot be read as that type.
+    """
+    try:
+        adapter = _adapter(annotation)
+    except (PydanticUserError, TypeError, NameError):
+        return value  # an annotation that is no type for values, such as a forward reference
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        raise _wrong_type(error, where, key) from None
+
+
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    config = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True)
+    try:
+        return TypeAdapter(annotation, config=config)
+    except PydanticUserError:
+        return TypeAdapter(annotation)  # models bring a configuration of their own
+
+
+def evaluate(expression: str, row: Mapping[str, Any], *, where: str = "", key: str = "") -> Any:
+    """The value of an expression without braces, such as `dataset.filter`.
+
+    Raises:
+        TemplateError: as `render`.
+    """
+    return _rendered(f"{{{{ {expression} }}}}", row, where, key)
+
+
+def columns_used(value: Any) -> dict[str, int]:
+    """The columns that the templates of a value read, each with the line of its template that reads it first.
+
+    Raises:
+        TemplateError: a template is broken.
+    """
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return {name: line for item in value for name, line in columns_used(item).items()}
+    if not is_template(value):
+        return {}
+    check_syntax(value)
+    return dict(_compiled(value).columns)
+
+
+def check_syntax(source: str, *, where: str = "") -> None:
+    """Compile a template.
+
+    Raises:
+        TemplateError: it is broken.
+    """
+    try:
+        _compiled(source)
+    except TemplateSyntaxError as error:
+        raise TemplateError(f"template: {error.message}", where=where, line=error.lineno) from None
+    except JinjaError as error:
+        raise TemplateError(f"template: {error.message}", where=where) from None
+
+
+def literal(text: str) -> str:
+    """A template that gives exactly this text: how `!raw` is kept."""
+    if not is_template(text):
+        return text
+    escaped = text.encode("unicode_escape").decode("ascii").replace('"', '\\"')
+    return f'{{{{ "{escaped}" }}}}'

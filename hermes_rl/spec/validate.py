@@ -1,0 +1,193 @@
+"""A tree → a `Spec`, with every problem at its place.
+
+Pydantic says what is wrong with a value; this module says where it was written and words it for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from hermes_rl.errors import Problem
+from hermes_rl.spec import places
+from hermes_rl.spec.fields import keys_at
+from hermes_rl.spec.model.spec import Spec
+from hermes_rl.spec.nodes import (
+    MappingNode,
+    Mark,
+    Node,
+    NodePath,
+    ScalarNode,
+    find,
+    is_null,
+    locate,
+    plain,
+    rewrite,
+)
+from hermes_rl.spec.origin import Origin, place
+from hermes_rl.spec.rules import broken_rules
+from hermes_rl.spec.secrets import is_secret_key
+from hermes_rl.spec.suggest import choices
+
+_EXPECTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "mapping_type": "a mapping",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "finite_number": "a finite number",
+    "none_required": "nothing",
+}
+_BOUNDS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+
+
+def validate(root: MappingNode) -> tuple[Spec | None, list[Problem]]:
+    """The spec of a tree, or None with its problems."""
+    tree = _prune(root, ())
+    assert isinstance(tree, MappingNode)
+    tree, spec, errors = _parse(tree)
+    problems = [problem for error in errors if (problem := _problem(tree, error)) is not None]
+    data = plain(tree)
+    for fault in broken_rules(data, lambda path: locate(tree, path)[2].mark.source.folder):
+        if not _is_broken(tree, fault.path):
+            problems.append(place(tree, fault.path, fault.at).problem(fault.message))
+    if spec is None or problems:
+        return None, problems
+    spec._origin = Origin(tree)
+    return spec, []
+
+
+def _parse(tree: MappingNode) -> tuple[MappingNode, Spec | None, list[ErrorDetails]]:
+    """A variable's value is read as the type of its field: text where text is wanted, even if it is 8."""
+    try:
+        return tree, Spec.model_validate(plain(tree)), []
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_input=False)
+    texts = {locate(tree, error["loc"])[0] for error in errors if error["type"] == "string_type"}
+    changed = rewrite(tree, lambda path, node: _as_text(node) if path in texts else node)
+    if changed == tree:
+        return tree, None, errors
+    assert isinstance(changed, MappingNode)
+    return _parse(changed)
+
+
+def _as_text(node: ScalarNode) -> ScalarNode:
+    if node.written is None or not node.plain or isinstance(node.value, str):
+        return node
+    return replace(node, value=node.text)
+
+
+def _prune(node: Node, path: NodePath) -> Node:
+    """Without the keys whose value is null: they are as good as absent, but in the user's own data."""
+    if not isinstance(node, MappingNode) or places.is_in(path, places.FREE):
+        return node
+    entries = {}
+    for key, entry in node.entries.items():
+        here = (*path, key)
+        if is_null(entry.value) and not places.is_in(here, places.FREE):
+            continue
+        entries[key] = replace(entry, value=_prune(entry.value, here))
+    return replace(node, entries=entries)
+
+
+def _is_broken(tree: Node, path: NodePath) -> bool:
+    """True where the value was not even read, so that a problem is already known."""
+    node = find(tree, path)
+    return isinstance(node, ScalarNode) and node.broken
+
+
+def _problem(tree: MappingNode, error: ErrorDetails) -> Problem | None:
+    path = error["loc"]
+    if error["type"] == "spec":
+        path = (*path, *error["ctx"]["path"])
+        return _unless_broken(tree, path, place(tree, path, error["ctx"]["at"]), error["ctx"]["message"])
+    if error["type"] == "extra_forbidden":
+        return _unknown_key(tree, path)
+    if error["type"] == "missing":
+        found, _, _ = locate(tree, path[:-1])
+        return _unless_broken(tree, found, place(tree, found, "key"), _missing(error))
+    found, _, node = locate(tree, path)
+    return _unless_broken(tree, found, place(tree, found, "value"), _wrong_value(error, node))
+
+
+def _missing(error: ErrorDetails) -> str:
+    key = error["loc"][-1]
+    return f"missing key `{key}`" if isinstance(key, str) else f"expected {key + 1} values or more"
+
+
+def _unless_broken(tree: Node, path: NodePath, mark: Mark, message: str) -> Problem | None:
+    node = locate(tree, path)[2]
+    if isinstance(node, ScalarNode) and node.broken:
+        return None
+    return mark.problem(message)
+
+
+def _unknown_key(tree: MappingNode, path: NodePath) -> Problem | None:
+    name = str(path[-1])
+    if is_secret_key(name):
+        return None
+    found, key, _ = locate(tree, path)
+    return key.problem(f"unknown key `{name}`{choices(name, keys_at(Spec, found[:-1]))}")
+
+
+def _wrong_value(error: ErrorDetails, node: Node) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in _EXPECTED:
+        return f"expected {_EXPECTED[kind]}, got {describe(node)}"
+    if kind in _BOUNDS:
+        words, bound = _BOUNDS[kind]
+        return f"must be {words} {context[bound]:g}, got {describe(node)}"
+    if kind == "literal_error":
+        return _not_a_choice(str(context["expected"]), node)
+    if kind == "too_short":
+        return "must not be empty"
+    if kind == "too_long":
+        return f"expected at most {context['max_length']} values, got {context['actual_length']}"
+    if kind == "string_too_short":
+        return "must not be empty"
+    return f"{error['msg'][:1].lower()}{error['msg'][1:]}"
+
+
+def _not_a_choice(expected: str, node: Node) -> str:
+    names = [name.strip("'") for name in expected.replace(" or ", ", ").split(", ")]
+    written = str(node.value) if isinstance(node, ScalarNode) else ""
+    return f"{describe(node)} is not possible here{choices(written, names)}"
+
+
+def describe(node: Node) -> str:
+    """A value in a few words."""
+    if isinstance(node, MappingNode):
+        return "a mapping"
+    if not isinstance(node, ScalarNode):
+        return "a list"
+    if node.value is None:
+        return "nothing"
+    if isinstance(node.value, bool):
+        return "true" if node.value else "false"
+    shown = node.text if len(node.text) <= 40 else f"{node.text[:37]}…"
+    return f'the text "{shown}"' if isinstance(node.value, str) else f"the number {shown}"
+
+
+def in_order(problems: Iterable[Problem]) -> list[Problem]:
+    """Sorted by place, one per place: what follows from a first problem is no news."""
+    first: dict[tuple[Any, ...], Problem] = {}
+    for problem in problems:
+        key = (problem.file, problem.line or 0, problem.column or 0)
+        if problem.line is None:
+            key = (*key, problem.message)
+        first.setdefault(key, problem)
+    return [first[key] for key in sorted(first, key=lambda key: tuple(map(str, key[:1])) + key[1:])]

@@ -1,3 +1,61 @@
-"""Agentic reinforcement-learning environments from one YAML file."""
+"""Agentic reinforcement-learning environments from one YAML file.
+
+Public names are loaded when they are first used, so that importing this package costs nothing and configures nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hermes_rl.agent.loop import HermesAgentLoop
+    from hermes_rl.agent.result import AgentResult
+    from hermes_rl.endings import Ending
+    from hermes_rl.env.base import HermesAgentBaseEnv
+    from hermes_rl.env.config import HermesAgentEnvConfig
+    from hermes_rl.env.spec_env import SpecEnv, compile_spec
+    from hermes_rl.scoring.value import Score
+    from hermes_rl.spec.load import load_spec
+    from hermes_rl.spec.model import Spec
+    from hermes_rl.tools.context import ToolContext
+    from hermes_rl.tools.errors import ToolError
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "AgentResult": "hermes_rl.agent.result",
+    "Ending": "hermes_rl.endings",
+    "HermesAgentBaseEnv": "hermes_rl.env.base",
+    "HermesAgentEnvConfig": "hermes_rl.env.config",
+    "HermesAgentLoop": "hermes_rl.agent.loop",
+    "Score": "hermes_rl.scoring.value",
+    "Spec": "hermes_rl.spec.model",
+    "SpecEnv": "hermes_rl.env.spec_env",
+    "ToolContext": "hermes_rl.tools.context",
+    "ToolError": "hermes_rl.tools.errors",
+    "compile_spec": "hermes_rl.env.spec_env",
+    "load_spec": "hermes_rl.spec.load",
+}
+
+__all__ = [
+    "AgentResult",
+    "Ending",
+    "HermesAgentBaseEnv",
+    "HermesAgentEnvConfig",
+    "HermesAgentLoop",
+    "Score",
+    "Spec",
+    "SpecEnv",
+    "ToolContext",
+    "ToolError",
+    "__version__",
+    "compile_spec",
+    "load_spec",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hermes_rl' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -16,7 +16,7 @@ from typing import IO, Any
 import yaml
 
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.spec.model import Spec
+from hermes_rl.spec.model import Mode, Spec
 
 
 class Journal:
@@ -61,27 +61,29 @@ class Journal:
 class RunDirectory:
     """The directory of one run. Use as a context manager: it is locked while open."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fingerprint: str = "") -> None:
         self.path = path
+        self.fingerprint = fingerprint
         self._lock: IO[str] | None = None
 
     @classmethod
-    def choose(cls, spec: Spec, mode: str, out: Path | None, *, fresh: bool = False) -> RunDirectory:
+    def choose(cls, spec: Spec, mode: Mode, out: Path | None, *, fresh: bool = False) -> RunDirectory:
         """The directory for this run: `out`, or outputs/<name>/<mode>-<fingerprint>; `fresh`: one beside it.
 
         Raises:
             UserError: `out` holds another run.
         """
-        path = out or Path("outputs") / spec.name / f"{mode}-{spec.fingerprint()}"
+        fingerprint = spec.fingerprint(mode)
+        path = out or Path("outputs") / spec.name / f"{mode}-{fingerprint}"
         if fresh:
             path = _beside(path)
         held = _read_json(path / "run.json")
-        if held is not None and held.get("fingerprint") != spec.fingerprint():
+        if held is not None and held.get("fingerprint") != fingerprint:
             raise UserError(
                 f"{path} holds a run of something else ({held.get('name')}, {held.get('fingerprint')}; this one is "
-                f"{spec.name}, {spec.fingerprint()}): choose another --out, or --fresh to start beside it"
+                f"{spec.name}, {fingerprint}): choose another --out, or --fresh to start beside it"
             )
-        return cls(path)
+        return cls(path, fingerprint)
 
     def __enter__(self) -> RunDirectory:
         try:
@@ -104,7 +106,7 @@ class RunDirectory:
         """Write `spec.yaml` and `run.json`."""
         text = yaml.safe_dump(spec.resolved(), sort_keys=False, allow_unicode=True, width=110)
         write_atomically(self.path / "spec.yaml", text)
-        self.write_json("run.json", {"name": spec.name, "fingerprint": spec.fingerprint(), **provenance})
+        self.write_json("run.json", {"name": spec.name, "fingerprint": self.fingerprint, **provenance})
 
     def journal(self, name: str | Path) -> Journal:
         """A JSONL file of the run; an absolute path, or one relative to the working directory, may lie elsewhere."""

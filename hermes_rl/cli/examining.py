@@ -1,0 +1,93 @@
+"""`hermes-rl doctor`: what works on this machine, and what to do about what does not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import aiohttp
+import typer
+
+from hermes_rl.runs.launch import tokenizer_of
+from hermes_rl.sandbox.probe import probe
+from hermes_rl.spec.load import load_spec
+from hermes_rl.spec.model import Server, Spec
+from hermes_rl.tokens.tokenizer import TokenizerUnavailable, load_tokenizer
+
+PATIENCE = 5.0
+"""Seconds that a server may take to answer."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at; `remedy` is what to do where it does not work."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str | None = None
+
+
+def examine(source: str | None) -> list[Check]:
+    """Look at the sandbox, and at what a spec needs.
+
+    Raises:
+        SpecError: the spec is wrong.
+    """
+    spec = load_spec(source) if source is not None else None
+    checks = [_sandbox()]
+    if spec is None:
+        return [*checks, _tokenizer(None)]
+    if "policy" in spec.servers:
+        checks.append(_tokenizer(tokenizer_of(spec)))
+    return [*checks, *asyncio.run(_servers(spec))]
+
+
+def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:
+    """Print what was found; status 1 where something does not work."""
+    if as_json:
+        typer.echo(json.dumps([asdict(check) for check in checks], indent=2, ensure_ascii=False))
+    else:
+        for check in checks:
+            typer.echo(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {check.detail}")
+            if check.remedy is not None:
+                typer.echo(f"      {check.remedy}")
+    return 0 if all(check.ok for check in checks) else 1
+
+
+def _sandbox() -> Check:
+    found = probe()
+    return Check("sandbox bubblewrap", found.ok, found.detail, None if found.ok else found.remedy)
+
+
+def _tokenizer(name: str | None) -> Check:
+    title = f"tokenizer {name or '(the small one)'}"
+    try:
+        tokenizer = load_tokenizer(name)
+    except TokenizerUnavailable as error:
+        return Check(title, False, str(error), "without it, groups have messages and no tokens")
+    return Check(title, True, f"{len(tokenizer.control)} control tokens")
+
+
+async def _servers(spec: Spec) -> list[Check]:
+    servers = [(role, server) for role, given in spec.servers.items() for server in given]
+    return list(await asyncio.gather(*(_server(role, server) for role, server in servers)))
+
+
+async def _server(role: str, server: Server) -> Check:
+    """Ask for the list of models, which costs nothing; any answer at all means that the server is there."""
+    title = f"server {role} ({server.type})"
+    if server.type == "scripted":
+        return Check(title, True, "built in")
+    if server.base_url is None:
+        return Check(title, False, "it has no base_url", f"set servers.{role}.base_url")
+    url = server.base_url.rstrip("/") + "/models"
+    try:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE)) as session, session.get(url) as answer:
+            return Check(title, True, f"{url} answers with status {answer.status}")
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        return Check(title, False, f"{url}: {type(error).__name__} {error}".rstrip(), "is it running, and is the address right?")
+
+

@@ -1,0 +1,71 @@
+"""`hermes-rl list`: what a spec may name, one line each."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+
+def listed(kind: str) -> list[dict[str, str]]:
+    """Entries of {name, description}, sorted by name where the order means nothing."""
+    return {
+        "specs": _specs,
+        "toolsets": _toolsets,
+        "tools": _tools,
+        "distributions": _distributions,
+        "rewards": _rewards,
+        "parsers": _parsers,
+        "renderers": _renderers,
+        "sandboxes": _sandboxes,
+    }[kind]()
+
+
+def _entry(name: str, description: str) -> dict[str, str]:
+    return {"name": name, "description": description}
+
+
+def _specs() -> list[dict[str, str]]:
+    from hermes_rl.spec.load import load_spec, shipped_specs
+
+    return [_entry(name, load_spec(path, environ={}).description or "") for name, path in shipped_specs().items()]
+
+
+def _toolsets() -> list[dict[str, str]]:
+    from hermes_rl.tools.catalogue import describe_toolsets
+
+    return [_entry(name, description) for name, description in describe_toolsets().items()]
+
+
+def _tools() -> list[dict[str, str]]:
+    from hermes_rl.tools.catalogue import resolve_toolsets
+
+    return [_entry(tool.name, tool.description.partition("\n")[0]) for tool in resolve_toolsets(None)]
+
+
+def _distributions() -> list[dict[str, str]]:
+    return [_entry("(your own)", "toolsets: {distribution: {toolset: probability}}; names are not available yet")]
+
+
+def _rewards() -> list[dict[str, str]]:
+    from hermes_rl.scoring.find import published_rewards, shipped_rewards
+
+    shipped = [_entry(name, _first_line(path)) for name, path in shipped_rewards().items()]
+    return shipped + [_entry(name, point.value) for name, point in sorted(published_rewards().items())]
+
+
+def _first_line(path: Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+
+
+def _parsers() -> list[dict[str, str]]:
+    return [_entry("(the server's)", "chat servers parse tool calls themselves; token-level parsers are not available yet")]
+
+
+def _renderers() -> list[dict[str, str]]:
+    return [_entry("template", "the tokenizer's own chat template; families of renderers are not available yet")]
+
+
+def _sandboxes() -> list[dict[str, str]]:
+    from hermes_rl.sandbox.probe import describe_backends
+
+    return [_entry(name, description) for name, description in describe_backends().items()]

@@ -1,0 +1,157 @@
+"""The command line: `hermes-rl run | validate | list | schema | doctor | regrade`.
+
+Owns the exit status: 0 done, 1 the run failed, 2 the user's input is wrong, 130 after Ctrl-C. Progress and messages go
+to stderr, results to stdout. Wrong input never shows a traceback; a bug always does.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from hermes_rl.errors import HermesRLError, UserError
+
+Mode = Literal["serve", "process", "evaluate"]
+Kind = Literal[
+    "specs", "toolsets", "tools", "distributions", "rewards", "parsers", "renderers", "sandboxes"
+]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Agentic reinforcement-learning environments from one YAML file.",
+)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Every field of Atropos is accepted too: --env.<field> VALUE, --openai.<field> VALUE.",
+)
+def run(
+    context: typer.Context,
+    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.")],
+    mode: Annotated[Mode, typer.Argument(help="serve a trainer, process into files, or evaluate a model.")],
+    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in --set agent.max_turns=5.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory of the run.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, beside an earlier run.")] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+) -> None:
+    """Play rollouts of a spec."""
+    from hermes_rl.cli.running import Request, run_spec
+
+    request = Request(spec, mode, tuple(sets or ()), tuple(context.args), out, fresh, demo, quiet, env_file)
+    raise typer.Exit(run_spec(request))
+
+
+@app.command()
+def validate(
+    specs: Annotated[list[str], typer.Argument(help="Paths, or names of shipped specs.")],
+    deep: Annotated[bool, typer.Option("--deep", help="Also play the solution and judge the rewards.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Check specs, the code and data that they name, and their templates; no network, no model."""
+    from hermes_rl.cli.validating import validate_specs
+
+    raise typer.Exit(validate_specs(specs, deep=deep, as_json=as_json))
+
+
+@app.command(name="list")
+def list_things(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """List what a spec may name."""
+    from hermes_rl.cli.listing import listed
+
+    entries = listed(kind)
+    if as_json:
+        _print(json.dumps(entries, indent=2, ensure_ascii=False))
+        return
+    width = max((len(entry["name"]) for entry in entries), default=0)
+    for entry in entries:
+        _print(f"{entry['name']:<{width}}  {entry['description']}".rstrip())
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the spec, for editors."""
+    from hermes_rl.spec.schema import spec_json_schema
+
+    _print(json.dumps(spec_json_schema(), indent=2, ensure_ascii=False))
+
+
+@app.command()
+def doctor(
+    spec: Annotated[str | None, typer.Argument(help="A spec whose servers and tokenizer are checked too.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Say what works on this machine: sandbox, tokenizer, servers."""
+    from hermes_rl.cli.examining import examine, print_checks
+
+    raise typer.Exit(print_checks(examine(spec), as_json=as_json))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def regrade(run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
+    """New rewards or weights over what a run kept (not available yet)."""
+    raise UserError(f"regrade is not available yet: {run_directory} is left as it is")
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    context: typer.Context,
+    show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Nothing but --version."""
+    import hermes_rl
+
+    if show:
+        _print(hermes_rl.__version__)
+        raise typer.Exit
+
+
+def _print(text: str) -> None:
+    typer.echo(text)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The program; ends the process with the exit status."""
+    sys.exit(status(arguments))
+
+
+def status(arguments: list[str] | None = None) -> int:
+    """Run a command line and return its exit status; a bug travels with its traceback."""
+    try:
+        result: Any = app(arguments, standalone_mode=False)
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        return 130
+    except HermesRLError as error:
+        typer.echo(f"error: {error}" if "\n" not in str(error) else str(error), err=True)
+        return 2 if isinstance(error, UserError) else 1
+    except Exception as error:
+        return _usage(error)
+    return result if isinstance(result, int) else 0
+
+
+def _usage(error: Exception) -> int:
+    """Mistakes in the command line are shown by click; anything else is a bug and travels."""
+    import click
+
+    if isinstance(error, click.ClickException):
+        error.show()
+        return 2
+    if isinstance(error, click.exceptions.Abort):
+        return 130
+    raise error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""`hermes-rl run`: from the command line to a launch, and from its outcome to words."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+
+from hermes_rl.cli.policy import with_policy
+from hermes_rl.errors import UserError
+from hermes_rl.runs.evaluate import Evaluation
+from hermes_rl.runs.launch import Launch, run_evaluate, run_process
+from hermes_rl.runs.process import ProcessSummary
+from hermes_rl.runs.progress import Progress
+from hermes_rl.spec.load import load_spec
+from hermes_rl.spec.model import Mode, Spec
+from hermes_rl.spec.overrides import parse_extra_args
+
+T = TypeVar("T")
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Request:
+    """The words of `hermes-rl run`."""
+
+    spec: str
+    mode: Mode
+    sets: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    out: Path | None = None
+    fresh: bool = False
+    demo: bool = False
+    quiet: bool = False
+    env_file: Path | None = None
+
+
+def run_spec(request: Request) -> int:
+    """Load, play and sum up; returns the exit status.
+
+    Raises:
+        UserError: the command line or the spec is wrong.
+        RunError: the run failed.
+    """
+    environ = environment(request.env_file)
+    progress = Progress(quiet=request.quiet)
+    spec = with_policy(lambda more: _load(request, environ, more), environ)
+    if spec.demo:
+        progress.note("demo: a scripted policy plays; no model, network or container is used")
+    launch = Launch(request.mode, request.out, request.fresh, environ, progress)
+    try:
+        return _MODES[request.mode](spec, launch)
+    except KeyboardInterrupt:
+        progress.note("interrupted; what is complete is kept, and the same command goes on from there")
+        return INTERRUPTED
+    finally:
+        progress.end()
+
+
+def environment(env_file: Path | None) -> dict[str, str]:
+    """The process's environment with the lines of `env_file` added; neither is changed.
+
+    Raises:
+        UserError: the file cannot be read, or a line is not KEY=VALUE.
+    """
+    environ = dict(os.environ)
+    if env_file is None:
+        return environ
+    try:
+        lines = env_file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--env-file {env_file} cannot be read: {error}") from error
+    for number, line in enumerate(lines, 1):
+        text = line.strip().removeprefix("export ").strip()
+        if not text or text.startswith("#"):
+            continue
+        key, found, value = text.partition("=")
+        if not found or not key.strip().isidentifier():
+            raise UserError(f"{env_file}:{number}: expected KEY=VALUE")  # the line itself may hold a secret
+        environ[key.strip()] = value.strip().strip("'\"")
+    return environ
+
+
+def _load(request: Request, environ: Mapping[str, str], more: tuple[str, ...]) -> Spec:
+    overrides = parse_extra_args(request.flags, [*request.sets, *more])
+    return load_spec(
+        request.spec, overrides=overrides, demo=request.demo, environ=environ, mode=request.mode
+    )
+
+
+def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
+    """asyncio.run, with SIGTERM treated as Ctrl-C: what is in flight is released before the process ends."""
+
+    async def guarded() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
+    try:
+        return asyncio.run(guarded())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def _process(spec: Spec, launch: Launch) -> int:
+    summary, directory = run_interruptible(run_process(spec, launch))
+    launch.progress.end()
+    typer.echo(_process_words(spec, summary))
+    typer.echo(f"run directory: {directory.path}")
+    return 0 if summary.stopped is None else 1
+
+
+def _process_words(spec: Spec, summary: ProcessSummary) -> str:
+    there = summary.kept + summary.written
+    words = f"{there} of {spec.process.groups} groups of {spec.process.group_size} in {summary.seconds:.1f} s"
+    if summary.kept:
+        words += f" ({summary.kept} were there already)"
+    if summary.uniform:
+        words += f"; {summary.uniform} uniform groups left out"
+    if summary.failed:
+        words += f"; groups dropped: {_counts(summary.failed)}"
+    return words if summary.stopped is None else f"{words}; ended early: {summary.stopped}"
+
+
+def _evaluate(spec: Spec, launch: Launch) -> int:
+    found, directory = run_interruptible(run_evaluate(spec, launch))
+    launch.progress.end()
+    for line in evaluation_lines(found):
+        typer.echo(line)
+    typer.echo(f"run directory: {directory.path}")
+    if not found.reliable:
+        typer.echo("error: more than 2 % of the rollouts could not be graded, see `error` in rollouts.jsonl", err=True)
+    return 0 if found.reliable and found.stopped is None else 1
+
+
+def evaluation_lines(found: Evaluation) -> list[str]:
+    """The result for people: the mean with its standard error, then what else there is."""
+    metrics = found.metrics
+    error = metrics.get("eval/mean_reward_stderr")
+    lines = [f"mean reward {metrics['eval/mean_reward']:.4f}" + (f" ± {error:.4f}" if error is not None else "")]
+    if found.ungraded:
+        low, high = metrics["eval/mean_reward_lower"], metrics["eval/mean_reward_upper"]
+        causes = Counter(str(r.ending) for r in found.rollouts if r.score is None)
+        lines.append(f"{found.ungraded} rollouts could not be graded ({_counts(causes)}): mean in [{low:.4f}, {high:.4f}]")
+    shown = ("eval/pass", "eval/reward/", "eval/ending/")
+    lines += [f"{name.removeprefix('eval/')} {value:.4f}" for name, value in metrics.items() if name.startswith(shown)]
+    return lines
+
+
+def _serve(spec: Spec, launch: Launch) -> int:
+    from hermes_rl.env.serve import run_serve
+
+    run_interruptible(run_serve(spec, launch))
+    return 0
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{cause} {count}" for cause, count in counts.items())
+
+
+_MODES: dict[str, Callable[[Spec, Launch], int]] = {"process": _process, "evaluate": _evaluate, "serve": _serve}
+

@@ -1,0 +1,67 @@
+"""`hermes-rl validate`: everything about a spec that can be told without a model and without a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+import typer
+
+from hermes_rl.errors import NotYetAvailable, Problem, SpecError, UserError
+from hermes_rl.rollouts.needs import available
+from hermes_rl.spec.check import check_spec
+from hermes_rl.spec.load import load_spec
+from hermes_rl.tools.catalogue import known_toolsets
+
+
+@dataclass
+class Verdict:
+    """What was found about one spec."""
+
+    spec: str
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+
+
+def validate_specs(specs: Sequence[str], *, deep: bool, as_json: bool) -> int:
+    """Check each spec and print what is wrong; status 2 where anything is.
+
+    Raises:
+        NotYetAvailable: `deep` was asked for.
+    """
+    if deep:
+        raise NotYetAvailable("validate --deep is not available yet; without --deep everything static is checked")
+    verdicts = [judge(spec) for spec in specs]
+    if as_json:
+        typer.echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=2, ensure_ascii=False))
+    else:
+        for verdict in verdicts:
+            _print(verdict)
+    return 2 if any(verdict.problems for verdict in verdicts) else 0
+
+
+def judge(source: str) -> Verdict:
+    """Load and check one spec; whatever is wrong becomes a problem, not an exception."""
+    verdict = Verdict(source)
+    try:
+        spec = load_spec(source)
+        problems, warnings = check_spec(spec, known_toolsets=known_toolsets())
+    except SpecError as error:
+        verdict.problems = list(error.problems)
+    except UserError as error:
+        verdict.problems = [Problem(source, None, None, str(error))]
+    else:
+        missing = {problem for mode in ("process", "evaluate", "serve") for problem in available(spec, mode)}
+        verdict.problems = list(problems)
+        verdict.warnings = [*warnings, *sorted(missing, key=str)]
+    return verdict
+
+
+def _print(verdict: Verdict) -> None:
+    for problem in verdict.problems:
+        typer.echo(str(problem), err=True)
+    for warning in verdict.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    if not verdict.problems:
+        typer.echo(f"{verdict.spec}: valid")

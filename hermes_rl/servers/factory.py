@@ -32,19 +32,23 @@ def create_role(name: str, configs: Sequence[ServerConfig], retry: RetryPolicy |
     return Role(name, [_backend(name, config) for config in configs], retry)
 
 
-def config_from_spec(server: Any, environ: Mapping[str, str], api_key: str | None = None) -> ServerConfig:
+def config_from_spec(
+    server: Any, environ: Mapping[str, str], *, api_key: str | None = None, seed: int = 0
+) -> ServerConfig:
     """The configuration that a server of the spec describes, with its keys taken from `environ`.
 
-    `api_key` is one given on the command line; it wins over `api_key_env`. A value of None in the spec
-    leaves the default.
+    `api_key` is one given on the command line; it wins over `api_key_env`. `seed` is that of the spec,
+    for a server without its own. Any other value of None in the spec leaves the default.
     """
-    given = {name: getattr(server, name, None) for name in _PLAIN}
+    given = {"seed": seed} | {
+        name: value for name in _PLAIN if (value := getattr(server, name, None)) is not None
+    }
     key_env = getattr(server, "api_key_env", None)
     if api_key is None and key_env is not None:
         api_key = _variable(environ, key_env, "api_key_env")
     headers = getattr(server, "headers_env", None) or {}
     return ServerConfig(
-        **{name: _plain(value) for name, value in given.items() if value is not None},
+        **{name: _plain(value) for name, value in given.items()},
         api_key=Secret(api_key) if api_key is not None else None,
         headers={
             header: Secret(_variable(environ, variable, f"headers_env.{header}"))

@@ -17,6 +17,8 @@ from hermes_rl.tokens.guard import Guard
 from hermes_rl.tokens.sequence import MASKED, MASKED_LOGPROB, Sequence
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools
 
+__all__ = ["ChatTokens", "SampledTurn", "Sequence", "chat_tokens", "turn_ids"]
+
 
 @dataclass(frozen=True, slots=True)
 class SampledTurn:

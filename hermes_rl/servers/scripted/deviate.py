@@ -51,7 +51,7 @@ def _wrong(value: Any, by: int, turned: int) -> Any:
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):
-        return value + by
+        return value + by if value + by != value else -value
     if isinstance(value, Mapping):
         return {key: _wrong(item, by, turned) for key, item in value.items()}
     if isinstance(value, list | tuple):

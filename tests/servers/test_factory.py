@@ -1,0 +1,73 @@
+"""From a spec's servers to roles: types that are refused, keys from the environment."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from hermes_rl.errors import NotYetAvailable, UserError
+from hermes_rl.servers.base import Secret, ServerConfig
+from hermes_rl.servers.factory import config_from_spec, create_role
+from hermes_rl.spec.model.servers import Server
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "atropos"])
+def test_token_level_servers_say_that_they_are_not_there_yet(kind: str) -> None:
+    with pytest.raises(NotYetAvailable, match=rf"servers.policy: token-level.*{kind}"):
+        create_role("policy", [ServerConfig(kind, "http://localhost:1/v1")])
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (ServerConfig("trl", "http://localhost:1"), "takes plain prompts"),
+        (ServerConfig("opneai", "http://localhost:1"), "there are atropos, openai"),
+        (ServerConfig("openai"), "needs a base_url"),
+    ],
+)
+def test_what_cannot_work_is_refused(config: ServerConfig, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        create_role("policy", [config])
+
+
+def test_a_role_needs_a_server() -> None:
+    with pytest.raises(UserError, match="no server"):
+        create_role("judge", [])
+
+
+def test_a_server_of_a_spec() -> None:
+    server = Server.model_validate(
+        {
+            "type": "openai",
+            "base_url": "http://h/v1",
+            "model": "m",
+            "api_key_env": "K",
+            "headers_env": {"X-A": "A"},
+            "timeout": 5,
+        }
+    )
+    config = config_from_spec(server, {"K": " key-1 \n", "A": "v"}, seed=7)
+    assert (config.type, config.base_url, config.model, config.timeout) == ("openai", "http://h/v1", "m", 5)
+    assert (config.api_key, config.headers, config.seed) == (Secret("key-1"), {"X-A": Secret("v")}, 7)
+
+
+def test_no_variable_named_means_no_key() -> None:
+    config = config_from_spec(
+        SimpleNamespace(type="scripted", deviate=0.4, seed=3), {"OPENAI_API_KEY": "k"}, seed=7
+    )
+    assert (config.api_key, config.deviate, config.seed) == (None, 0.4, 3)
+
+
+def test_a_key_of_the_command_line_wins() -> None:
+    server = SimpleNamespace(type="openai", api_key_env="MISSING")
+    assert config_from_spec(server, {}, api_key="given").api_key == Secret("given")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [("", "K, named by api_key_env.*not set"), ("a\nb", "line break")]
+)
+def test_a_key_that_cannot_be_used_is_named_and_not_shown(value: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        config_from_spec(SimpleNamespace(type="openai", api_key_env="K"), {"K": value})
+    assert not value or value not in str(caught.value)

@@ -1,0 +1,17 @@
+"""A rollout's machine: files and commands behind one interface, whatever fences them in."""
+
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import BackgroundProcess, CommandResult, FileInfo, Sandbox
+from hermes_rl.sandbox.config import BACKENDS, Limits, SandboxConfig, SandboxFile
+
+__all__ = [
+    "BACKENDS",
+    "BackgroundProcess",
+    "CommandResult",
+    "FileInfo",
+    "Limits",
+    "Sandbox",
+    "SandboxConfig",
+    "SandboxFile",
+    "create_sandbox",
+]

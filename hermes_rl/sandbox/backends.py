@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
-from hermes_rl.errors import NotYetAvailable
+from hermes_rl.errors import NotYetAvailable, UserError
+from hermes_rl.plugins import did_you_mean
 from hermes_rl.sandbox.base import Sandbox
-from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.sandbox.config import BACKENDS, SandboxConfig
+
+AVAILABLE = ("bubblewrap", "none")
 
 
 def create_sandbox(config: SandboxConfig) -> Sandbox:
-    """A sandbox that is not started yet."""
-    raise NotYetAvailable(f"sandbox backend {config.backend!r} is not available yet")
+    """A sandbox that is not started yet.
+
+    Raises `NotYetAvailable` for what this version cannot run, `UserError` for what nothing can.
+    """
+    check_available(config)
+    if config.backend == "none":
+        from hermes_rl.sandbox.none import NoSandbox
+
+        return NoSandbox(config)
+    from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
+
+    return BubblewrapSandbox(config)
+
+
+def check_available(config: SandboxConfig) -> None:
+    """Raise where this version has no such sandbox, without looking at the machine."""
+    if config.backend not in BACKENDS:
+        hint = did_you_mean(config.backend, BACKENDS)
+        raise UserError(
+            f"no sandbox backend is named {config.backend!r}{hint} (there are {', '.join(BACKENDS)})"
+        )
+    if config.backend not in AVAILABLE:
+        raise NotYetAvailable(
+            f"sandbox.backend {config.backend!r} is not there yet; this version runs {' and '.join(AVAILABLE)}"
+        )
+    if config.image is not None:
+        raise NotYetAvailable(f"sandbox.image is not there yet for backend {config.backend!r}")
+    if isinstance(config.network, tuple):
+        raise NotYetAvailable("sandbox.network with a list of hosts is not there yet; use true or false")

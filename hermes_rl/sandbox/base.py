@@ -139,7 +139,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Release everything: processes, descriptors, temporary files. May be called twice, or when cancelled."""
+        """Release processes, descriptors, temporary files. May be called twice, and while being cancelled."""
 
     # ------------------------------------------------------------------ commands
 
@@ -170,7 +170,7 @@ class Sandbox(ABC):
         env: Mapping[str, str] | None = None,
         output_limit: int = OUTPUT_LIMIT,
     ) -> BackgroundProcess:
-        """Start a command and come back; its standard input is a pipe. Raises `OSError` if it cannot start."""
+        """Start a command and come back; its standard input is a pipe. `OSError` if it cannot start."""
 
     # ------------------------------------------------------------------ files
 
@@ -180,7 +180,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
-        """Write a file whole, making the folders above it; `mode` None keeps the mode of a file that exists."""
+        """Write a file whole and make the folders above it; `mode` None keeps that of a file that exists."""
 
     @abstractmethod
     async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
@@ -205,7 +205,7 @@ class Sandbox(ABC):
     # ------------------------------------------------------------------ shared
 
     def resolve(self, path: str, cwd: str | None = None) -> str:
-        """`path` as an absolute path of the sandbox: ``~`` is the home, relative starts at `cwd` or `workdir`."""
+        """`path` made absolute: ``~`` is the home; a relative one starts at `cwd`, or else at `workdir`."""
         if path == "~" or path.startswith("~/"):
             path = self.home + path[1:]
         return posixpath.normpath(posixpath.join(self.workdir, cwd or "", path))

@@ -1,0 +1,184 @@
+"""The host's end of the conversation with a sandbox's helper, on an asyncio event loop.
+
+Owns the control socket: numbering requests, matching answers, telling when a process has ended or the
+helper is gone. No thread is used, so that one loop serves hundreds of sandboxes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hermes_rl.sandbox.bundle import memory_file
+from hermes_rl.sandbox.wire import FRAME_LIMIT, IN_FILE, MAX_FDS, number, pack, unpack
+
+Frame = tuple[bytes, list[int]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the helper answered; the descriptors are the receiver's to close."""
+
+    fields: list[bytes]
+    payload: bytes
+    fds: list[int]
+
+
+class ChannelLostError(Exception):
+    """The helper is gone, or the channel was closed."""
+
+
+class Channel:
+    """One control socket. `on_exit(job, code)` and `on_lost()` are called on the loop."""
+
+    def __init__(
+        self, control: socket.socket, on_exit: Callable[[int, int], None], on_lost: Callable[[], None]
+    ) -> None:
+        control.setblocking(False)
+        self._socket = control
+        self._loop = asyncio.get_running_loop()
+        self._on_exit, self._on_lost = on_exit, on_lost
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._unsent: deque[Frame] = deque()
+        self._last = 0
+        self.open = True
+        self._loop.add_reader(control, self._receive)
+
+    def next_number(self) -> int:
+        self._last += 1
+        return self._last
+
+    async def ask(
+        self,
+        operation: str,
+        *fields: bytes,
+        payload: bytes = b"",
+        fds: Sequence[int] = (),
+        request: int | None = None,
+    ) -> Answer:
+        """Send a request and wait for its answer; raises the `OSError` that the helper met.
+
+        `fds` stay the caller's. `payload` and `fds` do not go together with fields beyond a datagram.
+        """
+        if not self.open:
+            raise ChannelLostError
+        request = request if request is not None else self.next_number()
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._waiting[request] = future
+        self._send(pack([number(request), operation.encode(), *fields], payload), fds)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                _close(future.result().fds)
+            raise
+        finally:
+            self._waiting.pop(request, None)
+
+    def tell(self, operation: str, *fields: bytes) -> None:
+        """Send a request whose answer nobody waits for."""
+        if self.open:
+            self._send(pack([number(self.next_number()), operation.encode(), *fields]), ())
+
+    def close(self) -> None:
+        """End the conversation; what still waits is told that the helper is gone."""
+        if not self.open:
+            return
+        self.open = False
+        self._loop_call(self._loop.remove_reader)
+        self._loop_call(self._loop.remove_writer)
+        self._socket.close()
+        for _, fds in self._unsent:
+            _close(fds)
+        for future in self._waiting.values():
+            if not future.done() and not self._loop.is_closed():
+                future.set_exception(ChannelLostError())
+        self._waiting.clear()
+
+    # ------------------------------------------------------------------ sending
+
+    def _send(self, frame: bytes, fds: Sequence[int]) -> None:
+        # Copies: the caller closes its own, maybe before a full socket lets the frame out.
+        copies = [os.dup(fd) for fd in fds]
+        if len(frame) > FRAME_LIMIT:
+            copies.insert(0, memory_file(frame, "frame"))
+            frame = IN_FILE
+        self._unsent.append((frame, copies))
+        if len(self._unsent) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._unsent:
+            frame, fds = self._unsent[0]
+            try:
+                socket.send_fds(self._socket, [frame], fds)
+            except BlockingIOError:
+                self._loop.add_writer(self._socket, self._flush)
+                return
+            except OSError:
+                self._lose()
+                return
+            self._unsent.popleft()
+            _close(fds)
+        self._loop.remove_writer(self._socket)
+
+    # ------------------------------------------------------------------ receiving
+
+    def _receive(self) -> None:
+        while self.open:
+            try:
+                frame, fds, _, _ = socket.recv_fds(
+                    self._socket, FRAME_LIMIT + 4096, MAX_FDS, socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                return
+            except OSError:
+                frame, fds = b"", []
+            if not frame:
+                self._lose()
+                return
+            self._dispatch(*_unfold(frame, fds))
+
+    def _dispatch(self, frame: bytes, fds: list[int]) -> None:
+        fields, payload = unpack(frame)
+        if fields[0] == b"exit":
+            self._on_exit(int(fields[1]), int(fields[2]))
+            return
+        future = self._waiting.pop(int(fields[0]), None)
+        if future is None or future.done():
+            _close(fds)  # whoever asked was cancelled meanwhile
+        elif fields[1] == b"ok":
+            future.set_result(Answer(fields[2:], payload, fds))
+        else:
+            _close(fds)
+            future.set_exception(OSError(int(fields[2]), fields[3].decode("utf-8", "replace")))
+
+    def _lose(self) -> None:
+        self.close()
+        self._on_lost()
+
+    def _loop_call(self, function: Callable[[socket.socket], object]) -> None:
+        # A loop that was closed first has forgotten its readers already.
+        with contextlib.suppress(RuntimeError):
+            function(self._socket)
+
+
+def _unfold(frame: bytes, fds: list[int]) -> Frame:
+    """A message that came in a file, read from it."""
+    if frame != IN_FILE:
+        return frame, fds
+    first = fds.pop(0)
+    try:
+        return os.pread(first, os.fstat(first).st_size, 0), fds
+    finally:
+        os.close(first)
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,266 @@
+"""The program that runs inside a sandbox as its first process and does what the host asks of it.
+
+Owns starting and killing processes there; file operations are `helper_files`, messages `wire`. It keeps no
+policy: timeouts, limits on output and who may ask for what are the host's. Its death is the end of the
+sandbox: as process 1 of a PID namespace the kernel then kills everything in it; without a namespace it is
+the "subreaper" of all its descendants and kills them itself, then removes their folder.
+
+It runs under whatever Python the sandbox has (3.8 or later). Of the standard library it takes the C modules
+`_socket`, `_signal` and `_ctypes`: their wrappers, or `pathlib`, would double the time that a sandbox takes
+to start.
+"""
+
+# ruff: noqa: PTH123, PTH208
+
+from __future__ import annotations
+
+import _ctypes
+import _signal  # type: ignore[import-not-found]  # typeshed leaves it out
+import _socket
+import errno
+import os
+import resource
+import select
+import sys
+import time
+
+from hermes_rl.sandbox.helper_files import OPERATIONS, remove, write_all
+from hermes_rl.sandbox.wire import FRAME_LIMIT, IN_FILE, MAX_FDS, number, pack, unpack
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hermes_rl.sandbox.helper_files import Answer
+
+FIRST_FD = 10
+"""Descriptors below this number are free to be given to a process under that number."""
+KILL_SECONDS = 5.0
+PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
+IGNORED = (_signal.SIGINT, _signal.SIGHUP, _signal.SIGTERM, _signal.SIGPIPE)
+RESET = (*IGNORED, _signal.SIGCHLD, _signal.SIGXFSZ)
+
+
+class Helper:
+    """One control socket, and the processes that were started for it."""
+
+    def __init__(self, fd: int) -> None:
+        self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fd)
+        self.is_init = os.getpid() == 1
+        self.folder = b""
+        self.jobs: dict[int, bytes] = {}
+        """Process id → number of the request that started it."""
+        self.operations = dict(OPERATIONS)
+        self.operations.update({b"init": self.init, b"kill": self.kill, b"killall": self.kill_all})
+
+    # ------------------------------------------------------------------ the loop
+
+    def serve(self) -> None:
+        wake, self.waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        _signal.set_wakeup_fd(self.waker, warn_on_full_buffer=False)
+        _signal.signal(_signal.SIGCHLD, lambda *_: None)
+        for signal in IGNORED:
+            _signal.signal(signal, _signal.SIG_IGN)
+        poll = select.poll()
+        poll.register(self.socket.fileno(), select.POLLIN)
+        poll.register(wake, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd == wake:
+                    os.read(wake, 4096)
+                elif not self.answer():
+                    return
+            self.reap()
+
+    def answer(self) -> bool:
+        """Do one request; False at the end of the conversation."""
+        frame, fds = self.receive()
+        if not frame:
+            return False
+        fields, payload = unpack(frame)
+        try:
+            if fields[1] == b"spawn":
+                answer = self.spawn(fields[0], fields[2:], fds)
+            else:
+                answer = self.operations[fields[1]](fields[2:], payload, fds)
+            self.send([fields[0], b"ok", *answer[0]], answer[1], answer[2])
+        except OSError as error:
+            self.send([fields[0], b"error", number(error.errno or errno.EIO), str(error.strerror).encode()])
+        except Exception as error:  # noqa: BLE001
+            # One request that cannot be done must not be the end of the sandbox.
+            self.send([fields[0], b"error", number(errno.EIO), repr(error).encode("utf-8", "replace")])
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def receive(self) -> tuple[bytes, list[int]]:
+        frame, rest, _, _ = self.socket.recvmsg(
+            FRAME_LIMIT + 4096, _socket.CMSG_SPACE(4 * MAX_FDS), _socket.MSG_CMSG_CLOEXEC
+        )
+        raw = b"".join(data for level, kind, data in rest if kind == _socket.SCM_RIGHTS)
+        fds = [int.from_bytes(raw[i : i + 4], sys.byteorder) for i in range(0, len(raw), 4)]
+        if frame == IN_FILE:
+            size = os.fstat(fds[0]).st_size
+            frame = os.pread(fds[0], size, 0)
+            os.close(fds.pop(0))
+        return frame, fds
+
+    def send(self, fields: list[bytes], payload: bytes = b"", fds: list[int] | None = None) -> None:
+        frame, fds = pack(fields, payload), list(fds or ())
+        if len(frame) > FRAME_LIMIT:
+            fds.insert(0, os.memfd_create("frame", os.MFD_CLOEXEC))
+            write_all(fds[0], frame)
+            frame = IN_FILE
+        raw = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
+        rest = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, raw)] if fds else []
+        try:
+            self.socket.sendmsg([frame], rest)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    # ------------------------------------------------------------------ operations
+
+    def init(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
+        """folder to remove at the end, then name=value of each resource limit."""
+        self.folder = fields[0]
+        for field in fields[1:]:
+            name, _, value = field.decode().partition("=")
+            resource.setrlimit(getattr(resource, name), (int(value), int(value)))
+        return [], b"", []
+
+    def spawn(self, job: bytes, fields: list[bytes], fds: list[int]) -> Answer:
+        """cwd, descriptors as target:index, number of arguments, arguments …, variables … → process id."""
+        count = int(fields[2])
+        arguments, variables = fields[3 : 3 + count], fields[3 + count :]
+        env = dict(variable.partition(b"=")[::2] for variable in variables)
+        actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, self.null, 0)]
+        for pair in fields[1].split(b","):
+            target, _, index = pair.partition(b":")
+            actions.append((os.POSIX_SPAWN_DUP2, fds[int(index)], int(target)))
+        try:
+            os.chdir(fields[0])
+        except OSError as error:
+            raise OSError(error.errno, f"working directory: {error.strerror}") from error
+        try:
+            pid = os.posix_spawnp(
+                arguments[0], arguments, env, file_actions=actions, setsid=True, setsigdef=RESET
+            )
+        finally:
+            os.chdir("/")
+        self.jobs[pid] = job
+        return [number(pid)], b"", []
+
+    def kill(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
+        """number of the spawn, signal; a process that has ended already is no error."""
+        for pid, job in self.jobs.items():
+            if job == fields[0]:
+                os.killpg(pid, int(fields[1]))
+        return [], b"", []
+
+    def kill_all(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
+        end = time.monotonic() + KILL_SECONDS
+        while self.kill_round() and time.monotonic() < end:
+            time.sleep(0.0005)
+            self.reap()
+        return [], b"", []
+
+    # ------------------------------------------------------------------ processes
+
+    def kill_round(self) -> bool:
+        """Kill what runs; True while there is something left to wait for."""
+        if self.is_init:
+            try:
+                os.kill(-1, _signal.SIGKILL)
+            except ProcessLookupError:
+                return False
+            return True
+        pids = descendants(os.getpid())
+        for pid in pids:
+            try:
+                os.kill(pid, _signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        return bool(pids)
+
+    def reap(self) -> None:
+        """Report what has ended; orphans that became our children are just buried."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            job = self.jobs.pop(pid, None)
+            if job is not None:
+                signalled = os.WIFSIGNALED(status)
+                code = 128 + os.WTERMSIG(status) if signalled else os.WEXITSTATUS(status)
+                self.send([b"exit", job, number(code)])
+
+    def prepare(self) -> None:
+        """Make the process one that its children cannot trace, with the low descriptors out of the way."""
+        prctl(PR_SET_DUMPABLE, 0)
+        if not self.is_init:
+            prctl(PR_SET_CHILD_SUBREAPER, 1)
+        os.umask(0o022)
+        os.chdir("/")
+        own = self.socket.fileno()
+        os.set_inheritable(own, False)
+        os.closerange(3, own)
+        os.closerange(own + 1, 1024)
+        self.null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        while self.null < FIRST_FD:
+            self.null = os.dup(self.null)
+
+    def finish(self) -> None:
+        """The host is gone. Process 1 just ends; anything else has to clear up after itself."""
+        if self.is_init:
+            return
+        self.kill_all([], b"", [])
+        if self.folder:
+            remove([self.folder], b"", [])
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids below `root`, zombies left out."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+            except OSError:
+                continue
+            if state != b"Z":
+                parents[int(name)] = int(parent)
+    found = {root}
+    while True:
+        more = {pid for pid, parent in parents.items() if parent in found} - found
+        if not more:
+            return sorted(found - {root})
+        found |= more
+
+
+def prctl(option: int, value: int) -> None:
+    class Int(_ctypes._SimpleCData):  # type: ignore[type-arg]
+        _type_ = "i"
+
+    class Function(_ctypes.CFuncPtr):
+        _flags_ = 1  # the C calling convention
+        _restype_ = Int
+
+    Function(
+        _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
+    )(option, value, 0, 0, 0)
+
+
+def main() -> None:
+    helper = Helper(int(sys.argv[1]))
+    helper.prepare()
+    try:
+        helper.serve()
+    except OSError:
+        pass  # the socket broke: the same as its end
+    finally:
+        helper.finish()

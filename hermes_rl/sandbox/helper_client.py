@@ -1,0 +1,148 @@
+"""The file operations of a sandbox, asked of the helper that runs inside it.
+
+Owns turning the interface's file methods into requests. Large files travel as descriptors of files in
+memory or of the file itself, never through a shell or a text encoding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Literal, cast
+
+from hermes_rl.errors import SandboxFailure
+from hermes_rl.sandbox.base import READ_LIMIT, FileInfo, Sandbox
+from hermes_rl.sandbox.bundle import memory_file
+from hermes_rl.sandbox.channel import Answer
+from hermes_rl.sandbox.wire import FRAME_LIMIT
+
+INLINE = FRAME_LIMIT // 2
+IN_THREAD = 1 << 20
+"""Bytes from which copying is left to a thread."""
+
+
+def as_field(text: str) -> bytes:
+    """A path, an argument or a variable as the system takes it; `ValueError` where it cannot be one."""
+    data = os.fsencode(text)
+    if b"\0" in data:
+        raise ValueError("embedded null byte")
+    return data
+
+
+class HelperFiles(Sandbox):
+    """The file half of a sandbox with a helper."""
+
+    @abstractmethod
+    async def ask(
+        self,
+        operation: str,
+        *fields: bytes,
+        payload: bytes = b"",
+        fds: Sequence[int] = (),
+        request: int | None = None,
+    ) -> Answer:
+        """One request to the helper; raises `SandboxFailure` when the sandbox is gone."""
+
+    @abstractmethod
+    def lost(self) -> SandboxFailure:
+        """The failure that tells why the sandbox is not there."""
+
+    def _path(self, path: str) -> bytes:
+        return as_field(self.resolve(path))
+
+    async def read_file(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
+        with _named(path):
+            answer = await self.ask("read", self._path(path), str(limit).encode())
+        if not answer.fds:
+            return answer.payload
+        try:
+            return await _read_all(answer.fds[0], limit)
+        finally:
+            os.close(answer.fds[0])
+
+    async def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
+        fields = (self._path(path), b"" if mode is None else str(mode).encode())
+        with _named(path):
+            if len(data) <= INLINE:
+                await self.ask("write", *fields, payload=data)
+                return
+            fd = await in_memory(data)
+            try:
+                await self.ask("write", *fields, fds=[fd])
+            finally:
+                os.close(fd)
+
+    async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
+        with _named(path):
+            answer = await self.ask("stat", self._path(path), b"1" if follow else b"0")
+        return _info(answer.fields)
+
+    async def list_dir(self, path: str) -> list[FileInfo]:
+        with _named(path):
+            answer = await self.ask("list", self._path(path))
+        found = [_info(answer.fields[i : i + 5]) for i in range(0, len(answer.fields), 5)]
+        return sorted(found, key=lambda info: info.name)
+
+    async def make_dir(self, path: str) -> None:
+        with _named(path):
+            await self.ask("mkdir", self._path(path))
+
+    async def remove(self, path: str) -> None:
+        with _named(path):
+            await self.ask("remove", self._path(path))
+
+    async def rename(self, source: str, target: str) -> None:
+        with _named(source):
+            await self.ask("rename", self._path(source), self._path(target))
+
+
+async def in_memory(data: bytes) -> int:
+    """A descriptor of a file in memory with `data`; a large one is filled in a thread."""
+    if len(data) < IN_THREAD:
+        return memory_file(data)
+    return await asyncio.to_thread(memory_file, data)
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Put the path into the `OSError` of a request, as a local call would."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = path
+        raise
+
+
+def _info(fields: Sequence[bytes]) -> FileInfo:
+    kind = cast(Literal["file", "directory", "symlink", "other"], fields[1].decode())
+    return FileInfo(
+        os.fsdecode(fields[0]), kind, size=int(fields[2]), mode=int(fields[3]), mtime=float(fields[4])
+    )
+
+
+async def _read_all(fd: int, limit: int) -> bytes:
+    size = os.fstat(fd).st_size
+    if size < IN_THREAD:
+        return _read(fd, limit)
+    # The thread has a descriptor of its own: when we are cancelled, ours is closed while it still reads.
+    return await asyncio.to_thread(_read_and_close, os.dup(fd), limit)
+
+
+def _read_and_close(fd: int, limit: int) -> bytes:
+    try:
+        return _read(fd, limit)
+    finally:
+        os.close(fd)
+
+
+def _read(fd: int, limit: int) -> bytes:
+    data = bytearray()
+    while chunk := os.pread(fd, 1 << 22, len(data)):
+        data += chunk
+        if len(data) > limit:
+            raise OSError(errno.EFBIG, "File too large")
+    return bytes(data)

@@ -1,0 +1,233 @@
+"""A sandbox whose first process is our helper: everything but how that process is started.
+
+Owns the life of the sandbox on the host's side. Files and commands are in `helper_client` and
+`helper_commands`; `bubblewrap` and `none` add what to start and how strongly it is fenced in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import uuid
+from abc import abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from hermes_rl.errors import SandboxFailure
+from hermes_rl.sandbox.bundle import helper_bundle, memory_file
+from hermes_rl.sandbox.channel import Answer, Channel, ChannelLostError
+from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.sandbox.helper_client import as_field
+from hermes_rl.sandbox.helper_commands import HelperCommands
+from hermes_rl.sandbox.launcher import Child, Program, launcher
+
+START_SECONDS = 30.0
+
+
+@dataclass
+class Descriptors:
+    """What the first process inherits; all are closed on the host's side once it is started."""
+
+    control: int
+    code: int
+    stderr: int
+    more: list[int] = field(default_factory=list)
+
+    def add(self, fd: int) -> int:
+        self.more.append(fd)
+        return fd
+
+    def all(self) -> list[int]:
+        return [self.control, self.code, self.stderr, *self.more]
+
+    def close(self) -> None:
+        for fd in self.all():
+            os.close(fd)
+
+
+class HelperSandbox(HelperCommands):
+    """See `Sandbox`. One object belongs to one event loop."""
+
+    python: str
+    """The interpreter that runs the helper."""
+
+    def __init__(self, config: SandboxConfig) -> None:
+        super().__init__(config)
+        self.id = uuid.uuid4().hex[:12]
+        self._channel: Channel | None = None
+        self._launched: Future[Child] | None = None
+        self._buried: Future[int | None] | None = None
+        self._killed_by_agent = False
+        self._why = "the sandbox is not started"
+        self._expiry: asyncio.TimerHandle | None = None
+
+    # ------------------------------------------------------------------ what a backend says
+
+    @abstractmethod
+    def program(self, descriptors: Descriptors) -> Program:
+        """What to start so that the helper runs with its socket and its code."""
+
+    def rlimits(self) -> dict[str, int]:
+        """Resource limits that the helper puts on itself, and so on everything after it."""
+        return {}
+
+    def folder(self) -> str:
+        """A folder that the helper removes at its end; empty is none."""
+        return ""
+
+    async def launched(self) -> None:
+        """The first process is there, and nothing of the agent runs yet."""
+
+    async def released(self) -> None:
+        """All processes are gone."""
+
+    def blames_agent(self) -> bool:
+        """The helper is gone unexpectedly: was that the agent's doing?"""
+        return False
+
+    # ------------------------------------------------------------------ life
+
+    @property
+    def alive(self) -> bool:
+        return self._channel is not None and self._channel.open
+
+    @property
+    def killed_by_agent(self) -> bool:
+        return self._killed_by_agent
+
+    @property
+    def pid(self) -> int:
+        """Process id on the host of the program that was started."""
+        if self._launched is None:
+            raise self.lost()
+        return self._launched.result().pid
+
+    async def start(self) -> None:
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self._boot()
+            await self._prepare()
+        except TimeoutError:
+            await self.close()
+            raise SandboxFailure(f"the sandbox did not start within {START_SECONDS:.0f} s") from None
+        except BaseException:
+            await self.close()
+            raise
+        if self.config.lifetime is not None:
+            self._expiry = asyncio.get_running_loop().call_later(self.config.lifetime, self._expire)
+
+    async def kill_all(self) -> None:
+        await self.ask("killall")
+
+    async def close(self) -> None:
+        self._shut("the sandbox is closed")
+        if self._buried is not None:
+            # What is left to do is done by the launcher's thread, whether somebody waits for it or not.
+            await asyncio.shield(asyncio.wrap_future(self._buried))
+        await self.released()
+
+    def channel(self) -> Channel:
+        if self._channel is None or not self._channel.open:
+            raise self.lost()
+        return self._channel
+
+    def lost(self) -> SandboxFailure:
+        """The failure that tells why it is not there."""
+        return self.gone(self._why)
+
+    async def ask(
+        self,
+        operation: str,
+        *fields: bytes,
+        payload: bytes = b"",
+        fds: Sequence[int] = (),
+        request: int | None = None,
+    ) -> Answer:
+        try:
+            return await self.channel().ask(operation, *fields, payload=payload, fds=fds, request=request)
+        except ChannelLostError:
+            raise self.lost() from None
+
+    def _shut(self, why: str) -> None:
+        """End everything without waiting: with its socket the helper ends, and all processes with it."""
+        if self._buried is not None:
+            return
+        self._why = why
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self._channel is not None:
+            self._channel.close()
+        if self._launched is not None:
+            self._buried = launcher().bury(self._launched)
+        self.end_jobs()
+
+    def _on_lost(self) -> None:
+        self._killed_by_agent = self.blames_agent()
+        self._shut(
+            "the agent's commands killed the sandbox" if self._killed_by_agent else "the sandbox was lost"
+        )
+
+    def _expire(self) -> None:
+        # A command that runs past the end is the agent's doing; an idle sandbox waited for somebody else.
+        self._killed_by_agent = bool(self._jobs)
+        self._shut(f"the sandbox's lifetime of {self.config.lifetime} s is over")
+
+    # ------------------------------------------------------------------ starting
+
+    async def _boot(self) -> None:
+        bundle = await asyncio.to_thread(helper_bundle, self.python)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stderr = memory_file(b"", "stderr")
+        descriptors = Descriptors(theirs.detach(), memory_file(bundle, "helper"), os.dup(stderr))
+        try:
+            await self._launch(descriptors, ours)
+            await self._initialise(stderr)
+        finally:
+            os.close(stderr)
+
+    async def _launch(self, descriptors: Descriptors, ours: socket.socket) -> None:
+        self._channel = Channel(ours, self.on_exit, self._on_lost)
+        try:
+            program = self.program(descriptors)
+        except BaseException:
+            descriptors.close()
+            raise
+        self._launched = launcher().launch(program)
+        # Also when we are cancelled: the launcher needs them until the program is started.
+        self._launched.add_done_callback(lambda _: descriptors.close())
+        try:
+            await asyncio.shield(asyncio.wrap_future(self._launched))
+        except OSError as error:
+            raise SandboxFailure(f"{program.executable} cannot be started: {error.strerror}") from error
+
+    async def _initialise(self, stderr: int) -> None:
+        limits = [as_field(f"{name}={value}") for name, value in self.rlimits().items()]
+        try:
+            await self.ask("init", as_field(self.folder()), *limits)
+            await self.launched()
+        except SandboxFailure:
+            said = os.pread(stderr, 4096, 0).decode("utf-8", "replace").strip()
+            raise SandboxFailure(f"the sandbox did not start: {said or 'no message'}") from None
+
+    async def _prepare(self) -> None:
+        if await self._exists("/bin/bash"):
+            self.shell = "/bin/bash"
+        for file in self.config.files:
+            try:
+                await self.write_file(file.to, file.data, file.mode)
+            except OSError as error:
+                raise SandboxFailure(f"file {file.to!r} cannot be laid: {error.strerror}") from error
+        for command in self.config.setup:
+            result = await self.run(command)
+            if result.exit_code != 0:
+                tail = result.output[-2000:]
+                raise SandboxFailure(f"setup command {command!r} failed ({result.exit_code}): {tail}")
+
+    async def _exists(self, path: str) -> bool:
+        try:
+            await self.stat(path)
+        except OSError:
+            return False
+        return True

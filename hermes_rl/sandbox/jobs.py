@@ -1,0 +1,107 @@
+"""Processes that a sandbox's helper started, as the host sees them.
+
+Owns the pipes of one process, its end, and `BackgroundProcess` over them. Starting it is the sandbox's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+
+from hermes_rl.sandbox.base import BackgroundProcess
+from hermes_rl.sandbox.output import OutputBuffer, PipeReader
+
+
+class Job:
+    """One process from the request to start it until it has ended and its output is read."""
+
+    def __init__(self, number: int, output_limit: int, *, merge_stderr: bool) -> None:
+        self.number = number
+        self.pid = 0
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.stdout = OutputBuffer(output_limit)
+        self.stderr = OutputBuffer(output_limit)
+        self._readers: list[PipeReader] = []
+        out = self._pipe(self.stdout)
+        self.writers = [out, out if merge_stderr else self._pipe(self.stderr)]
+        """Descriptors that become its standard output and standard error."""
+
+    def _pipe(self, buffer: OutputBuffer) -> int:
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        self._readers.append(PipeReader(reader, buffer))
+        return writer
+
+    def close_writers(self) -> None:
+        """The helper has them now; ours would keep the pipes from ever ending."""
+        for fd in set(self.writers):
+            os.close(fd)
+        self.writers = []
+
+    def end(self, code: int) -> None:
+        """It has ended: what it wrote is in the pipes, what its children go on to write is not its own."""
+        for reader in self._readers:
+            reader.drain()
+            reader.ignore()
+        if not self.ended.done():
+            self.ended.set_result(code)
+
+    def close(self) -> None:
+        self.close_writers()
+        for reader in self._readers:
+            reader.close()
+
+    @property
+    def reading(self) -> bool:
+        """True while something holds the writing end of a pipe."""
+        return any(reader.open for reader in self._readers)
+
+
+class HelperProcess(BackgroundProcess):
+    """A background process; its writing end of standard input is a pipe of its own."""
+
+    def __init__(self, job: Job, stdin: int, signal: Callable[[int, int], Awaitable[None]]) -> None:
+        self.pid = job.pid
+        self._job = job
+        self._stdin: int | None = stdin
+        self._signal = signal
+        os.set_blocking(stdin, False)
+        job.ended.add_done_callback(lambda _: self.release())
+
+    def poll(self) -> int | None:
+        return self._job.ended.result() if self._job.ended.done() else None
+
+    def output(self) -> bytes:
+        return self._job.stdout.value()
+
+    @property
+    def truncated(self) -> bool:
+        return self._job.stdout.dropped > 0
+
+    async def wait(self, timeout: float | None = None) -> int | None:
+        done, _ = await asyncio.wait([self._job.ended], timeout=timeout)
+        return self._job.ended.result() if done else None
+
+    async def write_stdin(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            if self._stdin is None:
+                raise BrokenPipeError("its standard input is closed")
+            try:
+                view = view[os.write(self._stdin, view) :]
+            except BlockingIOError:
+                # Nobody reads: wait without a reader's slot, the caller's timeout ends it.
+                await asyncio.sleep(0.01)
+
+    async def close_stdin(self) -> None:
+        self.release()
+
+    async def kill(self, signal: int = 9) -> None:
+        if self.poll() is None:
+            await self._signal(self._job.number, signal)
+
+    def release(self) -> None:
+        """Close our end of its standard input."""
+        if self._stdin is not None:
+            os.close(self._stdin)
+            self._stdin = None

@@ -1,0 +1,134 @@
+"""Starting and burying the processes that sandboxes are made of, from one thread that never ends.
+
+Owns that thread. It has to be one that lasts: the kernel ties `bwrap --die-with-parent` to the *thread*
+that started it, so a sandbox started from a worker thread would die with the worker. Burying is here too,
+because it must be done even where the event loop that used the sandbox is already gone.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+GRACE_SECONDS = 5.0
+"""How long a sandbox may take to end by itself, once its control socket is closed."""
+POLL_SECONDS = 0.001
+
+_launcher: Launcher | None = None
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to start: nothing is inherited but the descriptors named here."""
+
+    argv: Sequence[str]
+    executable: str
+    fds: Sequence[int]
+    stderr: int
+    uid: int | None = None
+    """Become this user and group first; None stays who we are."""
+
+
+Child = subprocess.Popen[bytes]
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """A child that ought to end by itself before the deadline."""
+
+    child: Child
+    buried: Future[int | None]
+    deadline: float
+
+    def over(self) -> bool:
+        code = self.child.poll()
+        if code is not None:
+            self.buried.set_result(code)
+        elif time.monotonic() > self.deadline:
+            self.child.send_signal(signal.SIGKILL)
+        return code is not None
+
+
+class Launcher:
+    """The thread, and the children that it waits for."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ending: list[_Ending] = []
+        threading.Thread(target=self._work, name="hermes-rl-launcher", daemon=True).start()
+
+    def launch(self, program: Program) -> Future[Child]:
+        """Start a program; the future fails with the `OSError` of a program that cannot be started."""
+        future: Future[Child] = Future()
+        self._jobs.put(lambda: _fulfil(future, lambda: _start(program)))
+        return future
+
+    def bury(self, launched: Future[Child]) -> Future[int | None]:
+        """Wait for a child that is about to end, and kill it if it does not; its exit status, if it has one.
+
+        Jobs are done in order, so what `launch` was asked for has been started, or has failed, by then.
+        """
+        buried: Future[int | None] = Future()
+        self._jobs.put(lambda: self._adopt(launched, buried))
+        return buried
+
+    def _adopt(self, launched: Future[Child], buried: Future[int | None]) -> None:
+        if launched.exception() is not None:
+            buried.set_result(None)
+            return
+        child = launched.result()
+        self._ending.append(_Ending(child, buried, time.monotonic() + GRACE_SECONDS))
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=POLL_SECONDS if self._ending else None)
+            except queue.Empty:
+                self._ending = [ending for ending in self._ending if not ending.over()]
+            else:
+                job()
+
+
+def launcher() -> Launcher:
+    """The launcher of this process; made on first use, and again after a fork."""
+    global _launcher
+    with _lock:
+        if _launcher is None or _launcher.owner != os.getpid():
+            _launcher = Launcher()
+        return _launcher
+
+
+def _start(program: Program) -> Child:
+    return subprocess.Popen(
+        program.argv,
+        executable=program.executable,
+        pass_fds=program.fds,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=program.stderr,
+        env={},
+        cwd="/",
+        # Ctrl-C in the terminal is the runner's to handle; it must not reach the sandboxes by itself.
+        start_new_session=True,
+        user=program.uid,
+        group=program.uid,
+        extra_groups=[] if program.uid is not None else None,
+    )
+
+
+def _fulfil(future: Future[Child], action: Callable[[], Child]) -> None:
+    try:
+        child = action()
+    except (OSError, subprocess.SubprocessError) as error:
+        future.set_exception(error)
+    else:
+        future.set_result(child)

@@ -1,0 +1,109 @@
+"""Can bubblewrap work on this machine, and if not, what is to be done?
+
+Owns the diagnosis. A run asks before its first sandbox and stops with the remedy; it never goes on without
+the fence. `hermes-rl doctor` prints the same.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from hermes_rl.errors import UserError
+from hermes_rl.sandbox.bubblewrap import OUTER_UID, namespace_options
+from hermes_rl.sandbox.bwrap_binary import find_bwrap
+
+OTHERWISE = (
+    "or choose another backend (`--set sandbox.backend=none` runs on the bare machine, without a fence)"
+)
+
+SWITCHES = (
+    ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+    ("/proc/sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
+    (
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (or install your distribution's bubblewrap "
+        "with its AppArmor profile)",
+    ),
+)
+"""Files of the kernel, the value that forbids user namespaces, and the command that allows them."""
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """`detail` says what was found, `remedy` what to do about it; empty when all is well."""
+
+    ok: bool
+    detail: str
+    remedy: str = ""
+
+
+def probe() -> ProbeResult:
+    """Try bubblewrap once, with the namespaces that sandboxes use."""
+    try:
+        bwrap = find_bwrap()
+    except UserError as error:
+        return ProbeResult(False, str(error), OTHERWISE)
+    said = _try(bwrap)
+    if said is None:
+        return ProbeResult(True, f"{bwrap} works")
+    return ProbeResult(False, f"{bwrap} cannot make a sandbox here: {said}", f"{_remedy()}, {OTHERWISE}")
+
+
+def require_bubblewrap() -> None:
+    """Raise `UserError` with the remedy where bubblewrap cannot work."""
+    result = probe()
+    if not result.ok:
+        raise UserError(f"{result.detail}\n{result.remedy}")
+
+
+def _try(bwrap: str) -> str | None:
+    """What bubblewrap complains about; None when it works."""
+    as_root = os.geteuid() == 0
+    fd = os.open(bwrap, os.O_PATH)
+    try:
+        done = subprocess.run(
+            [
+                "bwrap",
+                *namespace_options(network=False),
+                "--ro-bind",
+                "/",
+                "/",
+                "--proc",
+                "/proc",
+                "/bin/true",
+            ],
+            executable=f"/proc/self/fd/{fd}",
+            pass_fds=[fd],
+            capture_output=True,
+            timeout=30,
+            check=False,
+            cwd="/",
+            env={},
+            user=OUTER_UID if as_root else None,
+            group=OUTER_UID if as_root else None,
+            extra_groups=[] if as_root else None,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    finally:
+        os.close(fd)
+    if done.returncode == 0:
+        return None
+    return done.stderr.decode("utf-8", "replace").strip() or f"exit status {done.returncode}"
+
+
+def _remedy() -> str:
+    for path, forbids, command in SWITCHES:
+        file = Path(path)
+        if file.exists() and file.read_text("ascii").strip() == forbids:
+            return f"user namespaces are switched off: as root, {command}"
+    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+        return (
+            "this is a container whose runtime forbids namespaces: start it with --security-opt "
+            "seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined"
+        )
+    return "allow unprivileged user namespaces on this machine"

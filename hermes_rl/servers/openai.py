@@ -34,6 +34,8 @@ class OpenAIServer:
     def __init__(self, config: ServerConfig, headers_for: HeadersFor | None = None) -> None:
         if not config.base_url:
             raise UserError(f"a server of type {config.type!r} needs a base_url")
+        if urlsplit(config.base_url).scheme not in ("http", "https"):
+            raise UserError(f"base_url {public_url(config.base_url)!r} must begin with http:// or https://")
         self._config = config
         self._address = f"{public_url(config.base_url).rstrip('/')}/chat/completions"
         self._url = URL(self._address).with_query(urlsplit(config.base_url).query or None)

@@ -24,6 +24,7 @@ def test_token_level_servers_say_that_they_are_not_there_yet(kind: str) -> None:
         (ServerConfig("trl", "http://localhost:1"), "takes plain prompts"),
         (ServerConfig("opneai", "http://localhost:1"), "there are atropos, openai"),
         (ServerConfig("openai"), "needs a base_url"),
+        (ServerConfig("openai", "localhost:9001/v1"), "must begin with http"),
     ],
 )
 def test_what_cannot_work_is_refused(config: ServerConfig, message: str) -> None:

@@ -34,6 +34,7 @@ from hermes_rl.rollouts.player import Player
 from hermes_rl.rollouts.rollout import Group, Rollout, Seat
 from hermes_rl.runs.records import scored_data_group
 from hermes_rl.servers.base import ChatServer, Reasoning
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
 from hermes_rl.tools.toolkit import Toolkit
 
@@ -66,16 +67,28 @@ class HermesAgentBaseEnv(Sending, Tracking, BaseEnv):  # type: ignore[misc]
         configs = _configs(server_configs)
         if config.wandb_name is None:
             config.wandb_name = self.name or type(self).__name__  # run-api refuses an environment without a name
-        # BaseEnv would open this file, and rename an existing one; our loops append to it instead.
-        groups_path, config.data_path_to_save_groups = config.data_path_to_save_groups, None
-        super().__init__(config, configs)
-        config.data_path_to_save_groups = groups_path
+        self.config = config
+        self.encoder = self.make_encoder()
+        self._initialise_base(config, configs)
         self.reasoning = _reasoning(config)
         self.server = self.make_server(configs)
         self.core: Environment = self.make_core()
-        self.encoder = self.make_encoder()
         self._numbers = itertools.count()
-        self._group_tools: dict[str, Toolkit] = {}
+
+    def _initialise_base(self, config: HermesAgentEnvConfig, configs: list[APIServerConfig]) -> None:
+        """Run BaseEnv's constructor, kept from opening the output file and from a tokenizer that cannot be had.
+
+        It renames an existing output, which our loops go on with; and it fails where a hub is out of reach.
+        """
+        kept = {"data_path_to_save_groups": config.data_path_to_save_groups, "tokenizer_name": config.tokenizer_name}
+        config.data_path_to_save_groups = None
+        if self.encoder.tokenizer is None:
+            config.tokenizer_name = str(small_tokenizer_path())
+        super().__init__(config, configs)
+        if self.encoder.tokenizer is None:
+            self.tokenizer = None  # better none than another model's
+        for name, value in kept.items():
+            setattr(config, name, value)
 
     # ------------------------------------------------------------------ hooks of an environment
 
@@ -203,7 +216,6 @@ class HermesAgentBaseEnv(Sending, Tracking, BaseEnv):  # type: ignore[misc]
             self.track_dropped(group)
             return None, []
         await self.encoder.encode(group)
-        self.track_group(group)
         return self.scored(group), []
 
     async def _collect_by_hand(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:

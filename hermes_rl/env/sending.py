@@ -34,6 +34,8 @@ class Sending:
         """
         for group in scored_data if isinstance(scored_data, list) else [scored_data]:
             group["env_id"] = getattr(self, "env_id", None)
+            if not self.config.include_messages:
+                group["messages"] = None  # until here they were there for logs and files
         path = "scored_data_list" if isinstance(scored_data, list) else "scored_data"
         body, headers = await asyncio.to_thread(_encode, scored_data)
         await _post(f"{self.config.rollout_server_url}/{path}", body, headers)

@@ -1,15 +1,21 @@
 """What an environment counts while it trains, and how it reaches wandb.
 
-Only training is counted here: evaluations keep their numbers to themselves. wandb is used where it was asked for.
+Only training is counted here: an evaluation's numbers are logged beside them and change none of them. wandb is used
+where it was asked for.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections import Counter
 from typing import Any
 
+import aiohttp
+
 from hermes_rl.rollouts.rollout import Group, Rollout
+from hermes_rl.runs.tracker import Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -20,9 +26,15 @@ DETAILS = 20
 class Tracking:
     """Mixin of `HermesAgentBaseEnv`: training metrics under the names that people know."""
 
+    config: Any
+    wandb_mode: str = "online"
+    tracker: Tracker | None = None
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        self.pending_metrics: dict[str, Any] = {}
+        """Logged with the next step: what an evaluation found."""
         self._clear()
+        super().__init__(*args, **kwargs)
 
     def _clear(self) -> None:
         self.reward_buffer: list[float] = []
@@ -34,7 +46,7 @@ class Tracking:
         """Count a finished rollout of training."""
         if rollout.result is not None:
             self.tool_error_buffer += [
-                {"turn": e.turn, "tool": e.tool_name, "args": e.arguments[:200], "error": e.error[:300]}
+                {"turn": e.turn, "tool": e.tool_name, "args": str(e.arguments)[:200], "error": e.error[:300]}
                 for e in rollout.result.tool_errors
             ]
         if rollout.score is not None:
@@ -48,12 +60,33 @@ class Tracking:
         self.dropped[str(group.dropped)] += 1
         logger.warning("group %s dropped (%s): %s", group.id, group.dropped, group.detail)
 
-    def track_group(self, group: Group) -> None:
-        """A whole group; a subclass keeps it."""
+    async def setup_wandb(self) -> None:
+        """Begin a wandb run where `use_wandb` asks for it, in the project that the trainer has named."""
+        if not self.config.use_wandb:
+            return
+        project, group = self.wandb_project, None  # type: ignore[has-type]
+        while project is None:
+            async with aiohttp.ClientSession() as session:
+                async with session.get(f"{self.config.rollout_server_url}/wandb_info") as answer:
+                    info = await answer.json()
+            project, group = info["project"], info["group"]
+            if project is None:
+                await asyncio.sleep(1)
+        self.wandb_project, self.wandb_group = project, group
+        name = f"{self.config.wandb_name}-{time.strftime('%Y-%m-%d-%H%M%S')}"
+        config = self.config.model_dump(mode="json")
+        self.tracker = Tracker(project, name, mode=self.wandb_mode, group=group, config=config)
 
-    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Add the training metrics since the last call and log; `super().wandb_log(metrics)` from a subclass."""
-        metrics = dict(wandb_metrics or {})
+    async def create_rollout_table(self, wandb_metrics: dict[str, Any]) -> dict[str, Any]:
+        """Add the kept rollouts as readable text."""
+        rows = [row for group in self.rollouts_for_wandb for row in group]  # type: ignore[attr-defined]
+        if rows and self.tracker is not None:
+            wandb_metrics["train/rollouts"] = self.tracker.table(rows)
+        return wandb_metrics
+
+    def training_metrics(self) -> dict[str, Any]:
+        """The training metrics since the last call."""
+        metrics: dict[str, Any] = {}
         if self.reward_buffer:
             metrics["train/mean_reward"] = sum(self.reward_buffer) / len(self.reward_buffer)
         for name, values in self.reward_values.items():
@@ -65,4 +98,10 @@ class Tracking:
         for cause, count in self.dropped.items():
             metrics[f"train/groups_dropped/{cause}"] = count
         self._clear()
+        return metrics
+
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        """Log the given metrics with those of training; call `super().wandb_log(metrics)` from a subclass."""
+        metrics = {**self.pending_metrics, **self.training_metrics(), **(wandb_metrics or {})}
+        self.pending_metrics = {}
         await super().wandb_log(metrics)  # type: ignore[misc]

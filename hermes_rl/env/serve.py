@@ -1,0 +1,70 @@
+"""Serve mode: feed a trainer through Atropos' trajectory API."""
+
+from __future__ import annotations
+
+import aiohttp
+from tenacity import RetryError
+
+from hermes_rl.env.spec_env import SpecEnv, compile_spec
+from hermes_rl.errors import RunError, UserError
+from hermes_rl.runs.directory import RunDirectory
+from hermes_rl.runs.launch import Launch, prepare
+from hermes_rl.runs.provenance import provenance
+from hermes_rl.spec.model import Spec
+
+
+async def run_serve(spec: Spec, launch: Launch) -> RunDirectory:
+    """Play until the trainer has had its steps.
+
+    Raises:
+        UserError: the spec cannot serve, or there is no trajectory API at its address.
+        RunError: the trajectory API was lost.
+    """
+    await prepare(spec, launch).close()
+    require_exact(spec)
+    await _reach(spec.serve.api_url)
+    cls = compile_spec(spec, launch.environ)
+    env = cls(*cls.config_init())
+    if env.encoder.tokenizer is None:
+        raise UserError(f"serve needs the policy's tokenizer: {env.encoder.missing}. Set servers.policy.tokenizer")
+    launch.progress.note(f"serving {spec.name} to {spec.serve.api_url}; waiting for a trainer")
+    with RunDirectory.choose(spec, "serve", launch.out, fresh=launch.fresh) as directory:
+        directory.describe(spec, provenance(spec, env.compiled, None, env.encoder.tokenizer.name))
+        env.record_to(directory)
+        await _manage(env)
+        return directory
+
+
+def require_exact(spec: Spec) -> None:
+    """Refuse a policy whose sampled tokens are not known, unless the spec accepts that.
+
+    A scripted policy is deterministic: what it says, encoded by its own tokenizer, is what it "sampled".
+    """
+    if spec.serve.allow_inexact or all(server.type == "scripted" for server in spec.servers["policy"]):
+        return
+    raise UserError(
+        "serve: a chat server does not say which tokens it sampled, so a trainer would train on a reconstruction "
+        "without log-probabilities. Set serve.allow_inexact: true to accept that"
+    )
+
+
+async def _manage(env: SpecEnv) -> None:
+    try:
+        await env.env_manager()
+    except (RetryError, aiohttp.ClientError) as error:
+        cause = error.last_attempt.exception() if isinstance(error, RetryError) else error
+        raise RunError(
+            f"the trajectory API at {env.config.rollout_server_url} was lost: {type(cause).__name__}: {cause}. "
+            "The same command goes on when it is back"
+        ) from error
+
+
+async def _reach(url: str) -> None:
+    try:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+            async with session.get(url) as answer:
+                await answer.read()
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise UserError(
+            f"no trajectory API at {url} ({type(error).__name__}): start one with `run-api`, or set serve.api_url"
+        ) from error

@@ -1,0 +1,153 @@
+"""`SpecEnv`: the environment that a spec compiles to."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import closing
+from typing import Any, ClassVar
+
+from atroposlib.envs.server_handling.server_baseline import APIServerConfig
+
+from hermes_rl.data.load import Rows, load_rows
+from hermes_rl.data.rows import Row
+from hermes_rl.env.base import HermesAgentBaseEnv
+from hermes_rl.env.servers import HermesServerManager, server_config
+from hermes_rl.env.settings import env_config, server_configs
+from hermes_rl.errors import HermesRLError
+from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
+from hermes_rl.rollouts.groups import repeated
+from hermes_rl.rollouts.needs import require_available
+from hermes_rl.rollouts.rollout import Rollout
+from hermes_rl.runs.directory import Journal, RunDirectory
+from hermes_rl.runs.evaluate import evaluate
+from hermes_rl.runs.launch import budget, evaluate_plan, write_evaluation
+from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.records import rollout_record
+from hermes_rl.servers.factory import create_role
+from hermes_rl.spec.model import Spec
+
+logger = logging.getLogger(__name__)
+
+
+class SpecEnv(HermesAgentBaseEnv):
+    """A spec as an Atropos environment. Make a subclass with `compile_spec`."""
+
+    spec: ClassVar[Spec]
+    environ: ClassVar[Mapping[str, str] | None] = None
+
+    def __init__(self, config: Any, server_configs: Any, slurm: bool = False, testing: bool = False) -> None:
+        require_available(self.spec, "serve" if self.spec.serve.max_staleness is None else "process")
+        self.compiled = CompiledSpec(self.spec, self.environ)
+        self.wandb_mode = self.spec.wandb.mode if self.spec.wandb else "online"
+        super().__init__(config, server_configs, slurm, testing)
+        self.wandb_project = self.spec.wandb.project if self.spec.wandb else None
+        self.directory: RunDirectory | None = None
+        self._journal: Journal | None = None
+        self._rows: AsyncIterator[tuple[Row, str]] | None = None
+        self._eval_rows: Rows | None = None
+        self.position = 0
+        """Rows handed out so far; saved with the trainer's checkpoints."""
+
+    @classmethod
+    def config_init(cls) -> tuple[Any, list[APIServerConfig]]:
+        return env_config(cls.spec), server_configs(cls.spec)
+
+    def make_server(self, configs: list[APIServerConfig]) -> HermesServerManager:
+        """The spec's own policy; other servers given to the constructor take its place."""
+        if configs != server_configs(self.spec):
+            self.compiled.roles[POLICY] = create_role(POLICY, [server_config(config) for config in configs])
+        return HermesServerManager(configs, server_class=self.server_cls, role=self.compiled.policy)
+
+    def make_core(self) -> CompiledSpec:
+        return self.compiled
+
+    async def setup(self) -> None:
+        """Load the rows of training and evaluation; may wait for a hub."""
+        rows = await asyncio.to_thread(load_rows, self.spec, "train", notify=logger.warning)
+        self._rows = repeated(rows)
+        if self.spec.dataset.eval is not None:
+            self._eval_rows = await asyncio.to_thread(load_rows, self.spec, "eval", notify=logger.warning)
+        for _ in itertools.repeat(None, self.position):
+            await anext(self._rows, None)
+
+    async def get_next_item(self) -> Row | None:
+        """The next row of the training split, over and over."""
+        if self._rows is None:
+            await self.setup()
+        assert self._rows is not None
+        following = await anext(self._rows, None)
+        self.position += 1
+        return following[0] if following is not None else None
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Evaluate on the evaluation split; the numbers go to wandb and to `eval/step-<N>` of the run directory."""
+        if self._eval_rows is None:
+            logger.warning("no evaluation: the spec keeps no rows for it (dataset.eval)")
+            return
+        step = self.curr_step
+        try:
+            found = await evaluate(
+                self.compiled,
+                self._eval_rows,
+                evaluate_plan(self.spec, self.compiled),
+                budget=budget(self.spec, None),
+                progress=Progress(quiet=True),
+            )
+        except HermesRLError as error:
+            # Atropos never looks at the result of an evaluation, so a failure has to be said here.
+            logger.error("the evaluation at step %d failed: %s", step, error)
+            return
+        self.pending_metrics |= found.metrics
+        logger.info("evaluation at step %d: %s", step, found.metrics)
+        if self.directory is not None:
+            write_evaluation(found, RunDirectory(self.directory.path / "eval" / f"step-{step}"))
+
+    def record_to(self, directory: RunDirectory) -> None:
+        """Keep every rollout, sent group and evaluation of training in this run directory."""
+        self.directory = directory
+        self._journal = directory.journal("rollouts.jsonl")
+        self.jsonl_writer = _GroupsWriter(directory.journal(self.spec.env.get("data_path_to_save_groups") or "groups.jsonl"))
+
+    def track_rollout(self, rollout: Rollout) -> None:
+        super().track_rollout(rollout)
+        if self._journal is not None:
+            self._journal.append(rollout_record(rollout))
+
+    def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
+        """Save the place in the dataset with the trainer's checkpoint."""
+        super().save_checkpoint(step, {"position": self.position, **(data or {})})
+
+    async def shut_down(self) -> None:
+        await super().shut_down()
+        await self.compiled.close()
+        if self._journal is not None:
+            with closing(self._journal):
+                self._journal = None
+        if self.tracker is not None:
+            await asyncio.to_thread(self.tracker.close)
+
+
+class _GroupsWriter:
+    """What BaseEnv expects of its JSONL writer, over a journal."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def write(self, group: dict[str, Any]) -> None:
+        self._journal.append(group)
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+def compile_spec(spec: Spec, environ: Mapping[str, str] | None = None) -> type[SpecEnv]:
+    """The environment class of a spec, a subclass of `atroposlib.envs.base.BaseEnv`.
+
+    Make an instance with ``cls(*cls.config_init())``; ``cls.cli()`` is an Atropos environment program. Keys of servers
+    are looked up in `environ` (default: the process's environment) when an instance is made.
+    """
+    namespace = {"spec": spec, "environ": environ, "name": spec.name, "__doc__": spec.description}
+    return type("SpecEnv", (SpecEnv,), namespace)

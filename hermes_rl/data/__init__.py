@@ -1,0 +1,1 @@
+"""Rows: sources, derived columns, keys, the split between training and evaluation, order."""

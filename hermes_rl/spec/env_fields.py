@@ -85,6 +85,9 @@ OWNED: dict[str, Owned] = {
     "enabled_toolsets": Owned("toolsets.enabled", "list"),
     "disabled_toolsets": Owned("toolsets.disabled", "list"),
     "distribution": Owned("toolsets.distribution", "string"),
+    "agent_timeout": Owned("agent.timeout", "number"),
+    "agent_max_tokens": Owned("agent.max_tokens", "integer"),
+    "seed": Owned("seed", "integer"),
     "max_agent_turns": Owned("agent.max_turns", "integer"),
     "system_prompt": Owned("prompt.system", "string"),
     "agent_temperature": Owned("agent.temperature", "number"),
@@ -130,5 +133,5 @@ def _check_value(field: Passed, value: Any) -> Iterator[tuple[str, str]]:
         return
     if not isinstance(value, _TYPES[field.type]) or (isinstance(value, bool) and field.type != "boolean"):
         yield f"expected {'an' if field.type == 'integer' else 'a'} {field.type}", "value"
-    elif field.choices and value not in field.choices:
-        yield f'the text "{value}" is not possible here{choices(value, field.choices)}', "value"
+    elif field.choices and str(value) not in field.choices:
+        yield f'the text "{value}" is not possible here{choices(str(value), field.choices)}', "value"

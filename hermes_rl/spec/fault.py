@@ -18,24 +18,22 @@ class Fault:
     at: Literal["key", "value"] = "value"
 
 
-def section(data: Any, *path: str | int) -> dict[str, Any]:
+def section(data: Any, *path: str) -> dict[str, Any]:
     """The mapping at a path, empty where there is none."""
     for step in path:
-        if isinstance(data, dict) or (isinstance(data, list) and isinstance(step, int) and step < len(data)):
-            data = data.get(step) if isinstance(data, dict) else data[step]
-        else:
+        if not isinstance(data, dict):
             return {}
+        data = data.get(step)
     return data if isinstance(data, dict) else {}
 
 
-def entries(data: Any, *path: str | int) -> Iterator[tuple[NodePath, Any]]:
+def entries(data: Any, *path: str) -> Iterator[tuple[NodePath, Any]]:
     """The items of the list, or the values of the mapping, at a path, each with its own path."""
     for step in path:
         data = data.get(step) if isinstance(data, dict) else None
-    if isinstance(data, dict):
-        yield from (((*path, key), value) for key, value in data.items())
-    elif isinstance(data, list):
-        yield from (((*path, index), value) for index, value in enumerate(data))
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        yield (*path, key), value
 
 
 def exactly_one(value: Any, path: NodePath, names: tuple[str, ...], what: str) -> Iterator[Fault]:

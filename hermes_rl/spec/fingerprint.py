@@ -1,7 +1,8 @@
 """What defines a rollout, as 8 hex digits, so that a run directory is continued only by the same rollouts.
 
-In it: rows, prompt, tools, state, user, sandbox, agent, the policy's model and sampling, with the content of the
-files that these name. Not in it: addresses, keys, timeouts, concurrency, how it is scored, how many there are.
+In it: rows, prompt, tools, state, user, sandbox, agent, the policy's model and sampling, with the content of
+the files that these name. Not in it: addresses, keys, timeouts, concurrency, how it is scored, how many there
+are.
 """
 
 from __future__ import annotations
@@ -115,6 +116,8 @@ def _hash_file(path: Path) -> str:
 
 def _hash_folder(folder: Path) -> str:
     files = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    of: Callable[[Path], str] = _hash_file if len(files) <= _LARGE_TREE else lambda path: str(path.stat().st_size)
+    of: Callable[[Path], str] = (
+        _hash_file if len(files) <= _LARGE_TREE else lambda path: str(path.stat().st_size)
+    )
     lines = [f"{path.relative_to(folder)} {of(path)}" for path in files]
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()

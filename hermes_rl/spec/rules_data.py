@@ -74,7 +74,7 @@ def _prompt(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _parts(data: dict[str, Any]) -> Iterator[Fault]:
-    contents = [(("prompt", "user"), section(data, "prompt").get("user"))]
+    contents: list[tuple[NodePath, Any]] = [(("prompt", "user"), section(data, "prompt").get("user"))]
     for path, message in entries(data, "prompt", "messages"):
         contents.append(((*path, "content"), section(message).get("content")))
     for path, content in contents:

@@ -113,10 +113,8 @@ def _roles(data: dict[str, Any]) -> Iterator[Fault]:
     user = data.get("user")
     role = section(data, "user").get("server", "user")
     if isinstance(user, dict) and isinstance(role, str) and role not in section(data, "servers"):
-        path = ("user", "server") if "server" in user else ("user",)
-        at = "value" if "server" in user else "key"
         message = f"there is no server role `{role}`{choices(role, section(data, 'servers'))}"
-        yield Fault(path, message, at="value" if at == "value" else "key")
+        yield Fault(("user", "server"), message) if "server" in user else Fault(("user",), message, at="key")
 
 
 def _servers(data: dict[str, Any]) -> Iterator[Fault]:
@@ -124,17 +122,20 @@ def _servers(data: dict[str, Any]) -> Iterator[Fault]:
         if not isinstance(server, dict):
             continue
         kind = server.get("type", "openai")
-        if kind == "scripted":
-            unfit, needed = ("base_url", "api_key_env", "headers_env"), ()
-        else:
-            unfit = ("deviate", "seed")
-            needed = ("base_url", "model") if kind in ("openai", "vllm") else ("base_url",)
+        unfit, needed = _server_keys(str(kind))
         for key in unfit:
             if key in server:
                 yield Fault((*path, key), f"`{key}` has no meaning for type {kind}", at="key")
         for key in needed:
             if key not in server:
                 yield Fault(path, f"missing key `{key}`", at="key")
+
+
+def _server_keys(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Keys that have no meaning for a type, and keys that it needs."""
+    if kind == "scripted":
+        return ("base_url", "api_key_env", "headers_env"), ()
+    return ("deviate", "seed"), ("base_url", "model") if kind in ("openai", "vllm") else ("base_url",)
 
 
 def _urls(data: dict[str, Any]) -> Iterator[Fault]:

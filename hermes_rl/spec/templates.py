@@ -1,8 +1,8 @@
 """Templates over a row: what is written in the spec becomes a value, once per row.
 
-A string that is exactly one `{{ expression }}` gives the expression's value with its type; any other template gives
-text. Lists and mappings are rendered through, keys are literal, nothing is rendered twice, and None never becomes
-text. The dataset, the prompt and everything else that is rendered per row goes through here.
+A string that is exactly one `{{ expression }}` gives the expression's value with its type; any other template
+gives text. Lists and mappings are rendered through, keys are literal, nothing is rendered twice, and None
+never becomes text. The dataset, the prompt and everything else that is rendered per row goes through here.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from jinja2 import TemplateError as JinjaError
 from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, nodes
-from jinja2.environment import TemplateExpression
 from jinja2.environment import Template as JinjaTemplate
+from jinja2.environment import TemplateExpression
 from jinja2.meta import find_undeclared_variables
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -32,11 +32,18 @@ class TemplateError(UserError):
     """A template cannot be rendered for a row. `line` counts from 1 inside the template's text."""
 
     def __init__(
-        self, message: str, *, where: str = "", row: str = "", line: int | None = None, column: str | None = None
+        self,
+        message: str,
+        *,
+        where: str = "",
+        row: str = "",
+        line: int | None = None,
+        column: str | None = None,
     ) -> None:
         place = ", ".join(part for part in (where, f"row {row}" if row else "") if part)
         super().__init__(f"{place}: {message}" if place else message)
         self.message = message
+        self.row = row
         self.line = line
         self.column = column
 
@@ -87,7 +94,9 @@ def _single_expression(source: str) -> str | None:
     if len(tokens) < 2 or tokens[0][1] != "variable_begin" or tokens[-1][1] != "variable_end":
         return None
     inner = tokens[1:-1]
-    if any(kind in ("variable_begin", "variable_end", "data", "block_begin", "comment") for _, kind, _ in inner):
+    if any(
+        kind in ("variable_begin", "variable_end", "data", "block_begin", "comment") for _, kind, _ in inner
+    ):
         return None
     return "".join(text for _, _, text in inner)
 
@@ -156,7 +165,9 @@ def _rendered(source: str, row: Mapping[str, Any], where: str, key: str) -> Any:
 
 def _none_in_text(error: NoneInTextError, row: Mapping[str, Any], where: str, key: str) -> TemplateError:
     column = next((name for name in error.columns if name in row and row[name] is None), None)
-    what = f"column `{column}` is None" if column else f"an expression over {', '.join(error.columns)} is None"
+    what = (
+        f"column `{column}` is None" if column else f"an expression over {', '.join(error.columns)} is None"
+    )
     message = f"{what}, which cannot be text; use `| default('…')`"
     return TemplateError(message, where=where, row=key, line=error.line, column=column)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -184,10 +183,8 @@ def describe(node: Node) -> str:
 
 def in_order(problems: Iterable[Problem]) -> list[Problem]:
     """Sorted by place, one per place: what follows from a first problem is no news."""
-    first: dict[tuple[Any, ...], Problem] = {}
+    first: dict[tuple[str, int, int, str], Problem] = {}
     for problem in problems:
-        key = (problem.file, problem.line or 0, problem.column or 0)
-        if problem.line is None:
-            key = (*key, problem.message)
-        first.setdefault(key, problem)
-    return [first[key] for key in sorted(first, key=lambda key: tuple(map(str, key[:1])) + key[1:])]
+        same = problem.message if problem.line is None else ""
+        first.setdefault((problem.file, problem.line or 0, problem.column or 0, same), problem)
+    return [first[key] for key in sorted(first)]

@@ -24,6 +24,7 @@ from hermes_rl.spec.nodes import NodePath
 
 if TYPE_CHECKING:
     from hermes_rl.spec.origin import Origin
+    from hermes_rl.spec.templates import TemplateError
 
 Mode = Literal["serve", "process", "evaluate"]
 TOOL_TIMEOUT = 300.0
@@ -122,6 +123,18 @@ class Spec(Section):
         if self._origin is None:
             return Problem(self.source, None, None, message)
         return self._origin.problem(path, message, at=at)
+
+    def template_problem(self, path: NodePath, error: TemplateError) -> Problem:
+        """The problem of a template at the line that is to blame, inside a block where it is one."""
+        row = f" (row {error.row})" if error.row else ""
+        message = f"{error.message}{row}"
+        if self._origin is None:
+            return self.problem(path, message)
+        return self._origin.line_problem(path, error.line or 1, message, near=error.column)
+
+    def folder_of(self, path: NodePath) -> Path:
+        """The folder that a relative path written at `path` starts from."""
+        return self._origin.folder_of(path) if self._origin else Path.cwd()
 
     def resolved(self) -> dict[str, Any]:
         """The spec as it ran, for `spec.yaml`: `${VAR}` as it was written, no secrets, paths absolute."""

@@ -1,0 +1,136 @@
+"""Local json, jsonl and csv files, read without the `datasets` package, which takes seconds to import.
+
+What comes out is what `datasets` would give: every row has all columns (None where a row lacks one), and a
+csv column of numbers is numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import gzip
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.errors import UserError
+from hermes_rl.spec.suggest import did_you_mean
+
+Raw = dict[str, Any]
+READABLE = ("json", "csv")
+"""Formats in `dataset.path` that are read here."""
+_INT = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)?(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+
+
+def read_files(kind: str, patterns: Sequence[str]) -> list[Raw]:
+    """The rows of all files, in order.
+
+    Raises:
+        UserError: a file is missing or cannot be read; the message names file and line.
+    """
+    read = _read_json if kind == "json" else _read_csv
+    rows = [row for pattern in patterns for path in _matching(pattern) for row in read(path)]
+    return _complete(rows)
+
+
+def _matching(pattern: str) -> list[Path]:
+    path = Path(pattern)
+    if path.is_file():
+        return [path]
+    found = sorted(_globbed(pattern)) if glob.has_magic(pattern) else []
+    if found:
+        return found
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise UserError(f"{pattern}: no such file{did_you_mean(path.name, names)}")
+
+
+def _globbed(pattern: str) -> Iterator[Path]:
+    names = glob.iglob(pattern, recursive=True)  # noqa: PTH207 - pathlib globs below one folder only
+    return (Path(name) for name in names if Path(name).is_file())
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not UTF-8 at byte {error.start}") from None
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+
+
+def _read_json(path: Path) -> list[Raw]:
+    text = _text(path)
+    if text.lstrip().startswith("["):
+        return _rows(path, _loads(path, text, 1), lambda number: f"{path}: row {number}")
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if len(lines) > 1 and not _is_json(lines[0][1]):
+        return _rows(path, [_loads(path, text, 1)], lambda number: str(path))
+    return [_row(_loads(path, line, number), f"{path}:{number}") for number, line in lines]
+
+
+def _is_json(line: str) -> bool:
+    """False for the first line of one object that is written over several lines."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return line.strip() not in ("{", "[")
+    return True
+
+
+def _loads(path: Path, text: str, line: int) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        at = line + getattr(error, "lineno", 1) - 1
+        raise UserError(f"{path}:{at}: is not JSON: {getattr(error, 'msg', error)}") from None
+
+
+def _rows(path: Path, values: Any, place: Callable[[int], str]) -> list[Raw]:
+    if not isinstance(values, list):
+        raise UserError(f"{path}: expected a list of objects")
+    return [_row(value, place(number)) for number, value in enumerate(values, start=1)]
+
+
+def _row(value: Any, place: str) -> Raw:
+    if not isinstance(value, dict):
+        raise UserError(f"{place}: expected an object with the columns of a row")
+    return value
+
+
+def _read_csv(path: Path) -> list[Raw]:
+    reader = csv.DictReader(io.StringIO(_text(path), newline=""), restkey=None, strict=True)
+    try:
+        rows = list(reader)
+    except csv.Error as error:
+        raise UserError(f"{path}:{reader.line_num}: is not CSV: {error}") from None
+    if any(None in row for row in rows):
+        raise UserError(f"{path}: a line has more fields than there are columns")
+    names = reader.fieldnames or []
+    columns = {name: _typed([row[name] for row in rows]) for name in names}
+    return [{name: columns[name][index] for name in names} for index in range(len(rows))]
+
+
+def _typed(values: list[Any]) -> list[Any]:
+    """A column as numbers where all of it is; identifiers such as 007 stay text."""
+    given = [value for value in values if value]
+    for pattern, kind in ((_INT, int), (_FLOAT, float)):
+        if given and all(pattern.fullmatch(value) and value not in ("-", "") for value in given):
+            return [_convert(kind, value) for value in values]
+    return [value or None for value in values]
+
+
+def _convert(kind: Callable[[str], Any], value: str | None) -> Any:
+    return kind(value) if value else None
+
+
+def _complete(rows: Iterable[Raw]) -> list[Raw]:
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    if all(len(row) == len(names) for row in rows):
+        return rows
+    return [{name: row.get(name) for name in names} for row in rows]

@@ -1,0 +1,65 @@
+"""Datasets through `datasets.load_dataset`: the hub, local folders, and formats that are not read directly.
+
+Owns telling a hub that is out of reach (where a fallback helps) from a dataset that does not exist (where the
+spec is wrong).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from hermes_rl.errors import UserError
+from hermes_rl.spec.model import Source, thaw
+
+_OUT_OF_REACH = (
+    "ConnectionError", "ConnectError", "ConnectTimeout", "ReadTimeout", "Timeout", "TimeoutException",
+    "OfflineModeIsEnabled", "LocalEntryNotFoundError", "MaxRetryError", "NameResolutionError", "ProxyError",
+    "NetworkError", "SSLError", "gaierror",
+)  # fmt: skip
+"""Names of exceptions, since several HTTP libraries can be underneath."""
+
+
+class HubOutOfReachError(UserError):
+    """The hub did not answer; a fallback may stand in."""
+
+
+def load_hub(source: Source, split: str) -> Iterable[dict[str, Any]]:
+    """The rows of a split; can be iterated again and again.
+
+    Raises:
+        HubOutOfReachError: no answer from the hub.
+        UserError: there is no such dataset, configuration, split or file.
+    """
+    import datasets
+
+    arguments = {"name": source.name, "revision": source.revision, "data_files": thaw(source.data_files)}
+    given = {key: value for key, value in arguments.items() if value is not None}
+    try:
+        loaded: Iterable[dict[str, Any]] = datasets.load_dataset(
+            source.path, split=split, streaming=source.streaming, **given
+        )
+    except Exception as error:  # whatever the libraries below raise is sorted here, and always raised again
+        raise _sorted(error, source, split) from error
+    return loaded
+
+
+def _sorted(error: Exception, source: Source, split: str) -> UserError:
+    cause: BaseException | None = error
+    while cause is not None:
+        if any(kind.__name__ in _OUT_OF_REACH for kind in type(cause).__mro__) or _is_server_error(cause):
+            return HubOutOfReachError(
+                f"dataset {source.path}: the hub is out of reach ({_first_line(cause)})"
+            )
+        cause = cause.__cause__ or cause.__context__
+    return UserError(f"dataset {source.path}, split {split}: {_first_line(error)}")
+
+
+def _is_server_error(error: BaseException) -> bool:
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    return isinstance(status, int) and status >= 500
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {text}"[:300]

@@ -1,0 +1,99 @@
+"""Where raw rows come from: items in the spec, a generator, local files, or `datasets`.
+
+Owns opening one split of a source as something that can be read again and again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from hermes_rl.data.files import READABLE, read_files
+from hermes_rl.data.hub import load_hub
+from hermes_rl.errors import UserError
+from hermes_rl.spec.model import Source, thaw
+from hermes_rl.spec.paths import FILE_FORMATS
+from hermes_rl.spec.suggest import choices
+
+Raw = Mapping[str, Any]
+PROBE = 1000
+"""Rows of a generator that are read to see whether it ends: one that does is finite like a file."""
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """One split of a source; `finite` says whether all of it can be looked at before a row is played."""
+
+    read: Callable[[], Iterator[Raw]]
+    finite: bool
+
+
+def is_on_hub(source: Source) -> bool:
+    """True where rows can only be had over the network (or from its cache)."""
+    return (
+        source.path is not None and source.path not in FILE_FORMATS and not source.path.startswith(("/", "~"))
+    )
+
+
+def open_source(source: Source, split: str, seed: int) -> Opened:
+    """One split of a source.
+
+    Raises:
+        HubOutOfReachError: no answer from the hub.
+        UserError: the source is wrong.
+    """
+    if source.items is not None:
+        items = [thaw(item) for item in source.items]
+        return Opened(lambda: iter(items), finite=True)
+    if source.generator is not None:
+        return _open_generator(source.generator, split, seed)
+    patterns = _local_files(source, split)
+    if patterns is not None and not source.streaming:
+        rows = read_files(str(source.path), patterns)
+        return Opened(lambda: iter(rows), finite=True)
+    loaded = load_hub(source, split)
+    return Opened(lambda: iter(loaded), finite=not source.streaming)
+
+
+def _local_files(source: Source, split: str) -> list[str] | None:
+    """The files of a split that are read without `datasets`; None where that package has to do it."""
+    if source.path not in READABLE or source.data_files is None or "[" in split or "+" in split:
+        return None
+    files: Any = source.data_files
+    if isinstance(files, Mapping):
+        if split not in files:
+            raise UserError(f"dataset.data_files has no split `{split}`{choices(split, files)}")
+        files = files[split]
+    elif split != "train":
+        raise UserError(
+            f"dataset.data_files without splits is `train`; write {{train: …, {split}: …}} for `{split}`"
+        )
+    patterns = [files] if isinstance(files, str) else list(files)
+    return None if any(_URL.match(pattern) for pattern in patterns) else patterns
+
+
+def _open_generator(reference: str, split: str, seed: int) -> Opened:
+    from hermes_rl.plugins import load_object
+
+    function = load_object(reference)
+
+    def read() -> Iterator[Raw]:
+        yield from _checked(function(seed=seed, split=split), reference)
+
+    head = list(islice(read(), PROBE + 1))
+    if len(head) <= PROBE:
+        return Opened(lambda: iter(head), finite=True)
+    return Opened(read, finite=False)
+
+
+def _checked(rows: Iterable[Any], reference: str) -> Iterator[Raw]:
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
+            raise UserError(
+                f"{reference}: row {number} is a {type(row).__name__}; yield dicts with string keys"
+            )
+        yield row

@@ -5,7 +5,9 @@
     HermesRLError
     ├── UserError              the user's input is wrong: exit status 2, no traceback
     │   ├── SpecError          one or more problems in a spec, each with its place
-    │   └── NotYetAvailable    the contract names it, this version does not have it yet
+    │   ├── TokenizerUnavailable   (hermes_rl.tokens.tokenizer) callers may go on without tokens
+    │   └── NotYetAvailable    the format names it, this version does not have it yet
+    ├── ContextLengthExceeded  (hermes_rl.servers.base) the policy's doing: the token budget is used up
     ├── RunError               the run could not be completed: exit status 1
     └── Failure                infrastructure failed; never a reward (cause: `hermes_rl.endings.Ending`)
         ├── ServerFailure      a model server, after retries

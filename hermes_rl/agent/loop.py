@@ -63,7 +63,7 @@ class HermesAgentLoop:
         *,
         options: LoopOptions | None = None,
     ) -> None:
-        given = {
+        given: dict[str, Any] = {
             "max_turns": max_turns,
             "temperature": temperature,
             "max_tokens": max_tokens,

@@ -51,7 +51,7 @@ class Usage:
 
 @dataclass
 class Timings:
-    """Seconds. `generation` and `tools` are working time and count towards `agent.timeout`; `queue` (and retrying) does not."""
+    """Seconds. `generation` and `tools` are working time, `queue` (retries included) does not count as such."""
 
     generation: float = 0.0
     tools: float = 0.0

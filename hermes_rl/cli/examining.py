@@ -85,9 +85,15 @@ async def _server(role: str, server: Server) -> Check:
         return Check(title, False, "it has no base_url", f"set servers.{role}.base_url")
     url = server.base_url.rstrip("/") + "/models"
     try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE)) as session, session.get(url) as answer:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE)) as session,
+            session.get(url) as answer,
+        ):
             return Check(title, True, f"{url} answers with status {answer.status}")
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        return Check(title, False, f"{url}: {type(error).__name__} {error}".rstrip(), "is it running, and is the address right?")
-
-
+        return Check(
+            title,
+            False,
+            f"{url}: {type(error).__name__} {error}".rstrip(),
+            "is it running, and is the address right?",
+        )

@@ -58,7 +58,12 @@ def _first_line(path: Path) -> str:
 
 
 def _parsers() -> list[dict[str, str]]:
-    return [_entry("(the server's)", "chat servers parse tool calls themselves; token-level parsers are not available yet")]
+    return [
+        _entry(
+            "(the server's)",
+            "chat servers parse tool calls themselves; token-level parsers are not available yet",
+        )
+    ]
 
 
 def _renderers() -> list[dict[str, str]]:

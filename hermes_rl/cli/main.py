@@ -16,9 +16,7 @@ import typer
 from hermes_rl.errors import HermesRLError, UserError
 
 Mode = Literal["serve", "process", "evaluate"]
-Kind = Literal[
-    "specs", "toolsets", "tools", "distributions", "rewards", "parsers", "renderers", "sandboxes"
-]
+Kind = Literal["specs", "toolsets", "tools", "distributions", "rewards", "parsers", "renderers", "sandboxes"]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -128,29 +126,20 @@ def main(arguments: list[str] | None = None) -> None:
 
 def status(arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit status; a bug travels with its traceback."""
+    import click
+
     try:
         result: Any = app(arguments, standalone_mode=False)
-    except KeyboardInterrupt:
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (KeyboardInterrupt, click.exceptions.Abort):
         typer.echo("interrupted", err=True)
         return 130
     except HermesRLError as error:
         typer.echo(f"error: {error}" if "\n" not in str(error) else str(error), err=True)
         return 2 if isinstance(error, UserError) else 1
-    except Exception as error:
-        return _usage(error)
     return result if isinstance(result, int) else 0
-
-
-def _usage(error: Exception) -> int:
-    """Mistakes in the command line are shown by click; anything else is a bug and travels."""
-    import click
-
-    if isinstance(error, click.ClickException):
-        error.show()
-        return 2
-    if isinstance(error, click.exceptions.Abort):
-        return 130
-    raise error
 
 
 if __name__ == "__main__":

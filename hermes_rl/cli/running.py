@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -92,9 +91,7 @@ def environment(env_file: Path | None) -> dict[str, str]:
 
 def _load(request: Request, environ: Mapping[str, str], more: tuple[str, ...]) -> Spec:
     overrides = parse_extra_args(request.flags, [*request.sets, *more])
-    return load_spec(
-        request.spec, overrides=overrides, demo=request.demo, environ=environ, mode=request.mode
-    )
+    return load_spec(request.spec, overrides=overrides, demo=request.demo, environ=environ, mode=request.mode)
 
 
 def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
@@ -139,7 +136,10 @@ def _evaluate(spec: Spec, launch: Launch) -> int:
         typer.echo(line)
     typer.echo(f"run directory: {directory.path}")
     if not found.reliable:
-        typer.echo("error: more than 2 % of the rollouts could not be graded, see `error` in rollouts.jsonl", err=True)
+        typer.echo(
+            "error: more than 2 % of the rollouts could not be graded, see `error` in rollouts.jsonl",
+            err=True,
+        )
     return 0 if found.reliable and found.stopped is None else 1
 
 
@@ -151,7 +151,9 @@ def evaluation_lines(found: Evaluation) -> list[str]:
     if found.ungraded:
         low, high = metrics["eval/mean_reward_lower"], metrics["eval/mean_reward_upper"]
         causes = Counter(str(r.ending) for r in found.rollouts if r.score is None)
-        lines.append(f"{found.ungraded} rollouts could not be graded ({_counts(causes)}): mean in [{low:.4f}, {high:.4f}]")
+        lines.append(
+            f"{found.ungraded} rollouts could not be graded ({_counts(causes)}): mean in [{low:.4f}, {high:.4f}]"
+        )
     shown = ("eval/pass", "eval/reward/", "eval/ending/")
     lines += [f"{name.removeprefix('eval/')} {value:.4f}" for name, value in metrics.items() if name.startswith(shown)]
     return lines
@@ -168,5 +170,8 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{cause} {count}" for cause, count in counts.items())
 
 
-_MODES: dict[str, Callable[[Spec, Launch], int]] = {"process": _process, "evaluate": _evaluate, "serve": _serve}
-
+_MODES: dict[str, Callable[[Spec, Launch], int]] = {
+    "process": _process,
+    "evaluate": _evaluate,
+    "serve": _serve,
+}

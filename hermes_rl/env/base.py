@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, ClassVar
 
 from atroposlib.envs.base import BaseEnv
@@ -80,7 +80,10 @@ class HermesAgentBaseEnv(Sending, Tracking, BaseEnv):  # type: ignore[misc]
 
         It renames an existing output, which our loops go on with; and it fails where a hub is out of reach.
         """
-        kept = {"data_path_to_save_groups": config.data_path_to_save_groups, "tokenizer_name": config.tokenizer_name}
+        kept = {
+            "data_path_to_save_groups": config.data_path_to_save_groups,
+            "tokenizer_name": config.tokenizer_name,
+        }
         config.data_path_to_save_groups = None
         if self.encoder.tokenizer is None:
             config.tokenizer_name = str(small_tokenizer_path())
@@ -156,7 +159,7 @@ class HermesAgentBaseEnv(Sending, Tracking, BaseEnv):  # type: ignore[misc]
 
     async def groups(
         self, rows: Sequence[Any] | None = None, policy: ChatServer | None = None
-    ) -> AsyncIterator[Group]:
+    ) -> AsyncGenerator[Group, None]:
         """Yield groups of rollouts with their tokens, without any trajectory API.
 
         Args:
@@ -166,9 +169,7 @@ class HermesAgentBaseEnv(Sending, Tracking, BaseEnv):  # type: ignore[misc]
         from contextlib import aclosing
 
         player = Player(self.core, policy=policy)
-        playing = play_groups(
-            player, self._source(rows), self.config.group_size, concurrency=self.rollouts_in_flight
-        )
+        playing = play_groups(player, self._source(rows), self.config.group_size, concurrency=self.rollouts_in_flight)
         async with aclosing(playing):
             async for group in playing:
                 if group.dropped is None:
@@ -178,7 +179,7 @@ class HermesAgentBaseEnv(Sending, Tracking, BaseEnv):  # type: ignore[misc]
     @property
     def rollouts_in_flight(self) -> int:
         """Rollouts that `groups` and `process` play at a time."""
-        return max(1, self.max_num_workers) * int(self.config.group_size)
+        return max(1, int(self.max_num_workers)) * int(self.config.group_size)
 
     async def _source(self, rows: Sequence[Any] | None) -> AsyncIterator[tuple[Row, str]]:
         if rows is not None:

@@ -23,7 +23,8 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]
         description="During an evaluation: STOP_TRAIN cancels rollouts in flight, LIMIT_TRAIN starts fewer, NONE.",
     )
     worker_timeout: float = Field(
-        default=-1, description="Seconds until Atropos cancels a group; -1: never, the agent's own bounds hold."
+        default=-1,
+        description="Seconds until Atropos cancels a group; -1: never, the agent's own bounds hold.",
     )
 
     enabled_toolsets: list[str] | None = Field(default=None, description="Toolsets by name; None: all, with a warning.")

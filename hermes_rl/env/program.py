@@ -44,7 +44,9 @@ def run(cls: type[HermesAgentBaseEnv], arguments: list[str]) -> None:
         UserError: the arguments are wrong.
     """
     if not arguments or arguments[0] not in MODES:
-        raise UserError(f"usage: {Path(sys.argv[0]).name} {'|'.join(MODES)} [--env.FIELD V] [--openai.FIELD V] [--config F]")
+        raise UserError(
+            f"usage: {Path(sys.argv[0]).name} {'|'.join(MODES)} [--env.FIELD V] [--openai.FIELD V] [--config F]"
+        )
     mode, flags = arguments[0], arguments[1:]
     if hasattr(cls, "spec"):
         asyncio.run(_run_spec(cls, mode, flags))

@@ -47,7 +47,10 @@ async def _post(url: str, body: bytes, headers: dict[str, str]) -> None:
         if attempt:
             await asyncio.sleep(2 ** (attempt - 1))
         try:
-            async with aiohttp.ClientSession() as session, session.post(url, data=body, headers=headers) as answer:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(url, data=body, headers=headers) as answer,
+            ):
                 if answer.status < 400:
                     return
                 problem = f"status {answer.status}: {(await answer.text())[:300]}"

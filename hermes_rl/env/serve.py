@@ -61,9 +61,9 @@ async def _manage(env: SpecEnv) -> None:
 
 async def _reach(url: str) -> None:
     try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
-            async with session.get(url) as answer:
-                await answer.read()
+        timeout = aiohttp.ClientTimeout(total=10)
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as answer:
+            await answer.read()
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise UserError(
             f"no trajectory API at {url} ({type(error).__name__}): start one with `run-api`, or set serve.api_url"

@@ -63,7 +63,11 @@ def completion_of(replies: list[ChatReply]) -> ChatCompletion:
             "created": int(time.time()),
             "model": replies[0].model,
             "choices": [
-                {"index": index, "message": {"content": None, **reply.message}, "finish_reason": reply.finish_reason or "stop"}
+                {
+                    "index": index,
+                    "message": {"content": None, **reply.message},
+                    "finish_reason": reply.finish_reason or "stop",
+                }
                 for index, reply in enumerate(replies)
             ],
             "usage": usage,

@@ -109,7 +109,9 @@ class SpecEnv(HermesAgentBaseEnv):
         """Keep every rollout, sent group and evaluation of training in this run directory."""
         self.directory = directory
         self._journal = directory.journal("rollouts.jsonl")
-        self.jsonl_writer = _GroupsWriter(directory.journal(self.spec.env.get("data_path_to_save_groups") or "groups.jsonl"))
+        self.jsonl_writer = _GroupsWriter(
+            directory.journal(self.spec.env.get("data_path_to_save_groups") or "groups.jsonl")
+        )
 
     def track_rollout(self, rollout: Rollout) -> None:
         super().track_rollout(rollout)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 
@@ -27,7 +27,7 @@ class Tracking:
     """Mixin of `HermesAgentBaseEnv`: training metrics under the names that people know."""
 
     config: Any
-    wandb_mode: str = "online"
+    wandb_mode: Literal["online", "offline", "disabled"] = "online"
     tracker: Tracker | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -66,9 +66,9 @@ class Tracking:
             return
         project, group = self.wandb_project, None  # type: ignore[has-type]
         while project is None:
-            async with aiohttp.ClientSession() as session:
-                async with session.get(f"{self.config.rollout_server_url}/wandb_info") as answer:
-                    info = await answer.json()
+            url = f"{self.config.rollout_server_url}/wandb_info"
+            async with aiohttp.ClientSession() as session, session.get(url) as answer:
+                info = await answer.json()
             project, group = info["project"], info["group"]
             if project is None:
                 await asyncio.sleep(1)

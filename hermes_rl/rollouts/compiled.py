@@ -30,7 +30,7 @@ from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import Reasoning
 from hermes_rl.servers.factory import config_from_spec, create_role
 from hermes_rl.servers.scripted import Script, Turn, deviate_script, deviations
-from hermes_rl.spec.model import Agent, Spec
+from hermes_rl.spec.model import Agent, Spec, is_template
 from hermes_rl.spec.templates import render
 from hermes_rl.tools.base import Tool
 from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
@@ -169,7 +169,7 @@ class CompiledSpec:
         if solution is None or solution.turns is None:
             return Script((), prior)
         turns = solution.turns
-        plain = turns if isinstance(turns, str) else [turn.model_dump(exclude_none=True) for turn in turns]
+        plain: Any = turns if is_template(turns) else [turn.model_dump(exclude_none=True) for turn in turns]
         rendered = render(plain, row.columns, where="solution.turns")
         return Script(tuple(Turn.of(turn) for turn in rendered), prior)
 
@@ -194,7 +194,11 @@ def _roles(spec: Spec, environ: Mapping[str, str]) -> dict[str, Role]:
     key = spec.policy_api_key.get_secret_value() if spec.policy_api_key is not None else None
     return {
         role: create_role(
-            role, [config_from_spec(server, environ, key if role == POLICY else None) for server in servers]
+            role,
+            [
+                config_from_spec(server, environ, api_key=key if role == POLICY else None, seed=spec.seed)
+                for server in servers
+            ],
         )
         for role, servers in spec.servers.items()
     }

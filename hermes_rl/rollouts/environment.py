@@ -22,7 +22,11 @@ class Environment(Protocol):
 
     name: str
     seed: int
-    has_group_rewards: bool
+
+    @property
+    def has_group_rewards(self) -> bool:
+        """True where some reward compares the members of a group."""
+        ...
 
     @property
     def policy(self) -> ChatServer:

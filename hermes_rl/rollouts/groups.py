@@ -6,9 +6,10 @@ This is the heart of every mode; what is done with a group is up to who asks for
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from functools import partial
 
-from hermes_rl.data.rows import Row
+from hermes_rl.data.rows import Row, Rows
 from hermes_rl.rollouts.player import Player
 from hermes_rl.rollouts.rollout import Group
 
@@ -24,7 +25,7 @@ async def play_groups(
     concurrency: int,
     whole: bool = True,
     wanted: Callable[[int], bool] = lambda running: True,
-) -> AsyncIterator[Group]:
+) -> AsyncGenerator[Group, None]:
     """Yield groups in the order in which they end.
 
     Begins another group while fewer than `concurrency` rollouts are open and `wanted(groups running)` holds. When
@@ -81,11 +82,12 @@ async def once(rows: Iterable[Row]) -> Source:
 
 
 async def _stream(rows: Iterable[Row]) -> AsyncIterator[Row]:
-    if hasattr(rows, "__len__"):
+    if not isinstance(rows, Rows) or rows.length is not None:
         for row in rows:
             yield row
         return
     # A generator or a streamed dataset may wait for a network or compute; the loop must not.
     iterator: Iterator[Row] = iter(rows)
-    while (row := await asyncio.to_thread(next, iterator, None)) is not None:
+    following: Callable[[], Row | None] = partial(next, iterator, None)
+    while (row := await asyncio.to_thread(following)) is not None:
         yield row

@@ -20,7 +20,9 @@ def require_available(spec: Spec, mode: Mode) -> None:
 
 def available(spec: Spec, mode: Mode) -> list[Problem]:
     """The same as problems, for `validate` to print as warnings."""
-    return [spec.problem(path, f"a run needs {what}, which is not available yet") for path, what in _missing(spec, mode)]
+    return [
+        spec.problem(path, f"a run needs {what}, which is not available yet") for path, what in _missing(spec, mode)
+    ]
 
 
 Place = tuple[str | int, ...]
@@ -46,7 +48,10 @@ def _servers(spec: Spec) -> Iterator[tuple[Place, str]]:
         for number, server in enumerate(servers):
             if server.type in _TOKEN_LEVEL:
                 place = ("servers", role, number, "type") if len(servers) > 1 else ("servers", role, "type")
-                yield place, f"the token-level server type {server.type} (type: openai speaks to its chat endpoint)"
+                yield (
+                    place,
+                    f"the token-level server type {server.type} (type: openai speaks to its chat endpoint)",
+                )
 
 
 def _sandbox(spec: Spec) -> Iterator[tuple[Place, str]]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.data.rows import Row
@@ -57,7 +58,13 @@ class Player:
         """Members of started groups that have not ended."""
 
     def start(
-        self, row: Row, group: str, size: int, *, whole: bool = True, on_change: Callable[[], None] | None = None
+        self,
+        row: Row,
+        group: str,
+        size: int,
+        *,
+        whole: bool = True,
+        on_change: Callable[[], None] | None = None,
     ) -> asyncio.Task[Group]:
         """Begin a group; every member that ends calls `on_change`.
 
@@ -76,7 +83,7 @@ class Player:
         for member in members:
             member.add_done_callback(ended)
             # A task that is cancelled before its first step runs no `finally`.
-            finish.add_done_callback(lambda _, member=member: member.cancel())
+            finish.add_done_callback(partial(_cancel_one, member))
         return finish
 
     async def _finish(self, group: Group, members: list[asyncio.Task[Rollout]], whole: bool) -> Group:
@@ -121,9 +128,7 @@ class Player:
 
     async def _converse(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         options = replace(self.options, seed=rollout.seed)
-        loop = HermesAgentLoop(
-            self.policy, runtime.toolkit.schemas, task_id=runtime.task_id, options=options
-        )
+        loop = HermesAgentLoop(self.policy, runtime.toolkit.schemas, task_id=runtime.task_id, options=options)
         rollout.result = await loop.run(self.environment.prompt(rollout.seat.row))
         rollout.ending = rollout.result.ending
 
@@ -160,6 +165,10 @@ class Player:
         for rollout in group.rollouts:
             self.listener(rollout)
         return group
+
+
+def _cancel_one(member: asyncio.Task[Rollout], _: object) -> None:
+    member.cancel()
 
 
 async def _cancel(members: list[asyncio.Task[Rollout]]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from hermes_rl.agent.result import Message
 from hermes_rl.errors import UserError
-from hermes_rl.spec.model import Part, Prompt, TextFile
 from hermes_rl.spec.model import Message as SpecMessage
+from hermes_rl.spec.model import Part, Prompt, TextFile, is_template
 from hermes_rl.spec.templates import render, render_text
 
 Columns = Mapping[str, Any]
@@ -23,7 +23,7 @@ def messages_of(prompt: Prompt, row: Columns) -> list[Message]:
         TemplateError: a template does not work for this row.
         UserError: a file of the prompt cannot be read.
     """
-    if isinstance(prompt.messages, str):
+    if is_template(prompt.messages):
         return [dict(message) for message in render(prompt.messages, row, where="prompt.messages")]
     if prompt.messages is not None:
         return [_message(message, row, f"prompt.messages[{i}]") for i, message in enumerate(prompt.messages)]

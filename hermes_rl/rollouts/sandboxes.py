@@ -41,7 +41,7 @@ def sandbox_config(spec: Spec, row: Columns) -> SandboxConfig:
 
 def _rendered(section: Sandbox, row: Columns) -> Sandbox:
     """The section with the templates of this row rendered, checked against its types once more."""
-    given = {key: value for key, value in section.model_dump(by_alias=True, exclude_unset=True).items()}
+    given = section.model_dump(by_alias=True, exclude_unset=True)
     if not given:
         return section
     templated = ("image", "files", "setup", "env", "limits")

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from hermes_rl.data.rows import Row
+from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.groups import once, play_groups
@@ -118,10 +118,8 @@ async def evaluate(
             stopped.append(reason)
         return not reason
 
-    progress.begin(len(rows) if hasattr(rows, "__len__") else None)
-    playing = play_groups(
-        player, once(rows), plan.rollouts, concurrency=concurrency, whole=False, wanted=wanted
-    )
+    progress.begin(rows.length if isinstance(rows, Rows) else None)
+    playing = play_groups(player, once(rows), plan.rollouts, concurrency=concurrency, whole=False, wanted=wanted)
     async with aclosing(playing):
         async for group in playing:
             budget.count(group)
@@ -132,9 +130,7 @@ async def evaluate(
     return _conclude(environment.name, found, plan, started, stopped[0] if stopped else None)
 
 
-def _conclude(
-    name: str, found: list[Group], plan: EvaluatePlan, started: float, stopped: str | None
-) -> Evaluation:
+def _conclude(name: str, found: list[Group], plan: EvaluatePlan, started: float, stopped: str | None) -> Evaluation:
     rollouts = [rollout for group in found for rollout in group.rollouts]
     ungraded = sum(rollout.score is None for rollout in rollouts)
     if ungraded == len(rollouts):

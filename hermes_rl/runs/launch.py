@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.data.load import Rows, load_rows
+from hermes_rl.data.load import Rows, Split, load_rows
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.encode import Encoder
@@ -47,6 +47,8 @@ def prepare(spec: Spec, launch: Launch) -> CompiledSpec:
         raise UserError("servers.policy is missing: name the model that acts")
     if launch.mode != "evaluate" and spec.dataset.eval is not None and spec.dataset.eval.only:
         raise UserError(f"dataset.eval is `only`: every row is for evaluation, so {launch.mode} cannot use any")
+    if launch.mode == "evaluate" and spec.dataset.eval is None:
+        raise UserError("dataset.eval is missing: say which rows are for evaluation, such as {fraction: 0.1} or `only`")
     compiled = CompiledSpec(spec, launch.environ)
     if _may_use_sandbox(compiled):
         require_backend(spec.sandbox.backend, launch.progress.note)
@@ -147,7 +149,7 @@ def tokenizer_of(spec: Spec) -> str | None:
     return None if server.type == "scripted" else server.model
 
 
-async def _load(spec: Spec, split: str, launch: Launch) -> tuple[Rows, Encoder]:
+async def _load(spec: Spec, split: Split, launch: Launch) -> tuple[Rows, Encoder]:
     rows = await asyncio.to_thread(load_rows, spec, split, notify=launch.progress.note)
     name = tokenizer_of(spec)
     if name is None and spec.servers["policy"][0].type != "scripted":

@@ -53,7 +53,10 @@ def _rewards(graded: Sequence[Rollout]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for rollout in graded:
         for name, reward in rollout.rewards.items():
-            numbers = {name: reward.value, **{f"{name}/{key}": value for key, value in reward.metrics.items()}}
+            numbers = {
+                name: reward.value,
+                **{f"{name}/{key}": value for key, value in reward.metrics.items()},
+            }
             for key, value in numbers.items():
                 if value is not None:
                     values.setdefault(key, []).append(value)

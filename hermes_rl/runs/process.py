@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,5 +155,3 @@ def _finished(groups: Journal, rollouts: Journal, plan: ProcessPlan) -> tuple[se
     kept = [line for line in rollouts.read() if line["group"] in written | discarded]
     rollouts.keep(kept)
     return written, discarded
-
-

@@ -45,7 +45,7 @@ class Progress:
     def note(self, message: str) -> None:
         """Something that the user should know, even with --quiet."""
         self.end()
-        print(message, file=self.stream, flush=True)  # noqa: T201 (this is where output is made)
+        print(message, file=self.stream, flush=True)
 
     def end(self) -> None:
         """Finish a line that is rewritten in place."""

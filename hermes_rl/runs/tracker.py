@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 
 class Tracker:
@@ -18,7 +18,7 @@ class Tracker:
         project: str,
         name: str,
         *,
-        mode: str = "online",
+        mode: Literal["online", "offline", "disabled"] = "online",
         group: str | None = None,
         config: Mapping[str, Any] | None = None,
         folder: Path | None = None,

@@ -87,10 +87,7 @@ class RewardFunction:
         if unknown:
             known = ", ".join(name for name in self.parameters if name not in CONTEXT) or "none"
             raise UserError(f"reward {self.name!r} takes no argument {unknown[0]!r}; its arguments: {known}")
-        return {
-            key: coerce(value, self.hints[key]) if key in self.hints else value
-            for key, value in given.items()
-        }
+        return {key: coerce(value, self.hints[key]) if key in self.hints else value for key, value in given.items()}
 
 
 async def call_reward(reward: RewardFunction, arguments: Mapping[str, Any]) -> tuple[object, float]:

@@ -61,6 +61,4 @@ def find_reward(name: str, fn: str | None) -> RewardFunction:
     known = sorted({*shipped, *published})
     close = difflib.get_close_matches(reference, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise UserError(
-        f"there is no reward {reference!r}{hint} Known: {', '.join(known)}. Your own: fn: file.py:function"
-    )
+    raise UserError(f"there is no reward {reference!r}{hint} Known: {', '.join(known)}. Your own: fn: file.py:function")

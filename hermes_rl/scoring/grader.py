@@ -108,9 +108,7 @@ class Grader:
         """The score of a rollout whose rewards are all known; see `combine`."""
         return combine([reward.weighting for reward in self.rewards], values, self.clamp)
 
-    def _arguments(
-        self, reward: GradedReward, item: Mapping[str, Any], offered: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _arguments(self, reward: GradedReward, item: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
         function = reward.function
         given = function.arguments(self.render(reward.args, item))
         missing = [

@@ -80,7 +80,9 @@ class _Helper:
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
         if self._read(self._process, START_SECONDS) != "ready\n":
             self._kill()
-            raise RewardFailure("math_equal: the process that compares expressions did not start; is math-verify there?")
+            raise RewardFailure(
+                "math_equal: the process that compares expressions did not start; is math-verify there?"
+            )
         return self._process
 
     @staticmethod

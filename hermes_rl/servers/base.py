@@ -133,7 +133,7 @@ class ChatReply:
     timing: Timing = Timing()
 
 
-class ContextLengthExceeded(HermesRLError):  # noqa: N818 (names an event, as `NotYetAvailable` does)
+class ContextLengthExceeded(HermesRLError):
     """The conversation no longer fits the model's context. The policy's doing, hence not a `Failure`."""
 
 

@@ -32,7 +32,7 @@ _CONTEXT_TEXT = re.compile(
 _HOPELESS_TEXT = re.compile(r"insufficient_quota", re.IGNORECASE)
 
 
-class AttemptFailed(Exception):  # noqa: N818 (an event that is usually recovered from)
+class AttemptFailed(Exception):
     """One attempt of a call failed. The message is already free of secrets."""
 
     def __init__(

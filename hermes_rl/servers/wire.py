@@ -15,7 +15,7 @@ _OPTIONAL = ("temperature", "top_p", "max_tokens", "seed", "stop")
 _DEFAULT_EFFORT = "medium"
 
 
-class Malformed(ValueError):  # noqa: N818 (an adjective reads better where it is raised)
+class Malformed(ValueError):
     """A server answered with something that is not a chat completion."""
 
 

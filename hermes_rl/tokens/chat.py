@@ -39,7 +39,7 @@ class ChatTokens:
     reason: str | None = None
 
 
-class _NoSequence(Exception):  # noqa: N818 (internal: a reason on its way)
+class _NoSequence(Exception):
     """The template does not allow one sequence; the message is the reason."""
 
 

@@ -16,11 +16,11 @@ Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 
 
-class TokenizerUnavailable(UserError):  # noqa: N818 (named like `NotYetAvailable`)
+class TokenizerUnavailable(UserError):
     """The tokenizer cannot be had, or has no chat template. Those who can do without it catch this."""
 
 
-class TemplateRefused(ValueError):  # noqa: N818 (an event that is told to the user as a reason)
+class TemplateRefused(ValueError):
     """The chat template raised on these messages."""
 
 

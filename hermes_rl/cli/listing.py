@@ -31,19 +31,27 @@ def _specs() -> list[dict[str, str]]:
 
 
 def _toolsets() -> list[dict[str, str]]:
-    from hermes_rl.tools.catalogue import describe_toolsets
+    from hermes_rl.tools.catalogue import ELSEWHERE, toolsets
 
-    return [_entry(name, description) for name, description in describe_toolsets().items()]
+    ours = [_entry(name, toolset.description) for name, toolset in toolsets().items()]
+    later = [_entry(name, f"not available yet: {', '.join(tools)}") for name, tools in ELSEWHERE.items()]
+    return ours + [entry for entry in later if entry["name"] not in toolsets()]
 
 
 def _tools() -> list[dict[str, str]]:
-    from hermes_rl.tools.catalogue import resolve_toolsets
+    from hermes_rl.tools.catalogue import toolsets
 
-    return [_entry(tool.name, tool.description.partition("\n")[0]) for tool in resolve_toolsets(None)]
+    tools = [tool for toolset in toolsets().values() for tool in toolset.tools]
+    return [_entry(tool.name, tool.description.partition("\n")[0]) for tool in tools]
 
 
 def _distributions() -> list[dict[str, str]]:
-    return [_entry("(your own)", "toolsets: {distribution: {toolset: probability}}; names are not available yet")]
+    from hermes_rl.tools.distributions import DISTRIBUTIONS
+
+    return [
+        _entry(name, ", ".join(f"{toolset} {chance:g}" for toolset, chance in chances.items()))
+        for name, chances in sorted(DISTRIBUTIONS.items())
+    ]
 
 
 def _rewards() -> list[dict[str, str]]:
@@ -71,6 +79,8 @@ def _renderers() -> list[dict[str, str]]:
 
 
 def _sandboxes() -> list[dict[str, str]]:
-    from hermes_rl.sandbox.probe import describe_backends
+    from hermes_rl.sandbox.backends import AVAILABLE
+    from hermes_rl.sandbox.config import BACKENDS
 
-    return [_entry(name, description) for name, description in describe_backends().items()]
+    described = {"bubblewrap": "namespaces of the kernel; the default", "none": "this machine, without a fence"}
+    return [_entry(name, described[name] if name in AVAILABLE else "not available yet") for name in BACKENDS]

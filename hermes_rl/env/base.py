@@ -35,7 +35,8 @@ from hermes_rl.rollouts.rollout import Group, Rollout, Seat
 from hermes_rl.runs.records import scored_data_group
 from hermes_rl.servers.base import ChatServer, Reasoning
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
+from hermes_rl.tools.catalogue import resolve_toolsets
+from hermes_rl.tools.distributions import sample_distribution
 from hermes_rl.tools.toolkit import Toolkit
 
 logger = logging.getLogger(__name__)
@@ -148,8 +149,6 @@ class HermesAgentBaseEnv(Sending, Tracking, BaseEnv):  # type: ignore[misc]
         config = self.config
         enabled = config.enabled_toolsets if config.enabled_toolsets is not None else self.default_toolsets
         if config.distribution is not None:
-            if isinstance(config.distribution, str):
-                raise UserError("named distributions are not available yet; give {toolset: probability}")
             enabled = list(sample_distribution(config.distribution, f"{config.seed}:{group}"))
         elif enabled is None:
             logger.warning("%s: enabled_toolsets is not set, so every available toolset is used", self.name)

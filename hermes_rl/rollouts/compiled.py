@@ -33,8 +33,9 @@ from hermes_rl.servers.scripted import Script, Turn, deviate_script, deviations
 from hermes_rl.spec.model import Agent, Spec, is_template
 from hermes_rl.spec.templates import render
 from hermes_rl.tools.base import Tool
-from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
+from hermes_rl.tools.catalogue import resolve_toolsets
 from hermes_rl.tools.context import ToolContext
+from hermes_rl.tools.distributions import sample_distribution
 from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.python_tools import python_tool
 from hermes_rl.tools.state_tools import state_tools
@@ -129,7 +130,7 @@ class CompiledSpec:
 
     def _catalogue_tools(self, group: str) -> tuple[Tool, ...]:
         toolsets = self.spec.toolsets
-        if isinstance(toolsets.distribution, Mapping):
+        if toolsets.distribution is not None:
             drawn = sample_distribution(toolsets.distribution, f"{self.seed}:{group}")
             return resolve_toolsets(drawn, toolsets.disabled)
         if self._fixed is None:

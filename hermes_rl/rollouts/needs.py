@@ -70,8 +70,6 @@ def _tools(spec: Spec) -> Iterator[tuple[Place, str]]:
     for number, tool in enumerate(spec.tools):
         if tool.mcp is not None:
             yield ("tools", number, "mcp"), "an MCP server"
-    if isinstance(spec.toolsets.distribution, str):
-        yield ("toolsets", "distribution"), "a distribution by name (give toolset: probability)"
     for key in ("record", "replay"):
         if getattr(spec.toolsets, key) is not None:
             yield ("toolsets", key), f"toolsets.{key}"

@@ -21,7 +21,8 @@ from hermes_rl.runs.process import ProcessPlan, ProcessSummary, process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.provenance import provenance
 from hermes_rl.runs.records import rollout_record
-from hermes_rl.sandbox.probe import require_backend
+from hermes_rl.sandbox.none import WARNING
+from hermes_rl.sandbox.probe import require_bubblewrap
 from hermes_rl.spec.model import Mode, Spec
 
 
@@ -51,7 +52,7 @@ def prepare(spec: Spec, launch: Launch) -> CompiledSpec:
         raise UserError("dataset.eval is missing: say which rows are for evaluation, such as {fraction: 0.1} or `only`")
     compiled = CompiledSpec(spec, launch.environ)
     if _may_use_sandbox(compiled):
-        require_backend(spec.sandbox.backend, launch.progress.note)
+        _require_sandbox(spec, launch)
     return compiled
 
 
@@ -161,6 +162,14 @@ async def _load(spec: Spec, split: Split, launch: Launch) -> tuple[Rows, Encoder
 
 def _provenance(spec: Spec, compiled: CompiledSpec, rows: Rows, encoder: Encoder) -> dict[str, Any]:
     return provenance(spec, compiled, rows.fingerprint, encoder.tokenizer.name if encoder.tokenizer else None)
+
+
+def _require_sandbox(spec: Spec, launch: Launch) -> None:
+    """Stop where the sandbox cannot work here; never go on without the fence unless the spec says so."""
+    if spec.sandbox.backend == "none":
+        launch.progress.note(f"WARNING: {WARNING}")
+    else:
+        require_bubblewrap()
 
 
 def _may_use_sandbox(compiled: CompiledSpec) -> bool:

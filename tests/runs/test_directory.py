@@ -1,0 +1,89 @@
+"""A run directory holds one run, survives a torn line, and lets one process in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.errors import RunError, UserError
+from hermes_rl.runs.directory import Journal, RunDirectory
+from hermes_rl.spec.load import load_spec, parse_spec
+from hermes_rl.spec.model import Spec
+
+
+@pytest.fixture
+def spec() -> Spec:
+    return load_spec("terminal-files")
+
+
+def other_spec() -> Spec:
+    return parse_spec("name: terminal-files\ndataset: {items: [{a: 1}]}\nprompt: {user: other}\n")
+
+
+def test_a_torn_last_line_is_cut_off_and_the_rest_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\n{"a": ')
+    journal = Journal(path)
+    journal.append({"a": 3})
+    journal.close()
+    assert [json.loads(line)["a"] for line in path.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_keep_replaces_the_lines_and_appending_goes_on(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "lines.jsonl")
+    journal.append({"a": 1})
+    journal.keep([{"a": 7}])
+    journal.append({"a": 8})
+    assert [line["a"] for line in journal.read()] == [7, 8]
+    journal.close()
+
+
+def test_a_number_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "lines.jsonl")
+    with pytest.raises(ValueError, match="JSON"):
+        journal.append({"score": float("nan")})
+    journal.close()
+    assert (tmp_path / "lines.jsonl").read_text() == ""
+
+
+def test_a_full_disk_is_a_failed_run_that_names_the_file() -> None:
+    journal = Journal(Path("/dev/full"))
+    with pytest.raises(RunError, match="/dev/full cannot be written"):
+        journal.append({"a": 1})
+
+
+def test_the_default_directory_is_named_by_what_defines_a_rollout(spec: Spec) -> None:
+    directory = RunDirectory.choose(spec, "process", None)
+    assert directory.path == Path("outputs/terminal-files") / f"process-{spec.fingerprint('process')}"
+
+
+def test_another_run_is_refused_and_a_fresh_one_lies_beside(spec: Spec, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with RunDirectory.choose(spec, "process", out) as directory:
+        directory.describe(spec, {})
+    RunDirectory.choose(spec, "process", out)
+    with pytest.raises(UserError, match="holds a run of something else"):
+        RunDirectory.choose(other_spec(), "process", out)
+    assert RunDirectory.choose(other_spec(), "process", out, fresh=True).path == tmp_path / "run-2"
+
+
+def test_a_second_process_on_the_directory_is_refused(spec: Spec, tmp_path: Path) -> None:
+    first = RunDirectory.choose(spec, "process", tmp_path / "run")
+    with first, pytest.raises(UserError, match="another run is using"):
+        RunDirectory.choose(spec, "process", tmp_path / "run").__enter__()
+    with RunDirectory.choose(spec, "process", tmp_path / "run"):
+        pass
+
+
+def test_a_directory_that_cannot_be_made_is_named(spec: Spec, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        RunDirectory.choose(spec, "process", tmp_path / "file" / "run").__enter__()
+
+
+def test_an_unreadable_run_json_is_named(spec: Spec, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(UserError, match=r"run\.json cannot be read"):
+        RunDirectory.choose(spec, "process", tmp_path)

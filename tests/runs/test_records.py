@@ -1,0 +1,82 @@
+"""Groups in files look as Atropos writes them, and hold nothing invented."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hermes_rl.agent.result import AgentResult
+from hermes_rl.data.rows import Row
+from hermes_rl.endings import Ending
+from hermes_rl.rollouts.rollout import Group, Rollout, Seat
+from hermes_rl.runs.records import group_record, rollout_record, scored_data_group
+from hermes_rl.scoring.value import RewardValue
+from hermes_rl.tokens.sequence import Sequence
+
+ROW = Row(key="row", columns={}, index=0, digest="0" * 64)
+
+
+def rollout(index: int, score: float, sequence: Sequence | None, *, masked: bool = False) -> Rollout:
+    result = AgentResult(messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": []}])
+    made = Rollout(Seat(ROW, "row:0", index, 2), seed=1, ending=Ending.FINISHED, result=result)
+    made.score, made.sequence, made.masked = score, sequence, masked
+    made.rewards = {"r": RewardValue(score, reason="because", metrics={"m": 1.0})}
+    return made
+
+
+def group(*rollouts: Rollout) -> Group:
+    return Group("row:0", ROW, list(rollouts))
+
+
+def tokens(logprobs: bool = True) -> Sequence:
+    return Sequence([1, 2, 3], [-100, 2, 3], [1.0, -0.5, -0.25] if logprobs else None)
+
+
+def test_the_keys_are_those_of_scored_data_group() -> None:
+    from atroposlib.envs.base import ScoredDataGroup
+
+    made = scored_data_group(group(rollout(0, 1.0, tokens()), rollout(1, 0.0, tokens())), {"temperature": 1.0})
+    assert set(made) == set(ScoredDataGroup.__annotations__)
+
+
+def test_the_trajectory_api_accepts_a_group() -> None:
+    from atroposlib.api.server import ScoredData
+
+    made = group_record(group(rollout(0, 1.0, tokens()), rollout(1, 0.0, tokens(False))), {})
+    accepted = ScoredData.model_validate(json.loads(json.dumps(made)))
+    assert accepted.tokens == [[1, 2, 3]] * 2
+    assert accepted.inference_logprobs == []
+
+
+def test_without_tokens_of_one_member_the_group_has_none() -> None:
+    made = scored_data_group(group(rollout(0, 1.0, tokens()), rollout(1, 0.0, None)), {})
+    assert made["tokens"] is None
+    assert made["masks"] is None
+    assert len(made["messages"]) == 2
+
+
+def test_a_masked_rollout_stays_for_the_baseline_and_trains_nothing() -> None:
+    made = scored_data_group(group(rollout(0, 1.0, tokens(), masked=True), rollout(1, 0.0, tokens())), {})
+    assert made["masks"] == [[-100, -100, -100], [-100, 2, 3]]
+    assert made["scores"] == [1.0, 0.0]
+
+
+def test_every_message_has_content() -> None:
+    made = scored_data_group(group(rollout(0, 1.0, None)), {})
+    assert all("content" in message for conversation in made["messages"] for message in conversation)
+
+
+def test_a_rollout_is_recorded_with_what_the_rewards_said() -> None:
+    record = rollout_record(rollout(0, 0.5, None))
+    assert record["id"] == "row:0-0"
+    assert record["rewards"] == {"r": {"value": 0.5, "reason": "because", "metrics": {"m": 1.0}}}
+    assert record["ending"] == "finished"
+    assert record["error"] is None
+
+
+@pytest.mark.parametrize("key", ["messages", "usage", "tool_errors", "timings", "policy", "turns"])
+def test_a_rollout_that_never_began_has_every_key(key: str) -> None:
+    empty: dict[str, Any] = rollout_record(Rollout(Seat(ROW, "row:0", 0, 1), seed=0))
+    assert key in empty

@@ -30,7 +30,7 @@ class Tool(ABC):
     """May run beside other calls of the same turn. One that may not waits for those before it, and those
     after it wait for it, so that its effects keep their order."""
     timeout: float | None = None
-    """Seconds for one call, where the tool has a bound of its own; the smaller of this and the spec's wins."""
+    """Seconds for one call, where the tool has a bound of its own; the smaller of it and the spec's wins."""
 
     @property
     @abstractmethod

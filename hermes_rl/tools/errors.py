@@ -1,4 +1,4 @@
-"""What goes wrong with a call of the model: data for the rollout's record, told to the model, never a crash."""
+"""What goes wrong with a call of the model: data for the record, told to the model, never a crash."""
 
 from __future__ import annotations
 

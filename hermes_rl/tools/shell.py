@@ -1,13 +1,51 @@
-"""What a rollout's terminal remembers between commands: the working directory and exported variables."""
+"""What a rollout's terminal remembers between commands: the working directory and exported variables.
+
+Owns the script around a command that takes up this state and reports it back. Every command gets a shell of
+its own, so that commands can run side by side and one that hangs harms no other; the state is kept on the
+host, where nothing in the sandbox can change it behind the model's back.
+"""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
+
+STATE_LIMIT = 200_000
+"""Bytes of exported variables that are remembered; a shell that exports more keeps its former state."""
+
+_REPORT = "exec 3>&2 2>&1; trap '{ pwd -P; export -p; echo .; } >&3' EXIT"
+"""The state goes out where standard error went in; standard error joins standard output."""
 
 
 @dataclass
 class ShellState:
-    """Empty until a command has changed something."""
+    """Empty until a command has run."""
 
     cwd: str | None = None
     exports: str = ""
+
+    def script(self, command: str, workdir: str | None, *, report: bool = True) -> str:
+        """The command, run with this state; `workdir` is for this command alone. Descriptor 3 is the report's."""
+        lines = [self.exports, self._enter(workdir)]
+        if report:
+            lines.append(_REPORT)
+        lines.append(f"eval {shlex.quote(command)}" + (" 3>&-" if report else ""))
+        return "\n".join(line for line in lines if line)
+
+    def learn(self, report: bytes, *, keep_cwd: bool) -> None:
+        """Take over what a command reported; one that was killed reports nothing and changes nothing."""
+        text = report.decode("utf-8", "surrogateescape")
+        cwd, _, exports = text.partition("\n")
+        if len(report) >= STATE_LIMIT or not cwd.startswith("/") or not exports.endswith("\n.\n"):
+            return
+        self.exports = exports.removesuffix(".\n").rstrip("\n")
+        if not keep_cwd:
+            self.cwd = cwd
+
+    def _enter(self, workdir: str | None) -> str:
+        if workdir is not None:
+            return f"cd -- {shlex.quote(workdir)} || exit 126"
+        if self.cwd is None:
+            return ""
+        # A folder that was removed meanwhile is no reason to refuse every command from now on.
+        return f"cd -- {shlex.quote(self.cwd)} 2>/dev/null || true"

@@ -48,7 +48,7 @@ class Toolkit:
 
     @classmethod
     def of_schemas(cls, schemas: Sequence[dict[str, Any]], names: Collection[str] | None = None) -> Toolkit:
-        """The toolkit behind a list of schemas: its own tools where it carries them, else built-in ones by name."""
+        """The toolkit behind a list of schemas: the tools that it carries, else built-in ones by name."""
         if isinstance(schemas, Schemas):
             return cls(schemas.tools).only(names)
         from hermes_rl.tools.catalogue import find_tool

@@ -1,0 +1,183 @@
+"""The tool `patch`: changing parts of files, one passage or several files at once."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from hermes_rl.sandbox.base import Sandbox
+from hermes_rl.tools import v4a
+from hermes_rl.tools.base import Tool, ToolInputError
+from hermes_rl.tools.editing import NoMatchError, replace
+from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.results import OUTPUT_LIMIT, as_json, capped
+
+FILE_BYTES = 64 << 20
+
+
+class Patch(Tool):
+    """Replace a passage, or apply a patch of several files: all of it or nothing."""
+
+    name = "patch"
+    parallel = False
+
+    @property
+    def description(self) -> str:
+        return (
+            "Change parts of files and answer with the diff. mode='replace' (default) needs path, old_string "
+            "and new_string: the passage must be in the file once, unless replace_all=true; small differences "
+            "in white space are forgiven. mode='patch' needs patch, in V4A form, for several changes or files."
+        )
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        text = {"type": "string"}
+        return {
+            "type": "object",
+            "properties": {
+                "mode": {
+                    "type": "string",
+                    "enum": ["replace", "patch"],
+                    "description": "replace: path, old_string, new_string; patch: patch",
+                    "default": "replace",
+                },
+                "path": text | {"description": "For replace: the file"},
+                "old_string": text | {"description": "For replace: the passage as it is, with lines around it"},
+                "new_string": text | {"description": "For replace: what to put there; '' deletes the passage"},
+                "replace_all": {
+                    "type": "boolean",
+                    "description": "Replace the passage wherever it is",
+                    "default": False,
+                },
+                "patch": text
+                | {
+                    "description": "For patch, for example:\n*** Begin Patch\n*** Update File: path/to/file\n"
+                    "@@ line above the change @@\n context\n-removed\n+added\n*** End Patch"
+                },
+                "cross_profile": {"type": "boolean", "description": "Has no effect here", "default": False},
+            },
+            # hermes-agent lists mode as required and has a default for it: calls of both kinds are taken.
+            "required": [],
+        }
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        sandbox = await runtime.sandbox()
+        mode = args.get("mode", "replace")
+        needed = ("path", "old_string", "new_string") if mode == "replace" else ("patch",)
+        missing = [name for name in needed if name not in args]
+        if missing:
+            raise ToolInputError(f"mode '{mode}' needs {', '.join(missing)}")
+        files = _Files(sandbox, runtime.shell.cwd)
+        try:
+            if mode == "replace":
+                text = await files.read(args["path"])
+                everywhere = args.get("replace_all", False)
+                files.write(args["path"], replace(text, args["old_string"], args["new_string"], everywhere=everywhere))
+            else:
+                for change in v4a.parse(args["patch"]):
+                    await _apply(files, change)
+            return as_json(await files.finish())
+        except (NoMatchError, v4a.PatchFormError) as error:
+            return as_json({"success": False, "error": str(error)})
+        except OSError as error:
+            return as_json({"success": False, "error": f"{error.filename}: {error.strerror}"})
+
+
+async def _apply(files: _Files, change: v4a.Change) -> None:
+    if change.kind == "add":
+        if await files.exists(change.path):
+            raise NoMatchError(f"{change.path} exists already; update it instead of adding it")
+        files.write(change.path, v4a.added(change))
+        return
+    text = await files.read(change.path)
+    if change.kind == "update":
+        try:
+            text = v4a.update(text, change.hunks)
+        except NoMatchError as error:
+            raise NoMatchError(f"{change.path}: {error}") from None
+    if change.kind == "delete" or change.target is not None:
+        files.write(change.path, None)
+    if change.kind != "delete":
+        files.write(change.target or change.path, text)
+
+
+class _Files:
+    """The files of one call: changed in memory first, so that a patch that does not fit changes nothing.
+
+    Bytes that are not UTF-8 survive a change elsewhere in the file.
+    """
+
+    def __init__(self, sandbox: Sandbox, cwd: str | None) -> None:
+        self._sandbox = sandbox
+        self._cwd = cwd
+        self._names: dict[str, str] = {}
+        """Full path → as the model wrote it."""
+        self._before: dict[str, str | None] = {}
+        self._after: dict[str, str | None] = {}
+
+    async def read(self, path: str) -> str:
+        text = await self._text(path)
+        if text is None:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return text
+
+    async def exists(self, path: str) -> bool:
+        return await self._text(path) is not None
+
+    def write(self, path: str, text: str | None) -> None:
+        """None deletes it."""
+        self._after[self._full(path)] = text
+
+    async def finish(self) -> dict[str, Any]:
+        """Write what has changed, and say what that is."""
+        for full in self._after:
+            await self._text(full)
+        changed = {full: text for full, text in self._after.items() if text != self._before[full]}
+        for full, text in changed.items():
+            if text is not None:
+                await self._sandbox.write_file(full, _bytes(text))
+        for full, text in changed.items():
+            if text is None:
+                await self._sandbox.remove(full)
+        return self._answer(changed)
+
+    def _answer(self, changed: dict[str, str | None]) -> dict[str, Any]:
+        diff = "".join(self._diff(full, text) for full, text in changed.items())
+        kinds = {
+            "files_modified": [f for f, text in changed.items() if text is not None and self._before[f] is not None],
+            "files_created": [f for f, text in changed.items() if text is not None and self._before[f] is None],
+            "files_deleted": [f for f, text in changed.items() if text is None],
+        }
+        named = {kind: [self._names[full] for full in paths] for kind, paths in kinds.items() if paths}
+        return {"success": True, "diff": capped(diff, OUTPUT_LIMIT), **named}
+
+    def _diff(self, full: str, text: str | None) -> str:
+        name = self._names[full]
+        before = (self._before[full] or "").splitlines(keepends=True)
+        after = (text or "").splitlines(keepends=True)
+        lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
+        shown = "".join(line if line.endswith("\n") else line + "\n" for line in lines)
+        return shown.encode("utf-8", "replace").decode("utf-8")
+
+    async def _text(self, path: str) -> str | None:
+        """The text as it is by now; None where there is no file."""
+        full = self._full(path)
+        if full not in self._before:
+            try:
+                data = await self._sandbox.read_file(full, limit=FILE_BYTES)
+                self._before[full] = data.decode("utf-8", "surrogateescape")
+            except FileNotFoundError:
+                self._before[full] = None
+        return self._after.get(full, self._before[full])
+
+    def _full(self, path: str) -> str:
+        full = self._sandbox.resolve(path, self._cwd)
+        self._names.setdefault(full, path)
+        return full
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise ToolInputError(f"the new text cannot be written as UTF-8: {error.reason}") from None

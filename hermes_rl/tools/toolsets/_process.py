@@ -1,0 +1,176 @@
+"""The tool `process`: looking after what `terminal` started in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from hermes_rl.tools.base import CALL_TIMEOUT, Tool, ToolInputError
+from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.processes import Entry
+from hermes_rl.tools.results import as_json, readable
+
+PREVIEW = 1000
+"""Characters of output that come with a process's status."""
+TAIL = 2000
+LOG_LINES = 200
+WAIT_SECONDS = 180.0
+SIGTERM = 15
+SIGKILL = 9
+KILL_SECONDS = 2.0
+"""Time that a process has to end by itself after SIGTERM."""
+
+
+class Process(Tool):
+    """List, poll, read, wait for, kill and write to background processes of this rollout."""
+
+    name = "process"
+    parallel = False
+
+    @property
+    def description(self) -> str:
+        return (
+            "Look after background processes that terminal(background=true) started. Actions: list (all), "
+            "poll (status and latest output), log (output by lines), wait (until it ends, or timeout), kill, "
+            "write (text to its stdin), submit (text and Enter), close (end its stdin)."
+        )
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {
+                "action": {
+                    "type": "string",
+                    "enum": ["list", *ACTIONS],
+                    "description": "What to do",
+                },
+                "session_id": {
+                    "type": "string",
+                    "description": "The session_id from terminal; needed for every action but list",
+                },
+                "data": {"type": "string", "description": "Text for write and submit"},
+                "timeout": {
+                    "type": "integer",
+                    "description": "Seconds to wait at most, for wait",
+                    "minimum": 1,
+                },
+                "offset": {
+                    "type": "integer",
+                    "description": "Line to start from, for log; default: the last 200 lines",
+                },
+                "limit": {"type": "integer", "description": "Lines at most, for log", "minimum": 1},
+            },
+            "required": ["action"],
+        }
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        action = args["action"]
+        if action == "list":
+            return as_json({"processes": [_listed(entry) for entry in runtime.processes.all()]})
+        if not args.get("session_id"):
+            raise ToolInputError(f"session_id is required for {action}")
+        entry = runtime.processes.get(args["session_id"])
+        return as_json(await ACTIONS[action](entry, args))
+
+
+def _listed(entry: Entry) -> dict[str, Any]:
+    return {
+        "session_id": entry.id,
+        "command": entry.command[:200],
+        "cwd": entry.cwd,
+        "pid": entry.process.pid,
+        "uptime_seconds": entry.uptime,
+        "status": entry.status,
+        "output_preview": _output(entry)[-200:],
+    }
+
+
+def _output(entry: Entry) -> str:
+    return readable(entry.process.output())
+
+
+def _ending(entry: Entry) -> dict[str, Any]:
+    return {"exit_code": entry.process.poll(), "completion_reason": "killed" if entry.killed else "exited"}
+
+
+async def _poll(entry: Entry, args: dict[str, Any]) -> dict[str, Any]:
+    answer = {
+        "session_id": entry.id,
+        "command": entry.command,
+        "status": entry.status,
+        "pid": entry.process.pid,
+        "uptime_seconds": entry.uptime,
+        "output_preview": _output(entry)[-PREVIEW:],
+    }
+    return answer | (_ending(entry) if entry.status == "exited" else {})
+
+
+async def _log(entry: Entry, args: dict[str, Any]) -> dict[str, Any]:
+    lines = _output(entry).splitlines()
+    offset, limit = args.get("offset", 0), args.get("limit", LOG_LINES)
+    shown = lines[offset : offset + limit] if offset > 0 else lines[-limit:]
+    return {
+        "session_id": entry.id,
+        "command": entry.command,
+        "status": entry.status,
+        "output": "\n".join(shown),
+        "total_lines": len(lines),
+        "showing": f"{len(shown)} lines",
+    }
+
+
+async def _wait(entry: Entry, args: dict[str, Any]) -> dict[str, Any]:
+    timeout = min(float(args.get("timeout", WAIT_SECONDS)), (CALL_TIMEOUT.get() or WAIT_SECONDS) * 0.9)
+    code = await entry.process.wait(timeout)
+    if code is None:
+        note = f"Waited {timeout:g}s, the process is still running"
+        return {"status": "timeout", "output": _output(entry)[-PREVIEW:], "timeout_note": note}
+    return {"status": "exited", "command": entry.command, **_ending(entry), "output": _output(entry)[-TAIL:]}
+
+
+async def _kill(entry: Entry, args: dict[str, Any]) -> dict[str, Any]:
+    if entry.status == "exited":
+        return {"status": "already_exited", **_ending(entry), "output": _output(entry)[-TAIL:]}
+    entry.killed = True
+    await entry.process.kill(SIGTERM)
+    if await entry.process.wait(KILL_SECONDS) is None:
+        await entry.process.kill(SIGKILL)
+        await entry.process.wait(KILL_SECONDS)
+    return {"status": "killed", "session_id": entry.id, **_ending(entry), "output": _output(entry)[-TAIL:]}
+
+
+async def _write(entry: Entry, args: dict[str, Any]) -> dict[str, Any]:
+    return await _send(entry, args.get("data", ""))
+
+
+async def _submit(entry: Entry, args: dict[str, Any]) -> dict[str, Any]:
+    return await _send(entry, args.get("data", "") + "\n")
+
+
+async def _send(entry: Entry, data: str) -> dict[str, Any]:
+    if entry.status == "exited":
+        return {"status": "already_exited", "error": "Process has already finished"}
+    try:
+        await entry.process.write_stdin(data.encode("utf-8", "replace"))
+    except BrokenPipeError:
+        return {"status": "error", "error": "Its standard input is closed"}
+    return {"status": "ok", "bytes_written": len(data)}
+
+
+async def _close(entry: Entry, args: dict[str, Any]) -> dict[str, Any]:
+    if entry.status == "exited":
+        return {"status": "already_exited", "error": "Process has already finished"}
+    await entry.process.close_stdin()
+    return {"status": "ok", "message": "stdin closed"}
+
+
+ACTIONS: dict[str, Callable[[Entry, dict[str, Any]], Awaitable[dict[str, Any]]]] = {
+    "poll": _poll,
+    "log": _log,
+    "wait": _wait,
+    "kill": _kill,
+    "write": _write,
+    "submit": _submit,
+    "close": _close,
+}

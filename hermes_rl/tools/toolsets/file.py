@@ -1,0 +1,207 @@
+"""Toolset ``file``: reading, writing, editing and searching the files of the rollout's sandbox.
+
+Owns the tools and what they answer. Names are paths and nothing else: no shell sees them. Relative paths
+start where the terminal is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hermes_rl.sandbox.base import Sandbox
+from hermes_rl.tools.base import CALL_TIMEOUT, Tool, ToolInputError, Toolset
+from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.results import as_json
+from hermes_rl.tools.search import SEARCH_SECONDS, Query, search
+from hermes_rl.tools.toolsets._patch import Patch
+
+READ_BYTES = 64 << 20
+LINE_CHARACTERS = 2000
+PAGE_CHARACTERS = 90_000
+DEFAULT_LINES, MOST_LINES = 500, 2000
+
+
+class ReadFile(Tool):
+    """A page of a text file with line numbers."""
+
+    name = "read_file"
+
+    @property
+    def description(self) -> str:
+        return (
+            "Read a text file, with line numbers as LINE_NUM|CONTENT. Use offset and limit to read a large "
+            "file page by page. Binary files cannot be read."
+        )
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {
+                "path": {"type": "string", "description": "Path of the file (absolute, relative, or ~/path)"},
+                "offset": {
+                    "type": "integer",
+                    "description": "Line to start from, counting from 1",
+                    "default": 1,
+                    "minimum": 1,
+                },
+                "limit": {
+                    "type": "integer",
+                    "description": f"Lines at most (default {DEFAULT_LINES}, at most {MOST_LINES})",
+                    "default": DEFAULT_LINES,
+                    "maximum": MOST_LINES,
+                },
+            },
+            "required": ["path"],
+        }
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        sandbox = await runtime.sandbox()
+        path = sandbox.resolve(args["path"], runtime.shell.cwd)
+        try:
+            data = await sandbox.read_file(path, limit=READ_BYTES)
+        except FileNotFoundError:
+            return as_json(await _not_found(sandbox, args["path"], path))
+        except OSError as error:
+            return as_json({"error": f"{args['path']}: {error.strerror}"})
+        if b"\0" in data[:8192]:
+            return as_json({"error": f"{args['path']}: Binary file", "file_size": len(data)})
+        return as_json(_page(data, args.get("offset", 1), max(1, args.get("limit", DEFAULT_LINES))))
+
+
+def _page(data: bytes, offset: int, limit: int) -> dict[str, Any]:
+    lines = data.decode("utf-8", "replace").split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    shown: list[str] = []
+    size = 0
+    for number, line in enumerate(lines[offset - 1 : offset - 1 + limit], offset):
+        cut = line if len(line) <= LINE_CHARACTERS else line[:LINE_CHARACTERS] + "... [truncated]"
+        size += len(cut) + 8
+        if size > PAGE_CHARACTERS:
+            break
+        shown.append(f"{number}|{cut}")
+    end = offset - 1 + len(shown)
+    answer: dict[str, Any] = {
+        "content": "\n".join(shown),
+        "total_lines": len(lines),
+        "file_size": len(data),
+        "truncated": end < len(lines),
+    }
+    if end < len(lines):
+        answer["hint"] = f"Use offset={end + 1} to continue (showing {offset}-{end} of {len(lines)} lines)"
+    return answer
+
+
+async def _not_found(sandbox: Sandbox, given: str, path: str) -> dict[str, Any]:
+    """The error, with names in the same folder that are close."""
+    import difflib
+
+    folder, _, name = path.rpartition("/")
+    answer: dict[str, Any] = {"error": f"File not found: {given}"}
+    try:
+        names = [info.name for info in await sandbox.list_dir(folder or "/")]
+    except OSError:
+        return answer
+    similar = difflib.get_close_matches(name, names, n=5, cutoff=0.5)
+    return answer | ({"similar_files": similar} if similar else {})
+
+
+class WriteFile(Tool):
+    """A file as a whole."""
+
+    name = "write_file"
+    parallel = False
+
+    @property
+    def description(self) -> str:
+        return (
+            "Write a file, replacing all that is in it. Folders above it are made. Use patch to change a part "
+            "of a file."
+        )
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {
+                "path": {"type": "string", "description": "Path of the file"},
+                "content": {"type": "string", "description": "All of its content"},
+                "cross_profile": {"type": "boolean", "description": "Has no effect here", "default": False},
+            },
+            "required": ["path", "content"],
+        }
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        sandbox = await runtime.sandbox()
+        try:
+            data = args["content"].encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ToolInputError(f"content cannot be written as UTF-8: {error.reason}") from None
+        try:
+            await sandbox.write_file(sandbox.resolve(args["path"], runtime.shell.cwd), data)
+        except OSError as error:
+            return as_json({"error": f"{args['path']}: {error.strerror}"})
+        return as_json({"bytes_written": len(data), "path": args["path"]})
+
+
+class SearchFiles(Tool):
+    """Content by regular expression, or names by glob."""
+
+    name = "search_files"
+
+    @property
+    def description(self) -> str:
+        return (
+            "Search files. target='content' finds lines that match a regular expression (Python's syntax) and "
+            "answers with matches, paths (files_only) or counts. target='files' finds files by a glob such as "
+            "'*.py', newest first. Hidden files and binary files are left out."
+        )
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {
+                "pattern": {"type": "string", "description": "Regular expression, or glob for target='files'"},
+                "target": {
+                    "type": "string",
+                    "enum": ["content", "files"],
+                    "description": "Search in files, or for files by name",
+                    "default": "content",
+                },
+                "path": {"type": "string", "description": "Folder or file to search in", "default": "."},
+                "file_glob": {"type": "string", "description": "Search only files whose name matches this"},
+                "limit": {"type": "integer", "description": "Results at most", "default": 50, "minimum": 1},
+                "offset": {"type": "integer", "description": "Results to skip", "default": 0, "minimum": 0},
+                "output_mode": {
+                    "type": "string",
+                    "enum": ["content", "files_only", "count"],
+                    "description": "Matching lines, paths only, or matches per file",
+                    "default": "content",
+                },
+                "context": {
+                    "type": "integer",
+                    "description": "Lines around each match",
+                    "default": 0,
+                    "minimum": 0,
+                },
+            },
+            "required": ["pattern"],
+        }
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        sandbox = await runtime.sandbox()
+        path = args.get("path", ".")
+        if path.startswith("~"):
+            path = sandbox.resolve(path)
+        query = Query(**{**args, "path": path if path.startswith("/") else f"./{path}".replace("/./", "/")})
+        timeout = (CALL_TIMEOUT.get() or SEARCH_SECONDS) * 0.9
+        return as_json(await search(sandbox, query, cwd=runtime.shell.cwd, timeout=timeout))
+
+
+TOOLSET = Toolset(
+    "file",
+    "Reading, writing, editing and searching files of the sandbox.",
+    (ReadFile(), WriteFile(), Patch(), SearchFiles()),
+)

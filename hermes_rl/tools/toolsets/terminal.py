@@ -1,0 +1,137 @@
+"""Toolset ``terminal``: commands in the rollout's sandbox, in the foreground and in the background.
+
+Owns the tools `terminal` and `process`, with the names and parameters that models know from hermes-agent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hermes_rl.sandbox.base import CommandResult, Sandbox
+from hermes_rl.tools.base import CALL_TIMEOUT, Tool, Toolset
+from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.results import OUTPUT_LIMIT, as_json, readable
+from hermes_rl.tools.shell import STATE_LIMIT
+from hermes_rl.tools.toolsets._process import Process
+
+SPARE_SECONDS = 1.0
+"""A command ends this long before its tool call would, so that the model still gets its output."""
+OUTPUT_BYTES = max(4 * OUTPUT_LIMIT, STATE_LIMIT)
+NOT_HERE = {
+    "pty": "pty has no effect: commands run without a terminal",
+    "notify_on_complete": "there are no notifications: ask with process(action='wait') or 'poll'",
+    "watch_patterns": "there are no notifications: ask with process(action='poll') or 'log'",
+}
+"""Parameters that are taken, since models send them, and what the answer says about each."""
+
+
+class Terminal(Tool):
+    """Run a shell command; the working directory and exported variables last from one call to the next."""
+
+    name = "terminal"
+
+    @property
+    def description(self) -> str:
+        return (
+            "Run a shell command in the sandbox. Files, the working directory and exported variables last "
+            "between calls. The answer has the output (stdout and stderr together) and the exit code; long "
+            "output keeps its head and tail. Use background=true for servers and other commands that do not "
+            "end by themselves, and the process tool to look after them. There is nobody to answer a prompt."
+        )
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {
+                "command": {"type": "string", "description": "The command to run"},
+                "background": {
+                    "type": "boolean",
+                    "description": "Start it and come back at once with a session_id for the process tool",
+                    "default": False,
+                },
+                "timeout": {
+                    "type": "integer",
+                    "description": "Seconds to wait at most; the sandbox has a limit of its own",
+                    "minimum": 1,
+                },
+                "workdir": {
+                    "type": "string",
+                    "description": "Directory for this command alone; default: where the last command ended",
+                },
+                "pty": {"type": "boolean", "description": "Has no effect here", "default": False},
+                "notify_on_complete": {
+                    "type": "boolean",
+                    "description": "Has no effect here; wait with the process tool",
+                    "default": False,
+                },
+                "watch_patterns": {
+                    "type": "array",
+                    "items": {"type": "string"},
+                    "description": "Has no effect here; poll with the process tool",
+                },
+            },
+            "required": ["command"],
+        }
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        sandbox = await runtime.sandbox()
+        run = _background if args.get("background") else _foreground
+        answer = await run(sandbox, runtime, args)
+        notes = [note for name, note in NOT_HERE.items() if args.get(name)]
+        return as_json(answer | ({"note": "; ".join(notes)} if notes else {}))
+
+
+async def _foreground(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, Any]) -> dict[str, Any]:
+    workdir = _workdir(sandbox, runtime, args)
+    timeout = _timeout(sandbox, args.get("timeout"))
+    result = await sandbox.run(
+        runtime.shell.script(args["command"], workdir),
+        timeout=timeout,
+        output_limit=OUTPUT_BYTES,
+        merge_stderr=False,
+    )
+    runtime.shell.learn(result.stderr, keep_cwd=workdir is not None)
+    return _answer(result, timeout)
+
+
+def _answer(result: CommandResult, timeout: float) -> dict[str, Any]:
+    error = f"Command timed out after {timeout:g} seconds" if result.timed_out else None
+    return {"output": readable(result.stdout), "exit_code": result.exit_code, "error": error}
+
+
+async def _background(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, Any]) -> dict[str, Any]:
+    workdir = _workdir(sandbox, runtime, args)
+    command = args["command"]
+    try:
+        process = await sandbox.spawn(runtime.shell.script(command, workdir, report=False))
+    except OSError as error:
+        return {"output": "", "exit_code": 126, "error": f"cannot start the command: {error.strerror}"}
+    cwd = workdir or runtime.shell.cwd or sandbox.workdir
+    entry = runtime.processes.add(command, cwd, process)
+    return {
+        "output": "Background process started",
+        "session_id": entry.id,
+        "pid": process.pid,
+        "exit_code": 0,
+        "error": None,
+    }
+
+
+def _workdir(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, Any]) -> str | None:
+    workdir = args.get("workdir")
+    return sandbox.resolve(workdir, runtime.shell.cwd) if workdir else None
+
+
+def _timeout(sandbox: Sandbox, asked: float | None) -> float:
+    """What is asked for, within the sandbox's bound and what is left of the call's."""
+    bounds = [sandbox.config.timeout]
+    call = CALL_TIMEOUT.get()
+    if call is not None:
+        bounds.append(call - min(SPARE_SECONDS, call / 10))
+    if asked is not None:
+        bounds.append(float(asked))
+    return min(bounds)
+
+
+TOOLSET = Toolset("terminal", "Shell commands and background processes in the sandbox.", (Terminal(), Process()))

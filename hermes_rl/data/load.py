@@ -56,9 +56,7 @@ def _source(spec: Spec, notify: Notify) -> tuple[Source, Opened]:
         return dataset, open_source(dataset, dataset.split, spec.seed)
     if spec.demo:
         if dataset.fallback is None:
-            raise UserError(
-                f"dataset {dataset.path} is on the hub; --demo needs a `fallback` in the spec's dataset"
-            )
+            raise UserError(f"dataset {dataset.path} is on the hub; --demo needs a `fallback` in the spec's dataset")
         notify(f"demo: the spec's fallback stands in for the dataset {dataset.path}")
         return _fallback(spec, dataset.fallback)
     try:
@@ -66,9 +64,7 @@ def _source(spec: Spec, notify: Notify) -> tuple[Source, Opened]:
     except HubOutOfReachError as error:
         if dataset.fallback is None:
             raise UserError(f"{error}; the spec has no `dataset.fallback`") from error
-        notify(
-            f"WARNING: {error}; the spec's FALLBACK stands in for it, results are not those of the dataset"
-        )
+        notify(f"WARNING: {error}; the spec's FALLBACK stands in for it, results are not those of the dataset")
         return _fallback(spec, dataset.fallback)
 
 
@@ -139,9 +135,7 @@ class _Side:
         theirs = {row.digest for row in derive(self.spec, other.read())}
         kept = [row for row in rows if row.digest not in theirs]
         if len(kept) < len(rows):
-            self.notify(
-                f"{len(rows) - len(kept)} training rows are also in split {rule.split} and are left out"
-            )
+            self.notify(f"{len(rows) - len(kept)} training rows are also in split {rule.split} and are left out")
         return kept
 
     def _limit(self) -> int | None:

@@ -34,9 +34,7 @@ class Opened:
 
 def is_on_hub(source: Source) -> bool:
     """True where rows can only be had over the network (or from its cache)."""
-    return (
-        source.path is not None and source.path not in FILE_FORMATS and not source.path.startswith(("/", "~"))
-    )
+    return source.path is not None and source.path not in FILE_FORMATS and not source.path.startswith(("/", "~"))
 
 
 def open_source(source: Source, split: str, seed: int) -> Opened:
@@ -69,9 +67,7 @@ def _local_files(source: Source, split: str) -> list[str] | None:
             raise UserError(f"dataset.data_files has no split `{split}`{choices(split, files)}")
         files = files[split]
     elif split != "train":
-        raise UserError(
-            f"dataset.data_files without splits is `train`; write {{train: …, {split}: …}} for `{split}`"
-        )
+        raise UserError(f"dataset.data_files without splits is `train`; write {{train: …, {split}: …}} for `{split}`")
     patterns = [files] if isinstance(files, str) else list(files)
     return None if any(_URL.match(pattern) for pattern in patterns) else patterns
 
@@ -93,7 +89,5 @@ def _open_generator(reference: str, split: str, seed: int) -> Opened:
 def _checked(rows: Iterable[Any], reference: str) -> Iterator[Raw]:
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
-            raise UserError(
-                f"{reference}: row {number} is a {type(row).__name__}; yield dicts with string keys"
-            )
+            raise UserError(f"{reference}: row {number} is a {type(row).__name__}; yield dicts with string keys")
         yield row

@@ -20,9 +20,7 @@ def for_demo(root: MappingNode) -> MappingNode:
 def _servers(root: MappingNode) -> MappingNode:
     node = root.get("servers")
     servers = node if isinstance(node, MappingNode) else MappingNode(root.mark)
-    entries = {
-        role: Entry(entry.key, _scripted(role, entry.value)) for role, entry in servers.entries.items()
-    }
+    entries = {role: Entry(entry.key, _scripted(role, entry.value)) for role, entry in servers.entries.items()}
     if "policy" not in entries:
         entries["policy"] = Entry(servers.mark, _scripted("policy", servers))
     return MappingNode(servers.mark, entries)

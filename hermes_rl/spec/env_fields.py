@@ -30,37 +30,37 @@ class Passed:
 
 @dataclass(frozen=True)
 class Owned:
-    """A field that follows from a key of the spec; `{mode}` is process or serve, as the run is."""
+    """A field that follows from a key of the spec; in process and evaluate mode maybe from another one."""
 
     key: str
     type: str
+    in_process: str | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that own the field: that of serve first."""
+        return (self.key,) if self.in_process is None else (self.key, self.in_process)
+
+    def shown(self) -> str:
+        """The keys in the words of a message."""
+        return " or ".join(f"`{key}`" for key in self.keys)
 
 
 PASSED: dict[str, Passed] = {
-    "max_num_workers": Passed(
-        "integer", "Groups in flight at a time, -1 for max_num_workers_per_node per server."
-    ),
+    "max_num_workers": Passed("integer", "Groups in flight at a time, -1 for max_num_workers_per_node per server."),
     "max_eval_workers": Passed("integer", "Evaluation groups in flight at a time."),
     "max_num_workers_per_node": Passed("integer", "Groups in flight per server."),
     "eval_handling": Passed(
         "string", "What training does during an evaluation.", ("STOP_TRAIN", "LIMIT_TRAIN", "NONE")
     ),
     "eval_limit_ratio": Passed("number", "Share of the workers that train during an evaluation, 0 to 1."),
-    "inference_weight": Passed(
-        "number", "Weight of this environment among those of a trainer, -1 to ignore it."
-    ),
+    "inference_weight": Passed("number", "Weight of this environment among those of a trainer, -1 to ignore it."),
     "batch_size": Passed("integer", "Sequences per training batch, -1 for the trainer's own."),
     "max_batches_offpolicy": Passed("integer", "Batches that may wait at the trainer."),
     "num_rollouts_to_keep": Passed("integer", "Rollouts shown in wandb."),
-    "num_rollouts_per_group_for_logging": Passed(
-        "integer", "Rollouts of a group shown in wandb, -1 for all."
-    ),
-    "data_path_to_save_groups": Passed(
-        "string", "File that groups are written to, instead of the run directory's."
-    ),
-    "data_dir_to_save_evals": Passed(
-        "string", "Folder that evaluations are written to, instead of the run directory."
-    ),
+    "num_rollouts_per_group_for_logging": Passed("integer", "Rollouts of a group shown in wandb, -1 for all."),
+    "data_path_to_save_groups": Passed("string", "File that groups are written to, instead of the run directory's."),
+    "data_dir_to_save_evals": Passed("string", "Folder that evaluations are written to, instead of the run directory."),
     "min_items_sent_before_logging": Passed("integer", "Groups sent between two logs, 0 for each."),
     "include_messages": Passed("boolean", "Send the messages to the trainer beside the tokens."),
     "min_batch_allocation": Passed("number", "Share of each batch that this environment is to have, 0 to 1."),
@@ -70,15 +70,15 @@ PASSED: dict[str, Passed] = {
 }
 
 OWNED: dict[str, Owned] = {
-    "group_size": Owned("{mode}.group_size", "integer"),
+    "group_size": Owned("serve.group_size", "integer", "process.group_size"),
     "steps_per_eval": Owned("serve.eval_every", "integer"),
     "max_token_length": Owned("serve.max_token_length", "integer"),
     "tokenizer_name": Owned("servers.policy.tokenizer", "string"),
     "use_wandb": Owned("wandb.mode", "boolean"),
     "rollout_server_url": Owned("serve.api_url", "string"),
-    "total_steps": Owned("serve.total_steps", "integer"),
+    "total_steps": Owned("serve.total_steps", "integer", "process.groups"),
     "wandb_name": Owned("wandb.name", "string"),
-    "ensure_scores_are_not_same": Owned("{mode}.drop_uniform", "boolean"),
+    "ensure_scores_are_not_same": Owned("serve.drop_uniform", "boolean", "process.drop_uniform"),
     "thinking_mode": Owned("agent.reasoning", "boolean"),
     "reasoning_effort": Owned("agent.reasoning.effort", "string"),
     "max_reasoning_tokens": Owned("agent.reasoning.max_tokens", "integer"),
@@ -107,21 +107,10 @@ def all_fields() -> list[str]:
     return [*PASSED, *OWNED]
 
 
-def owner(field: str, mode: str | None = None) -> str:
-    """The key that owns a field, as people write it."""
-    return OWNED[field].key.replace("{mode}", "serve" if mode == "serve" else "process")
-
-
 def check_field(name: str, value: Any) -> Iterator[tuple[str, str]]:
     """What is wrong with one entry of `env:`, and whether its key or its value is to be shown."""
     if name in OWNED:
-        keys = OWNED[name].key
-        both = (
-            f"`{keys.format(mode='serve')}` or `{keys.format(mode='process')}`"
-            if "{" in keys
-            else f"`{keys}`"
-        )
-        yield f"`{name}` has a key of its own: {both}", "key"
+        yield f"`{name}` has a key of its own: {OWNED[name].shown()}", "key"
     elif name not in PASSED:
         yield f"unknown field `{name}` of the environment's configuration{choices(name, PASSED)}", "key"
     else:

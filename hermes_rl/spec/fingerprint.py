@@ -116,8 +116,6 @@ def _hash_file(path: Path) -> str:
 
 def _hash_folder(folder: Path) -> str:
     files = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    of: Callable[[Path], str] = (
-        _hash_file if len(files) <= _LARGE_TREE else lambda path: str(path.stat().st_size)
-    )
+    of: Callable[[Path], str] = _hash_file if len(files) <= _LARGE_TREE else lambda path: str(path.stat().st_size)
     lines = [f"{path.relative_to(folder)} {of(path)}" for path in files]
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()

@@ -21,6 +21,7 @@ from hermes_rl.spec.paths import absolute
 from hermes_rl.spec.secrets import literal_secrets
 from hermes_rl.spec.substitution import substitute
 from hermes_rl.spec.suggest import choices
+from hermes_rl.spec.syntax import check_templates
 from hermes_rl.spec.validate import in_order, validate
 
 if TYPE_CHECKING:
@@ -53,9 +54,7 @@ def load_spec(
         root, problems = read_spec_file(path, name)
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
-    return _finish(
-        root, problems, path.stem, overrides, demo, os.environ if environ is None else environ, mode
-    )
+    return _finish(root, problems, path.stem, overrides, demo, os.environ if environ is None else environ, mode)
 
 
 def parse_spec(
@@ -82,9 +81,7 @@ def find_spec(source: str | Path) -> tuple[Path, str]:
     shipped = shipped_specs()
     if str(source) in shipped:
         return shipped[str(source)], str(shipped[str(source)])
-    raise UserError(
-        f"there is no spec `{source}`: no such file, and no shipped spec{choices(str(source), shipped)}"
-    )
+    raise UserError(f"there is no spec `{source}`: no such file, and no shipped spec{choices(str(source), shipped)}")
 
 
 def shipped_specs() -> dict[str, Path]:
@@ -127,6 +124,6 @@ def _prepared(
     assert isinstance(tree, MappingNode)
     if demo:
         tree = for_demo(tree)
-    tree = absolute(tree)
+    tree, broken = check_templates(absolute(tree))
     assert isinstance(tree, MappingNode)
-    return tree, [*problems, *unset]
+    return tree, [*problems, *unset, *broken]

@@ -15,9 +15,7 @@ Kind = Callable[[MappingNode, str], str | None]
 
 def _first_of(*names: str) -> Kind:
     def kind(block: MappingNode, name: str) -> str | None:
-        return next(
-            (key for key in names if block.get(key) is not None and not is_null(block.get(key))), None
-        )
+        return next((key for key in names if block.get(key) is not None and not is_null(block.get(key))), None)
 
     return kind
 
@@ -85,9 +83,7 @@ def changes_kind(before: MappingNode, after: MappingNode, path: NodePath) -> boo
     """True where the child chooses another kind for this block."""
     for pattern, choosers, kind in _KINDS:
         if len(pattern) == len(path) and all(a in ("*", b) for a, b in zip(pattern, path, strict=True)):
-            chosen = any(
-                not is_null(after.get(key)) and after.get(key) is not None for key in choosers.split()
-            )
+            chosen = any(not is_null(after.get(key)) and after.get(key) is not None for key in choosers.split())
             name = str(path[-1])
             return chosen and kind(before, name) is not None and kind(before, name) != kind(after, name)
     return False

@@ -140,8 +140,7 @@ def rewrite(node: Node, change: Callable[[NodePath, ScalarNode], ScalarNode], pa
         items = tuple(rewrite(item, change, (*path, index)) for index, item in enumerate(node.items))
         return replace(node, items=items)
     entries = {
-        key: replace(entry, value=rewrite(entry.value, change, (*path, key)))
-        for key, entry in node.entries.items()
+        key: replace(entry, value=rewrite(entry.value, change, (*path, key))) for key, entry in node.entries.items()
     }
     return replace(node, entries=entries)
 

@@ -25,6 +25,10 @@ class Origin:
         _, _, node = locate(self.root, path)
         return line_mark(node, line, near).problem(message)
 
+    def is_written(self, path: NodePath) -> bool:
+        """True where the whole path exists."""
+        return len(locate(self.root, path)[0]) == len(path)
+
     def folder_of(self, path: NodePath) -> Path:
         """The folder that a relative path written at `path` starts from."""
         return locate(self.root, path)[2].mark.source.folder

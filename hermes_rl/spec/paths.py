@@ -10,9 +10,7 @@ from hermes_rl.spec import places
 from hermes_rl.spec.model.base import is_template
 from hermes_rl.spec.nodes import MappingNode, Node, NodePath, ScalarNode, find, rewrite
 
-FILE_FORMATS = frozenset(
-    {"json", "csv", "parquet", "arrow", "text", "xml", "webdataset", "imagefolder", "audiofolder"}
-)
+FILE_FORMATS = frozenset({"json", "csv", "parquet", "arrow", "text", "xml", "webdataset", "imagefolder", "audiofolder"})
 """Names in `dataset.path` that mean a format of local files, not a dataset on the hub."""
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 _DATA_FILES = (("dataset", "data_files"), ("dataset", "fallback", "data_files"))

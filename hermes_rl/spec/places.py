@@ -10,41 +10,35 @@ from hermes_rl.spec.nodes import NodePath
 Pattern = tuple[str, ...]
 
 
-def _patterns(*texts: str) -> tuple[Pattern, ...]:
+def patterns(*texts: str) -> tuple[Pattern, ...]:
+    """Places written with dots; `*` is one step, a final `**` is any number of further steps (also none)."""
     return tuple(tuple(text.split(".")) for text in texts)
 
 
-# `*` is one step, a final `**` is any number of further steps (also none).
-ROWS = _patterns("dataset.items.**", "dataset.fallback.items.**")
-ARGS = _patterns("rewards.*.args.**", "solution.turns.*.tools.*.args.**")
-EXPRESSIONS = _patterns("dataset.filter")
-COMMANDS = _patterns(
-    "sandbox.setup.**", "artifacts.*.command", "tools.*.mcp.command.**", "user.tools.*.mcp.command.**"
-)
-PROSE = _patterns(
+ROWS = patterns("dataset.items.**", "dataset.fallback.items.**")
+ARGS = patterns("rewards.*.args.**", "solution.turns.*.tools.*.args.**")
+EXPRESSIONS = patterns("dataset.filter")
+COMMANDS = patterns("sandbox.setup.**", "artifacts.*.command", "tools.*.mcp.command.**", "user.tools.*.mcp.command.**")
+PROSE = patterns(
     "prompt.**", "dataset.columns.**", "sandbox.files.*.content", "sandbox.setup.**", "rewards.*.args.**",
     "solution.**", "user.system", "artifacts.**",
 )  # fmt: skip
 TEMPLATES = (
     *PROSE,
-    *_patterns("sandbox.image", "sandbox.files.**", "sandbox.env.**", "sandbox.limits.**", "user.**"),
+    *patterns("sandbox.image", "sandbox.files.**", "sandbox.env.**", "sandbox.limits.**", "user.**"),
 )
-TEXT_FILES = _patterns(
-    "prompt.system.file", "prompt.user.file", "prompt.messages.*.content.file", "user.system.file"
-)
-CODE = _patterns("dataset.generator", "tools.*.python", "user.tools.*.python", "state", "rewards.*.fn")
-SOURCE_FILES = _patterns(
+TEXT_FILES = patterns("prompt.system.file", "prompt.user.file", "prompt.messages.*.content.file", "user.system.file")
+CODE = patterns("dataset.generator", "tools.*.python", "user.tools.*.python", "state", "rewards.*.fn")
+SOURCE_FILES = patterns(
     "sandbox.files.*.from",
     "tools.*.mcp.files.*.from",
     "user.tools.*.mcp.files.*.from",
     "rewards.*.args.files.*.from",
 )
-OUTPUTS = _patterns(
-    "env.data_path_to_save_groups", "env.data_dir_to_save_evals", "toolsets.record", "toolsets.replay"
-)
+OUTPUTS = patterns("env.data_path_to_save_groups", "env.data_dir_to_save_evals", "toolsets.record", "toolsets.replay")
 FREE = (
     *ROWS, *ARGS,
-    *_patterns("dataset.columns.**", "solution.**", "agent.extra_body.**", "evaluate.agent.extra_body.**",
+    *patterns("dataset.columns.**", "solution.**", "agent.extra_body.**", "evaluate.agent.extra_body.**",
                "env.**", "prompt.messages.*.tool_calls.**"),
 )  # fmt: skip
 """Values that belong to the user: null stays null there."""
@@ -61,9 +55,9 @@ def _matches_exactly(pattern: Pattern, path: NodePath) -> bool:
     return all(step in ("*", name) for step, name in zip(pattern, path, strict=True))
 
 
-def is_in(path: NodePath, patterns: tuple[Pattern, ...]) -> bool:
-    """True where one of the patterns covers the path."""
-    return any(_matches(pattern, path) for pattern in patterns)
+def is_in(path: NodePath, among: tuple[Pattern, ...]) -> bool:
+    """True where one of these covers the path."""
+    return any(_matches(pattern, path) for pattern in among)
 
 
 def is_template_place(path: NodePath) -> bool:

@@ -69,9 +69,7 @@ class _Reader:
         except yaml.reader.ReaderError as error:
             before = text[: error.position]
             mark = Mark(self.source, before.count("\n") + 1, len(before) - before.rfind("\n"))
-            self.problems.append(
-                mark.problem(f"the character U+{error.character:04X} is not allowed in YAML")
-            )
+            self.problems.append(mark.problem(f"the character U+{error.character:04X} is not allowed in YAML"))
         raise _UnreadableError
 
     def _syntax(self, error: yaml.MarkedYAMLError) -> Problem:

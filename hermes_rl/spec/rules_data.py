@@ -28,9 +28,7 @@ def _sources(data: dict[str, Any]) -> Iterator[Fault]:
 def _fallback(data: dict[str, Any]) -> Iterator[Fault]:
     dataset = section(data, "dataset")
     if "fallback" in dataset and "path" not in dataset:
-        yield Fault(
-            ("dataset", "fallback"), "a fallback is for a dataset on the hub; there is no `path`", at="key"
-        )
+        yield Fault(("dataset", "fallback"), "a fallback is for a dataset on the hub; there is no `path`", at="key")
     if "generator" in section(dataset, "fallback"):
         yield Fault(("dataset", "fallback", "generator"), "a fallback is items or path", at="key")
 
@@ -44,9 +42,7 @@ def _eval(data: dict[str, Any]) -> Iterator[Fault]:
     if "split" in rows and "items" in dataset:
         yield Fault((*path, "split"), "items have no splits; use {fraction: 0.1}")
     if isinstance(rows.get("split"), str) and rows["split"] == dataset.get("split", "train"):
-        yield Fault(
-            (*path, "split"), "the rows of this split are trained on; name another one, or use fraction"
-        )
+        yield Fault((*path, "split"), "the rows of this split are trained on; name another one, or use fraction")
     if rows.get("only") is False:
         yield Fault((*path, "only"), "`only` is true or absent")
 
@@ -66,9 +62,7 @@ def _prompt(data: dict[str, Any]) -> Iterator[Fault]:
         for key in pair:
             yield Fault(("prompt", key), f"`{key}` and `messages` exclude each other", at="key")
     elif "user" not in prompt and section(data, "user").get("opens") is not True:
-        yield Fault(
-            ("prompt",), "prompt needs `user` or `messages` (or a simulated user that opens)", at="key"
-        )
+        yield Fault(("prompt",), "prompt needs `user` or `messages` (or a simulated user that opens)", at="key")
     if prompt.get("messages") == []:
         yield Fault(("prompt", "messages"), "there must be at least one message")
 
@@ -123,9 +117,7 @@ def _tool_names(data: dict[str, Any]) -> Iterator[Fault]:
             for kind, name in _names(tool):
                 where = seen.setdefault(name, f"{kind} number {int(path[-1]) + 1}")
                 if where != f"{kind} number {int(path[-1]) + 1}":
-                    yield Fault(
-                        (*path, kind), f"the name `{name}` is taken by {where}; tools need different names"
-                    )
+                    yield Fault((*path, kind), f"the name `{name}` is taken by {where}; tools need different names")
 
 
 def _names(tool: Any) -> Iterator[tuple[str, str]]:

@@ -40,11 +40,7 @@ def _rewards(data: dict[str, Any]) -> Iterator[Fault]:
         if reward.get("gate") is True and "weight" in reward:
             yield Fault((*path, "weight"), "a gate multiplies the score; it has no weight", at="key")
         fn = reward.get("fn", "")
-        if (
-            isinstance(fn, str)
-            and fn.partition(":")[0].endswith(".py")
-            and not fn.rpartition(":")[2].isidentifier()
-        ):
+        if isinstance(fn, str) and fn.partition(":")[0].endswith(".py") and not fn.rpartition(":")[2].isidentifier():
             yield Fault((*path, "fn"), "expected file.py:function")
 
 
@@ -54,9 +50,7 @@ def _code(data: dict[str, Any]) -> Iterator[Fault]:
         (("state",), data.get("state")),
     ]
     for owner in (("tools",), ("user", "tools")):
-        places.extend(
-            ((*path, "python"), section(tool).get("python")) for path, tool in entries(data, *owner)
-        )
+        places.extend(((*path, "python"), section(tool).get("python")) for path, tool in entries(data, *owner))
     for path, reference in places:
         if isinstance(reference, str):
             file, _, name = reference.rpartition(":")
@@ -86,9 +80,7 @@ def _endings(data: dict[str, Any]) -> Iterator[Fault]:
 def _solution(data: dict[str, Any]) -> Iterator[Fault]:
     for path, _ in entries(data, "solution"):
         name = str(path[-1])
-        if name not in ("turns", "patch") and difflib.get_close_matches(
-            name, ["turns", "patch"], cutoff=0.75
-        ):
+        if name not in ("turns", "patch") and difflib.get_close_matches(name, ["turns", "patch"], cutoff=0.75):
             yield Fault(path, f"unknown key `{name}`{choices(name, ['turns', 'patch'])}", at="key")
     for path, turn in entries(data, "solution", "turns"):
         if isinstance(turn, dict) and "tools" not in turn and "say" not in turn:
@@ -105,8 +97,10 @@ def servers(data: dict[str, Any]) -> Iterator[tuple[NodePath, Any]]:
 
 
 def _roles(data: dict[str, Any]) -> Iterator[Fault]:
-    for path, _ in entries(data, "servers"):
+    for path, listed in entries(data, "servers"):
         role = str(path[-1])
+        if listed == []:
+            yield Fault(path, "there must be at least one server")
         if not role.isidentifier() or keyword.iskeyword(role) or role in REWARD_PARAMETERS:
             message = f"`{role}` cannot be a role: rewards name it as a parameter"
             yield Fault(path, message, at="key")

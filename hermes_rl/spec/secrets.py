@@ -8,9 +8,7 @@ from hermes_rl.errors import Problem
 from hermes_rl.spec import places
 from hermes_rl.spec.nodes import MappingNode, NodePath, ScalarNode, walk
 
-_NAMES = frozenset(
-    {"api_key", "apikey", "token", "password", "authorization", "proxy_authorization", "x_api_key"}
-)
+_NAMES = frozenset({"api_key", "apikey", "token", "password", "authorization", "proxy_authorization", "x_api_key"})
 
 
 def is_secret_key(name: str) -> bool:

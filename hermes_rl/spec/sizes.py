@@ -12,9 +12,7 @@ _UNITS = {
 }  # fmt: skip
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
-_DURATION = re.compile(
-    r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?"
-)
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
 def parse_size(text: str) -> int:

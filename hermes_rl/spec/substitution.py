@@ -46,9 +46,7 @@ def _changed(path: NodePath, node: ScalarNode, environ: Mapping[str, str]) -> Sc
     if places.is_in(path, places.PROSE):
         return _filled(node, node.text[1:]) if _ESCAPED.fullmatch(node.text) else node
     if _PART.search(node.text):
-        raise ValueError(
-            "a variable must be the whole value: ${VAR} or ${VAR:-default}; write $${ for the characters"
-        )
+        raise ValueError("a variable must be the whole value: ${VAR} or ${VAR:-default}; write $${ for the characters")
     return _filled(node, node.text.replace("$$", "$")) if "$$" in node.text else node
 
 
@@ -65,9 +63,7 @@ def _filled(node: ScalarNode, text: str) -> ScalarNode:
 
 def _value(name: str, default: str | None, environ: Mapping[str, str]) -> str:
     if _SECRET.search(name):
-        raise ValueError(
-            f"{name} looks like a secret, which must not enter a spec; name it in a key that ends in _env"
-        )
+        raise ValueError(f"{name} looks like a secret, which must not enter a spec; name it in a key that ends in _env")
     value = environ.get(name, "")
     if value:
         return value

@@ -29,7 +29,10 @@ S = TypeVar("S", bound=Section)
 
 
 class TemplateError(UserError):
-    """A template cannot be rendered for a row. `line` counts from 1 inside the template's text."""
+    """A template cannot be rendered for a row.
+
+    `line` counts from 1 inside the template's text; `path` leads from the rendered section to the value.
+    """
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class TemplateError(UserError):
         row: str = "",
         line: int | None = None,
         column: str | None = None,
+        path: tuple[str | int, ...] = (),
     ) -> None:
         place = ", ".join(part for part in (where, f"row {row}" if row else "") if part)
         super().__init__(f"{place}: {message}" if place else message)
@@ -46,6 +50,7 @@ class TemplateError(UserError):
         self.row = row
         self.line = line
         self.column = column
+        self.path = path
 
 
 class _Compiled:
@@ -94,9 +99,7 @@ def _single_expression(source: str) -> str | None:
     if len(tokens) < 2 or tokens[0][1] != "variable_begin" or tokens[-1][1] != "variable_end":
         return None
     inner = tokens[1:-1]
-    if any(
-        kind in ("variable_begin", "variable_end", "data", "block_begin", "comment") for _, kind, _ in inner
-    ):
+    if any(kind in ("variable_begin", "variable_end", "data", "block_begin", "comment") for _, kind, _ in inner):
         return None
     return "".join(text for _, _, text in inner)
 
@@ -165,16 +168,12 @@ def _rendered(source: str, row: Mapping[str, Any], where: str, key: str) -> Any:
 
 def _none_in_text(error: NoneInTextError, row: Mapping[str, Any], where: str, key: str) -> TemplateError:
     column = next((name for name in error.columns if name in row and row[name] is None), None)
-    what = (
-        f"column `{column}` is None" if column else f"an expression over {', '.join(error.columns)} is None"
-    )
+    what = f"column `{column}` is None" if column else f"an expression over {', '.join(error.columns)} is None"
     message = f"{what}, which cannot be text; use `| default('…')`"
     return TemplateError(message, where=where, row=key, line=error.line, column=column)
 
 
-def _missing(
-    error: UndefinedError, source: str, row: Mapping[str, Any], where: str, key: str
-) -> TemplateError:
+def _missing(error: UndefinedError, source: str, row: Mapping[str, Any], where: str, key: str) -> TemplateError:
     for name, line in _compiled(source).columns.items():
         if name not in row:
             message = f"there is no column `{name}`{did_you_mean(name, row)}"
@@ -221,7 +220,7 @@ def _wrong_type(error: ValidationError, where: str, key: str) -> TemplateError:
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(step) for step in (where, *first["loc"]) if step != "")
     message = f"the template gives a value that does not fit: {first['msg'][:1].lower()}{first['msg'][1:]}"
-    return TemplateError(message, where=place, row=key)
+    return TemplateError(message, where=place, row=key, path=first["loc"])
 
 
 def coerce(value: Any, annotation: Any, *, where: str = "", key: str = "") -> Any:

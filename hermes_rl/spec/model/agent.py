@@ -41,9 +41,7 @@ class Agent(Section):
         description="Seconds per tool call; default: 300, or sandbox.timeout where that is longer.",
     )
     reasoning: Reasoning | None = Field(None, description="How much the model should think.")
-    extra_body: FreeMap = Field(
-        EMPTY, description="More fields for the body of each request; chat servers only."
-    )
+    extra_body: FreeMap = Field(EMPTY, description="More fields for the body of each request; chat servers only.")
 
 
 class AgentOverrides(Section):

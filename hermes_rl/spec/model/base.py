@@ -27,9 +27,7 @@ RENDERED = "rendered"
 class Section(BaseModel):
     """A mapping of the spec: frozen, strict, and without unknown keys."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
 class FrozenDict(dict[K, V]):

@@ -27,9 +27,7 @@ _FILES_SCHEMA = {
         {"type": "array", "items": {"type": "string"}, "minItems": 1},
         {
             "type": "object",
-            "additionalProperties": {
-                "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
-            },
+            "additionalProperties": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
         },
     ]
 }
@@ -78,9 +76,7 @@ class Source(Section):
 class Dataset(Source):
     """The rows that rollouts start from."""
 
-    fallback: Source | None = Field(
-        None, description="Rows for when the hub is out of reach; their use is said aloud."
-    )
+    fallback: Source | None = Field(None, description="Rows for when the hub is out of reach; their use is said aloud.")
     columns: FreeMap = Field(
         EMPTY, description="New columns, each a template over the row; later ones see earlier ones."
     )
@@ -88,9 +84,7 @@ class Dataset(Source):
     key: str | None = Field(
         None, description="Column that identifies a row; default: a hash of its content, and the occurrence."
     )
-    shuffle: int | None = Field(
-        None, description="Seed of the shuffle; absent keeps the order of the source."
-    )
+    shuffle: int | None = Field(None, description="Seed of the shuffle; absent keeps the order of the source.")
     limit: int | None = Field(None, ge=1, description="At most this many training rows.")
     eval: Annotated[EvalRows, BeforeValidator(_only)] | None = Field(
         None, description="Rows for evaluation: {split}, {fraction} or only, each with an optional limit."

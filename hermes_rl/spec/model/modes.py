@@ -52,12 +52,8 @@ class Evaluate(Section):
     limit: int | None = Field(None, ge=1, description="At most this many rows; default: all.")
     rollouts: int = Field(1, ge=1, description="Rollouts per row.")
     concurrency: int | None = Field(None, ge=1, description=_CONCURRENCY)
-    agent: AgentOverrides = Field(
-        AgentOverrides(), description="What the agent does differently in evaluation."
-    )
-    success: float = Field(
-        1.0, description="Score from which a rollout counts as solved, for pass@k and pass^k."
-    )
+    agent: AgentOverrides = Field(AgentOverrides(), description="What the agent does differently in evaluation.")
+    success: float = Field(1.0, description="Score from which a rollout counts as solved, for pass@k and pass^k.")
 
 
 class Budget(Section):
@@ -78,13 +74,9 @@ def _project(value: Any) -> Any:
 class Wandb(Section):
     """Logging to Weights & Biases; absent is off."""
 
-    project: str | None = Field(
-        None, description="Project; default: the trainer's, else the name of the spec."
-    )
+    project: str | None = Field(None, description="Project; default: the trainer's, else the name of the spec.")
     name: str | None = Field(None, description="Name of the run; default: the name of the spec.")
-    mode: Literal["online", "offline", "disabled"] = Field(
-        "online", description="offline keeps it on this machine."
-    )
+    mode: Literal["online", "offline", "disabled"] = Field("online", description="offline keeps it on this machine.")
 
 
 WandbField = Annotated[Wandb, BeforeValidator(_project)]

@@ -26,13 +26,9 @@ class TextFile(Section):
 class Part(Section):
     """A piece of a message: text, or an image that the row has (left out where the row has none)."""
 
-    type: Literal["text", "image_url"] | None = Field(
-        None, description="Kind of the part; follows from its key."
-    )
+    type: Literal["text", "image_url"] | None = Field(None, description="Kind of the part; follows from its key.")
     text: str | None = Field(None, description="Text of this part.")
-    image: str | None = Field(
-        None, description="Template that gives an image, its bytes, a data URL or a path."
-    )
+    image: str | None = Field(None, description="Template that gives an image, its bytes, a data URL or a path.")
     image_url: FreeMap | str | None = Field(None, description="Image as the OpenAI API takes it.")
 
 
@@ -62,9 +58,7 @@ class Prompt(Section):
     """How a rollout starts: system and user, or messages."""
 
     system: Text | None = Field(None, description="System message: a template over the row, or {file}.")
-    user: Content | None = Field(
-        None, description="First user message: a template over the row, parts, or {file}."
-    )
+    user: Content | None = Field(None, description="First user message: a template over the row, parts, or {file}.")
     messages: Annotated[Seq[Message], MayTemplate()] | None = Field(
         None, description="The whole conversation so far, instead of system and user."
     )
@@ -74,9 +68,7 @@ class User(Section):
     """A simulated user: it answers each turn without tool calls; its tokens are never trained on."""
 
     server: str = Field("user", description="Server role that plays the user.")
-    system: Text | None = Field(
-        None, description="What the user wants and knows: a template over the row, or {file}."
-    )
+    system: Text | None = Field(None, description="What the user wants and knows: a template over the row, or {file}.")
     opens: bool = Field(False, description="The user speaks first.")
     stop: Seq[str] = Field((), description="Phrases of the user that end the rollout.")
     max_turns: int = Field(30, ge=1, description="Turns of the user after which the rollout ends.")

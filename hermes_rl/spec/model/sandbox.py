@@ -26,9 +26,7 @@ def _network_shape(value: Any) -> str:
     return "hosts" if isinstance(value, list | tuple) else "switch"
 
 
-Network = Annotated[
-    Annotated[bool, Tag("switch")] | Annotated[Seq[str], Tag("hosts")], Discriminator(_network_shape)
-]
+Network = Annotated[Annotated[bool, Tag("switch")] | Annotated[Seq[str], Tag("hosts")], Discriminator(_network_shape)]
 
 
 class File(Section):
@@ -52,9 +50,7 @@ class Limits(Section):
     processes: Annotated[int, MayTemplate()] | None = Field(None, ge=1, description="Processes at a time.")
     disk: Annotated[Size, MayTemplate()] | None = Field(None, gt=0, description="Bytes on disk, or 4GiB.")
     cpu: Annotated[float, MayTemplate()] | None = Field(None, gt=0, description="Processor cores.")
-    open_files: Annotated[int, MayTemplate()] | None = Field(
-        None, ge=1, description="Open files per process."
-    )
+    open_files: Annotated[int, MayTemplate()] | None = Field(None, ge=1, description="Open files per process.")
     best_effort: Annotated[bool, MayTemplate()] = Field(
         False, description="A limit that the backend cannot enforce is left out instead of being an error."
     )
@@ -78,10 +74,8 @@ class Sandbox(Section):
     )
     network: Network = Field(False, description="false: none; true: all; or a list of host names.")
     limits: Limits = Field(Limits(), description="Limits on memory, processes, disk, cpu and open files.")
-    timeout: float = Field(120, gt=0, description="Seconds per command.")
-    lifetime: float | None = Field(
-        None, gt=0, description="Seconds that a sandbox may live; default: no bound."
-    )
+    timeout: float = Field(120.0, gt=0, description="Seconds per command.")
+    lifetime: float | None = Field(None, gt=0, description="Seconds that a sandbox may live; default: no bound.")
     keep_processes: bool = Field(
         False, description="Leave the agent's processes running while rewards look; false kills them first."
     )

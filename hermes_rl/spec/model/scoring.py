@@ -18,9 +18,7 @@ class Reward(Section):
         "that a package publishes; default: the reward's own name."
     )
     weight: float = Field(1.0, description="Factor in the score; may be negative, 0 makes it a metric only.")
-    gate: bool = Field(
-        False, description="Multiplies the score, with a value from 0 to 1, instead of adding to it."
-    )
+    gate: bool = Field(False, description="Multiplies the score, with a value from 0 to 1, instead of adding to it.")
     args: FreeMap = Field(EMPTY, description="Keyword arguments of the function; templates over the row.")
     sandbox: Literal["rollout", "fresh"] = Field(
         "rollout",
@@ -66,9 +64,7 @@ class Call(Section):
 class Turn(Section):
     """One turn of the gold solution: tool calls, text, or both."""
 
-    tools: Annotated[Seq[Call], MayTemplate()] | None = Field(
-        None, description="Tool calls of this turn, in order."
-    )
+    tools: Annotated[Seq[Call], MayTemplate()] | None = Field(None, description="Tool calls of this turn, in order.")
     say: str | None = Field(None, description="Text of this turn.")
     reasoning: str | None = Field(None, description="Reasoning of this turn.")
 

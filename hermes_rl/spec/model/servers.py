@@ -24,9 +24,7 @@ ServerType = Literal["openai", "vllm", "sglang", "atropos", "scripted"]
 class Renderer(Section):
     """How messages become tokens and back, for the token-level server types."""
 
-    name: str = Field(
-        "auto", description="auto, a family such as qwen3, or template for the model's own template."
-    )
+    name: str = Field("auto", description="auto, a family such as qwen3, or template for the model's own template.")
     tool_parser: str | None = Field(None, description="Format of tool calls, such as hermes or qwen3_coder.")
     thinking_retention: str | None = Field(
         None, description="Which earlier reasoning stays in the prompt, such as all."
@@ -46,10 +44,8 @@ class Server(Section):
     api_key_env: str | None = Field(
         None, description="Environment variable that holds the key; default: no Authorization header."
     )
-    headers_env: Map[str] = Field(
-        EMPTY, description="HTTP header → environment variable that holds its value."
-    )
-    timeout: float = Field(1200, gt=0, description="Seconds per call.")
+    headers_env: Map[str] = Field(EMPTY, description="HTTP header → environment variable that holds its value.")
+    timeout: float = Field(1200.0, gt=0, description="Seconds per call.")
     max_concurrency: int = Field(1024, ge=1, description="Requests in flight at a time.")
     tokenizer: str | None = Field(
         None, description="Hub name or path; default: the model's own, or a small built-in one for scripted."
@@ -68,4 +64,4 @@ def _listed(value: Any) -> Any:
     return {role: servers if isinstance(servers, list) else [servers] for role, servers in value.items()}
 
 
-Servers = Annotated[Map[Annotated[Seq[Server], Field(min_length=1)]], BeforeValidator(_listed)]
+Servers = Annotated[Map[Seq[Server]], BeforeValidator(_listed)]

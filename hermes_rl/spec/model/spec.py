@@ -35,9 +35,7 @@ class Spec(Section):
     """An environment: rows, prompt, tools, sandbox, agent, rewards, and how much of it is played."""
 
     version: Literal[1] = Field(1, description="Version of the format: 1.")
-    name: str = Field(
-        "spec", min_length=1, description="Name of the environment; default: the name of the file."
-    )
+    name: str = Field("spec", min_length=1, description="Name of the environment; default: the name of the file.")
     description: str | None = Field(None, description="One line for lists.")
     seed: int = Field(
         0,
@@ -47,9 +45,7 @@ class Spec(Section):
     dataset: Dataset = Field(description="The rows that rollouts start from.")
     prompt: Prompt = Field(description="How a rollout starts.")
     toolsets: ToolsetsField = Field(NO_TOOLSETS, description="Groups of tools by name; none when absent.")
-    tools: Seq[Tool] = Field(
-        (), description="Tools of your own: Python functions, state objects, MCP servers."
-    )
+    tools: Seq[Tool] = Field((), description="Tools of your own: Python functions, state objects, MCP servers.")
     state: str | None = Field(None, description="file.py:Class; one object Class(item) per rollout.")
     user: User | None = Field(None, description="A simulated user that answers the agent.")
     sandbox: Sandbox = Field(Sandbox(), description="Where commands run.")
@@ -123,6 +119,10 @@ class Spec(Section):
         if self._origin is None:
             return Problem(self.source, None, None, message)
         return self._origin.problem(path, message, at=at)
+
+    def is_written(self, path: NodePath) -> bool:
+        """True where the key stands in the spec itself, not just in the defaults."""
+        return self._origin is not None and self._origin.is_written(path)
 
     def template_problem(self, path: NodePath, error: TemplateError) -> Problem:
         """The problem of a template at the line that is to blame, inside a block where it is one."""

@@ -46,9 +46,7 @@ class Toolsets(Section):
         None, description="Name of a distribution, or a mapping from toolset to probability; drawn per group."
     )
     record: str | None = Field(None, description="Folder to keep the answers of tools that reach outside.")
-    replay: str | None = Field(
-        None, description="Folder of recorded answers to give instead of reaching outside."
-    )
+    replay: str | None = Field(None, description="Folder of recorded answers to give instead of reaching outside.")
 
 
 class Mcp(Section):
@@ -60,17 +58,13 @@ class Mcp(Section):
     )
     url: str | None = Field(None, description="Address of a server over HTTP; it is shared by all rollouts.")
     files: Seq[File] = Field((), description="Files put beside the server before it starts.")
-    scope: Literal["rollout", "shared"] = Field(
-        "rollout", description="One server per rollout, or one for all."
-    )
+    scope: Literal["rollout", "shared"] = Field("rollout", description="One server per rollout, or one for all.")
     where: Literal["sandbox", "host"] = Field("sandbox", description="Where a server over stdio runs.")
     allow: Seq[str] | None = Field(None, description="Tools that the agent may use; default: all.")
     prefix: str | None = Field(None, description="Text in front of each tool's name.")
-    timeout: float = Field(60, gt=0, description="Seconds for one call.")
+    timeout: float = Field(60.0, gt=0, description="Seconds for one call.")
     env: Map[EnvText] = Field(EMPTY, description="Environment variables of a server over stdio.")
-    headers_env: Map[str] = Field(
-        EMPTY, description="HTTP header → environment variable that holds its value."
-    )
+    headers_env: Map[str] = Field(EMPTY, description="HTTP header → environment variable that holds its value.")
 
 
 class Tool(Section):
@@ -79,9 +73,7 @@ class Tool(Section):
     python: str | None = Field(
         None, description="file.py:function; types and docstring become the schema that the model sees."
     )
-    state: str | None = Field(
-        None, description="Name of an object on the rollout's state; its public methods."
-    )
+    state: str | None = Field(None, description="Name of an object on the rollout's state; its public methods.")
     mcp: Mcp | None = Field(None, description="A server that speaks the Model Context Protocol.")
 
 

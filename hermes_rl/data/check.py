@@ -1,0 +1,95 @@
+"""Checking a spec together with its data: local rows are read, and every template is rendered with some of them.
+
+Nothing is fetched: rows on a hub are checked through the spec's fallback, where it has one. A generator is code, so
+it is not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from hermes_rl.data.derive import derive
+from hermes_rl.data.files import READABLE
+from hermes_rl.data.rows import Row
+from hermes_rl.data.sources import is_on_hub, open_source
+from hermes_rl.errors import Problem, SpecError, UserError
+from hermes_rl.spec import check
+from hermes_rl.spec.findings import Findings
+from hermes_rl.spec.model import Source, Spec
+from hermes_rl.spec.nodes import NodePath
+
+SAMPLES = 100
+"""Rows that templates are rendered with; all rows are read."""
+
+
+def check_spec(
+    spec: Spec, *, known_toolsets: Collection[str] | None = None, known_distributions: Collection[str] | None = None
+) -> tuple[list[Problem], list[Problem]]:
+    """Problems and warnings of a spec, its code files and its local data.
+
+    Args:
+        spec: a loaded spec.
+        known_toolsets: names of the toolsets that exist; None leaves them unchecked.
+        known_distributions: likewise of distributions.
+    """
+    findings = Findings(spec)
+    rows = _checked_rows(spec, findings)
+    samples = [row.columns for row in islice(rows, SAMPLES)]
+    problems, warnings = check.check_spec(
+        spec, known_toolsets=known_toolsets, known_distributions=known_distributions, samples=samples
+    )
+    findings.extend(problems, warnings)
+    return findings.result()
+
+
+def _checked_rows(spec: Spec, findings: Findings) -> list[Row]:
+    source, path = _local(spec, findings)
+    if source is None:
+        return []
+    rows: list[Row] = []
+    for split in _splits(spec, source):
+        try:
+            opened = open_source(source, split, spec.seed)
+            rows += derive(spec, opened.read())
+        except SpecError as error:
+            findings.extend(list(error.problems), [])
+        except UserError as error:
+            findings.problem(_blame(path, source, error), str(error))
+        else:
+            if not rows:
+                findings.problem(path, "no row is left: the source is empty, or the filter takes them all", at="key")
+    return rows
+
+
+def _local(spec: Spec, findings: Findings) -> tuple[Source | None, NodePath]:
+    """The source whose rows can be read here and now."""
+    dataset = spec.dataset
+    if dataset.generator is not None:
+        findings.warning(("dataset", "generator"), "the rows of a generator were not checked")
+        return None, ()
+    if not is_on_hub(dataset):
+        if dataset.items is None and dataset.path not in READABLE:
+            findings.warning(("dataset", "path"), "rows of this format were not checked")
+            return None, ()
+        return dataset, ("dataset",)
+    fallback = dataset.fallback
+    if fallback is None or is_on_hub(fallback):
+        return None, ()
+    return fallback, ("dataset", "fallback")
+
+
+def _splits(spec: Spec, source: Source) -> Iterator[str]:
+    yield source.split
+    rule = spec.dataset.eval
+    if rule is not None and rule.split is not None and isinstance(source.data_files, Mapping):
+        yield rule.split
+
+
+def _blame(path: NodePath, source: Source, error: UserError) -> NodePath:
+    """The key that an error of the data is about."""
+    if str(error).startswith("dataset.key"):
+        return ("dataset", "key")
+    given: dict[str, Any] = {"data_files": source.data_files, "items": source.items, "path": source.path}
+    return next(((*path, name) for name, value in given.items() if value is not None), path)

@@ -1,0 +1,139 @@
+"""The flags that Atropos users know, and the key of the spec that each stands for; also as a table for the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hermes_rl.spec.env_fields import OWNED, PASSED
+from hermes_rl.spec.model.spec import Mode
+from hermes_rl.spec.nodes import Node, ScalarNode
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag and the keys it sets: of serve, then of process and evaluate. Without a key it has no effect."""
+
+    name: str
+    keys: tuple[str, ...]
+    type: str
+    help: str = ""
+    all_servers: bool = False
+    value: Callable[[Any], Any] | None = None
+
+    def keys_in(self, mode: Mode | None) -> list[str]:
+        """The keys that the flag sets in a mode; without a mode those of process and of serve."""
+        if mode is None or len(self.keys) < 2:
+            return list(self.keys)
+        return [self.keys[0] if mode == "serve" else self.keys[1]]
+
+    def convert(self, node: Node) -> Node | None:
+        """The value of the key, where it is not the flag's own; None where there is nothing to set."""
+        if self.value is None or not isinstance(node, ScalarNode):
+            return node
+        value = self.value(node.value)
+        return None if value is None else replace(node, value=value, text=str(value))
+
+
+def _wandb(value: Any) -> Any:
+    return ("online" if value else "disabled") if isinstance(value, bool) else value
+
+
+def _backend(value: Any) -> Any:
+    return "bubblewrap" if value == "local" else value
+
+
+def _column(value: Any) -> Any:
+    return f"{{{{ row[{value!r}] }}}}" if isinstance(value, str) else value
+
+
+def _thinking(value: Any) -> Any:
+    """On, without more, is medium effort; off is none."""
+    return ("medium" if value else "none") if isinstance(value, bool) else value
+
+
+_VALUES: dict[str, Callable[[Any], Any]] = {
+    "use_wandb": _wandb,
+    "terminal_backend": _backend,
+    "prompt_field": _column,
+    "thinking_mode": _thinking,
+}
+_NOTES = {
+    "use_wandb": "true: `online`, false: `disabled`",
+    "terminal_backend": "`local` is the default sandbox, bubblewrap",
+    "prompt_field": "the column that is the user message",
+    "thinking_mode": "true: effort `medium`, false: `none`",
+    "total_steps": "Atropos' process mode runs so many groups",
+}
+_KEYS = {"thinking_mode": ("agent.reasoning.effort",)}
+
+
+def _env_flags() -> dict[str, Flag]:
+    flags = {
+        f"--env.{name}": Flag(f"--env.{name}", (f"env.{name}",), field.type, field.help)
+        for name, field in PASSED.items()
+    }
+    for name, owned in OWNED.items():
+        flag = Flag(f"--env.{name}", _KEYS.get(name, owned.keys), owned.type, _NOTES.get(name, ""))
+        flags[flag.name] = replace(flag, value=_VALUES.get(name))
+    return flags
+
+
+def _openai(name: str, key: str | None, kind: str, note: str = "") -> Flag:
+    path = (f"servers.policy.{key}",) if key else ()
+    return Flag(f"--openai.{name}", path, kind, note, all_servers=True)
+
+
+_OPENAI = (
+    _openai("base_url", "base_url", "string", "a scripted policy becomes type `openai`"),
+    _openai("model_name", "model", "string"),
+    _openai("server_type", "type", "string"),
+    _openai("timeout", "timeout", "number"),
+    _openai("num_max_requests_at_once", "max_concurrency", "integer"),
+    _openai("tokenizer_name", "tokenizer", "string"),
+    Flag("--openai.api_key", (), "string", "kept in memory only; in a spec name its variable in `api_key_env`"),
+    _openai("health_check", None, "boolean", "accepted; nothing is polled"),
+    _openai("n_kwarg_is_ignored", None, "boolean", "accepted; each request asks for one completion"),
+    _openai("num_requests_for_eval", None, "integer", "accepted; `evaluate.concurrency` bounds evaluation"),
+    _openai("rolling_buffer_length", None, "integer", "accepted; metrics need no buffer"),
+)
+
+FLAGS: dict[str, Flag] = {**_env_flags(), **{flag.name: flag for flag in _OPENAI}}
+"""Every flag by its name."""
+
+_REFUSED = {
+    "--slurm": "servers are not found through Slurm; list them under `servers.policy` (a list spreads the load)",
+    "--testing": "there is no testing mode; `--demo` plays the spec without model, network and containers",
+    "--config": "give the spec itself: hermes-rl run SPEC MODE; keys of `env:` and `openai:` are in the table of flags",
+}
+
+
+def refusal(option: str) -> str | None:
+    """Why a flag of Atropos is not taken here, and what to do instead."""
+    return _REFUSED.get(option)
+
+
+def find_flag(option: str) -> tuple[Flag | None, list[str]]:
+    """The flag of a name, and the names that there are."""
+    return FLAGS.get(option), list(FLAGS)
+
+
+def flags_page() -> str:
+    """docs/flags.md."""
+    lines = [
+        "# The flags of Atropos, and the keys they stand for",
+        "",
+        "`hermes-rl run` accepts the flags of an Atropos environment program beside `--set`. Each stands for one key",
+        "of the spec; giving a key twice is an error. Where there are two keys, the first is set in serve, the second",
+        "in process and evaluate. Values are YAML: `-1`, `[a, b]` and `{a: 1}` work.",
+        "",
+        "| flag | key | value | note |",
+        "|---|---|---|---|",
+    ]
+    for flag in FLAGS.values():
+        key = ", ".join(f"`{key}`" for key in flag.keys) or "none"
+        lines.append(f"| `{flag.name}` | {key} | {flag.type} | {flag.help} |")
+    lines += ["", "Refused, with the way to do it here:", ""]
+    lines += [f"- `{name}`: {reason}" for name, reason in _REFUSED.items()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,174 @@
+"""The JSON Schema of the spec, for editors: every key with its help, and the arguments of the shipped rewards."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
+
+from hermes_rl.spec.annotations import type_of
+from hermes_rl.spec.env_fields import PASSED
+from hermes_rl.spec.model.spec import Spec
+from hermes_rl.spec.rewards_known import shipped_signatures
+from hermes_rl.spec.signatures import Function, Parameter
+
+_VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*(:-.*)?\}$", "description": "${VAR}"}
+_SHORTHANDS: dict[tuple[str, str], dict[str, Any]] = {
+    ("Spec", "toolsets"): {"type": "array", "items": {"type": "string"}},
+    ("Spec", "wandb"): {"type": "string"},
+    ("Dataset", "eval"): {"const": "only"},
+    ("Limits", "memory"): {"type": "string"},
+    ("Limits", "disk"): {"type": "string"},
+    ("Budget", "deadline"): {"type": "string"},
+    ("File", "mode"): {"type": "string"},
+    ("Mcp", "command"): {"type": "string"},
+}
+"""Other ways to write a value, which the typed spec no longer shows."""
+_NULLABLE = {"type": "null"}
+
+
+class _Generator(GenerateJsonSchema):
+    """Empty mappings are no defaults worth showing."""
+
+    ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
+
+
+def spec_json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of the YAML."""
+    schema = Spec.model_json_schema(by_alias=True, schema_generator=_Generator)
+    sections: dict[str, Any] = schema.pop("$defs")
+    sections["Spec"] = {key: schema[key] for key in ("properties", "required") if key in schema}
+    for name, section in sections.items():
+        _finish_section(name, section)
+    top = sections.pop("Spec")
+    _spec_specials(top, sections)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "https://hermes-rl.example/spec.schema.json",
+        "title": "hermes-rl spec",
+        "description": "An agentic reinforcement-learning environment in one file.",
+        "type": "object",
+        "additionalProperties": False,
+        **top,
+        "$defs": {"variable": _VARIABLE, **sections},
+    }
+
+
+def _finish_section(name: str, section: dict[str, Any]) -> None:
+    section.pop("title", None)
+    for key, field in section.get("properties", {}).items():
+        field.pop("title", None)
+        shorthand = _SHORTHANDS.get((name, key))
+        section["properties"][key] = _with_variable(_with_choice(field, shorthand) if shorthand else field)
+
+
+def _with_choice(field: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {key: field.pop(key) for key in ("description", "default") if key in field}
+    return {"anyOf": [*(field.pop("anyOf", None) or [field]), choice], **kept}
+
+
+def _with_variable(field: dict[str, Any]) -> dict[str, Any]:
+    """A number or a choice may also be `${VAR}`; text may be anything already."""
+    for key in ("items", "additionalProperties"):
+        if isinstance(field.get(key), dict):
+            field[key] = _with_variable(field[key])
+    if _takes_text(field) or "$ref" in field or field.get("type") in ("array", "object"):
+        return field
+    return _with_choice(field, {"$ref": "#/$defs/variable"})
+
+
+def _takes_text(field: dict[str, Any]) -> bool:
+    if field.get("type") == "string" and "enum" not in field and "const" not in field:
+        return True
+    if not any(key in field for key in ("type", "anyOf", "oneOf", "enum", "const", "$ref")):
+        return True
+    return any(_takes_text(choice) for choice in field.get("anyOf", []) if "pattern" not in choice)
+
+
+def _spec_specials(top: dict[str, Any], sections: dict[str, Any]) -> None:
+    """What a class cannot say: the parent, optional lists, free keys, and the rewards' arguments."""
+    properties = top["properties"]
+    parent = {"type": "string", "description": "One parent, relative to this file; its keys are merged."}
+    top["properties"] = {"extends": parent, **properties}
+    # a spec that extends another may leave out what that one says
+    top.pop("required", None)
+    top["anyOf"] = [{"required": ["extends"]}, {"required": ["dataset", "prompt"]}]
+    server = {"$ref": "#/$defs/Server"}
+    several = {"type": "array", "items": server, "minItems": 1}
+    properties["servers"]["additionalProperties"] = {"anyOf": [server, several]}
+    properties["env"]["properties"] = {name: _env_field(name) for name in PASSED}
+    properties["env"]["additionalProperties"] = False
+    reward = sections["Reward"]
+    reward.pop("required", None)
+    rules = [_reward_rule(signature) for signature in shipped_signatures().values()]
+    if rules:
+        reward["allOf"] = rules
+        named = {name: {"allOf": [{"$ref": "#/$defs/Reward"}, _by_key(name)]} for name in shipped_signatures()}
+        properties["rewards"]["properties"] = named
+        sections.update({f"args_{one.name}": _arguments(one) for one in shipped_signatures().values()})
+    properties["rewards"]["additionalProperties"] = {"$ref": "#/$defs/Reward"}
+    _nullable(top, sections)
+
+
+def _nullable(top: dict[str, Any], sections: dict[str, Any]) -> None:
+    """null is as good as absent everywhere; it deletes what a parent says."""
+    for section in (top, *sections.values()):
+        for key, field in section.get("properties", {}).items():
+            if _NULLABLE not in field.get("anyOf", []) and "$ref" not in field and _is_typed(field):
+                section["properties"][key] = _with_choice(field, dict(_NULLABLE))
+
+
+def _is_typed(field: dict[str, Any]) -> bool:
+    return any(key in field for key in ("type", "anyOf", "oneOf", "enum", "const"))
+
+
+def _env_field(name: str) -> dict[str, Any]:
+    field = PASSED[name]
+    schema: dict[str, Any] = {"type": field.type, "description": field.help}
+    if field.choices:
+        schema["enum"] = list(field.choices)
+    return _with_variable(schema)
+
+
+def _by_key(name: str) -> dict[str, Any]:
+    """Without `fn` the reward's own name says which arguments there are."""
+    arguments = {"properties": {"args": {"$ref": f"#/$defs/args_{name}"}}}
+    return {"if": {"not": {"required": ["fn"]}}, "then": arguments}
+
+
+def _reward_rule(signature: Function) -> dict[str, Any]:
+    chosen = {"properties": {"fn": {"const": signature.name}}, "required": ["fn"]}
+    return {"if": chosen, "then": {"properties": {"args": {"$ref": f"#/$defs/args_{signature.name}"}}}}
+
+
+def _arguments(signature: Function) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "description": signature.help,
+        "properties": {one.name: _argument(one) for one in signature.arguments()},
+        "additionalProperties": signature.open,
+    }
+
+
+def _argument(parameter: Parameter) -> dict[str, Any]:
+    kind = type_of(parameter.annotation)
+    schema: dict[str, Any] = {}
+    if kind is not None:
+        try:
+            schema = TypeAdapter(kind).json_schema()
+        except PydanticUserError:
+            schema = {}
+    template = {"type": "string", "pattern": r"\{\{|\{%|^\$\{"}
+    found: dict[str, Any] = {"anyOf": [schema, template]} if schema else {}
+    found["description"] = parameter.help or parameter.annotation or parameter.name
+    if not parameter.required and parameter.default is not ...:
+        found["default"] = parameter.default
+    return found
+
+
+def schema_text() -> str:
+    """docs/spec.schema.json."""
+    return json.dumps(spec_json_schema(), indent=2, ensure_ascii=False) + "\n"

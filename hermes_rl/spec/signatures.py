@@ -1,0 +1,154 @@
+"""What a Python file defines, read from its syntax tree: nothing is imported, nothing runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+INJECTED = frozenset({"item", "result", "ctx", "state", "group"})
+"""Parameters of a reward that the rollout fills in; all others are arguments or server roles."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter: its annotation as it is written, its default (`...` where it is no literal), its help."""
+
+    name: str
+    annotation: str
+    required: bool
+    default: Any
+    keyword_only: bool
+    help: str = ""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function's name, first line of help, and parameters."""
+
+    name: str
+    help: str
+    parameters: tuple[Parameter, ...]
+    open: bool
+
+    def arguments(self) -> tuple[Parameter, ...]:
+        """The parameters that a spec's `args` may give."""
+        return tuple(parameter for parameter in self.parameters if parameter.name not in INJECTED)
+
+
+class CodeError(Exception):
+    """A file cannot be read as Python."""
+
+
+@lru_cache(maxsize=256)
+def _tree(path: str, changed: float) -> ast.Module:
+    try:
+        return ast.parse(Path(path).read_bytes(), filename=path)
+    except SyntaxError as error:
+        raise CodeError(f"{path}:{error.lineno}: {error.msg}") from None
+    except ValueError as error:
+        raise CodeError(f"{path}: {error}") from None
+
+
+def parse(path: Path) -> ast.Module:
+    """The syntax tree of a file.
+
+    Raises:
+        CodeError: there is no such file, or it is not Python.
+    """
+    try:
+        return _tree(str(path), path.stat().st_mtime)
+    except OSError as error:
+        raise CodeError(f"{path}: {error.strerror}") from None
+
+
+def defined(path: Path) -> dict[str, ast.AST]:
+    """Everything that the top level of a file gives a name to.
+
+    Raises:
+        CodeError: as `parse`.
+    """
+    names: dict[str, ast.AST] = {}
+    for node in _top_level(parse(path).body):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names[node.name] = node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names.update((target.id, node) for target in targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update(((alias.asname or alias.name).partition(".")[0], node) for alias in node.names)
+    return names
+
+
+def _top_level(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements of a module, those under `if` and `try` included."""
+    found: list[ast.stmt] = []
+    for node in body:
+        found.append(node)
+        if isinstance(node, ast.If | ast.Try):
+            inner = [*node.body, *node.orelse]
+            if isinstance(node, ast.Try):
+                inner += [statement for handler in node.handlers for statement in handler.body]
+            found.extend(_top_level(inner))
+    return found
+
+
+def function(path: Path, name: str) -> Function | None:
+    """The signature of a function; None where the file has none of that name that can be read."""
+    node = defined(path).get(name)
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return None
+    text = ast.get_docstring(node) or ""
+    helps = _argument_help(text)
+    arguments = node.args
+    parameters = [*_positional(arguments, helps), *_keyword_only(arguments, helps)]
+    return Function(name, text.partition("\n")[0], tuple(parameters), arguments.kwarg is not None)
+
+
+def _positional(arguments: ast.arguments, helps: dict[str, str]) -> list[Parameter]:
+    all_of_them = [*arguments.posonlyargs, *arguments.args]
+    defaults: list[ast.expr | None] = [None] * (len(all_of_them) - len(arguments.defaults))
+    pairs = zip(all_of_them, [*defaults, *arguments.defaults], strict=True)
+    return [_parameter(argument, default, False, helps) for argument, default in pairs]
+
+
+def _keyword_only(arguments: ast.arguments, helps: dict[str, str]) -> list[Parameter]:
+    pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return [_parameter(argument, default, True, helps) for argument, default in pairs]
+
+
+def _parameter(argument: ast.arg, default: ast.expr | None, keyword_only: bool, helps: dict[str, str]) -> Parameter:
+    annotation = ast.unparse(argument.annotation) if argument.annotation is not None else ""
+    value: Any = None
+    if default is not None:
+        try:
+            value = ast.literal_eval(default)
+        except ValueError:
+            value = ...
+    name = argument.arg
+    return Parameter(name, annotation.strip("'\""), default is None, value, keyword_only, helps.get(name, ""))
+
+
+_ARGUMENT = re.compile(r"^(\s+)(\w+)(?:\s*\([^)]*\))?:\s+(.*)$")
+
+
+def _argument_help(docstring: str) -> dict[str, str]:
+    """The entries of an `Args:` section."""
+    helps: dict[str, str] = {}
+    current, indent, inside = "", -1, False
+    for line in docstring.split("\n"):
+        if line.strip() in ("Args:", "Arguments:"):
+            inside = True
+        elif inside and line.strip() and not line.startswith(" "):
+            break
+        elif inside:
+            entry = _ARGUMENT.match(line)
+            if entry and (indent < 0 or len(entry[1]) == indent):
+                current, indent = entry[2], len(entry[1])
+                helps[current] = entry[3].strip()
+            elif current and line.strip():
+                helps[current] += f" {line.strip()}"
+    return helps

@@ -1,0 +1,1 @@
+"""Stands for a tool server in tests of the spec; it is never started there."""

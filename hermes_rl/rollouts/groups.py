@@ -87,7 +87,7 @@ async def _stream(rows: Iterable[Row]) -> AsyncIterator[Row]:
             yield row
         return
     # A generator or a streamed dataset may wait for a network or compute; the loop must not.
-    iterator: Iterator[Row] = iter(rows)
+    iterator: Iterator[Row] = await asyncio.to_thread(iter, rows)
     following: Callable[[], Row | None] = partial(next, iterator, None)
     while (row := await asyncio.to_thread(following)) is not None:
         yield row

@@ -19,6 +19,9 @@ from hermes_rl.errors import RunError, UserError
 from hermes_rl.spec.model import Mode, Spec
 
 
+_BLOCK = 1 << 16
+
+
 class Journal:
     """A JSONL file that is only appended to; a torn last line of a crashed run is cut off when it is opened."""
 
@@ -136,7 +139,7 @@ def _beside(path: Path) -> Path:
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}); choose another --out, or remove it") from error
@@ -144,9 +147,17 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _cut_torn_line(path: Path) -> None:
-    if not path.exists():
+    if not path.is_file():
         return
     with path.open("rb+") as file:
-        data = file.read()
-        if data and not data.endswith(b"\n"):
-            file.truncate(data.rfind(b"\n") + 1)
+        end = file.seek(0, os.SEEK_END)
+        whole = end
+        while whole > 0:
+            start = max(0, whole - _BLOCK)
+            file.seek(start)
+            found = file.read(whole - start).rfind(b"\n")
+            whole = start + found + 1 if found >= 0 else start
+            if found >= 0:
+                break
+        if whole != end:
+            file.truncate(whole)

@@ -20,6 +20,7 @@ from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.tools.processes import ProcessTable
 from hermes_rl.tools.shell import ShellState
+from hermes_rl.tools.staging import Staging
 from hermes_rl.tools.toolkit import Toolkit
 
 _live: dict[str, ToolRuntime] = {}
@@ -45,6 +46,8 @@ class ToolRuntime:
         self.todos: list[dict[str, str]] = []
         self.processes = ProcessTable()
         self.shell = ShellState()
+        self.staging = Staging()
+        """Files that a reward has put in place."""
         self.start_seconds = 0.0
         """Seconds that starting the sandbox took; 0 where nothing used it."""
         self.loop: asyncio.AbstractEventLoop | None = _running_loop()

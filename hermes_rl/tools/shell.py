@@ -26,11 +26,12 @@ class ShellState:
 
     def script(self, command: str, workdir: str | None, *, report: bool = True) -> str:
         """The command, run with this state; `workdir` is for this command alone. Descriptor 3 is the report's."""
-        lines = [self.exports, self._enter(workdir)]
+        parts = [f"eval {shlex.quote(self.exports)}" if self.exports else "", self._enter(workdir)]
         if report:
-            lines.append(_REPORT)
-        lines.append(f"eval {shlex.quote(command)}" + (" 3>&-" if report else ""))
-        return "\n".join(line for line in lines if line)
+            parts.append(_REPORT)
+        parts.append(f"eval {shlex.quote(command)}" + (" 3>&-" if report else ""))
+        # On one line, so that the shell counts the lines of the command from 1.
+        return "; ".join(part for part in parts if part)
 
     def learn(self, report: bytes, *, keep_cwd: bool) -> None:
         """Take over what a command reported; one that was killed reports nothing and changes nothing."""

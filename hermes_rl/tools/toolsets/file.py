@@ -6,6 +6,7 @@ start where the terminal is.
 
 from __future__ import annotations
 
+import posixpath
 from typing import Any
 
 from hermes_rl.sandbox.base import Sandbox
@@ -193,9 +194,8 @@ class SearchFiles(Tool):
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         sandbox = await runtime.sandbox()
         path = args.get("path", ".")
-        if path.startswith("~"):
-            path = sandbox.resolve(path)
-        query = Query(**{**args, "path": path if path.startswith("/") else f"./{path}".replace("/./", "/")})
+        path = sandbox.resolve(path) if path.startswith("~") else posixpath.normpath(path)
+        query = Query(**{**args, "path": path})
         timeout = (CALL_TIMEOUT.get() or SEARCH_SECONDS) * 0.9
         return as_json(await search(sandbox, query, cwd=runtime.shell.cwd, timeout=timeout))
 

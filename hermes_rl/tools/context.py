@@ -1,0 +1,178 @@
+"""`ToolContext`: a rollout's sandbox as rewards see it, without await.
+
+Owns the bridge from the threads in which rewards run to the event loop that the sandbox belongs to, and
+the answers that rewards read. What the agent did wrong (a file that is not there, a command that fails) is
+in the answer; what we did wrong is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from hermes_rl.errors import NotYetAvailable, UserError
+from hermes_rl.sandbox.base import Sandbox
+from hermes_rl.tools.catalogue import toolsets
+from hermes_rl.tools.execute import execute_calls
+from hermes_rl.tools.machine import ToolRuntime, find_runtime
+from hermes_rl.tools.search import Query, search
+from hermes_rl.tools.toolkit import Toolkit
+from hermes_rl.tools.transfer import download_tree, upload_tree
+
+T = TypeVar("T")
+
+
+class ToolContext:
+    """The sandbox of the rollout `task_id`, for as long as that rollout lives.
+
+    Its methods block until the sandbox has answered, so call them where a reward runs: in a thread other
+    than the event loop's. Paths are the sandbox's; relative ones start in its working directory. Commands
+    have the sandbox's own environment, not what the agent exported.
+    """
+
+    def __init__(self, task_id: str) -> None:
+        self.task_id = task_id
+
+    def terminal(self, command: str, timeout: float = 180) -> dict[str, Any]:
+        """Run a shell command: ``{"exit_code", "output"}``, and ``"timed_out"`` where it was killed."""
+
+        async def work(sandbox: Sandbox) -> dict[str, Any]:
+            result = await sandbox.run(command, timeout=timeout)
+            answer = {"exit_code": result.exit_code, "output": result.output}
+            return answer | ({"timed_out": True} if result.timed_out else {})
+
+        return self._on_sandbox(work)
+
+    def read_file(self, path: str) -> dict[str, Any]:
+        """The text of a file as it is: ``{"content"}``; where it cannot be read, ``""`` and an ``"error"``."""
+        try:
+            return {"content": self.read_bytes(path).decode("utf-8", "replace")}
+        except OSError as error:
+            return {"content": "", "error": f"{path}: {error.strerror}"}
+
+    def read_bytes(self, path: str) -> bytes:
+        """The bytes of a file; raises `OSError`."""
+        return self._on_sandbox(lambda sandbox: sandbox.read_file(path))
+
+    def write_file(self, path: str, content: str | bytes, mode: int | None = None) -> dict[str, Any]:
+        """Put a file in place, whatever is there; it is taken away again by `restore`."""
+        data = content.encode("utf-8") if isinstance(content, str) else content
+        staging = self._runtime().staging
+        self._on_sandbox(lambda sandbox: staging.write(sandbox, path, data, mode))
+        return {"bytes_written": len(data)}
+
+    def search(self, query: str, path: str = ".") -> dict[str, Any]:
+        """Lines that match a regular expression, as the tool `search_files` answers."""
+        wanted = Query(query, path=path)
+        return self._on_sandbox(lambda sandbox: search(sandbox, wanted, cwd=None, timeout=60))
+
+    def upload_file(self, local: str | Path, remote: str) -> dict[str, Any]:
+        """Copy a file of this machine into the sandbox, as `write_file` does."""
+        source = Path(local)
+        return self.write_file(remote, source.read_bytes(), source.stat().st_mode & 0o777)
+
+    def upload_dir(self, local: str | Path, remote: str) -> dict[str, Any]:
+        """Copy a folder of this machine into the sandbox; files that are there already are replaced."""
+        staging = self._runtime().staging
+        count = self._on_sandbox(lambda sandbox: upload_tree(sandbox, staging, Path(local), remote))
+        return {"files": count}
+
+    def download_file(self, remote: str, local: str | Path) -> dict[str, Any]:
+        """Copy a file of the sandbox to this machine, byte by byte; ``"success"`` says whether it was there."""
+        try:
+            data = self.read_bytes(remote)
+        except OSError as error:
+            return {"success": False, "error": f"{remote}: {error.strerror}"}
+        Path(local).parent.mkdir(parents=True, exist_ok=True)
+        Path(local).write_bytes(data)
+        return {"success": True, "bytes": len(data)}
+
+    def download_dir(self, remote: str, local: str | Path) -> dict[str, Any]:
+        """Copy a folder of the sandbox to this machine. Symlinks are left out: they could point anywhere."""
+        try:
+            count = self._on_sandbox(lambda sandbox: download_tree(sandbox, remote, Path(local)))
+        except OSError as error:
+            return {"success": False, "error": f"{error.filename}: {error.strerror}"}
+        return {"success": True, "files": count}
+
+    def call_tool(self, name: str, args: dict[str, Any]) -> str:
+        """What the model would be answered for this call; built-in tools need not be among the rollout's."""
+        runtime = self._runtime()
+        toolkit = runtime.toolkit
+        if toolkit.get(name) is None:
+            toolkit = Toolkit(tool for each in toolsets().values() for tool in each.tools)
+        call = {"id": "reward", "function": {"name": name, "arguments": args}}
+        outcomes = self._wait(runtime, execute_calls([call], toolkit, runtime, turn=0))
+        return outcomes[0].content
+
+    @contextmanager
+    def staged(self) -> Iterator[None]:
+        """Files put in place inside of this block are taken away at its end."""
+        try:
+            yield
+        finally:
+            self.restore()
+
+    def restore(self) -> None:
+        """Take away every file that was put in place, and bring back what was there before."""
+        runtime = self._runtime()
+        if not runtime.staging.empty:
+            self._on_sandbox(runtime.staging.restore)
+
+    def cleanup(self) -> None:
+        """Release the rollout's sandbox."""
+        runtime = find_runtime(self.task_id)
+        if runtime is not None:
+            self._wait(runtime, runtime.close())
+
+    def web_search(self, query: str, limit: int = 5) -> NoReturn:
+        self._not_yet("web_search")
+
+    def web_extract(self, urls: list[str]) -> NoReturn:
+        self._not_yet("web_extract")
+
+    def browser_navigate(self, url: str) -> NoReturn:
+        self._not_yet("browser_navigate")
+
+    def browser_snapshot(self) -> NoReturn:
+        self._not_yet("browser_snapshot")
+
+    def _not_yet(self, name: str) -> NoReturn:
+        raise NotYetAvailable(f"ctx.{name} is not there yet: this version has no tools that reach outside")
+
+    def _runtime(self) -> ToolRuntime:
+        runtime = find_runtime(self.task_id)
+        if runtime is None:
+            raise UserError(f"task {self.task_id!r} has no live sandbox: it was released, or never made")
+        return runtime
+
+    def _on_sandbox(self, work: Callable[[Sandbox], Awaitable[T]]) -> T:
+        runtime = self._runtime()
+
+        async def run() -> T:
+            return await work(await runtime.sandbox())
+
+        return self._wait(runtime, run())
+
+    def _wait(self, runtime: ToolRuntime, work: Coroutine[Any, Any, T]) -> T:
+        loop = runtime.loop
+        if loop is None or not loop.is_running():
+            work.close()
+            raise UserError(f"task {self.task_id!r}: the event loop of its sandbox is not running")
+        if _current_loop() is loop:
+            work.close()
+            raise UserError(
+                "ToolContext was used on the event loop's own thread, where it would wait for itself; call it "
+                "from a reward, or with `await asyncio.to_thread(ctx.terminal, …)`"
+            )
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+
+def _current_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

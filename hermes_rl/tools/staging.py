@@ -1,0 +1,109 @@
+"""Files that a reward puts into the sandbox: what they replace is set aside, and comes back afterwards.
+
+Owns that nothing which the agent planted is written through or kept in place: a file, folder, FIFO or
+symlink at the target is moved away first, and so is a symlink among the folders above it, as far as they
+are in the agent's own home or working directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+import uuid
+from dataclasses import dataclass
+
+from hermes_rl.sandbox.base import FileInfo, Sandbox
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """Something of ours at `path`; `aside` is where the agent's own is meanwhile."""
+
+    path: str
+    aside: str | None = None
+
+
+class Staging:
+    """What is in place for one reward, in the order in which it was put there."""
+
+    def __init__(self) -> None:
+        self._placed: list[_Placed] = []
+        self._aside: str | None = None
+
+    @property
+    def empty(self) -> bool:
+        return not self._placed
+
+    async def write(self, sandbox: Sandbox, path: str, data: bytes, mode: int | None = None) -> None:
+        """Put a file at `path`, whatever is there."""
+        full = sandbox.resolve(path)
+        await self._folders(sandbox, posixpath.dirname(full))
+        await self._clear(sandbox, full)
+        await sandbox.write_file(full, data, 0o644 if mode is None else mode)
+
+    async def make_dir(self, sandbox: Sandbox, path: str) -> None:
+        """Put a folder at `path`; one that is there already stays with what is in it."""
+        await self._folders(sandbox, sandbox.resolve(path))
+
+    async def restore(self, sandbox: Sandbox) -> None:
+        """Take away what was put in place, and bring back what was there before."""
+        while self._placed:
+            placed = self._placed.pop()
+            try:
+                if await _there(sandbox, placed.path) is not None:
+                    await sandbox.remove(placed.path)
+                if placed.aside is not None:
+                    await sandbox.rename(placed.aside, placed.path)
+            except OSError as error:
+                log.warning("sandbox %s: %s could not be restored: %s", sandbox.id, placed.path, error)
+        if self._aside is not None:
+            await sandbox.remove(self._aside)
+            self._aside = None
+
+    async def _folders(self, sandbox: Sandbox, folder: str) -> None:
+        """Make `folder` and those above it real folders."""
+        path = ""
+        for name in folder.strip("/").split("/") if folder != "/" else ():
+            path = f"{path}/{name}"
+            found = await _there(sandbox, path)
+            if found is None:
+                await sandbox.make_dir(path)
+                self._placed.append(_Placed(path))
+            elif found.kind != "directory" and (found.kind != "symlink" or _owned(sandbox, path)):
+                await self._clear(sandbox, path)
+                await sandbox.make_dir(path)
+
+    async def _clear(self, sandbox: Sandbox, path: str) -> None:
+        """Make room at `path`: what we put there goes, what was there is set aside."""
+        found = await _there(sandbox, path)
+        if any(placed.path == path for placed in self._placed):
+            if found is not None:
+                await sandbox.remove(path)
+            return
+        aside = None
+        if found is not None:
+            aside = f"{await self._aside_folder(sandbox)}/{len(self._placed)}"
+            await sandbox.rename(path, aside)
+        self._placed.append(_Placed(path, aside))
+
+    async def _aside_folder(self, sandbox: Sandbox) -> str:
+        if self._aside is None:
+            # Beside the home: on its file system, so that renaming works, but not among the agent's files.
+            folder = posixpath.join(posixpath.dirname(sandbox.home), f".aside-{uuid.uuid4().hex[:12]}")
+            await sandbox.make_dir(folder)
+            self._aside = folder
+        return self._aside
+
+
+async def _there(sandbox: Sandbox, path: str) -> FileInfo | None:
+    try:
+        return await sandbox.stat(path, follow=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _owned(sandbox: Sandbox, path: str) -> bool:
+    """True below the agent's home or working directory."""
+    return any(path.startswith(f"{top.rstrip('/')}/") for top in (sandbox.home, sandbox.workdir))

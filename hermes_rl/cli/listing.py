@@ -31,11 +31,9 @@ def _specs() -> list[dict[str, str]]:
 
 
 def _toolsets() -> list[dict[str, str]]:
-    from hermes_rl.tools.catalogue import ELSEWHERE, toolsets
+    from hermes_rl.tools.catalogue import describe_toolsets
 
-    ours = [_entry(name, toolset.description) for name, toolset in toolsets().items()]
-    later = [_entry(name, f"not available yet: {', '.join(tools)}") for name, tools in ELSEWHERE.items()]
-    return ours + [entry for entry in later if entry["name"] not in toolsets()]
+    return [_entry(name, description) for name, description in describe_toolsets().items()]
 
 
 def _tools() -> list[dict[str, str]]:

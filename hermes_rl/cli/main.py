@@ -18,6 +18,9 @@ from hermes_rl.errors import HermesRLError, UserError
 Mode = Literal["serve", "process", "evaluate"]
 Kind = Literal["specs", "toolsets", "tools", "distributions", "rewards", "parsers", "renderers", "sandboxes"]
 
+_ClickException: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+"""Typer brings a click of its own in some versions, so the class is found through Typer."""
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -126,14 +129,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 def status(arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit status; a bug travels with its traceback."""
-    import click
-
     try:
         result: Any = app(arguments, standalone_mode=False)
-    except click.ClickException as error:
+    except _ClickException as error:
         error.show()
         return 2
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         typer.echo("interrupted", err=True)
         return 130
     except HermesRLError as error:

@@ -35,8 +35,7 @@ from hermes_rl.rollouts.rollout import Group, Rollout, Seat
 from hermes_rl.runs.records import scored_data_group
 from hermes_rl.servers.base import ChatServer, Reasoning
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from hermes_rl.tools.catalogue import resolve_toolsets
-from hermes_rl.tools.distributions import sample_distribution
+from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
 from hermes_rl.tools.toolkit import Toolkit
 
 logger = logging.getLogger(__name__)

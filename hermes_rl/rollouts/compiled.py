@@ -33,9 +33,8 @@ from hermes_rl.servers.scripted import Script, Turn, deviate_script, deviations
 from hermes_rl.spec.model import Agent, Spec, is_template
 from hermes_rl.spec.templates import render
 from hermes_rl.tools.base import Tool
-from hermes_rl.tools.catalogue import resolve_toolsets
+from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
 from hermes_rl.tools.context import ToolContext
-from hermes_rl.tools.distributions import sample_distribution
 from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.python_tools import python_tool
 from hermes_rl.tools.state_tools import state_tools
@@ -125,7 +124,7 @@ class CompiledSpec:
     def toolkit(self, group: str, state: Any = None) -> Toolkit:
         """The tools of a group's rollouts; those of the state object are each rollout's own."""
         names = [tool.state for tool in self.spec.tools if tool.state is not None]
-        own = [tool for name in names for tool in state_tools(name)]
+        own = [tool for name in names for tool in state_tools(state, name)]
         return Toolkit([*self._catalogue_tools(group), *self._python_tools, *own])
 
     def _catalogue_tools(self, group: str) -> tuple[Tool, ...]:

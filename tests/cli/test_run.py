@@ -1,0 +1,199 @@
+"""`hermes-rl run` as a user types it: status, streams, files, and going on after an interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def hermes(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hermes_rl.cli.main", *arguments],
+        cwd=cwd,
+        env=environment(env),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def environment(more: dict[str, str] | None = None) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("OPENAI")}
+    return {**kept, "PYTHONPATH": str(ROOT), **(more or {})}
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    folder = tmp_path_factory.mktemp("first")
+    return folder, hermes("run", "terminal-files", "process", cwd=folder)
+
+
+Run = tuple[Path, "subprocess.CompletedProcess[str]"]
+
+
+def test_the_first_command_plays_twelve_groups_of_four_none_uniform(first_run: Run) -> None:
+    folder, done = first_run
+    assert done.returncode == 0, done.stderr
+    (run,) = (folder / "outputs" / "terminal-files").iterdir()
+    assert str(run.relative_to(folder)) in done.stdout
+    groups = lines(run / "groups.jsonl")
+    assert [len(group["scores"]) for group in groups] == [4] * 12  # type: ignore[arg-type]
+    assert all(len(set(group["scores"])) > 1 for group in groups)  # type: ignore[arg-type]
+    assert all(len(group["tokens"]) == len(group["masks"]) == 4 for group in groups)  # type: ignore[arg-type]
+    rollouts = lines(run / "rollouts.jsonl")
+    assert len(rollouts) == 48
+    assert {rollout["policy"]["type"] for rollout in rollouts} == {"scripted"}  # type: ignore[index]
+    assert [policy["type"] for policy in json.loads((run / "run.json").read_text())["policy"]] == ["scripted"]
+    assert (run / "spec.yaml").exists()
+
+
+def test_progress_goes_to_stderr_and_results_to_stdout(first_run: Run) -> None:
+    _, done = first_run
+    assert done.stdout.splitlines()[0].startswith("12 of 12 groups of 4")
+    assert "12/12" in done.stderr
+
+
+def test_the_same_command_again_has_nothing_left_to_do(first_run: Run) -> None:
+    folder, _ = first_run
+    again = hermes("run", "terminal-files", "process", cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert "12 were there already" in again.stdout
+    (run,) = (folder / "outputs" / "terminal-files").iterdir()
+    assert len(lines(run / "groups.jsonl")) == 12
+
+
+def test_more_groups_go_on_and_fresh_starts_beside(tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    arguments = ["run", "terminal-files", "process", "--out", out, "--quiet"]
+    assert hermes(*arguments, "--set", "process.groups=2", cwd=tmp_path).returncode == 0
+    done = hermes(*arguments, "--env.total_steps", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(lines(tmp_path / "run" / "groups.jsonl")) == 3
+    assert len({line["id"] for line in lines(tmp_path / "run" / "rollouts.jsonl")}) == 12
+    done = hermes(*arguments, "--set", "process.groups=1", "--fresh", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(lines(tmp_path / "run-2" / "groups.jsonl")) == 1
+
+
+def test_evaluate_writes_what_atropos_writes(tmp_path: Path) -> None:
+    done = hermes("run", "terminal-files", "evaluate", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("mean reward ")
+    found = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert set(found) == {"config_general", "results"}
+    assert set(found["results"]) == {"atropos|terminal-files_eval|0", "all"}
+    metrics = found["results"]["all"]
+    assert metrics["eval/rollouts"] == 2
+    assert 0 < metrics["eval/mean_reward"] < 1
+    assert metrics["eval/pass@1"] == 0.5
+    assert metrics["eval/ungraded"] == 0
+    assert len(lines(tmp_path / "run" / "samples.jsonl")) == 2
+
+
+def test_ctrl_c_keeps_what_is_complete_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    arguments = ["run", "terminal-files", "process", "--out", "run", "--set", "process.groups=400", "--quiet"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hermes_rl.cli.main", *arguments],
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    groups = tmp_path / "run" / "groups.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (groups.exists() and groups.read_text().count("\n") >= 2):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "the same command goes on" in said
+    assert "Traceback" not in said
+    written = len(lines(groups))
+    assert 2 <= written < 400
+    total = str(written + 2)
+    more = ["run", "terminal-files", "process", "--out", "run", "--set", f"process.groups={total}"]
+    done = hermes(*more, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(lines(groups)) == written + 2
+    ids = [line["id"] for line in lines(tmp_path / "run" / "rollouts.jsonl")]
+    assert len(ids) == len(set(ids)) == 4 * (written + 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "terminal-fils", "process"], "did you mean"),
+        (["run", "terminal-files", "proces"], "proces"),
+        (["run", "terminal-files", "process", "--set", "agent.max_turn=3"], "max_turns"),
+        (["run", "terminal-files", "process", "--env.group_sizes", "3"], "group_size"),
+        (["run", "terminal-files", "process", "--slurm", "true"], "--slurm"),
+        (["run", "terminal-files", "process", "--set", "servers.policy={type: vllm, base_url: 'http://x/v1'}"], "vllm"),
+        (["run", "terminal-files", "process", "--env-file", "missing.env"], "missing.env"),
+        (["regrade", "outputs"], "not available yet"),
+        (["validate", "terminal-files", "--deep"], "not available yet"),
+    ],
+)
+def test_wrong_input_ends_with_2_and_says_what_to_do(arguments: list[str], said: str, tmp_path: Path) -> None:
+    done = hermes(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "outputs").exists()
+
+
+def no_policy(folder: Path) -> Path:
+    spec = folder / "spec.yaml"
+    spec.write_text("dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nrewards: {exact_match: {args: {target: hi}}}\n")
+    return spec
+
+
+def test_without_a_policy_nothing_is_guessed(tmp_path: Path) -> None:
+    done = hermes("run", str(no_policy(tmp_path)), "process", cwd=tmp_path)
+    assert done.returncode == 2
+    assert all(flag in done.stderr for flag in ("--openai.base_url", "--openai.model_name", "--demo"))
+
+
+def test_the_environment_may_name_the_policy(tmp_path: Path) -> None:
+    env = {"OPENAI_BASE_URL": "http://127.0.0.1:1/v1", "OPENAI_MODEL": "m", "OPENAI_API_KEY": "sk-secret-1"}
+    spec = no_policy(tmp_path)
+    more = ["--set", "budget.max_failures=0", "--set", "process.groups=1", "--set", "process.group_size=1"]
+    done = hermes("run", str(spec), "process", "--out", "run", *more, cwd=tmp_path, env=env)
+    assert done.returncode == 1, done.stderr
+    assert "127.0.0.1" in done.stderr
+    record = lines(tmp_path / "run" / "rollouts.jsonl")[0]
+    assert (record["score"], record["ending"]) == (None, "server_failure")
+    files = [path.read_text() for path in (tmp_path / "run").iterdir() if path.is_file()]
+    assert all("sk-secret-1" not in text for text in [done.stdout, done.stderr, *files])
+
+
+def test_demo_plays_without_a_model_and_says_so(tmp_path: Path) -> None:
+    done = hermes("run", str(no_policy(tmp_path)), "process", "--demo", "--set", "process.groups=1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "demo" in done.stderr
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom hermes_rl.cli.main import status\nstatus(['run', '--help'])\n"
+        "heavy = {'atroposlib', 'transformers', 'datasets', 'wandb', 'openai', 'aiohttp', 'torch'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

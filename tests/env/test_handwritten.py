@@ -1,0 +1,231 @@
+"""An environment written by hand plays, scores, evaluates and logs as its author expects."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from atroposlib.envs.base import BaseEnv
+from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ServerBaseline
+
+from hermes_rl import HermesAgentEnvConfig
+from hermes_rl.errors import UserError
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from hermes_rl.tools.machine import ToolRuntime
+from tests.env.greetings import Greetings
+from tests.env.writer_model import WriterModel
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[WriterModel]:
+    started = await WriterModel().start()
+    yield started
+    await started.stop()
+
+
+def make(model: WriterModel, cls: type[Greetings] = Greetings, **fields: Any) -> Greetings:
+    config = HermesAgentEnvConfig(group_size=2, tokenizer_name=str(small_tokenizer_path()), **fields)
+    return cls(config, [APIServerConfig(base_url=model.url, model_name="writer", api_key="key-1")])
+
+
+async def test_it_is_an_atropos_environment(model: WriterModel) -> None:
+    assert isinstance(make(model), BaseEnv)
+
+
+async def test_a_group_is_played_in_sandboxes_and_scored_by_compute_reward(model: WriterModel) -> None:
+    env = make(model)
+    await env.setup()
+    group, backlog = await env.collect_trajectories(await env.get_next_item())
+    assert group is not None
+    assert group["scores"] == [1.0, 1.0]
+    assert backlog == []
+    assert [len(tokens) for tokens in group["tokens"]] == [len(mask) for mask in group["masks"]]
+    assert all("content" in message for conversation in group["messages"] for message in conversation)
+    await env.shut_down()
+
+
+async def test_a_reward_does_not_hold_up_the_event_loop(model: WriterModel) -> None:
+    class Slow(Greetings):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            ctx.terminal("sleep 0.5")
+            return 1.0
+
+    env, ticks = make(model, Slow), 0
+    await env.setup()
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    ticking = asyncio.create_task(tick())
+    await env.collect_trajectories({"who": "Ann"})
+    ticking.cancel()
+    assert ticks >= 25
+    await env.shut_down()
+
+
+async def test_a_reward_that_raises_scores_nothing_and_drops_the_group(model: WriterModel) -> None:
+    class Broken(Greetings):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            raise RuntimeError("the checker is broken")
+
+    env = make(model, Broken)
+    await env.setup()
+    group, _ = await env.collect_trajectories({"who": "Ann"})
+    assert group is None
+    assert env.reward_buffer == []
+    assert env.dropped == {"reward_failure": 1}
+    await env.shut_down()
+
+
+async def test_its_own_evaluate_uses_the_loop_and_a_tool_context(model: WriterModel, tmp_path: Path) -> None:
+    env = make(model, data_dir_to_save_evals=str(tmp_path))
+    await env._run_evaluate()
+    assert env.scores == [1.0, 1.0]
+    assert json.loads((tmp_path / "metrics.json").read_text())["results"]["all"] == {"eval/mean_reward": 1.0}
+    assert env.reward_buffer == [], "an evaluation does not count as training"
+
+
+async def test_wandb_log_of_a_subclass_adds_to_ours_and_keeps_the_names(model: WriterModel) -> None:
+    env = make(model)
+    await env.setup()
+    await env.collect_trajectories({"who": "Ann"})
+    assert env.training_metrics()["train/mean_reward"] == 1.0
+    await env.wandb_log({"mine": 1})
+    assert env.logged[-1]["mine"] == 1
+    await env.shut_down()
+
+
+async def test_process_writes_the_groups_asked_for_and_goes_on(model: WriterModel, tmp_path: Path) -> None:
+    path = tmp_path / "groups.jsonl"
+    for total in (2, 3):
+        env = make(model, total_steps=total, data_path_to_save_groups=str(path))
+        await env.process_manager()
+        assert len(path.read_text().splitlines()) == total
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all(line["scores"] == [1.0, 1.0] for line in lines)
+
+
+async def test_groups_come_without_a_trajectory_api(model: WriterModel) -> None:
+    env = make(model)
+    await env.setup()
+    found = [group async for group in env.groups([{"who": "Ann"}, {"who": "Bo"}])]
+    assert [group.scores for group in found] == [[1.0, 1.0]] * 2
+    assert all(rollout.sequence is not None for group in found for rollout in group.rollouts)
+    await env.shut_down()
+
+
+async def test_an_overridden_collect_trajectory_is_called_and_retried(model: WriterModel) -> None:
+    class ByHand(Greetings):
+        calls = 0
+
+        async def collect_trajectory(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+            type(self).calls += 1
+            if self.calls == 1:
+                raise RuntimeError("flaky")
+            scored = {"tokens": [1, 2], "masks": [-100, 2], "scores": 0.5, "inference_logprobs": [1.0, -0.1]}
+            return scored, [f"later-{self.calls}"]
+
+    env = make(model, ByHand)
+    await env.setup()
+    group, backlog = await env.collect_trajectories({"who": "Ann"})
+    assert group is not None
+    assert group["scores"] == [0.5, 0.5]
+    assert group["inference_logprobs"] == [[1.0, -0.1]] * 2
+    assert len(backlog) == 2
+    assert ByHand.calls == 3
+    await env.shut_down()
+
+
+async def test_a_call_of_chat_completion_works_as_people_call_it(model: WriterModel) -> None:
+    env = make(model)
+    messages = [{"role": "user", "content": "Write hello Ann"}]
+    completion = await env.server.chat_completion(messages=messages, n=2, max_tokens=5, temperature=0.5)
+    assert len(completion.choices) == 2
+    assert completion.choices[0].message.tool_calls[0].function.name == "terminal"
+    assert model.bodies[0]["temperature"] == 0.5
+    await env.shut_down()
+
+
+async def test_no_health_check_is_billed_and_the_key_is_sent(model: WriterModel) -> None:
+    env = make(model)
+    await env.setup()
+    await env.collect_trajectories({"who": "Ann"})
+    assert set(model.paths) == {"/v1/chat/completions"}
+    assert len(model.paths) == 4
+    assert model.keys == {"Bearer key-1"}
+    await env.shut_down()
+
+
+async def test_two_environments_with_other_settings_run_in_one_process(model: WriterModel) -> None:
+    before = dict(os.environ)
+    one = make(model, agent_temperature=0.1, enabled_toolsets=["terminal"])
+    two = make(model, agent_temperature=0.9, enabled_toolsets=["terminal", "file"])
+    await asyncio.gather(one.setup(), two.setup())
+    await asyncio.gather(one.collect_trajectories({"who": "Ann"}), two.collect_trajectories({"who": "Bo"}))
+    by_temperature = {body["temperature"]: {t["function"]["name"] for t in body["tools"]} for body in model.bodies}
+    assert "write_file" not in by_temperature[0.1]
+    assert "write_file" in by_temperature[0.9]
+    assert dict(os.environ) == before
+    await asyncio.gather(one.shut_down(), two.shut_down())
+
+
+async def test_groups_in_flight_keep_their_own_tools(model: WriterModel) -> None:
+    model.delay = 0.05
+    env = make(model, distribution={"terminal": 1.0, "file": 0.5})
+    await env.setup()
+    await asyncio.gather(*(env.collect_trajectories({"who": f"N{n}"}) for n in range(8)))
+    by_conversation: dict[str, set[frozenset[str]]] = {}
+    for body in model.bodies:
+        names = frozenset(tool["function"]["name"] for tool in body["tools"])
+        by_conversation.setdefault(body["messages"][0]["content"], set()).add(names)
+    assert all(len(kinds) == 1 for kinds in by_conversation.values())
+    assert len({names for kinds in by_conversation.values() for names in kinds}) == 2
+    await env.shut_down()
+
+
+async def test_a_cancelled_group_leaves_no_sandbox(model: WriterModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.delay = 5.0
+    live: list[ToolRuntime] = []
+    original = ToolRuntime.__init__
+
+    def remember(self: ToolRuntime, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        live.append(self)
+
+    monkeypatch.setattr(ToolRuntime, "__init__", remember)
+    env = make(model)
+    await env.setup()
+    task = asyncio.create_task(env.collect_trajectories({"who": "Ann"}))
+    while len(live) < 2:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert all(runtime._closed for runtime in live)
+    await env.shut_down()
+
+
+async def test_an_item_that_was_cancelled_meanwhile_is_left_alone(model: WriterModel) -> None:
+    assert await make(model).handle_env("gone") is None
+
+
+def test_a_bare_server_baseline_stands_for_the_ports_that_atropos_means() -> None:
+    config = HermesAgentEnvConfig(tokenizer_name=str(small_tokenizer_path()))
+    env = Greetings(config, ServerBaseline(model_name="m"))
+    urls = [server.config.base_url for server in env.server.servers]
+    assert urls == [f"http://localhost:{port}/v1" for port in range(9004, 9008)]
+    assert [config.api_key for config in env.server.role.configs] == [None] * 4
+
+
+def test_testing_and_slurm_are_refused_with_the_way_out() -> None:
+    config = HermesAgentEnvConfig(tokenizer_name=str(small_tokenizer_path()))
+    with pytest.raises(UserError, match="scripted policy"):
+        Greetings(config, [APIServerConfig()], testing=True)

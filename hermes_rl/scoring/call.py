@@ -8,6 +8,7 @@ hold up other rollouts, and `ctx` may be used without await in both.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import time
@@ -30,7 +31,7 @@ CEILING = 3600.0
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
     # Rewards mostly wait for the sandbox or a judge; the threads are created as needed.
-    return ThreadPoolExecutor(max_workers=64, thread_name_prefix="hermes-rl-reward")
+    return ThreadPoolExecutor(max_workers=256, thread_name_prefix="hermes-rl-reward")
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,13 @@ class RewardFunction:
         """Read the signature of `function`.
 
         Raises:
-            UserError: it is not callable, or its annotations cannot be resolved.
+            UserError: it is not callable.
         """
         try:
             parameters = inspect.signature(function).parameters
-            hints = typing.get_type_hints(function)
-        except (TypeError, ValueError, NameError) as error:
+        except (TypeError, ValueError) as error:
             raise UserError(f"reward {name!r}: its signature cannot be read: {error}") from error
-        return cls(name, function, parameters, hints)
+        return cls(name, function, parameters, _hints(function, parameters))
 
     @property
     def group_level(self) -> bool:
@@ -64,7 +64,7 @@ class RewardFunction:
     @property
     def uses_context(self) -> bool:
         """True where it may touch the sandbox."""
-        return "ctx" in self.parameters or self.open
+        return "ctx" in self.parameters
 
     @property
     def open(self) -> bool:
@@ -83,46 +83,67 @@ class RewardFunction:
         """
         from hermes_rl.spec.templates import coerce
 
-        unknown = [key for key in given if key not in self.parameters and not self.open]
+        unknown = [key for key in given if key in CONTEXT or (key not in self.parameters and not self.open)]
         if unknown:
             known = ", ".join(name for name in self.parameters if name not in CONTEXT) or "none"
             raise UserError(f"reward {self.name!r} takes no argument {unknown[0]!r}; its arguments: {known}")
         return {key: coerce(value, self.hints[key]) if key in self.hints else value for key, value in given.items()}
 
 
-async def call_reward(reward: RewardFunction, arguments: Mapping[str, Any]) -> tuple[object, float]:
-    """Run a reward in a worker thread; returns what it returned and its wall time in seconds.
+def _hints(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """The annotations that can be resolved; those imported for type checkers only are left out."""
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    hints: dict[str, Any] = {}
+    for name, parameter in parameters.items():
+        if parameter.annotation is not parameter.empty:
+            holder = type("holder", (), {"__annotations__": {name: parameter.annotation}})
+            with contextlib.suppress(NameError, AttributeError, TypeError, SyntaxError):
+                hints |= typing.get_type_hints(holder, names, include_extras=True)
+    return hints
+
+
+async def call_reward(
+    reward: RewardFunction, arguments: Mapping[str, Any], after: Callable[[], None] | None = None
+) -> tuple[object, float]:
+    """Run a reward in a worker thread, and `after` behind it; returns what it returned and its wall time in seconds.
 
     Raises:
         Failure: the reward raised. A `Failure` of its own (a judge, a sandbox) keeps its cause; anything else
             becomes a `RewardFailure` that ends with the place in the reward's code.
+        UserError: the reward says that the user's input is wrong.
     """
     started = time.perf_counter()
-    loop = asyncio.get_running_loop()
-    job = functools.partial(_run, reward.function, dict(arguments))
+    job = asyncio.get_running_loop().run_in_executor(_pool(), _run, reward, dict(arguments), after)
     try:
-        returned = await asyncio.wait_for(loop.run_in_executor(_pool(), job), CEILING)
-    except Failure:
-        raise
+        returned = await asyncio.wait_for(job, CEILING)
     except TimeoutError as error:
-        raise RewardFailure(f"reward {reward.name!r} timed out") from error
-    except Exception as error:
-        raise RewardFailure(f"reward {reward.name!r} raised {_place(error)}") from error
+        raise RewardFailure(f"reward {reward.name!r} did not return within {CEILING:g} s") from error
     return returned, time.perf_counter() - started
 
 
-def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    returned = function(**arguments)
-    if inspect.isawaitable(returned):
-        return asyncio.run(asyncio.wait_for(_settle(returned), CEILING))
-    return returned
+def _run(reward: RewardFunction, arguments: dict[str, Any], after: Callable[[], None] | None) -> Any:
+    try:
+        try:
+            returned = reward.function(**arguments)
+            return asyncio.run(_settle(returned)) if inspect.isawaitable(returned) else returned
+        finally:
+            if after is not None:
+                after()
+    except (Failure, UserError):
+        raise
+    except BaseException as error:
+        # SystemExit, StopIteration and CancelledError too: as they are, they would end or hang the main loop.
+        raise RewardFailure(f"reward {reward.name!r} raised {_place(error, reward.function)}") from error
 
 
 async def _settle(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
+    return await asyncio.wait_for(awaitable, CEILING)
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException, function: Callable[..., Any]) -> str:
+    """The error with the last line of the reward's own file that led to it."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
+    where = f" at {(own or frames)[-1].filename}:{(own or frames)[-1].lineno}" if frames else ""
     return f"{type(error).__name__}: {error}{where}"

@@ -1,7 +1,7 @@
 """From the values of all rewards to the score of a rollout.
 
 score = clamp( Σ weight × value  ×  Π gates ). A reward of weight 0 is a metric: it is kept and counts for
-nothing. A gate multiplies, its value must lie in [0, 1]. With gates alone the sum is 1.
+nothing. A gate multiplies, its value must lie in [0, 1]. With gates alone the sum is 1, with metrics alone 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hermes_rl.errors import RewardFailure
-from hermes_rl.scoring.value import RewardValue
+from hermes_rl.scoring.value import RewardValue, total
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def combine(
     """The score of a rollout.
 
     Raises:
-        RewardFailure: a reward that counts could not tell, or a gate lies outside [0, 1].
+        RewardFailure: a reward that counts could not tell, a gate lies outside [0, 1], or the sum is not finite.
     """
     parts: list[float] = []
     gates = 1.0
@@ -47,9 +47,16 @@ def combine(
             gates *= _gate(weighting.name, value)
         else:
             parts.append(weighting.weight * value)
-    has_parts = any(w.counts and not w.gate for w in weightings)
-    score = (math.fsum(parts) if has_parts else 1.0) * gates
+    only_gates = not parts and any(weighting.gate for weighting in weightings)
+    score = (1.0 if only_gates else _sum(parts)) * gates
     return min(max(score, clamp[0]), clamp[1]) if clamp else score
+
+
+def _sum(parts: Sequence[float]) -> float:
+    score = total(parts)
+    if not math.isfinite(score):
+        raise RewardFailure(f"the weighted sum of the rewards is not finite: {' + '.join(map(str, parts))}")
+    return score
 
 
 def _known(weighting: Weighting, reward: RewardValue) -> float:

@@ -6,12 +6,12 @@ package publishes in the entry-point group ``hermes_rl.rewards``. Shipped names 
 
 from __future__ import annotations
 
-import difflib
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any
 
 from hermes_rl.errors import NotYetAvailable, UserError
-from hermes_rl.plugins import load_object
+from hermes_rl.plugins import did_you_mean, load_object
 from hermes_rl.scoring.call import RewardFunction
 from hermes_rl.shipped import shipped_dir
 
@@ -57,8 +57,16 @@ def find_reward(name: str, fn: str | None) -> RewardFunction:
         return RewardFunction.of(name, load_object(f"{shipped[reference]}:{reference}"))
     published = published_rewards()
     if reference in published:
-        return RewardFunction.of(name, published[reference].load())
-    known = sorted({*shipped, *published})
-    close = difflib.get_close_matches(reference, known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise UserError(f"there is no reward {reference!r}{hint} Known: {', '.join(known)}. Your own: fn: file.py:function")
+        return RewardFunction.of(name, _load(published[reference]))
+    known = {*shipped, *published}
+    raise UserError(
+        f"there is no reward {reference!r}{did_you_mean(reference, known)} "
+        f"(there are: {', '.join(sorted(known))}; your own: fn: file.py:function)"
+    )
+
+
+def _load(point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except Exception as error:
+        raise UserError(f"reward {point.name!r} of an installed package ({point.value}): {error}") from error

@@ -6,7 +6,6 @@ reward is offered. A failure leaves as an exception; what was computed before it
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -81,12 +80,11 @@ class Grader:
             if reward.function.group_level:
                 continue
             offered = {"item": item, "result": result, "ctx": ctx, "state": state, **self.roles}
-            try:
-                returned, seconds = await call_reward(reward.function, self._arguments(reward, item, offered))
-            finally:
-                if reward.function.uses_context:
-                    await _restore(ctx)
-            values[reward.name] = interpret(reward.name, returned, seconds)
+            arguments = self._arguments(reward, item, offered)
+            # What it laid down goes away in the same thread: ToolContext waits for this loop.
+            restore = ctx.restore if reward.function.uses_context else None
+            returned, seconds = await call_reward(reward.function, arguments, after=restore)
+            values[reward.name] = interpret(reward.name, returned, seconds, result.turns_used)
 
     async def grade_group(
         self, item: Mapping[str, Any], results: Sequence[Any], values: Sequence[dict[str, RewardValue]]
@@ -101,8 +99,9 @@ class Grader:
                 continue
             offered = {"item": item, "group": list(results), **self.roles}
             returned, seconds = await call_reward(reward.function, self._arguments(reward, item, offered))
-            for slot, value in zip(values, _per_member(reward.name, returned, len(results)), strict=True):
-                slot[reward.name] = interpret(reward.name, value, seconds)
+            members = _per_member(reward.name, returned, len(results))
+            for slot, value, result in zip(values, members, results, strict=True):
+                slot[reward.name] = interpret(reward.name, value, seconds, result.turns_used)
 
     def score(self, values: Mapping[str, RewardValue]) -> float:
         """The score of a rollout whose rewards are all known; see `combine`."""
@@ -125,15 +124,10 @@ class Grader:
         return {**function.wanted(offered), **given}
 
 
-async def _restore(ctx: Staging) -> None:
-    # ToolContext is synchronous and waits for this loop: it must be called from another thread.
-    await asyncio.get_running_loop().run_in_executor(None, ctx.restore)
-
-
 def _per_member(name: str, returned: object, size: int) -> Sequence[object]:
-    if isinstance(returned, str) or not isinstance(returned, Sequence) or len(returned) != size:
+    if isinstance(returned, str | bytes) or not isinstance(returned, Sequence) or len(returned) != size:
+        found = f"{len(returned)} values" if isinstance(returned, list | tuple) else type(returned).__name__
         raise RewardFailure(
-            f"group-level reward {name!r} must return a list with one value per rollout ({size}), "
-            f"not {returned if not isinstance(returned, Sequence) else f'{len(returned)} values'!r}"
+            f"group-level reward {name!r} must return a list with one value per rollout ({size}), not {found}"
         )
     return returned

@@ -1,8 +1,8 @@
 """Comparing mathematical expressions that a policy wrote, in a process of its own.
 
 An answer such as ``9^{9^{9^9}}`` can keep a computer algebra system busy for ever while it holds the
-interpreter's lock, so math-verify runs in a helper process, one comparison at a time, that is killed when a
-comparison takes too long. The helper is this module run as a program: one JSON object a line in each direction.
+interpreter's lock, so math-verify runs in a helper process (`mathematics_helper`), one comparison at a time, that
+is killed when a comparison takes too long.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ import select
 import subprocess
 import sys
 import threading
+from decimal import Decimal
+from pathlib import Path
 
 from hermes_rl.errors import RewardFailure
 
 START_SECONDS = 60.0
 """How long the helper may take to import the algebra system on a busy machine."""
+
+HELPER = Path(__file__).with_name("mathematics_helper.py")
 
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
@@ -28,11 +32,11 @@ def equal(answer: str, target: str, timeout: float) -> tuple[bool, str | None]:
     An evaluation that takes longer than `timeout` seconds counts as not equal.
 
     Raises:
-        RewardFailure: the helper process could not be started.
+        RewardFailure: the target is no expression, or the helper process could not be started.
     """
     boxed = _last_boxed(answer)
     if boxed is not None and _NUMBER.fullmatch(boxed) and _NUMBER.fullmatch(target.strip()):
-        verdict: bool | None = float(boxed) == float(target)
+        verdict: bool | None = Decimal(boxed) == Decimal(target.strip())
     else:
         verdict = _helper.compare(answer if boxed is None else f"\\boxed{{{boxed}}}", target, timeout)
     if verdict is None:
@@ -64,20 +68,30 @@ class _Helper:
         with self._lock:
             process = self._running()
             assert process.stdin is not None
-            process.stdin.write(json.dumps({"answer": answer, "target": target}) + "\n")
+            process.stdin.write(json.dumps({"answer": answer, "target": target, "timeout": timeout}) + "\n")
             process.stdin.flush()
             line = self._read(process, timeout)
             if not line:
                 self._kill()
                 return None
-            return bool(json.loads(line))
+            verdict: bool | None = json.loads(line)
+        if verdict is None:
+            raise RewardFailure(f"math_equal: the target {target!r} is no number or expression")
+        return verdict
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is not None and self._process.poll() is None:
             return self._process
-        command = [sys.executable, "-m", "hermes_rl.scoring.mathematics"]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+        # -P: a file of the user's working directory must not take the place of a module.
+        # A session of its own: Ctrl-C is for the run, and must not make answers in the helper wrong ones.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(HELPER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
+            start_new_session=True,
+        )
         if self._read(self._process, START_SECONDS) != "ready\n":
             self._kill()
             raise RewardFailure(
@@ -88,8 +102,9 @@ class _Helper:
     @staticmethod
     def _read(process: subprocess.Popen[str], timeout: float) -> str:
         assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], timeout)
-        return process.stdout.readline() if ready else ""
+        poll = select.poll()  # select() cannot take descriptors above 1023
+        poll.register(process.stdout, select.POLLIN)
+        return process.stdout.readline() if poll.poll(timeout * 1000) else ""
 
     def _kill(self) -> None:
         if self._process is not None:
@@ -99,21 +114,3 @@ class _Helper:
 
 
 _helper = _Helper()
-
-
-def _main() -> None:
-    from math_verify import parse, verify
-
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    for line in sys.stdin:
-        task = json.loads(line)
-        # The library's own timeouts use signals and are shorter than ours may be; ours is outside.
-        gold = parse(f"${task['target']}$", parsing_timeout=None)
-        answer = parse(task["answer"], parsing_timeout=None)
-        sys.stdout.write(json.dumps(bool(verify(gold, answer, timeout_seconds=None))) + "\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    _main()

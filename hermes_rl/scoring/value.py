@@ -7,7 +7,7 @@ into the other. Calling rewards is `hermes_rl.scoring.call`; combining them is `
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,22 +52,39 @@ class RewardValue:
         return record
 
 
-def interpret(name: str, returned: object, seconds: float) -> RewardValue:
-    """Read what the reward `name` returned for one rollout.
+def interpret(name: str, returned: object, seconds: float, turns: int | None = None) -> RewardValue:
+    """Read what the reward `name` returned for one rollout of `turns` model calls (None: not checked).
 
     Raises:
-        RewardFailure: it is no number, or not finite.
+        RewardFailure: it is no number, not finite, or a list without one value per turn.
     """
     if isinstance(returned, Score):
-        value = None if returned.value is None else _finite(name, returned.value)
-        metrics = {key: _finite(f"{name}.{key}", number) for key, number in returned.metrics.items()}
-        return RewardValue(value, returned.reason, metrics, seconds=seconds)
+        return _of_score(name, returned, seconds)
     if returned is None:
         return RewardValue(None, seconds=seconds)
-    if isinstance(returned, Sequence) and not isinstance(returned, str):
-        turns = tuple(_finite(name, turn) for turn in returned)
-        return RewardValue(math.fsum(turns), per_turn=turns, seconds=seconds)
+    if isinstance(returned, Sequence) and not isinstance(returned, str | bytes):
+        if turns is not None and len(returned) != turns:
+            raise RewardFailure(f"reward {name!r} returned {len(returned)} values for {turns} turns")
+        per_turn = tuple(_finite(name, turn) for turn in returned)
+        return RewardValue(_finite(name, total(per_turn)), per_turn=per_turn, seconds=seconds)
     return RewardValue(_finite(name, returned), seconds=seconds)
+
+
+def total(values: Iterable[float]) -> float:
+    """The sum, independent of the order; not a number where it lies beyond the range of floats."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return math.nan
+
+
+def _of_score(name: str, score: Score, seconds: float) -> RewardValue:
+    value = None if score.value is None else _finite(name, score.value)
+    reason = None if score.reason is None else str(score.reason)
+    if not isinstance(score.metrics, Mapping):
+        raise RewardFailure(f"reward {name!r}: metrics must be a mapping, not {type(score.metrics).__name__}")
+    metrics = {str(key): _finite(f"{name}.{key}", number) for key, number in score.metrics.items()}
+    return RewardValue(value, reason, metrics, seconds=seconds)
 
 
 def _finite(name: str, value: object) -> float:
@@ -77,7 +94,11 @@ def _finite(name: str, value: object) -> float:
             f"reward {name!r} returned {type(value).__name__}; "
             "it must return a float, a bool, a Score, None, or a list with one value per turn"
         )
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        # An array or tensor of more than one element, or an integer beyond all floats.
+        raise RewardFailure(f"reward {name!r} returned no single number: {error}") from error
     if not math.isfinite(number):
         raise RewardFailure(f"reward {name!r} returned {number}, which is not finite")
     return number

@@ -1,0 +1,263 @@
+"""Calling rewards: what they are given, that they never block the loop, that what fails is a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hermes_rl.endings import Ending
+from hermes_rl.errors import JudgeFailure, NotYetAvailable, RewardFailure, SandboxFailure, UserError
+from hermes_rl.scoring.call import RewardFunction, call_reward
+
+if TYPE_CHECKING:
+    from hermes_rl.nowhere import Missing  # type: ignore[import-not-found]
+
+HERE = Path(__file__).name
+
+
+def reward(function: Callable[..., Any]) -> RewardFunction:
+    return RewardFunction.of("mine", function)
+
+
+async def result_of(function: Callable[..., Any], **arguments: Any) -> Any:
+    returned, _ = await call_reward(reward(function), arguments)
+    return returned
+
+
+# ------------------------------------------------------------------ what it is given
+
+
+def test_it_gets_what_it_names_of_the_rollout() -> None:
+    def mine(item: Any, judge: Any, *, target: str) -> float:
+        return 0.0
+
+    assert reward(mine).wanted({"item": 1, "result": 2, "judge": 3}) == {"item": 1, "judge": 3}
+
+
+def test_arguments_are_coerced_to_their_annotations() -> None:
+    def mine(*, text: str, number: float, count: int, flag: bool, names: list[str], free) -> float:  # type: ignore[no-untyped-def]
+        return 0.0
+
+    given = {"text": 0.5, "number": "1.5", "count": "3", "flag": "true", "names": ["a", 1], "free": "3"}
+    assert reward(mine).arguments(given) == {
+        "text": "0.5",
+        "number": 1.5,
+        "count": 3,
+        "flag": True,
+        "names": ["a", "1"],
+        "free": "3",
+    }
+
+
+def test_an_argument_that_does_not_fit_is_the_users_mistake() -> None:
+    def mine(*, count: int) -> float:
+        return 0.0
+
+    with pytest.raises(UserError, match="integer"):
+        reward(mine).arguments({"count": "three"})
+
+
+def test_an_unknown_argument_is_the_users_mistake_and_the_known_ones_are_named() -> None:
+    def mine(result: Any, *, target: str) -> float:
+        return 0.0
+
+    with pytest.raises(UserError, match=r"no argument 'taget'; its arguments: target"):
+        reward(mine).arguments({"taget": 1})
+
+
+def test_an_argument_cannot_take_the_place_of_what_the_rollout_offers() -> None:
+    def mine(result: Any, **others: Any) -> float:
+        return 0.0
+
+    assert reward(mine).arguments({"anything": 1}) == {"anything": 1}
+    with pytest.raises(UserError, match="'result'"):
+        reward(mine).arguments({"result": 1})
+
+
+def test_annotations_for_type_checkers_only_do_not_matter() -> None:
+    def mine(ctx: Missing, *, count: int, odd: Missing = None) -> float:
+        return 0.0
+
+    assert reward(mine).arguments({"count": "3", "odd": "x"}) == {"count": 3, "odd": "x"}
+
+
+def test_a_partial_function_is_a_reward() -> None:
+    def mine(*, count: int, target: str) -> float:
+        return 0.0
+
+    assert reward(functools.partial(mine, target="x")).arguments({"count": "3"}) == {"count": 3}
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(UserError, match="'mine'"):
+        reward(3)  # type: ignore[arg-type]
+
+
+def test_context_and_group_are_recognized_by_name() -> None:
+    def plain(item: Any, **others: Any) -> float:
+        return 0.0
+
+    def with_both(ctx: Any, group: Any) -> list[float]:
+        return []
+
+    assert (reward(plain).uses_context, reward(plain).group_level) == (False, False)
+    assert (reward(with_both).uses_context, reward(with_both).group_level) == (True, True)
+
+
+# ------------------------------------------------------------------ how it runs
+
+
+async def test_sync_async_and_awaitable_rewards_are_called() -> None:
+    async def asynchronous(*, number: float) -> float:
+        await asyncio.sleep(0)
+        return number
+
+    def returns_awaitable(*, number: float) -> Any:
+        return asynchronous(number=number)
+
+    assert await result_of(lambda number: number, number=0.5) == 0.5
+    assert await result_of(asynchronous, number=0.5) == 0.5
+    assert await result_of(returns_awaitable, number=0.5) == 0.5
+
+
+async def test_a_reward_runs_off_the_main_thread_and_its_time_is_measured() -> None:
+    def mine() -> bool:
+        time.sleep(0.02)
+        return threading.current_thread() is threading.main_thread()
+
+    returned, seconds = await call_reward(reward(mine), {})
+    assert (returned, seconds >= 0.02) == (False, True)
+
+
+async def ticks_during(work: Any) -> int:
+    """How often the event loop comes round while `work` goes on."""
+    count = 0
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        await asyncio.sleep(0.005)
+        count += 1
+    await task
+    return count
+
+
+async def test_blocking_rewards_leave_the_loop_free_and_run_beside_each_other() -> None:
+    def sync_reward() -> float:
+        time.sleep(0.3)
+        return 1.0
+
+    async def async_reward() -> float:
+        time.sleep(0.3)  # noqa: ASYNC251 - blocking inside an async reward is what this is about
+        return 1.0
+
+    began = time.perf_counter()
+    calls = [result_of(function) for function in (sync_reward, async_reward) for _ in range(10)]
+    ticks = await ticks_during(asyncio.gather(*calls))
+    assert time.perf_counter() - began < 2.0  # one after the other it would be 6 s
+    assert ticks >= 10
+
+
+async def test_what_is_to_be_done_after_it_is_done_in_its_thread_also_when_it_raises() -> None:
+    done: list[str] = []
+
+    def fine() -> float:
+        done.append("reward")
+        return 1.0
+
+    def broken() -> float:
+        raise ValueError("no")
+
+    await call_reward(reward(fine), {}, after=lambda: done.append(threading.current_thread().name[:9]))
+    with pytest.raises(RewardFailure):
+        await call_reward(reward(broken), {}, after=lambda: done.append("after"))
+    assert done == ["reward", "hermes-rl", "after"]
+
+
+# ------------------------------------------------------------------ what goes wrong
+
+
+def fails_by_value() -> float:
+    raise ValueError("odd")
+
+
+def fails_inside_a_library() -> float:
+    return float(Path("/nowhere/at/all").stat().st_size)
+
+
+def fails_by_exhausting() -> float:
+    return float(next(iter([])))
+
+
+def fails_by_exit() -> float:
+    sys.exit(3)
+
+
+def fails_by_cancelling() -> float:
+    raise asyncio.CancelledError
+
+
+def fails_by_interrupt() -> float:
+    raise KeyboardInterrupt
+
+
+async def fails_by_timeout() -> float:
+    async with asyncio.timeout(0.001):
+        await asyncio.sleep(5)
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (fails_by_value, "ValueError: odd"),
+        (fails_inside_a_library, "FileNotFoundError"),
+        (fails_by_exhausting, "StopIteration"),
+        (fails_by_exit, "SystemExit: 3"),
+        (fails_by_cancelling, "CancelledError"),
+        (fails_by_interrupt, "KeyboardInterrupt"),
+        (fails_by_timeout, "TimeoutError"),
+    ],
+)
+async def test_whatever_it_raises_is_a_failure_with_the_place_in_its_own_code(
+    function: Callable[..., Any], kind: str
+) -> None:
+    with pytest.raises(RewardFailure) as caught:
+        await asyncio.wait_for(result_of(function), 20)
+    code = function.__code__
+    place = str(caught.value).rpartition(f"{HERE}:")[2]
+    assert f"reward 'mine' raised {kind}" in str(caught.value)
+    assert code.co_firstlineno < int(place) <= code.co_firstlineno + 3
+    assert caught.value.ending is Ending.REWARD_FAILURE
+
+
+@pytest.mark.parametrize("failure", [JudgeFailure("no verdict"), SandboxFailure("gone", ending=Ending.SANDBOX_KILLED)])
+async def test_a_failure_from_inside_keeps_its_cause(failure: Any) -> None:
+    async def mine() -> float:
+        raise failure
+
+    with pytest.raises(type(failure)) as caught:
+        await result_of(mine)
+    assert caught.value is failure
+
+
+async def test_what_the_user_must_change_is_no_failure_of_a_rollout() -> None:
+    def mine() -> float:
+        raise NotYetAvailable("not there yet")
+
+    with pytest.raises(NotYetAvailable, match="not there yet"):
+        await result_of(mine)
+
+
+async def test_a_reward_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    monkeypatch.setattr("hermes_rl.scoring.call.CEILING", 0.05)
+    with pytest.raises(RewardFailure, match="did not return within"):
+        await result_of(released.wait)
+    released.set()

@@ -1,0 +1,124 @@
+"""What a reward may return, and that nothing else ever becomes a number."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes_rl.errors import RewardFailure
+from hermes_rl.scoring.value import RewardValue, Score, interpret
+
+
+def read(returned: object, turns: int | None = None) -> RewardValue:
+    return interpret("mine", returned, 0.5, turns)
+
+
+@pytest.mark.parametrize(
+    ("returned", "value"),
+    [
+        (0.25, 0.25),
+        (1, 1.0),
+        (True, 1.0),
+        (False, 0.0),
+        (-3, -3.0),
+        (Fraction(1, 4), 0.25),
+        (Decimal("0.5"), 0.5),
+        (np.float32(0.5), 0.5),
+        (np.array(0.5), 0.5),
+    ],
+)
+def test_numbers_of_every_kind_are_values(returned: object, value: float) -> None:
+    assert read(returned) == RewardValue(value, seconds=0.5)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        math.nan,
+        math.inf,
+        -math.inf,
+        Decimal("NaN"),
+        10**400,
+        "1",
+        b"1",
+        {},
+        object(),
+        1j,
+        np.array([1.0, 2.0]),
+        iter([1]),
+    ],
+)
+def test_what_is_no_finite_number_is_a_failure(returned: object) -> None:
+    with pytest.raises(RewardFailure, match="'mine'"):
+        read(returned)
+
+
+def test_none_means_that_it_cannot_tell() -> None:
+    assert read(None) == RewardValue(None, seconds=0.5)
+    assert read(Score(None, reason="no file")) == RewardValue(None, "no file", seconds=0.5)
+
+
+def test_a_score_keeps_reason_and_metrics() -> None:
+    value = read(Score(True, reason="all there", metrics={"files": 3, "share": 0.5}))
+    assert value.record() == {"value": 1.0, "reason": "all there", "metrics": {"files": 3.0, "share": 0.5}}
+
+
+def test_a_reason_becomes_text() -> None:
+    record = read(Score(0.0, reason=ValueError("odd"))).record()  # type: ignore[arg-type]
+    assert json.loads(json.dumps(record)) == {"value": 0.0, "reason": "odd"}
+
+
+@pytest.mark.parametrize("metrics", [{"loss": math.nan}, {"loss": "3"}, {"loss": None}, [1], None])
+def test_metrics_that_are_no_numbers_are_a_failure(metrics: Any) -> None:
+    with pytest.raises(RewardFailure, match="mine"):
+        read(Score(1.0, metrics=metrics))
+
+
+@pytest.mark.parametrize("value", [math.nan, "1", [1.0]])
+def test_the_value_of_a_score_must_be_a_finite_number(value: Any) -> None:
+    with pytest.raises(RewardFailure):
+        read(Score(value))
+
+
+def test_a_list_is_one_value_per_turn_and_sums_exactly() -> None:
+    value = read([0.1] * 10, turns=10)
+    assert (value.value, value.per_turn) == (1.0, (0.1,) * 10)
+    assert value.record()["per_turn"] == [0.1] * 10
+
+
+def test_a_list_without_one_value_per_turn_is_a_failure() -> None:
+    with pytest.raises(RewardFailure, match="2 values for 3 turns"):
+        read([1.0, 0.0], turns=3)
+
+
+@pytest.mark.parametrize("returned", [[0.0, math.nan], [1.0, None], ["1"], [[1.0]], [1e308, 1e308]])
+def test_a_list_of_anything_but_finite_numbers_is_a_failure(returned: list[Any]) -> None:
+    with pytest.raises(RewardFailure):
+        read(returned)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.decimals(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.builds(Score, inner, inner, inner),
+    max_leaves=6,
+)
+
+
+@given(ANYTHING)
+def test_whatever_is_returned_is_a_finite_value_or_none_or_a_failure(returned: object) -> None:
+    try:
+        value = read(returned)
+    except RewardFailure:
+        return
+    assert value.value is None or math.isfinite(value.value)
+    assert isinstance(value.metrics, Mapping)
+    json.dumps(value.record(), allow_nan=False)

@@ -29,9 +29,7 @@ def check_available(config: SandboxConfig) -> None:
     """Raise where this version has no such sandbox, without looking at the machine."""
     if config.backend not in BACKENDS:
         hint = did_you_mean(config.backend, BACKENDS)
-        raise UserError(
-            f"no sandbox backend is named {config.backend!r}{hint} (there are {', '.join(BACKENDS)})"
-        )
+        raise UserError(f"no sandbox backend is named {config.backend!r}{hint} (there are {', '.join(BACKENDS)})")
     if config.backend not in AVAILABLE:
         raise NotYetAvailable(
             f"sandbox.backend {config.backend!r} is not there yet; this version runs {' and '.join(AVAILABLE)}"

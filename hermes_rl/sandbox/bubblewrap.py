@@ -69,7 +69,7 @@ class BubblewrapSandbox(HelperSandbox):
         self.bwrap = find_bwrap()
         system = system_python()
         self.python = system or own_python()
-        self.python_prefix = None if system else str(Path(self.python).parent.parent)
+        self.python_prefix = None if system else lent_prefix(self.python)
 
     async def start(self) -> None:
         await asyncio.to_thread(_check_once)
@@ -120,7 +120,7 @@ class BubblewrapSandbox(HelperSandbox):
             *namespace_options(network=bool(self.config.network)),
             *self._root(),
             *self._etc(descriptors),
-            *self._python(descriptors, as_root=as_root),
+            *self._python(),
             "--chdir",
             "/",
             "--",
@@ -181,14 +181,21 @@ class BubblewrapSandbox(HelperSandbox):
             files["/etc/resolv.conf"] = Path("/etc/resolv.conf").read_text("utf-8")
         return files
 
-    def _python(self, descriptors: Descriptors, *, as_root: bool) -> Iterator[str]:
-        if self.python_prefix is None:
-            return
-        if as_root:
-            fd = descriptors.add(os.open(self.python_prefix, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-            yield from ("--ro-bind-fd", str(fd), self.python_prefix)
-        else:
+    def _python(self) -> Iterator[str]:
+        if self.python_prefix is not None:
             yield from ("--ro-bind", self.python_prefix, self.python_prefix)
+
+
+def lent_prefix(python: str) -> str:
+    """The folder of a Python outside of the system, to be shown to sandboxes; raises where that cannot be."""
+    prefix = Path(python).parent.parent
+    open_to_all = all(folder.stat().st_mode & 0o001 for folder in (prefix, *prefix.parents))
+    if os.geteuid() == 0 and not open_to_all:
+        raise UserError(
+            f"the sandbox needs a Python that others than root may run, and there is none in /usr (only {python}); "
+            "install the system's python3, or run as another user"
+        )
+    return str(prefix)
 
 
 def namespace_options(*, network: bool) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hermes_rl.errors import SandboxFailure
 
-MODULES = ("wire", "helper_files", "helper")
+MODULES = ("wire", "helper_files", "helper_system", "helper")
 SYSTEM_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
 
 BOOT = """

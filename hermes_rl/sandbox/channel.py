@@ -132,9 +132,7 @@ class Channel:
     def _receive(self) -> None:
         while self.open:
             try:
-                frame, fds, _, _ = socket.recv_fds(
-                    self._socket, FRAME_LIMIT + 4096, MAX_FDS, socket.MSG_CMSG_CLOEXEC
-                )
+                frame, fds, _, _ = socket.recv_fds(self._socket, FRAME_LIMIT + 4096, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 return
             except OSError:

@@ -5,16 +5,12 @@ policy: timeouts, limits on output and who may ask for what are the host's. Its 
 sandbox: as process 1 of a PID namespace the kernel then kills everything in it; without a namespace it is
 the "subreaper" of all its descendants and kills them itself, then removes their folder.
 
-It runs under whatever Python the sandbox has (3.8 or later). Of the standard library it takes the C modules
-`_socket`, `_signal` and `_ctypes`: their wrappers, or `pathlib`, would double the time that a sandbox takes
-to start.
+It runs under whatever Python the sandbox has (3.8 or later). It takes the C modules
+`_socket` and `_signal`: their wrappers would double the time that a sandbox takes to start.
 """
-
-# ruff: noqa: PTH123, PTH208
 
 from __future__ import annotations
 
-import _ctypes
 import _signal  # type: ignore[import-not-found]  # typeshed leaves it out
 import _socket
 import errno
@@ -25,6 +21,7 @@ import sys
 import time
 
 from hermes_rl.sandbox.helper_files import OPERATIONS, remove, write_all
+from hermes_rl.sandbox.helper_system import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, descendants, prctl
 from hermes_rl.sandbox.wire import FRAME_LIMIT, IN_FILE, MAX_FDS, number, pack, unpack
 
 TYPE_CHECKING = False
@@ -34,8 +31,6 @@ if TYPE_CHECKING:
 FIRST_FD = 10
 """Descriptors below this number are free to be given to a process under that number."""
 KILL_SECONDS = 5.0
-PR_SET_DUMPABLE = 4
-PR_SET_CHILD_SUBREAPER = 36
 IGNORED = (_signal.SIGINT, _signal.SIGHUP, _signal.SIGTERM, _signal.SIGPIPE)
 RESET = (*IGNORED, _signal.SIGCHLD, _signal.SIGXFSZ)
 
@@ -143,9 +138,7 @@ class Helper:
         except OSError as error:
             raise OSError(error.errno, f"working directory: {error.strerror}") from error
         try:
-            pid = os.posix_spawnp(
-                arguments[0], arguments, env, file_actions=actions, setsid=True, setsigdef=RESET
-            )
+            pid = os.posix_spawnp(arguments[0], arguments, env, file_actions=actions, setsid=True, setsigdef=RESET)
         finally:
             os.chdir("/")
         self.jobs[pid] = job
@@ -217,42 +210,10 @@ class Helper:
         """The host is gone. Process 1 just ends; anything else has to clear up after itself."""
         if self.is_init:
             return
+        self.jobs.clear()  # nobody listens any more
         self.kill_all([], b"", [])
         if self.folder:
             remove([self.folder], b"", [])
-
-
-def descendants(root: int) -> list[int]:
-    """Process ids below `root`, zombies left out."""
-    parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    state, parent = file.read().rpartition(b")")[2].split()[:2]
-            except OSError:
-                continue
-            if state != b"Z":
-                parents[int(name)] = int(parent)
-    found = {root}
-    while True:
-        more = {pid for pid, parent in parents.items() if parent in found} - found
-        if not more:
-            return sorted(found - {root})
-        found |= more
-
-
-def prctl(option: int, value: int) -> None:
-    class Int(_ctypes._SimpleCData):  # type: ignore[type-arg]
-        _type_ = "i"
-
-    class Function(_ctypes.CFuncPtr):
-        _flags_ = 1  # the C calling convention
-        _restype_ = Int
-
-    Function(
-        _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
-    )(option, value, 0, 0, 0)
 
 
 def main() -> None:

@@ -119,9 +119,7 @@ def _named(path: str) -> Iterator[None]:
 
 def _info(fields: Sequence[bytes]) -> FileInfo:
     kind = cast(Literal["file", "directory", "symlink", "other"], fields[1].decode())
-    return FileInfo(
-        os.fsdecode(fields[0]), kind, size=int(fields[2]), mode=int(fields[3]), mtime=float(fields[4])
-    )
+    return FileInfo(os.fsdecode(fields[0]), kind, size=int(fields[2]), mode=int(fields[3]), mtime=float(fields[4]))
 
 
 async def _read_all(fd: int, limit: int) -> bytes:

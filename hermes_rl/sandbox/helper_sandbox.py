@@ -165,9 +165,7 @@ class HelperSandbox(HelperCommands):
 
     def _on_lost(self) -> None:
         self._killed_by_agent = self.blames_agent()
-        self._shut(
-            "the agent's commands killed the sandbox" if self._killed_by_agent else "the sandbox was lost"
-        )
+        self._shut("the agent's commands killed the sandbox" if self._killed_by_agent else "the sandbox was lost")
 
     def _expire(self) -> None:
         # A command that runs past the end is the agent's doing; an idle sandbox waited for somebody else.

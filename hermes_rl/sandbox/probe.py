@@ -15,9 +15,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.sandbox.bubblewrap import OUTER_UID, namespace_options
 from hermes_rl.sandbox.bwrap_binary import find_bwrap
 
-OTHERWISE = (
-    "or choose another backend (`--set sandbox.backend=none` runs on the bare machine, without a fence)"
-)
+OTHERWISE = "or choose another backend (`--set sandbox.backend=none` runs on the bare machine, without a fence)"
 
 SWITCHES = (
     ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),

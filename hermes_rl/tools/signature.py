@@ -81,7 +81,7 @@ def _field(parameter: inspect.Parameter, description: str | None) -> Any:
     if optional and isinstance(parameter.default, str | int | float | bool):
         extra["default"] = parameter.default
     field = Field(description=description, json_schema_extra=extra or None)
-    typed: Any = Annotated[(parameter.annotation, field)]  # type: ignore[valid-type]
+    typed: Any = Annotated[(parameter.annotation, field)]
     return typing.NotRequired[typed] if optional else typed
 
 

@@ -1,0 +1,150 @@
+"""Which sandboxes there are, and what is said where one cannot be had."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.errors import NotYetAvailable, UserError
+from hermes_rl.sandbox import BACKENDS, SandboxConfig, SandboxFile, create_sandbox, none, probe
+from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox, lent_prefix
+from hermes_rl.sandbox.bundle import own_python
+
+
+@pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"bubblewrap", "none"}))
+def test_backend_of_a_later_version(backend: str) -> None:
+    with pytest.raises(NotYetAvailable, match=backend):
+        create_sandbox(SandboxConfig(backend=backend))
+
+
+def test_image_and_hosts_are_not_there_yet() -> None:
+    with pytest.raises(NotYetAvailable, match="image"):
+        create_sandbox(SandboxConfig(image="/some/rootfs"))
+    with pytest.raises(NotYetAvailable, match="hosts"):
+        create_sandbox(SandboxConfig(network=("pypi.org",)))
+
+
+def test_unknown_backend() -> None:
+    with pytest.raises(UserError, match="did you mean 'bubblewrap'"):
+        create_sandbox(SandboxConfig(backend="bublewrap"))
+
+
+@pytest.mark.parametrize("workdir", ["/", "/usr/x", "/etc", "../../proc/1"])
+def test_workdir_in_the_system(workdir: str) -> None:
+    with pytest.raises(UserError, match="read-only"):
+        create_sandbox(SandboxConfig(workdir=workdir))
+
+
+async def test_workdir_anywhere_else() -> None:
+    async with create_sandbox(SandboxConfig(workdir="/testbed")) as sandbox:
+        assert (await sandbox.run("touch x; pwd")).output == "/testbed\n"
+
+
+def test_none_stays_in_its_folder() -> None:
+    config = SandboxConfig(backend="none")
+    for bad in (replace(config, workdir="/testbed"), replace(config, files=(SandboxFile("../x", b""),))):
+        with pytest.raises(UserError, match="outside of the home"):
+            create_sandbox(bad)
+
+
+async def test_none_warns_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(none, "_warned", False)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            async with create_sandbox(SandboxConfig(backend="none")):
+                pass
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "with your rights" in caplog.text
+
+
+def test_probe_works_here() -> None:
+    found = probe.probe()
+    assert found.ok, found
+
+
+def test_probe_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho No permissions to create new namespace >&2\nexit 1\n")
+    broken.chmod(0o755)
+    tmp_path.chmod(0o755)
+    switch = tmp_path / "max_user_namespaces"
+    switch.write_text("0\n")
+    monkeypatch.setattr(probe, "find_bwrap", lambda: str(broken))
+    monkeypatch.setattr(probe, "SWITCHES", ((str(switch), "0", "sysctl -w user.max_user_namespaces=15000"),))
+    found = probe.probe()
+    assert not found.ok
+    assert "No permissions" in found.detail
+    assert "sysctl -w user.max_user_namespaces" in found.remedy
+    with pytest.raises(UserError, match=r"sandbox\.backend=none"):
+        probe.require_bubblewrap()
+
+
+def test_no_bubblewrap_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hermes_rl.sandbox import bwrap_binary
+
+    bwrap_binary.find_bwrap.cache_clear()
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(bwrap_binary, "_bundled", lambda: None)
+    try:
+        with pytest.raises(UserError, match="install bubblewrap"):
+            bwrap_binary.find_bwrap()
+    finally:
+        bwrap_binary.find_bwrap.cache_clear()
+
+
+@pytest.fixture
+def python_elsewhere() -> Iterator[Path]:
+    """A copy of this program's Python in a folder of its own."""
+    python = Path(own_python())
+    prefix = Path(tempfile.mkdtemp(prefix="python-"))
+    prefix.chmod(0o755)
+    library = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
+    heavy = shutil.ignore_patterns("site-packages", "test", "idlelib", "ensurepip", "config-*", "__pycache__")
+    shutil.copytree(python.parent.parent / library, prefix / library, ignore=heavy)
+    (prefix / "bin").mkdir()
+    shutil.copy(python, prefix / "bin" / "python3")
+    yield prefix
+    shutil.rmtree(prefix)
+
+
+async def test_python_from_elsewhere(python_elsewhere: Path) -> None:
+    """Where the system has no Python, one from another place is lent to the sandbox."""
+    sandbox = create_sandbox(SandboxConfig())
+    assert isinstance(sandbox, BubblewrapSandbox)
+    sandbox.python = str(python_elsewhere / "bin" / "python3")
+    sandbox.python_prefix = lent_prefix(sandbox.python)
+    async with sandbox:
+        assert (await sandbox.run("echo works")).output == "works\n"
+        assert (await sandbox.run(["touch", f"{sandbox.python_prefix}/x"])).exit_code != 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has folders that the sandbox's user may not enter")
+def test_python_that_only_root_may_run(python_elsewhere: Path) -> None:
+    python_elsewhere.chmod(0o700)
+    with pytest.raises(UserError, match="install the system's python3"):
+        lent_prefix(str(python_elsewhere / "bin" / "python3"))
+
+
+async def test_starts_and_answers_fast() -> None:
+    async with create_sandbox(SandboxConfig()):
+        pass  # the first one compiles the helper
+    starts, commands = [], []
+    for _ in range(5):
+        began = time.perf_counter()
+        async with create_sandbox(SandboxConfig()) as sandbox:
+            starts.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            await sandbox.run("true")
+            commands.append(time.perf_counter() - began)
+    # Far above what it takes (20 ms and 2 ms), for machines that are busy.
+    assert min(starts) < 0.2
+    assert min(commands) < 0.05

@@ -1,0 +1,84 @@
+"""Processes that run on after `spawn` came back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from hermes_rl.sandbox import Sandbox
+
+
+async def test_runs_on_and_ends(sandbox: Sandbox) -> None:
+    process = await sandbox.spawn("echo one; sleep 0.1; echo two; exit 5")
+    assert process.poll() is None
+    assert process.pid > 1
+    assert await process.wait(5) == 5
+    assert process.poll() == 5
+    assert process.output() == b"one\ntwo\n"
+    assert not process.truncated
+
+
+async def test_output_so_far(sandbox: Sandbox) -> None:
+    process = await sandbox.spawn("echo early; sleep 30")
+    for _ in range(100):
+        if process.output():
+            break
+        await asyncio.sleep(0.01)
+    assert process.output() == b"early\n"
+    await process.kill()
+    assert await process.wait(5) == 137
+
+
+async def test_wait_gives_up_without_killing(sandbox: Sandbox) -> None:
+    process = await sandbox.spawn("sleep 30")
+    assert await process.wait(0.05) is None
+    assert process.poll() is None
+
+
+async def test_talks_over_stdin(sandbox: Sandbox) -> None:
+    process = await sandbox.spawn("while read line; do echo got $line; done; echo end")
+    await process.write_stdin(b"a\nb\n")
+    await process.close_stdin()
+    assert await process.wait(5) == 0
+    assert process.output() == b"got a\ngot b\nend\n"
+    with pytest.raises(BrokenPipeError):
+        await process.write_stdin(b"more")
+
+
+async def test_more_input_than_a_pipe_holds(sandbox: Sandbox) -> None:
+    process = await sandbox.spawn("wc -c")
+    await process.write_stdin(b"x" * 500_000)
+    await process.close_stdin()
+    assert await process.wait(5) == 0
+    assert process.output().strip() == b"500000"
+
+
+async def test_head_and_tail_of_much_output(sandbox: Sandbox) -> None:
+    process = await sandbox.spawn("seq 1 50000", output_limit=1000)
+    assert await process.wait(10) == 0
+    assert process.truncated
+    assert process.output().endswith(b"50000\n")
+
+
+async def test_killing_takes_the_group(sandbox: Sandbox) -> None:
+    process = await sandbox.spawn("sleep 60 & echo $! > child; wait")
+    for _ in range(100):
+        if "child" in {info.name for info in await sandbox.list_dir(".")}:
+            break
+        await asyncio.sleep(0.01)
+    await process.kill()
+    await process.wait(5)
+    child = (await sandbox.read_file("child")).decode().strip()
+    assert (await sandbox.run(f"kill -0 {child} 2>/dev/null || echo gone")).output == "gone\n"
+
+
+async def test_cannot_start(sandbox: Sandbox) -> None:
+    with pytest.raises(FileNotFoundError):
+        await sandbox.spawn(["/no/such/program"])
+
+
+async def test_closing_the_sandbox_ends_it(sandbox: Sandbox) -> None:
+    process = await sandbox.spawn("sleep 60")
+    await sandbox.close()
+    assert process.poll() is not None

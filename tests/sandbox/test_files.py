@@ -1,0 +1,131 @@
+"""Files go in and out byte by byte, whatever they are called."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hermes_rl.sandbox import Sandbox
+
+ODD_NAMES = ["a b", "new\nline", "quo'te\"s", "größer ☕", "-rf", "$(reboot)", "back\\slash", "*", "\udcff\udc80"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+async def test_any_name(sandbox: Sandbox, name: str) -> None:
+    await sandbox.write_file(f"folder/{name}", b"content")
+    assert await sandbox.read_file(f"folder/{name}") == b"content"
+    assert [info.name for info in await sandbox.list_dir("folder")] == [name]
+    await sandbox.remove(f"folder/{name}")
+    assert await sandbox.list_dir("folder") == []
+
+
+@pytest.mark.parametrize("size", [0, 1, 29_999, 30_000, 30_001, 60_000, 70_000, 5_000_000])
+async def test_any_size(sandbox: Sandbox, size: int) -> None:
+    data = os.urandom(size)
+    await sandbox.write_file("data", data)
+    assert await sandbox.read_file("data") == data
+    assert (await sandbox.run("wc -c < data")).output.strip() == str(size)
+
+
+@given(data=st.binary(max_size=300), name=st.text(min_size=1, max_size=20))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_under_any_name(data: bytes, name: str) -> None:
+    import asyncio
+
+    from hermes_rl.sandbox import SandboxConfig, create_sandbox
+
+    async def play() -> None:
+        async with create_sandbox(SandboxConfig()) as sandbox:
+            path = "d/" + name.replace("/", "_").replace("\0", "_")
+            if name in {".", ".."}:
+                return
+            await sandbox.write_file(path, data)
+            assert await sandbox.read_file(path) == data
+
+    asyncio.run(play())
+
+
+async def test_overwriting_shortens(sandbox: Sandbox) -> None:
+    await sandbox.write_file("f", b"long content")
+    await sandbox.write_file("f", b"s")
+    assert await sandbox.read_file("f") == b"s"
+
+
+async def test_modes(sandbox: Sandbox) -> None:
+    await sandbox.write_file("plain", b"")
+    await sandbox.write_file("run", b"#!/bin/sh\necho ran\n", 0o755)
+    assert (await sandbox.stat("plain")).mode == 0o644
+    assert (await sandbox.run("./run")).output == "ran\n"
+    await sandbox.write_file("run", b"#!/bin/sh\necho again\n")
+    assert (await sandbox.stat("run")).mode == 0o755
+
+
+async def test_home_and_relative_paths(sandbox: Sandbox) -> None:
+    await sandbox.write_file("~/in home", b"h")
+    assert await sandbox.read_file(f"{sandbox.home}/in home") == b"h"
+    assert sandbox.resolve("a/../b") == f"{sandbox.workdir}/b"
+    assert sandbox.resolve("x", "sub") == f"{sandbox.workdir}/sub/x"
+
+
+async def test_stat_kinds(sandbox: Sandbox) -> None:
+    await sandbox.run("mkdir d; echo abc > f; ln -s f l; mkfifo p; ln -s nowhere broken")
+    kinds = {info.name: info.kind for info in await sandbox.list_dir(".")}
+    expected = {"d": "directory", "f": "file", "l": "symlink", "p": "other", "broken": "symlink"}
+    assert {name: kinds[name] for name in expected} == expected
+    assert (await sandbox.stat("l")).kind == "file"
+    assert (await sandbox.stat("l", follow=False)).kind == "symlink"
+    assert (await sandbox.stat("f")).size == 4
+
+
+async def test_large_folder(sandbox: Sandbox) -> None:
+    await sandbox.run("mkdir many; cd many; for i in $(seq 1 3000); do : > file-with-a-long-name-$i; done")
+    assert len(await sandbox.list_dir("many")) == 3000
+
+
+async def test_errors_are_those_of_the_system(sandbox: Sandbox) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        await sandbox.read_file("missing")
+    assert caught.value.filename == "missing"
+    with pytest.raises(IsADirectoryError):
+        await sandbox.read_file(".")
+    with pytest.raises(FileNotFoundError):
+        await sandbox.remove("missing")
+    await sandbox.write_file("f", b"")
+    with pytest.raises(NotADirectoryError):
+        await sandbox.read_file("f/x")
+    with pytest.raises(OSError, match=r"exists|Not a directory"):
+        await sandbox.write_file("f/x", b"")
+    with pytest.raises(ValueError, match="null byte"):
+        await sandbox.read_file("a\0b")
+
+
+@pytest.mark.parametrize("path", ["fifo", "/dev/zero"])
+async def test_what_never_ends_is_refused(sandbox: Sandbox, path: str) -> None:
+    await sandbox.run("mkfifo fifo")
+    with pytest.raises(OSError, match="Not a regular file"):
+        await sandbox.read_file(path)
+
+
+async def test_read_limit(sandbox: Sandbox) -> None:
+    await sandbox.run("truncate -s 900M sparse")
+    with pytest.raises(OSError, match="too large") as caught:
+        await sandbox.read_file("sparse", limit=1000)
+    assert caught.value.errno == errno.EFBIG
+
+
+async def test_remove_does_not_follow_symlinks(sandbox: Sandbox) -> None:
+    await sandbox.run("mkdir keep tree tree/sub; echo x > keep/f; ln -s ../keep tree/link; ln -s keep l")
+    await sandbox.remove("tree")
+    await sandbox.remove("l")
+    assert await sandbox.read_file("keep/f") == b"x\n"
+
+
+async def test_rename(sandbox: Sandbox) -> None:
+    await sandbox.write_file("a", b"1")
+    await sandbox.write_file("b", b"2")
+    await sandbox.rename("a", "b")
+    assert await sandbox.read_file("b") == b"1"

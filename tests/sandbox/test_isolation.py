@@ -1,0 +1,155 @@
+"""What the default sandbox keeps in and out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.errors import UserError
+from hermes_rl.sandbox import Limits, Sandbox, SandboxConfig, create_sandbox
+
+
+async def test_environment_is_not_inherited(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "hunter2")
+    assert "hunter2" not in (await sandbox.run("env")).output
+    assert "hunter2" not in (await sandbox.run("cat /proc/1/environ /proc/self/environ 2>/dev/null")).output
+
+
+async def test_not_root_and_no_capabilities(fenced: Sandbox) -> None:
+    output = (await fenced.run("id -u; grep CapEff /proc/self/status; grep NoNewPrivs /proc/self/status")).output
+    assert output.split() == ["1000", "CapEff:", "0000000000000000", "NoNewPrivs:", "1"]
+
+
+async def test_no_new_user_namespaces(fenced: Sandbox) -> None:
+    assert (await fenced.run("unshare -U true")).exit_code != 0
+
+
+async def test_files_of_the_host_are_not_there(fenced: Sandbox, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2")
+    for path in (str(secret), "/root", "/etc/shadow", str(Path.cwd()), str(Path.home() / ".netrc")):
+        assert (await fenced.run(["ls", path])).exit_code != 0, path
+
+
+async def test_system_cannot_be_changed(fenced: Sandbox) -> None:
+    for command in (
+        "echo x > /usr/bin/evil",
+        "mv /bin /bin2",
+        "ln -sf /tmp/x /bin",
+        "rm -rf /lib64",
+        "echo /tmp/x.so > /etc/ld.so.preload",
+        "echo x > /etc/hosts",
+        "mount -t tmpfs x /etc",
+        "echo 1 > /proc/sys/kernel/panic",
+        "mkdir /dev/x",
+    ):
+        assert (await fenced.run(command)).exit_code != 0, command
+    assert (await fenced.run("mkdir /tests && echo fine")).output == "fine\n"
+
+
+async def test_other_sandboxes_are_not_visible(fenced: Sandbox) -> None:
+    async with create_sandbox(SandboxConfig()) as other:
+        await other.write_file("/tmp/mine", b"x")
+        await other.write_file("mine", b"x")
+        await other.spawn("sleep 54321")
+        assert (await fenced.run("ls /tmp/mine ~/mine")).exit_code != 0
+        assert "54321" not in (await fenced.run("ps axww || cat /proc/*/cmdline")).output
+
+
+async def test_processes_of_the_host_are_not_visible(fenced: Sandbox) -> None:
+    pids = [int(word) for word in (await fenced.run("ls /proc | grep -E '^[0-9]+$'")).output.split()]
+    assert len(pids) < 8
+    assert (await fenced.run(f"kill -9 {os.getpid()}")).exit_code != 0 or os.getpid() in pids
+
+
+async def test_no_network(fenced: Sandbox) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        script = f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)"
+        result = await fenced.run(["python3", "-c", script])
+        assert result.exit_code != 0
+        assert "refused" in result.output or "unreachable" in result.output
+
+
+async def test_network_when_asked_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        script = f"import socket; socket.create_connection(('127.0.0.1', {port}), 2); print('connected')"
+        async with create_sandbox(SandboxConfig(network=True)) as sandbox:
+            assert (await sandbox.run(["python3", "-c", script])).output == "connected\n"
+            assert (await sandbox.run("cat /etc/resolv.conf")).exit_code == 0
+
+
+async def test_abstract_sockets_of_the_host_are_out_of_reach(fenced: Sandbox) -> None:
+    name = f"\0hermes-rl-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(name)
+        server.listen()
+        script = f"import socket; socket.socket(socket.AF_UNIX).connect({name!r})"
+        assert (await fenced.run(["python3", "-c", script])).exit_code != 0
+
+
+async def test_first_process_cannot_be_killed_or_traced(fenced: Sandbox) -> None:
+    await fenced.run("for s in $(seq 1 31); do kill -$s 1; done; kill -9 -1")
+    assert (await fenced.run("cat /proc/1/environ; ls /proc/1/fd")).exit_code != 0
+    trace = "import ctypes; print(ctypes.CDLL(None).ptrace(16, 1, 0, 0))"
+    assert (await fenced.run(["python3", "-c", trace])).output == "-1\n"
+    assert (await fenced.run("echo alive")).output == "alive\n"
+
+
+async def test_fork_bomb_is_bounded() -> None:
+    async with create_sandbox(SandboxConfig(limits=Limits(processes=40))) as sandbox:
+        bomb = "bomb() { bomb | bomb & }; bomb; for i in $(seq 1 100); do sleep 5 & done; wait"
+        await sandbox.run(bomb, timeout=0.5)
+        assert await sandbox.read_file("/etc/hostname") == b"sandbox\n"
+        await sandbox.kill_all()
+        assert (await sandbox.run("echo recovered")).output == "recovered\n"
+
+
+async def test_disk_limit() -> None:
+    async with create_sandbox(SandboxConfig(limits=Limits(disk=4 << 20))) as sandbox:
+        assert (await sandbox.run("head -c 8000000 /dev/zero > big")).exit_code != 0
+        assert (await sandbox.run("rm big; for i in 1 2 3 4 5 6; do head -c 1000000 /dev/zero > $i; done")).exit_code
+        with pytest.raises(OSError, match="No space left"):
+            await sandbox.write_file("more", b"x" * 4_000_000)
+
+
+async def test_memory_limit_per_process() -> None:
+    async with create_sandbox(SandboxConfig(limits=Limits(memory=100 << 20))) as sandbox:
+        assert (await sandbox.run(["python3", "-c", "x = b'x' * (300 << 20)"])).exit_code != 0
+        assert sandbox.alive
+
+
+async def test_limits_in_force_are_named(fenced: Sandbox) -> None:
+    assert {"memory", "processes", "disk", "open_files"} <= set(fenced.enforced)
+    async with create_sandbox(SandboxConfig(limits=Limits(open_files=64))) as sandbox:
+        assert (await sandbox.run("ulimit -n")).output == "64\n"
+
+
+@pytest.mark.parametrize(
+    ("backend", "limits"),
+    [("bubblewrap", Limits(cpu=1)), ("none", Limits(disk=1 << 30)), ("none", Limits(processes=9))],
+)
+async def test_limit_that_cannot_be_kept(backend: str, limits: Limits) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(UserError, match="best_effort"):
+        create_sandbox(SandboxConfig(backend=backend, limits=limits))
+    create_sandbox(SandboxConfig(backend=backend, limits=replace(limits, best_effort=True)))
+
+
+async def test_limit_too_small_to_work() -> None:
+    with pytest.raises(UserError, match="at least"):
+        create_sandbox(SandboxConfig(limits=Limits(open_files=5)))
+
+
+async def test_two_sandboxes_side_by_side(backend: str) -> None:
+    config = SandboxConfig(backend=backend)
+    async with create_sandbox(config) as one, create_sandbox(config) as two:
+        await asyncio.gather(one.write_file("f", b"one"), two.write_file("f", b"two"))
+        assert (await one.read_file("f"), await two.read_file("f")) == (b"one", b"two")
+        assert one.id != two.id

@@ -1,0 +1,195 @@
+"""Nothing is left behind: processes, descriptors, folders."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.helper_sandbox import HelperSandbox
+
+
+def marked(mark: str) -> list[int]:
+    """Process ids of this machine whose command line holds `mark`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if mark.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+async def gone(mark: str, seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while marked(mark):
+        if time.monotonic() > end:
+            return False
+        await asyncio.sleep(0.02)
+    return True
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def ended(pid: int) -> bool:
+    """True for a zombie too: burying it is the business of whoever inherited it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def exists(path: str) -> bool:
+    return Path(path).exists()
+
+
+def leftovers() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("hermes-rl-*"))
+
+
+def unique(number: int) -> str:
+    """A number of seconds that no other process sleeps."""
+    return f"{os.getpid()}{number}"
+
+
+async def test_orphans_end_with_the_sandbox(backend: str) -> None:
+    seconds = unique(1)
+    async with create_sandbox(SandboxConfig(backend=backend)) as sandbox:
+        await sandbox.run(f"setsid nohup sleep {seconds} >/dev/null 2>&1 & sleep 0.05")
+        await sandbox.run(f"(setsid sh -c 'sleep {seconds} & sleep {seconds}' &) ; sleep 0.05")
+        assert len(marked(seconds)) >= 2
+    assert marked(seconds) == []
+
+
+async def test_cancelled_command_is_killed(sandbox: Sandbox) -> None:
+    seconds = unique(2)
+    task = asyncio.create_task(sandbox.run(f"sleep {seconds}"))
+    await asyncio.sleep(0.2)
+    assert marked(seconds)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await gone(seconds)
+    assert (await sandbox.run("echo usable")).output == "usable\n"
+
+
+@pytest.mark.parametrize("delay", [0, 0.001, 0.004, 0.008, 0.015, 0.05])
+async def test_cancelled_start_leaves_nothing(backend: str, delay: float) -> None:
+    await start_and_close(backend)
+    before = descriptors()
+    sandbox = create_sandbox(SandboxConfig(backend=backend, setup=(f"sleep {unique(3)}",)))
+    task = asyncio.create_task(sandbox.start())
+    await asyncio.sleep(delay)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not sandbox.alive
+    assert await gone(unique(3))
+    assert descriptors() == before
+
+
+async def test_close_that_is_cancelled_still_releases(backend: str) -> None:
+    seconds = unique(4)
+    sandbox = create_sandbox(SandboxConfig(backend=backend))
+    await sandbox.start()
+    await sandbox.spawn(f"sleep {seconds}")
+    task = asyncio.create_task(sandbox.close())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert await gone(seconds)
+
+
+async def start_and_close(backend: str) -> None:
+    async with create_sandbox(SandboxConfig(backend=backend)) as sandbox:
+        await sandbox.run("echo x; sleep 20 &")
+        await sandbox.write_file("big", b"x" * 200_000)
+        await sandbox.read_file("big")
+        await sandbox.spawn("sleep 30")
+
+
+@pytest.mark.slow
+async def test_no_descriptor_thread_or_folder_is_left(backend: str) -> None:
+    import threading
+
+    await start_and_close(backend)
+    folders = leftovers()
+    before, threads = descriptors(), threading.active_count()
+    for _ in range(10):
+        await asyncio.gather(*(start_and_close(backend) for _ in range(5)))
+    assert descriptors() <= before
+    assert threading.active_count() <= threads + 6  # the event loop's own pool may have grown
+    assert leftovers() <= folders
+
+
+RUNNER = """
+import asyncio, sys
+from hermes_rl.sandbox import SandboxConfig, create_sandbox
+
+async def main():
+    sandbox = create_sandbox(SandboxConfig(backend=sys.argv[1]))
+    await sandbox.start()
+    await sandbox.run("setsid sleep %s >/dev/null 2>&1 &" % sys.argv[2])
+    await sandbox.spawn("sleep %s" % sys.argv[2])
+    print(sandbox.pid, sandbox.home, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_killed_runner_leaves_nothing(backend: str) -> None:
+    seconds = unique(5)
+    runner = subprocess.Popen(  # noqa: ASYNC220 - a runner of its own, to be killed
+        [sys.executable, "-c", RUNNER, backend, seconds], stdout=subprocess.PIPE, text=True
+    )
+    assert runner.stdout is not None
+    pid, home = (await asyncio.to_thread(runner.stdout.readline)).split()
+    runner.stdout.close()
+    runner.send_signal(signal.SIGKILL)
+    await asyncio.to_thread(runner.wait)
+    assert await gone(seconds)
+    for _ in range(100):
+        if ended(int(pid)) and (backend != "none" or not exists(home)):
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail("the sandbox or its folder is still there")
+
+
+async def test_lost_by_us_is_our_failure(fenced: Sandbox) -> None:
+    from hermes_rl.endings import Ending
+    from hermes_rl.errors import SandboxFailure
+
+    assert isinstance(fenced, HelperSandbox)
+    running = asyncio.create_task(fenced.run("sleep 30"))
+    await asyncio.sleep(0.05)
+    os.kill(fenced.pid, signal.SIGKILL)
+    with pytest.raises(SandboxFailure) as caught:
+        await running
+    assert caught.value.ending is Ending.SANDBOX_FAILURE
+    assert not fenced.alive
+
+
+async def test_killed_by_the_agent_is_the_agents() -> None:
+    from hermes_rl.endings import Ending
+    from hermes_rl.errors import SandboxFailure
+
+    async with create_sandbox(SandboxConfig(backend="none")) as sandbox:
+        with pytest.raises(SandboxFailure) as caught:
+            await sandbox.run("kill -9 $PPID; sleep 30")
+        assert caught.value.ending is Ending.SANDBOX_KILLED
+        assert sandbox.killed_by_agent
+        home = sandbox.home
+    assert not exists(home)

@@ -24,7 +24,10 @@ def keys(model: type[BaseModel]) -> list[str]:
 def keys_at(model: type[BaseModel], path: NodePath) -> list[str]:
     """The keys that the mapping at a path may have; none where it is free."""
     found: list[str] = []
-    for place in types_at(model, path):
+    places = types_at(model, path)
+    # a server may be written without its list
+    places += [inner for place in places if get_origin(place) is tuple for inner in members(get_args(place)[0])]
+    for place in places:
         if isinstance(place, type) and issubclass(place, BaseModel):
             found.extend(keys(place))
     if not path:

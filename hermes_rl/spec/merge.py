@@ -53,7 +53,7 @@ def merge(parent: MappingNode, child: MappingNode, path: NodePath = ()) -> Mappi
     entries = dict(parent.entries)
     for name, entry in child.entries.items():
         before = entries.pop(name, None)
-        if is_null(entry.value):
+        if is_null(entry.value) and before is not None:
             continue
         value = entry.value if before is None else merged(before.value, entry.value, (*path, name))
         entries = _placed(entries, parent, name, Entry(entry.key, value))
@@ -75,7 +75,7 @@ def merged(before: Node, after: Node, path: NodePath) -> Node:
         return after
     before = expand_shorthand(before, path)
     if not isinstance(before, MappingNode) or changes_kind(before, after, path):
-        return merge(MappingNode(after.mark), after, path)
+        return after
     return merge(before, after, path)
 
 

@@ -18,6 +18,7 @@ from hermes_rl.spec.model.spec import Mode
 from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, NodePath, ScalarNode, SequenceNode, Source, scalar
 from hermes_rl.spec.places import is_in
 from hermes_rl.spec.reader import read_text
+from hermes_rl.spec.rules_run import REAL_ONLY, SCRIPTED_ONLY
 from hermes_rl.spec.suggest import choices
 
 _KIND_KEYS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
@@ -233,10 +234,9 @@ def _without_old_kind(here: MappingNode, base: Node | None, one: Assignment, don
     change = MappingNode(one.node.mark, {step: Entry(one.node.mark, one.node)})
     if not changes_kind(base, change, done):
         return here
+    gone = next((keys for pattern, keys in _KIND_KEYS if is_in(done, (pattern,))), ())
     if done[:1] == ("servers",):
-        gone = tuple(base.entries)
-    else:
-        gone = next((keys for pattern, keys in _KIND_KEYS if is_in(done, (pattern,))), ())
+        gone = SCRIPTED_ONLY if _is_scripted(base) else REAL_ONLY if _is_scripted(change) else ()
     own = [key for key in gone if key in base.entries and here.get(key) is base.get(key)]
     return here.without(*own)
 
@@ -267,7 +267,7 @@ def _chat_server(root: MappingNode, assignments: list[Assignment]) -> MappingNod
     if not isinstance(servers, MappingNode) or not isinstance(policy, MappingNode) or not _is_scripted(policy):
         return root
     mark = by_flag.node.mark
-    policy = policy.without("deviate", "seed").having(type=scalar(mark, "openai"))
+    policy = policy.without(*SCRIPTED_ONLY).having(type=scalar(mark, "openai"))
     return root.having(servers=servers.having(policy=policy))
 
 

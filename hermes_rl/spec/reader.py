@@ -21,6 +21,7 @@ _MOST_NODES = 1_000_000
 """Aliases of aliases can make a short text into a tree that fills the memory."""
 _DEEPEST = 100
 _BRACES = re.compile(r"\{\{|\{%|\$\{")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _QUOTE = 'quote it: "{}"'
 
 
@@ -178,13 +179,25 @@ class _Reader:
         if event.tag is not None and not raw:
             self._report(event.start_mark, f"the tag {event.tag} is not known; only !raw is")
         plain = event.style is None and not raw
-        value: Any = event.value
+        value: Any = self._joined(event)
         if plain:
             try:
                 value = resolve(event.value)
             except ValueError as error:
                 self._report(event.start_mark, str(error))
-        return ScalarNode(mark, value, event.value, plain, raw, block=self._block(event))
+        text = value if isinstance(value, str) else event.value
+        return ScalarNode(mark, value, text, plain, raw, block=self._block(event))
+
+    def _joined(self, event: Any) -> str:
+        """The text with pairs of surrogates joined: JSON writes them so, and they cannot be written to a file."""
+        text: str = event.value
+        if text.isascii() or not _SURROGATE.search(text):
+            return text
+        try:
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            self._report(event.start_mark, "half of a surrogate pair is no character")
+            return _SURROGATE.sub("?", text)
 
     def _block(self, event: Any) -> Block | None:
         if event.style not in ("|", ">"):

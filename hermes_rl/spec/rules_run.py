@@ -15,6 +15,9 @@ from hermes_rl.spec.suggest import choices
 
 REWARD_PARAMETERS = ("item", "result", "ctx", "state", "group")
 """What a reward may ask for by name besides server roles; a role cannot have one of these names."""
+SCRIPTED_ONLY = ("deviate", "seed")
+REAL_ONLY = ("base_url", "api_key_env", "headers_env")
+"""Keys of a server that scripted ones alone have, and that they alone do not have."""
 TOKEN_LEVEL = ("vllm", "sglang", "atropos")
 
 
@@ -128,8 +131,8 @@ def _servers(data: dict[str, Any]) -> Iterator[Fault]:
 def _server_keys(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Keys that have no meaning for a type, and keys that it needs."""
     if kind == "scripted":
-        return ("base_url", "api_key_env", "headers_env"), ()
-    return ("deviate", "seed"), ("base_url", "model") if kind in ("openai", "vllm") else ("base_url",)
+        return REAL_ONLY, ()
+    return SCRIPTED_ONLY, ("base_url", "model") if kind in ("openai", "vllm") else ("base_url",)
 
 
 def _urls(data: dict[str, Any]) -> Iterator[Fault]:

@@ -112,7 +112,7 @@ def _is_broken(tree: Node, path: NodePath) -> bool:
 def _problem(tree: MappingNode, error: ErrorDetails) -> Problem | None:
     path = error["loc"]
     if error["type"] == "spec":
-        path = (*path, *error["ctx"]["path"])
+        path = (*locate(tree, path)[0], *error["ctx"]["path"])
         return _unless_broken(tree, path, place(tree, path, error["ctx"]["at"]), error["ctx"]["message"])
     if error["type"] == "extra_forbidden":
         return _unknown_key(tree, path)

@@ -1,0 +1,259 @@
+"""Malformed specs: each is one mistake, and the message stands at exactly the right place.
+
+`▶` marks where the problem must be reported; it is taken out before the text is read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.errors import SpecError
+from hermes_rl.spec import load_spec
+
+ROWS = 'dataset: {items: [{q: "one"}, {q: "two"}]}\n'
+BASE = f'version: 1\n{ROWS}prompt: {{user: "{{{{ q }}}}"}}\n'
+
+CASES: dict[str, tuple[str, str]] = {
+    # reading
+    "tab": (BASE + "agent:\n▶\tmax_turns: 3\n", "cannot start any token"),
+    "unclosed-list": (BASE + "tools: [a\nagent▶: {}\n", "expected ',' or ']'"),
+    "two-documents": (BASE + "▶---\nname: x\n", "one document"),
+    "not-a-mapping": ("▶- a\n- b\n", "a spec is a mapping"),
+    "empty": ("▶", "the file is empty"),
+    "unknown-tag": (BASE + "name: ▶!!python/name x\n", "tag"),
+    "merge-key": (BASE + "agent:\n  ▶<<: {max_turns: 1}\n", "use `extends`"),
+    "number-as-key": (BASE + "endings:\n  ▶1: drop\n", "keys are strings"),
+    "null-as-key": (BASE + "▶~: 1\n", "keys are strings"),
+    "list-as-key": (BASE + "? ▶[a, b]\n: 1\n", "keys are strings"),
+    "duplicate-key": (BASE + "seed: 1\n▶seed: 2\n", "duplicate key `seed`; the first one is in line 4"),
+    "duplicate-nested": (BASE + "agent:\n  max_turns: 1\n  ▶max_turns: 2\n", "duplicate key `max_turns`"),
+    "unknown-alias": (BASE + "seed: ▶*nowhere\n", "alias *nowhere"),
+    "unquoted-braces": (BASE + "sandbox: {workdir: ▶{{ q }}}\n", 'quote it: "{{ … }}"'),
+    "unquoted-braces-block": ("version: 1\n" + ROWS + "prompt:\n  user: ▶{{ q }}\n", 'quote it: "{{ … }}"'),
+    "unquoted-braces-text": (BASE + "solution: {a: ▶{{ q }}/b}\n", "unquoted {{"),
+    "unquoted-variable": (BASE + "agent: {max_turns: ▶${N}}\n", "unquoted ${"),
+    # keys and types
+    "unknown-top": (BASE + "▶rewardz: {}\n", "unknown key `rewardz`; did you mean `rewards`?"),
+    "unknown-nested": (BASE + "agent:\n  ▶max_turn: 3\n", "did you mean `max_turns`? Choices: max_turns, timeout"),
+    "unknown-in-list": (BASE + "tools:\n  - ▶pyhton: a.py:f\n    python: a.py:f\n", "did you mean `python`?"),
+    "unknown-server-key": (
+        BASE + "servers:\n  policy: {type: scripted, ▶devate: 0.4}\n",
+        "did you mean `deviate`?",
+    ),
+    "missing-dataset": ("▶version: 1\nprompt: {user: a}\n", "missing key `dataset`"),
+    "missing-nested": (BASE + "sandbox:\n  files:\n    - ▶{content: a}\n", "missing key `to`"),
+    "missing-in-mapping": (BASE + "tools:\n  - ▶mcp: {url: http://localhost:1}\n", "missing key `name`"),
+    "text-for-integer": (BASE + "agent:\n  max_turns: ▶many\n", 'expected an integer, got the text "many"'),
+    "quoted-integer": (BASE + 'agent: {max_turns: ▶"3"}\n', "expected an integer"),
+    "boolean-for-integer": (BASE + "agent: {max_turns: ▶true}\n", "expected an integer, got true"),
+    "yes-is-text": (BASE + "process: {drop_uniform: ▶yes}\n", 'expected true or false, got the text "yes"'),
+    "number-for-text": (BASE + "name: ▶12\n", "expected text, got the number 12"),
+    "mapping-for-list": (BASE + "tools: ▶{python: a.py:f}\n", "expected a list, got a mapping"),
+    "list-for-mapping": (BASE + "agent: ▶[]\n", "expected a mapping, got a list"),
+    "too-small": (BASE + "process: {groups: ▶0}\n", "must be at least 1"),
+    "not-finite": (BASE + "agent: {temperature: ▶.nan}\n", "finite number"),
+    "not-a-choice": (BASE + "process: {format: ▶stf}\n", "did you mean `sft`? Choices: atropos, sft, dpo"),
+    "wrong-version": ("version: ▶2\n" + ROWS + "prompt: {user: a}\n", "not possible here"),
+    "not-a-size": (BASE + "sandbox: {limits: {memory: ▶2 gigs}}\n", "not a size"),
+    "not-a-mode": (BASE + 'sandbox: {files: [{to: a, content: b, mode: ▶"rwx"}]}\n', "octal"),
+    # substitution
+    "unset-variable": (BASE + "seed: ▶${NOWHERE_SET}\n", "NOWHERE_SET is not set"),
+    "part-variable": (
+        BASE + "servers: {policy: {base_url: ▶'http://${HOST}/v1', model: m}}\n",
+        "must be the whole value",
+    ),
+    "secret-variable": (BASE + "name: ▶${MY_API_KEY}\n", "a key that ends in _env"),
+    "variable-of-wrong-type": (BASE + "agent: {max_turns: ▶'${WORD}'}\n", "expected an integer"),
+    # templates
+    "broken-template": (
+        "version: 1\n" + ROWS + "prompt:\n  user: |\n    Fine.\n    Broken: ▶{{ q | }}\n",
+        "template: ",
+    ),
+    "unknown-filter": ("version: 1\n" + ROWS + 'prompt: {user: ▶"{{ q | shout }}"}\n', "No filter named 'shout'"),
+    "template-misplaced": (BASE + 'agent: {max_turns: ▶"{{ q }}"}\n', "templates are not rendered here"),
+    "filter-with-braces": (
+        'version: 1\ndataset:\n  items: [{q: a}]\n  filter: ▶"{{ q }}"\nprompt: {user: a}\n',
+        "leave the braces out",
+    ),
+    # combinations
+    "two-sources": (
+        "version: 1\ndataset:\n  items: [{q: a}]\n  ▶path: json\nprompt: {user: a}\n",
+        "`items` is there already",
+    ),
+    "no-source": ("version: 1\n▶dataset: {shuffle: 1}\nprompt: {user: a}\n", "needs one of path, items or generator"),
+    "split-without-path": (
+        "version: 1\ndataset: {items: [{q: a}], ▶split: x}\nprompt: {user: a}\n",
+        "goes with `path`",
+    ),
+    "eval-two-ways": (
+        "version: 1\ndataset: {items: [{q: a}], eval: {fraction: 0.1, ▶only: true}}\nprompt: {user: a}\n",
+        "`fraction` is there already",
+    ),
+    "eval-all": (
+        "version: 1\ndataset: {items: [{q: a}], eval: {fraction: ▶1.5}}\nprompt: {user: a}\n",
+        "must be less than 1",
+    ),
+    "eval-of-training": (
+        "version: 1\ndataset: {path: x/y, eval: {split: ▶train}}\nprompt: {user: a}\n",
+        "trained on",
+    ),
+    "prompt-two-ways": (
+        "version: 1\n" + ROWS + "prompt: {▶user: a, messages: [{role: user, content: a}]}\n",
+        "exclude each other",
+    ),
+    "prompt-without-user": ("version: 1\n" + ROWS + "▶prompt: {system: a}\n", "needs `user` or `messages`"),
+    "toolsets-two-ways": (
+        BASE + "toolsets: {enabled: [file], ▶distribution: {file: 0.5}}\n",
+        "exclude each other",
+    ),
+    "tool-of-no-kind": (BASE + "tools:\n  - ▶{}\n", "needs one of python, state or mcp"),
+    "tool-names-collide": (
+        BASE + "tools:\n  - python: a.py:f\n  - python: ▶b.py:f\n",
+        "the name `f` is taken",
+    ),
+    "state-tool-without-state": (BASE + "tools: [{state: ▶desk}]\n", "no `state:`"),
+    "not-code": (BASE + "tools: [{python: ▶calculator}]\n", "expected file.py:function"),
+    "mcp-url-and-files": (
+        BASE + "tools: [{mcp: {name: a, url: 'http://localhost:1', ▶where: host}}]\n",
+        "is for a server started by `command`",
+    ),
+    "user-without-server": (
+        BASE + "▶user: {system: a}\nservers: {policy: {type: scripted}}\n",
+        "no server role `user`",
+    ),
+    "unknown-backend": (BASE + "sandbox: {backend: ▶dockre}\n", "did you mean `docker`?"),
+    "limit-of-none": (BASE + "sandbox: {backend: none, limits: {▶memory: 1GiB}}\n", "best_effort: true"),
+    "file-two-contents": (
+        BASE + "sandbox: {files: [{to: a, content: b, ▶base64: Yg==}]}\n",
+        "`content` is there already",
+    ),
+    "file-same-target": (
+        BASE + "sandbox:\n  files:\n    - {to: a, content: b}\n    - {to: ▶./a, content: c}\n",
+        "file number 1 is put",
+    ),
+    "file-not-base64": (BASE + "sandbox: {files: [{to: a, base64: ▶'??'}]}\n", "not base64"),
+    "file-from-outside": (BASE + "sandbox: {files: [{to: a, from: ▶../secret}]}\n", "below the folder"),
+    "artifact-two-ways": (BASE + "artifacts: {a: {path: b, ▶command: c}}\n", "`path` is there already"),
+    "reasoning-two-ways": (
+        BASE + "agent: {reasoning: {effort: low, ▶max_tokens: 2048}}\n",
+        "`effort` is there already",
+    ),
+    "gate-with-weight": (BASE + "rewards: {a: {fn: exact_match, gate: true, ▶weight: 2}}\n", "it has no weight"),
+    "clamp-reversed": (BASE + "score: {clamp: ▶[1, 0]}\n", "lower than the second"),
+    "ending-unknown": (BASE + "endings: {▶max_turn: 0}\n", "did you mean `max_turns`?"),
+    "ending-of-ours": (BASE + "endings: {▶server_failure: 0}\n", "never graded"),
+    "ending-treatment": (BASE + "endings: {max_turns: ▶droop}\n", "did you mean `drop`?"),
+    "solution-typo": (BASE + "solution: {▶turn: []}\n", "did you mean `turns`?"),
+    "empty-turn": (BASE + "solution:\n  turns:\n    - ▶{reasoning: a}\n", "needs `tools` or `say`"),
+    "role-name": (BASE + "servers: {▶item: {type: scripted}}\n", "cannot be a role"),
+    "server-without-url": (BASE + "servers:\n  ▶policy: {type: vllm, model: a}\n", "missing key `base_url`"),
+    "deviate-on-openai": (
+        BASE + "servers: {policy: {base_url: 'http://a', model: m, ▶deviate: 0.5}}\n",
+        "no meaning for type openai",
+    ),
+    "trl": (BASE + "servers: {policy: {type: ▶trl, base_url: 'http://a'}}\n", "trl servers cannot be used"),
+    "address": (BASE + "serve: {api_url: ▶localhost:8000}\n", "http://"),
+    "password-in-address": (
+        BASE + "servers: {policy: {base_url: ▶'http://me:hunter2@host', model: m}}\n",
+        "must not hold a password",
+    ),
+    "extra-body-exact": (
+        BASE + "agent: {▶extra_body: {a: 1}}\nservers: {policy: {type: vllm, base_url: 'http://a', model: m}}\n",
+        "chat servers",
+    ),
+    "env-unknown": (BASE + "env: {▶inference_wait: 2.0}\n", "did you mean `inference_weight`?"),
+    "env-owned": (BASE + "env: {▶group_size: 8}\n", "`serve.group_size` or `process.group_size`"),
+    "env-type": (BASE + "env: {batch_size: ▶big}\n", "expected an integer"),
+    # secrets
+    "secret-in-server": (
+        BASE + "servers: {policy: {base_url: 'http://a', model: m, api_key: ▶hunter2}}\n",
+        "a secret is written in `api_key`",
+    ),
+    "secret-in-headers": (
+        BASE + "agent: {extra_body: {headers: {Authorization: ▶Bearer hunter2}}}\n",
+        "a secret is written in `Authorization`",
+    ),
+    # extends
+    "extends-missing": (BASE + "extends: ▶nowhere.yaml\n", "cannot be read: nowhere.yaml"),
+    "extends-list": (BASE + "extends: ▶[a.yaml]\n", "the path of one parent"),
+    "extends-itself": (BASE + "extends: ▶spec.yaml\n", "that is a cycle"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_problem_stands_at_the_mark(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    marked, fragment = CASES[name]
+    before, mark, after = marked.partition("▶")
+    assert mark
+    Path("spec.yaml").write_text(before + after, encoding="utf-8")
+    with pytest.raises(SpecError) as caught:
+        load_spec("spec.yaml", environ={"WORD": "word"})
+    assert len(caught.value.problems) == 1, str(caught.value)
+    problem = caught.value.problems[0]
+    line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+    assert str(problem).startswith(f"spec.yaml:{line}:{column}: "), str(problem)
+    assert fragment in problem.message
+    assert "hunter2" not in str(caught.value)
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(CASES) >= 40
+
+
+def test_all_problems_are_told_at_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = BASE + "agent: {max_turns: no}\nseed: 1\nseed: 2\nfoo: 1\nscore: {clamp: [2, 1]}\nname: ${UNSET}\n"
+    Path("a.yaml").write_text(text)
+    with pytest.raises(SpecError) as caught:
+        load_spec("a.yaml", environ={})
+    assert [problem.line for problem in caught.value.problems] == [4, 6, 7, 8, 9]
+
+
+def test_errors_of_a_parent_name_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sub").mkdir()
+    Path("sub/parent.yaml").write_text(BASE + "agent: {max_turns: no}\n")
+    Path("child.yaml").write_text("extends: sub/parent.yaml\nagent: {timeout: no}\n")
+    with pytest.raises(SpecError) as caught:
+        load_spec("child.yaml")
+    assert [str(problem)[:24] for problem in caught.value.problems] == [
+        "child.yaml:2:18: expecte",
+        "sub/parent.yaml:4:20: ex",
+    ]
+
+
+def test_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"version: 1\nname: \xff\n")
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    problem = caught.value.problems[0]
+    assert (problem.line, problem.column) == (2, 7)
+    assert "UTF-8" in problem.message
+
+
+def test_control_characters(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"version: 1\nname: a\x07b\n")
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    assert (caught.value.problems[0].line, caught.value.problems[0].column) == (2, 8)
+
+
+def test_too_deep(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("a: " + "[" * 3000)
+    with pytest.raises(SpecError, match="levels deep"):
+        load_spec(path)
+
+
+def test_aliases_do_not_explode(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    path = tmp_path / "a.yaml"
+    path.write_text("\n".join(lines))
+    with pytest.raises(SpecError, match="aliases make this larger"):
+        load_spec(path)

@@ -15,12 +15,12 @@ def file_matches(ctx: Any, *, path: str, content: str, exact: bool = False) -> S
         content: the expected text, compared as UTF-8 bytes.
         exact: also compare the line break at the end; otherwise one at the end of either is ignored.
     """
-    answer = ctx.read_file(path)
-    if "error" in answer:
-        return Score(0.0, reason=answer["error"])
-    found, wanted = answer["content"], content
+    try:
+        found, wanted = ctx.read_bytes(path), content.encode()
+    except OSError as error:
+        return Score(0.0, reason=f"{path}: {error.strerror}")
     if not exact:
-        found, wanted = found.removesuffix("\n"), wanted.removesuffix("\n")
+        found, wanted = found.removesuffix(b"\n"), wanted.removesuffix(b"\n")
     if found == wanted:
         return Score(1.0)
     return Score(0.0, reason=f"the content of {path} differs")

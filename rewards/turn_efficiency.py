@@ -14,4 +14,4 @@ def turn_efficiency(result: Any, *, best: int, worst: int) -> float:
     """
     if worst <= best:
         raise ValueError(f"turn_efficiency: worst ({worst}) must be larger than best ({best})")
-    return min(1.0, max(0.0, (worst - result.turns_used) / (worst - best)))
+    return float(min(1.0, max(0.0, (worst - result.turns_used) / (worst - best))))

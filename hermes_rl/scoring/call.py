@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes_rl.errors import Failure, RewardFailure, UserError
+from hermes_rl.scoring.value import Score
 
 CONTEXT = frozenset({"item", "result", "ctx", "state", "group"})
 """Parameter names that mean something of the rollout, never an argument of the spec."""
@@ -109,7 +110,8 @@ async def call_reward(
 
     Raises:
         Failure: the reward raised. A `Failure` of its own (a judge, a sandbox) keeps its cause; anything else
-            becomes a `RewardFailure` that ends with the place in the reward's code.
+            becomes a `RewardFailure` that ends with the place in the reward's code. One that is the policy's
+            doing (it killed its sandbox) is no failure but the value 0.
         UserError: the reward says that the user's input is wrong.
     """
     started = time.perf_counter()
@@ -129,7 +131,12 @@ def _run(reward: RewardFunction, arguments: dict[str, Any], after: Callable[[], 
         finally:
             if after is not None:
                 after()
-    except (Failure, UserError):
+    except Failure as failure:
+        if not failure.ending.graded:
+            raise
+        # The agent's own commands killed the sandbox: what it was to leave there is not there.
+        return Score(0.0, reason=failure.detail)
+    except UserError:
         raise
     except BaseException as error:
         # SystemExit, StopIteration and CancelledError too: as they are, they would end or hang the main loop.

@@ -16,6 +16,7 @@ import pytest
 from hermes_rl.endings import Ending
 from hermes_rl.errors import JudgeFailure, NotYetAvailable, RewardFailure, SandboxFailure, UserError
 from hermes_rl.scoring.call import RewardFunction, call_reward
+from hermes_rl.scoring.value import Score
 
 if TYPE_CHECKING:
     from hermes_rl.nowhere import Missing  # type: ignore[import-not-found]
@@ -237,7 +238,7 @@ async def test_whatever_it_raises_is_a_failure_with_the_place_in_its_own_code(
     assert caught.value.ending is Ending.REWARD_FAILURE
 
 
-@pytest.mark.parametrize("failure", [JudgeFailure("no verdict"), SandboxFailure("gone", ending=Ending.SANDBOX_KILLED)])
+@pytest.mark.parametrize("failure", [JudgeFailure("no verdict"), SandboxFailure("gone")])
 async def test_a_failure_from_inside_keeps_its_cause(failure: Any) -> None:
     async def mine() -> float:
         raise failure
@@ -245,6 +246,13 @@ async def test_a_failure_from_inside_keeps_its_cause(failure: Any) -> None:
     with pytest.raises(type(failure)) as caught:
         await result_of(mine)
     assert caught.value is failure
+
+
+async def test_where_the_agent_killed_its_sandbox_the_value_is_0() -> None:
+    def mine() -> float:
+        raise SandboxFailure("the agent's commands killed the sandbox", ending=Ending.SANDBOX_KILLED)
+
+    assert await result_of(mine) == Score(0.0, reason="the agent's commands killed the sandbox")
 
 
 async def test_what_the_user_must_change_is_no_failure_of_a_rollout() -> None:

@@ -1,0 +1,52 @@
+"""Sandboxes for rewards to look into."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import AsyncIterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.sandbox.config import SandboxConfig, SandboxFile
+from hermes_rl.tools.context import ToolContext
+from hermes_rl.tools.machine import ToolRuntime
+
+
+@pytest.fixture
+async def ctx() -> AsyncIterator[ToolContext]:
+    """A rollout's sandbox, as rewards see it."""
+    async with ToolRuntime() as runtime:
+        yield ToolContext(runtime.task_id)
+
+
+@pytest.fixture(scope="session")
+def packed_pytest() -> bytes:
+    """This very pytest with what it needs, as an archive to unpack in a sandbox."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+        for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py"):
+            spec = find_spec(name)
+            assert spec is not None and spec.origin is not None
+            origin = Path(spec.origin)
+            source = origin.parent if origin.name == "__init__.py" else origin
+            archive.add(source, source.name, filter=_without_caches)
+    return packed.getvalue()
+
+
+def _without_caches(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if "__pycache__" in entry.name else entry
+
+
+@pytest.fixture
+async def ctx_with_pytest(packed_pytest: bytes) -> AsyncIterator[ToolContext]:
+    """A sandbox with pytest in it, as `python3 -m pytest`."""
+    config = SandboxConfig(
+        env={"PYTHONPATH": "/tmp/lib", "PYTHONDONTWRITEBYTECODE": "1"},
+        files=(SandboxFile("/tmp/lib.tgz", packed_pytest),),
+        setup=("mkdir /tmp/lib && tar xzf /tmp/lib.tgz -C /tmp/lib",),
+    )
+    async with ToolRuntime(config) as runtime:
+        yield ToolContext(runtime.task_id)

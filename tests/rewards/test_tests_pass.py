@@ -1,0 +1,148 @@
+"""`tests_pass` in a real sandbox: hidden tests decide, and what the agent planted does not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from played import graded, write
+
+from hermes_rl.errors import NotYetAvailable
+from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.scoring.value import RewardValue
+from hermes_rl.tools.context import ToolContext
+from hermes_rl.tools.machine import ToolRuntime
+
+RIGHT = "def add(a, b):\n    return a + b"
+WRONG = "def add(a, b):\n    return a - b"
+TEST = "from solution import add\nassert add(2, 3) == 5\n"
+PYTEST = "python3 -m pytest -q -p no:cacheprovider"
+
+SUITE = """
+import pytest
+from solution import add
+
+class TestAdd:
+    def test_small(self):
+        assert add(2, 3) == 5
+
+@pytest.mark.parametrize("a", [1, 2])
+def test_each(a):
+    assert add(a, 0) == a
+
+def test_unrelated():
+    assert False
+
+@pytest.mark.skip
+def test_skipped():
+    pass
+
+@pytest.mark.xfail
+def test_expected_to_fail():
+    assert False
+"""
+
+
+async def plain(ctx: ToolContext, **args: Any) -> RewardValue:
+    files = [{"to": "hidden/check.py", "content": TEST}]
+    return await graded(
+        "tests_pass", ctx=ctx, **{"command": "PYTHONPATH=. python3 hidden/check.py", "files": files, **args}
+    )
+
+
+async def test_the_right_solution_passes(ctx: ToolContext) -> None:
+    await write(ctx, solution=RIGHT)
+    assert (await plain(ctx)).value == 1
+
+
+async def test_a_wrong_or_missing_solution_does_not_and_the_output_says_why(ctx: ToolContext) -> None:
+    value = await plain(ctx)
+    assert (value.value, "No module named 'solution'" in str(value.reason)) == (0, True)
+    await write(ctx, solution=WRONG)
+    value = await plain(ctx)
+    assert (value.value, "exit status 1" in str(value.reason)) == (0, True)
+
+
+async def test_a_planted_test_is_replaced_and_comes_back_when_the_reward_has_ended(ctx: ToolContext) -> None:
+    await write(ctx, solution=WRONG)
+    await asyncio.to_thread(ctx.terminal, "mkdir hidden && echo pass > hidden/check.py")
+    assert (await plain(ctx)).value == 0
+    await asyncio.to_thread(ctx.restore)
+    assert (await asyncio.to_thread(ctx.read_file, "hidden/check.py"))["content"] == "pass\n"
+
+
+async def test_a_command_past_its_time_scores_0(ctx: ToolContext) -> None:
+    value = await plain(ctx, command="sleep 30", timeout=0.3)
+    assert (value.value, value.reason) == (0, "no end within 0.3 s")
+
+
+async def test_artifacts_are_said_to_come_later(ctx: ToolContext) -> None:
+    with pytest.raises(NotYetAvailable, match="artifacts"):
+        await plain(ctx, apply="patch")
+
+
+async def suite(ctx: ToolContext, *expected: str, command: str = f"{PYTEST} hidden/test_hidden.py") -> RewardValue:
+    files = [{"to": "hidden/test_hidden.py", "content": SUITE}]
+    return await graded(
+        "tests_pass", ctx=ctx, command=f"PYTHONPATH=.:$PYTHONPATH {command}", files=files, expected=list(expected)
+    )
+
+
+@pytest.mark.slow
+async def test_expected_tests_decide_by_their_own_outcome(ctx_with_pytest: ToolContext) -> None:
+    """Many names at one go, since each starts a pytest."""
+    await write(ctx_with_pytest, solution=RIGHT)
+    small = [
+        "test_small",
+        "TestAdd::test_small",
+        "hidden/test_hidden.py::TestAdd::test_small",
+        "test_hidden.py::TestAdd::test_small",
+    ]
+    passed = [*small, "test_each", "test_each[1]", "hidden/test_hidden.py::test_each[2]"]
+    assert (await suite(ctx_with_pytest, *passed)).value == 1
+    not_passed = ["test_unrelated", "test_skipped", "test_expected_to_fail", "test_nowhere"]
+    value = await suite(ctx_with_pytest, *passed, *not_passed)
+    assert (value.value, value.metrics["missing"]) == (0, 4)
+    assert value.reason == f"not passed: {', '.join(not_passed)}"
+    elsewhere = ["other.py::test_each", "Other::test_small", "test_each[3]", "n.py::TestAdd::test_small"]
+    assert (await suite(ctx_with_pytest, *elsewhere)).metrics["missing"] == 4
+
+
+@pytest.mark.slow
+async def test_a_test_of_the_same_name_that_passes_elsewhere_does_not_count(ctx_with_pytest: ToolContext) -> None:
+    await write(ctx_with_pytest, solution=WRONG, test_mine="class TestAdd:\n    def test_small(self): pass")
+    everything = f"{PYTEST} hidden/test_hidden.py test_mine.py"
+    assert (await suite(ctx_with_pytest, "test_mine.py::TestAdd::test_small", command=everything)).value == 1
+    assert (await suite(ctx_with_pytest, "test_hidden.py::TestAdd::test_small", command=everything)).value == 0
+    assert (await suite(ctx_with_pytest, "test_small", command=everything)).value == 0
+
+
+@pytest.mark.slow
+async def test_tests_that_the_agent_made_to_be_skipped_did_not_pass(ctx_with_pytest: ToolContext) -> None:
+    skip = "import pytest\ndef pytest_runtest_setup(item):\n    pytest.skip('no')"
+    await write(ctx_with_pytest, solution=RIGHT, conftest=skip)
+    value = await suite(ctx_with_pytest, "test_small")
+    assert (value.value, value.reason) == (0, "not passed: test_small")
+
+
+async def test_a_planted_report_is_not_read(ctx: ToolContext) -> None:
+    """It could only be found under a name that is drawn after the agent has ended."""
+    report = '<testsuite><testcase classname="hidden.test_hidden" name="test_small"/></testsuite>'
+    plant = f"for n in /tmp/report.xml report.xml /tmp/report-.xml; do echo '{report}' > $n; done"
+    await asyncio.to_thread(ctx.terminal, plant)
+    value = await suite(ctx, "test_small", command="true")
+    assert (value.value, value.reason) == (0, "the command wrote no pytest report")
+
+
+@pytest.mark.parametrize("report", ["", "no xml", "<testsuite><testcase name='test_small'>"])
+async def test_a_report_that_cannot_be_read_scores_0(ctx: ToolContext, report: str) -> None:
+    write_report = f'echo "{report}" > "${{PYTEST_ADDOPTS#*--junitxml=}}"'
+    value = await suite(ctx, "test_small", command=f"true; {write_report}")
+    assert (value.value, "cannot be read" in str(value.reason)) == (0, True)
+
+
+async def test_options_that_the_sandbox_sets_for_pytest_are_kept() -> None:
+    async with ToolRuntime(SandboxConfig(env={"PYTEST_ADDOPTS": "-x --co"})) as runtime:
+        value = await suite(ToolContext(runtime.task_id), "test_small", command="sh -c 'echo $PYTEST_ADDOPTS; exit 3'")
+    assert "-x --co --junitxml=/tmp/report-" in str(value.reason)

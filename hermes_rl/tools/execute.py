@@ -69,6 +69,16 @@ async def execute_calls(
     Neighbours that are `parallel` run together; a tool that is not waits for those before it and holds up
     those after it. `tool_timeout` is seconds for each call.
     """
+    return await runtime.at_home(_execute(calls, toolkit, runtime, turn, tool_timeout))
+
+
+async def _execute(
+    calls: Sequence[Mapping[str, Any]],
+    toolkit: Toolkit,
+    runtime: ToolRuntime,
+    turn: int,
+    tool_timeout: float | None,
+) -> list[ToolOutcome]:
     outcomes: list[ToolOutcome] = []
     for batch in _batches([_read(call, toolkit, turn, i) for i, call in enumerate(calls)]):
         outcomes += await _together([_answer(call, toolkit, runtime, turn, tool_timeout) for call in batch])

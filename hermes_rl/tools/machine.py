@@ -10,18 +10,21 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.tools.own_loop import own_loop
 from hermes_rl.tools.processes import ProcessTable
 from hermes_rl.tools.shell import ShellState
 from hermes_rl.tools.staging import Staging
 from hermes_rl.tools.toolkit import Toolkit
+
+T = TypeVar("T")
 
 _live: dict[str, ToolRuntime] = {}
 """Runtimes by task id, from the moment they are made until they are closed."""
@@ -38,6 +41,7 @@ class ToolRuntime:
         toolkit: Toolkit | None = None,
         state: Any = None,
         factory: Callable[[SandboxConfig], Sandbox] = create_sandbox,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.task_id = task_id or f"task-{uuid.uuid4().hex[:12]}"
         self.config = sandbox or SandboxConfig()
@@ -50,7 +54,8 @@ class ToolRuntime:
         """Files that a reward has put in place."""
         self.start_seconds = 0.0
         """Seconds that starting the sandbox took; 0 where nothing used it."""
-        self.loop: asyncio.AbstractEventLoop | None = _running_loop()
+        self.loop: asyncio.AbstractEventLoop | None = loop or _running_loop()
+        """The loop that the sandbox lives on."""
         self._factory = factory
         self._sandbox: Sandbox | None = None
         self._starting = asyncio.Lock()
@@ -75,6 +80,12 @@ class ToolRuntime:
             if self._sandbox is None:
                 self._sandbox = await self._start()
             return self._sandbox
+
+    async def at_home(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on the loop that the sandbox lives on, from any loop."""
+        if self.loop is None or self.loop is asyncio.get_running_loop():
+            return await work
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
 
     async def settle(self) -> None:
         """The agent has ended: kill its processes, unless the spec keeps them. Rewards look after this."""
@@ -122,10 +133,11 @@ def find_runtime(task_id: str) -> ToolRuntime | None:
 def runtime_for(task_id: str | None, toolkit: Toolkit | None = None) -> ToolRuntime:
     """The live runtime of a task; a new one with the default sandbox where there is none yet.
 
-    A runtime made here is released by `ToolContext(task_id).cleanup()` or by its own `close`.
+    A runtime made here lives on `own_loop`, so that a `ToolContext` may be used on any thread. It is released by
+    `ToolContext(task_id).cleanup()`.
     """
     runtime = _live.get(task_id) if task_id is not None else None
-    return runtime or ToolRuntime(task_id=task_id, toolkit=toolkit)
+    return runtime or ToolRuntime(task_id=task_id, toolkit=toolkit, loop=own_loop())
 
 
 def _register(runtime: ToolRuntime) -> None:

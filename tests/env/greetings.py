@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from hermes_rl import (
@@ -46,9 +45,9 @@ class Greetings(HermesAgentBaseEnv):
             result = await loop.run([{"role": "user", "content": self.format_prompt(item)}])
             ctx = ToolContext(task_id)
             try:
-                self.scores.append(await asyncio.to_thread(asyncio.run, self.compute_reward(item, result, ctx)))
+                self.scores.append(await self.compute_reward(item, result, ctx))
             finally:
-                await asyncio.to_thread(ctx.cleanup)
+                ctx.cleanup()
         await self.evaluate_log({"eval/mean_reward": sum(self.scores) / len(self.scores)}, verbose=False)
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from jinja2 import StrictUndefined, Undefined, nodes
 from jinja2.exceptions import FilterArgumentError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
 
 class NoneInTextError(Exception):
@@ -118,7 +118,7 @@ FILTERS = {
     "quote": lambda value: shlex.quote(str(value)),
 }
 """Filters besides Jinja's own."""
-GLOBALS = {"range": range, "zip": zip, "enumerate": enumerate, "dict": dict}
+GLOBALS = {"range": safe_range, "zip": zip, "enumerate": enumerate, "dict": dict}
 """Names that are there without being columns, besides `row`."""
 ROW = "row"
 _UNWANTED_FILTERS = ("random", "pprint", "urlize", "xmlattr")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ def load_spec(
     demo: bool = False,
     environ: Mapping[str, str] | None = None,
     mode: Mode | None = None,
+    resolved: bool = False,
 ) -> Spec:
     """Load a spec from a path or by the name of a shipped one.
 
@@ -44,6 +46,7 @@ def load_spec(
         demo: change the spec so that it runs without model, network and containers.
         environ: variables for `${VAR}`; default: the environment.
         mode: which of process and serve a flag such as `--env.group_size` is for.
+        resolved: the file is one that `Spec.resolved` gave, whose absolute paths lead where the user's spec lies.
 
     Raises:
         SpecError: with every problem at its place.
@@ -54,11 +57,16 @@ def load_spec(
         root, problems = read_spec_file(path, name)
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
-    return _finish(root, problems, path.stem, overrides, demo, os.environ if environ is None else environ, mode)
+    return _Loading(path.stem, environ, overrides, demo, mode, confined=not resolved).finish(root, problems)
 
 
 def parse_spec(
-    text: str, *, name: str = "<text>", folder: Path | None = None, environ: Mapping[str, str] | None = None
+    text: str,
+    *,
+    name: str = "<text>",
+    folder: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    demo: bool = False,
 ) -> Spec:
     """A spec from text; relative paths start from `folder` (default: the working directory).
 
@@ -66,7 +74,7 @@ def parse_spec(
         SpecError: with every problem at its place.
     """
     root, problems = read_spec_text(text, Source(name, (folder or Path.cwd()).resolve()))
-    return _finish(root, problems, "spec", None, False, os.environ if environ is None else environ, None)
+    return _Loading("spec", environ, demo=demo).finish(root, problems)
 
 
 def find_spec(source: str | Path) -> tuple[Path, str]:
@@ -89,41 +97,40 @@ def shipped_specs() -> dict[str, Path]:
     return {path.stem: path for path in sorted(shipped_dir("specs").glob("*.yaml"))}
 
 
-def _finish(
-    root: MappingNode | None,
-    problems: list[Problem],
-    default_name: str,
-    overrides: Overrides | None,
-    demo: bool,
-    environ: Mapping[str, str],
-    mode: Mode | None,
-) -> Spec:
-    if root is None:
-        raise SpecError(in_order(problems))
-    if overrides is not None:
-        root, found = overrides.apply(root, mode)
-        problems = [*problems, *found]
-    root, found = _prepared(root, default_name, demo, environ)
-    spec, wrong = validate(root)
-    problems = in_order([*problems, *found, *wrong])
-    if spec is None or problems:
-        raise SpecError(problems)
-    spec._demo = demo
-    spec._policy_key = overrides.api_key if overrides is not None else None
-    return spec
+@dataclass(frozen=True)
+class _Loading:
+    """The passes over a tree that was read, and what they depend on."""
 
+    default_name: str
+    environ: Mapping[str, str] | None
+    overrides: Overrides | None = None
+    demo: bool = False
+    mode: Mode | None = None
+    confined: bool = True
 
-def _prepared(
-    root: MappingNode, default_name: str, demo: bool, environ: Mapping[str, str]
-) -> tuple[MappingNode, list[Problem]]:
-    """The tree with name, demo, variables and absolute paths, and what is wrong so far."""
-    if root.get("name") is None:
-        root = root.having(name=scalar(root.mark, default_name))
-    problems = list(literal_secrets(root))
-    tree, unset = substitute(root, environ)
-    assert isinstance(tree, MappingNode)
-    if demo:
-        tree = for_demo(tree)
-    tree, broken = check_templates(absolute(tree))
-    assert isinstance(tree, MappingNode)
-    return tree, [*problems, *unset, *broken]
+    def finish(self, root: MappingNode | None, problems: list[Problem]) -> Spec:
+        if root is None:
+            raise SpecError(in_order(problems))
+        root, found = self._overridden(root)
+        tree, more = self._prepared(root)
+        spec, wrong = validate(tree, confined=self.confined)
+        problems = in_order([*problems, *found, *more, *wrong])
+        if spec is None or problems:
+            raise SpecError(problems)
+        spec._demo = self.demo
+        spec._policy_key = self.overrides.api_key if self.overrides is not None else None
+        return spec
+
+    def _overridden(self, root: MappingNode) -> tuple[MappingNode, list[Problem]]:
+        return (root, []) if self.overrides is None else self.overrides.apply(root, self.mode)
+
+    def _prepared(self, root: MappingNode) -> tuple[MappingNode, list[Problem]]:
+        """The tree with name, variables, demo, and absolute paths, and what is wrong so far."""
+        if root.get("name") is None:
+            root = root.having(name=scalar(root.mark, self.default_name))
+        secrets = list(literal_secrets(root))
+        tree, unset = substitute(root, os.environ if self.environ is None else self.environ)
+        assert isinstance(tree, MappingNode)
+        tree, broken = check_templates(absolute(for_demo(tree) if self.demo else tree))
+        assert isinstance(tree, MappingNode)
+        return tree, [*secrets, *unset, *broken]

@@ -20,8 +20,9 @@ from hermes_rl.spec.rules_sandbox import sources_below
 FolderOf = Callable[[NodePath], Path]
 
 
-def broken_rules(data: dict[str, Any], folder_of: FolderOf) -> Iterator[Fault]:
+def broken_rules(data: dict[str, Any], folder_of: FolderOf | None) -> Iterator[Fault]:
     """Every fault of a spec's plain values."""
     for rule in (*DATA_RULES, *SANDBOX_RULES, *RUN_RULES):
         yield from rule(data)
-    yield from sources_below(data, folder_of)
+    if folder_of is not None:
+        yield from sources_below(data, folder_of)

@@ -117,12 +117,14 @@ def _nullable(top: dict[str, Any], sections: dict[str, Any]) -> None:
     """null is as good as absent everywhere; it deletes what a parent says."""
     for section in (top, *sections.values()):
         for key, field in section.get("properties", {}).items():
-            if _NULLABLE not in field.get("anyOf", []) and "$ref" not in field and _is_typed(field):
+            if "$ref" in field and "description" not in field:  # pydantic leaves out what the section says too
+                field["description"] = sections[field["$ref"].rpartition("/")[2]]["description"]
+            if _NULLABLE not in field.get("anyOf", []) and _is_typed(field):
                 section["properties"][key] = _with_choice(field, dict(_NULLABLE))
 
 
 def _is_typed(field: dict[str, Any]) -> bool:
-    return any(key in field for key in ("type", "anyOf", "oneOf", "enum", "const"))
+    return any(key in field for key in ("type", "anyOf", "oneOf", "enum", "const", "$ref"))
 
 
 def _env_field(name: str) -> dict[str, Any]:

@@ -168,7 +168,8 @@ def _rendered(source: str, row: Mapping[str, Any], where: str, key: str) -> Any:
 
 def _none_in_text(error: NoneInTextError, row: Mapping[str, Any], where: str, key: str) -> TemplateError:
     column = next((name for name in error.columns if name in row and row[name] is None), None)
-    what = f"column `{column}` is None" if column else f"an expression over {', '.join(error.columns)} is None"
+    over = f" over {', '.join(error.columns)}" if error.columns else ""
+    what = f"column `{column}` is None" if column else f"an expression{over} is None"
     message = f"{what}, which cannot be text; use `| default('…')`"
     return TemplateError(message, where=where, row=key, line=error.line, column=column)
 
@@ -230,13 +231,11 @@ def coerce(value: Any, annotation: Any, *, where: str = "", key: str = "") -> An
         TemplateError: it cannot be read as that type.
     """
     try:
-        adapter = _adapter(annotation)
-    except (PydanticUserError, TypeError, NameError):
-        return value  # an annotation that is no type for values, such as a forward reference
-    try:
-        return adapter.validate_python(value)
+        return _adapter(annotation).validate_python(value)
     except ValidationError as error:
         raise _wrong_type(error, where, key) from None
+    except (PydanticUserError, TypeError, NameError):
+        return value  # an annotation that is no type for values, such as a forward reference
 
 
 def _adapter(annotation: Any) -> TypeAdapter[Any]:

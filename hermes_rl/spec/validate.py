@@ -54,14 +54,15 @@ _BOUNDS = {
 }
 
 
-def validate(root: MappingNode) -> tuple[Spec | None, list[Problem]]:
-    """The spec of a tree, or None with its problems."""
+def validate(root: MappingNode, *, confined: bool = True) -> tuple[Spec | None, list[Problem]]:
+    """The spec of a tree, or None with its problems; `confined` keeps the sources of files below their folder."""
     tree = _prune(root, ())
     assert isinstance(tree, MappingNode)
     tree, spec, errors = _parse(tree)
     problems = [problem for error in errors if (problem := _problem(tree, error)) is not None]
     data = plain(tree)
-    for fault in broken_rules(data, lambda path: locate(tree, path)[2].mark.source.folder):
+    folder_of = (lambda path: locate(tree, path)[2].mark.source.folder) if confined else None
+    for fault in broken_rules(data, folder_of):
         if not _is_broken(tree, fault.path):
             problems.append(place(tree, fault.path, fault.at).problem(fault.message))
     if spec is None or problems:

@@ -27,7 +27,14 @@ RENDERED = "rendered"
 class Section(BaseModel):
     """A mapping of the spec: frozen, strict, and without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+        coerce_numbers_to_str=True,  # of what a template renders to; strict reading of YAML does not use it
+    )
 
 
 class FrozenDict(dict[K, V]):

@@ -46,11 +46,11 @@ class File(Section):
 class Limits(Section):
     """What the agent's commands may use; absent means the backend's default."""
 
-    memory: Annotated[Size, MayTemplate()] | None = Field(None, gt=0, description="Bytes of memory, or 2GiB.")
-    processes: Annotated[int, MayTemplate()] | None = Field(None, ge=1, description="Processes at a time.")
-    disk: Annotated[Size, MayTemplate()] | None = Field(None, gt=0, description="Bytes on disk, or 4GiB.")
-    cpu: Annotated[float, MayTemplate()] | None = Field(None, gt=0, description="Processor cores.")
-    open_files: Annotated[int, MayTemplate()] | None = Field(None, ge=1, description="Open files per process.")
+    memory: Annotated[Size, Field(gt=0), MayTemplate()] | None = Field(None, description="Bytes of memory, or 2GiB.")
+    processes: Annotated[int, Field(ge=1), MayTemplate()] | None = Field(None, description="Processes at a time.")
+    disk: Annotated[Size, Field(gt=0), MayTemplate()] | None = Field(None, description="Bytes on disk, or 4GiB.")
+    cpu: Annotated[float, Field(gt=0), MayTemplate()] | None = Field(None, description="Processor cores.")
+    open_files: Annotated[int, Field(ge=1), MayTemplate()] | None = Field(None, description="Open files per process.")
     best_effort: Annotated[bool, MayTemplate()] = Field(
         False, description="A limit that the backend cannot enforce is left out instead of being an error."
     )

@@ -1,0 +1,219 @@
+"""Static checks: code files, rewards and their arguments, names, files, and templates over sample rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.data.check import check_spec
+from hermes_rl.errors import SpecError
+from hermes_rl.spec import Spec, load_spec
+from hermes_rl.spec.annotations import type_of
+from hermes_rl.spec.signatures import function
+
+BASE = 'version: 1\ndataset: {items: [{q: one, n: 3, z: null}]}\nprompt: {user: "{{ q }}"}\n'
+CODE = '''
+"""Code that a spec names."""
+raise RuntimeError("this file must not be run")
+
+def tool(x: int) -> int: ...
+
+class World: ...
+
+async def reward(item, ctx, judge, *, target: str, tolerance: float = 0.5, mode: "str | None" = None) -> float:
+    """Compare.
+
+    Args:
+        target: what is right,
+            in two lines.
+        tolerance: how far off it may be.
+    """
+'''
+
+
+def spec_of(folder: Path, text: str) -> Spec:
+    (folder / "code.py").write_text(CODE)
+    path = folder / "s.yaml"
+    path.write_text(BASE + text)
+    return load_spec(path)
+
+
+def found(folder: Path, text: str) -> list[str]:
+    problems, _ = check_spec(spec_of(folder, text), known_toolsets=["terminal", "file"], known_distributions=["dev"])
+    return [str(problem).removeprefix(f"{folder}/") for problem in problems]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("tools: [{python: code.py:tool}]\nstate: code.py:World\n", None),
+        ("tools: [{python: code.py:tol}]\n", "s.yaml:4:18: code.py has no function `tol`; did you mean `tool`?"),
+        ("tools: [{python: cod.py:tool}]\n", "s.yaml:4:18: there is no file "),
+        ("state: code.py:Word\n", "s.yaml:4:8: code.py has no class `Word`; did you mean `World`?"),
+        ("tools: [{python: s.yaml.py:f}]\n", "s.yaml:4:18: there is no file"),
+        ("rewards: {exact_mach: {}}\n", "s.yaml:4:11: there is no reward `exact_mach`; did you mean `exact_match`?"),
+        ("rewards: {a: {fn: exact_mach}}\n", "s.yaml:4:19: there is no reward `exact_mach`"),
+        ("rewards: {a: {fn: code.py:rewrd}}\n", "s.yaml:4:19: code.py has no function `rewrd`; did you mean `reward`?"),
+        ("rewards: {a: {fn: no.py:reward}}\n", "s.yaml:4:19: there is no file"),
+        (
+            "servers: {judge: {type: scripted}}\nrewards: {a: {fn: code.py:reward, args: {target: x}}}\n",
+            None,
+        ),
+        (
+            "rewards: {a: {fn: code.py:reward, args: {target: x}}}\n",
+            "s.yaml:4:11: `reward` needs `judge`, as an argument or as a server role",
+        ),
+        (
+            "servers: {judge: {type: scripted}}\nrewards: {a: {fn: code.py:reward, args: {target: x, tarket: x}}}\n",
+            "s.yaml:5:53: `reward` has no argument `tarket`; did you mean `target`?",
+        ),
+        (
+            "servers: {judge: {type: scripted}}\n"
+            "rewards: {a: {fn: code.py:reward, args: {target: x, tolerance: lots}}}\n",
+            "s.yaml:5:64: `reward` takes float here",
+        ),
+        (
+            "servers: {judge: {type: scripted}}\nrewards: {a: {fn: code.py:reward, args: {target: '{{ z }}'}}}\n",
+            "s.yaml:5:50: column `z` is None, which cannot be text",
+        ),
+        (
+            "servers: {judge: {type: scripted}}\n"
+            "rewards: {a: {fn: code.py:reward, args: {target: x, tolerance: '{{ q }}'}}}\n",
+            "s.yaml:5:64: the template gives a value that does not fit",
+        ),
+        ("toolsets: [terminl]\n", "s.yaml:4:12: there is no toolset `terminl`; did you mean `terminal`?"),
+        ("toolsets: {distribution: {fil: 0.5}}\n", "s.yaml:4:27: there is no toolset `fil`; did you mean `file`?"),
+        ("toolsets: {distribution: deev}\n", "s.yaml:4:26: there is no distribution `deev`; did you mean `dev`?"),
+        ("user: {server: u, system: {file: u.j2}}\nservers: {u: {type: scripted}}\n", "s.yaml:4:34: there is no file"),
+        ("sandbox: {files: [{to: a, from: nothing}]}\n", "s.yaml:4:33: there is no file or folder"),
+        ("sandbox: {image: rootfs}\n", "s.yaml:4:18: there is no folder or archive"),
+        ("sandbox: {env: {A: '{{ qq }}'}}\n", "s.yaml:4:20: there is no column `qq`; did you mean `q`?"),
+        ("sandbox: {limits: {processes: '{{ q }}'}}\n", "s.yaml:4:31: the template gives a value that does not fit"),
+        ("sandbox: {limits: {processes: '{{ n }}'}}\n", None),
+        (
+            "solution:\n  turns:\n    - say: |\n        Fine.\n        Not {{ quux }}.\n",
+            "s.yaml:8:13: there is no column `quux`",
+        ),
+        (
+            "solution:\n  turns:\n    - say: >\n"
+            "        Folded {{ q }}\n        text and {{ quux }}\n        and more.\n",
+            "s.yaml:8:18: there is no column `quux`",
+        ),
+        ("artifacts: {a: {command: 'git diff {{ base }}'}}\n", "s.yaml:4:26: there is no column `base`"),
+    ],
+)
+def test_findings(tmp_path: Path, text: str, expected: str | None) -> None:
+    problems = found(tmp_path, text)
+    if expected is None:
+        assert not problems
+    else:
+        assert len(problems) == 1, problems
+        assert problems[0].startswith(expected)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "s.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_columns_and_filter_name_their_line(tmp_path: Path) -> None:
+    text = (
+        'version: 1\ndataset:\n  items: [{q: a}]\n  columns:\n    a: "{{ q }}"\n    b: |-\n'
+        "      {{ a }}\n      {{ c }}\n"
+        'prompt: {user: "{{ b }}"}\n'
+    )
+    problems, _ = check_spec(load_spec(write(tmp_path, text)))
+    assert str(problems[0]).endswith("s.yaml:8:7: there is no column `c` (row 1)")
+    text = 'version: 1\ndataset: {items: [{q: a}], filter: "qq == 1"}\nprompt: {user: "{{ q }}"}\n'
+    problems, _ = check_spec(load_spec(write(tmp_path, text)))
+    assert ":2:36: there is no column `qq`; did you mean `q`?" in str(problems[0])
+
+
+def test_template_files_are_named_themselves(tmp_path: Path) -> None:
+    (tmp_path / "p.j2").write_text("Hello\n{{ nme }}\n")
+    text = "version: 1\ndataset: {items: [{name: a}]}\nprompt: {user: {file: p.j2}}\n"
+    problems, _ = check_spec(load_spec(write(tmp_path, text)))
+    assert str(problems[0]) == f"{tmp_path}/p.j2:2:1: there is no column `nme`; did you mean `name`? (row 1)"
+
+
+def test_local_data_is_read(tmp_path: Path) -> None:
+    text = "version: 1\ndataset: {path: json, data_files: d.jsonl, key: id}\nprompt: {user: '{{ q }}'}\n"
+    path = write(tmp_path, text)
+    problems, _ = check_spec(load_spec(path))
+    assert str(problems[0]).endswith("d.jsonl: no such file") and ":2:" in str(problems[0])
+    (tmp_path / "d.jsonl").write_text('{"q": "a", "id": 1}\n{"q": "b", "id": 1}\n')
+    problems, _ = check_spec(load_spec(path))
+    assert ":2:49: dataset.key: `1` of row 2 is there already" in str(problems[0])
+    (tmp_path / "d.jsonl").write_text('{"q": "a", "id": 1}\n{"q": oops}\n')
+    problems, _ = check_spec(load_spec(path))
+    assert "d.jsonl:2: is not JSON" in str(problems[0])
+    (tmp_path / "d.jsonl").write_text("")
+    problems, _ = check_spec(load_spec(path))
+    assert "no row is left" in str(problems[0])
+
+
+def test_what_only_a_hub_could_tell_is_a_warning(tmp_path: Path) -> None:
+    text = "version: 1\ndataset: {path: org/data}\nprompt: {user: '{{ q }}'}\nsandbox: {backend: docker, image: x}\n"
+    problems, warnings = check_spec(load_spec(write(tmp_path, text)))
+    assert not problems
+    messages = "\n".join(warning.message for warning in warnings)
+    assert "on the hub" in messages and "docker" in messages and "no rewards" in messages
+
+
+def test_a_fallback_is_checked(tmp_path: Path) -> None:
+    text = "version: 1\ndataset: {path: org/data, fallback: {items: [{p: a}]}}\nprompt: {user: '{{ q }}'}\n"
+    problems, _ = check_spec(load_spec(write(tmp_path, text)))
+    assert "there is no column `q`" in str(problems[0])
+
+
+def test_weights_of_zero_are_a_warning(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "rewards: {exact_match: {weight: 0, args: {target: x}}}\n")
+    _, warnings = check_spec(spec)
+    assert [warning.message for warning in warnings] == ["every weight is 0, so every rollout scores the same"]
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parent / "specs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_examples_lack_only_what_is_to_come(path: Path) -> None:
+    spec = load_spec(path, environ={})
+    names = ["terminal", "file", "code_execution", "web"]
+    problems, _ = check_spec(spec, known_toolsets=names)
+    assert all("there is no reward" in problem.message for problem in problems), problems
+
+
+def test_signatures_are_read_without_running(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(CODE)
+    signature = function(tmp_path / "code.py", "reward")
+    assert signature is not None and signature.help == "Compare."
+    by_name = {one.name: one for one in signature.arguments()}
+    assert list(by_name) == ["judge", "target", "tolerance", "mode"]
+    assert by_name["target"].help == "what is right, in two lines." and by_name["target"].required
+    assert (by_name["tolerance"].default, by_name["mode"].annotation) == (0.5, "str | None")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("int", int),
+        ("list[str]", list[str]),
+        ("int | None", int | None),
+        ("dict[str, list[int]] | None", dict[str, list[int]] | None),
+        ("tuple[int, ...]", tuple[int, ...]),
+        ("'float'", float),
+        ("MyClass", None),
+        ("", None),
+        ("a b", None),
+        ("list[MyClass]", None),
+    ],
+)
+def test_annotations(text: str, kind: object) -> None:
+    assert type_of(text) == kind
+
+
+def test_errors_of_columns_are_spec_errors_when_rows_are_loaded(tmp_path: Path) -> None:
+    from hermes_rl.data.load import load_rows
+
+    text = 'version: 1\ndataset: {items: [{q: a}], columns: {b: "{{ qq }}"}}\nprompt: {user: "{{ b }}"}\n'
+    with pytest.raises(SpecError, match=r"s\.yaml:2:41: there is no column `qq`"):
+        load_rows(load_spec(write(tmp_path, text)), "train", notify=print)

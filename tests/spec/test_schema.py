@@ -1,0 +1,128 @@
+"""The JSON Schema: valid, fresh, complete, and of one mind with the loader about the examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from hermes_rl.spec.env_fields import PASSED
+from hermes_rl.spec.rewards_known import shipped_rewards
+from hermes_rl.spec.schema import schema_text, spec_json_schema
+
+HERE = Path(__file__).parent
+MINIMAL: dict[str, Any] = {"dataset": {"items": [{"q": "a"}]}, "prompt": {"user": "x"}}
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    return spec_json_schema()
+
+
+@pytest.fixture(scope="module")
+def validator(schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def test_it_is_fresh() -> None:
+    committed = HERE.parents[1] / "docs" / "spec.schema.json"
+    assert committed.read_text(encoding="utf-8") == schema_text(), "run: hermes-rl schema > docs/spec.schema.json"
+
+
+@pytest.mark.parametrize("path", sorted((HERE / "specs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_examples_are_valid(path: Path, validator: jsonschema.Draft202012Validator) -> None:
+    errors = list(validator.iter_errors(yaml.safe_load(path.read_text(encoding="utf-8"))))
+    assert not errors, errors[0].message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"agent": {"max_turns": "${N}"}},
+        {"process": {"drop_uniform": "${DROP:-true}", "format": "${F}"}},
+        {"sandbox": {"limits": {"memory": "{{ m }}", "processes": "{{ p }}", "disk": "2GiB"}}},
+        {"toolsets": ["a"], "wandb": "project"},
+        {"toolsets": {"distribution": {"web": 0.5}}},
+        {"servers": {"policy": {"type": "scripted"}, "judge": [{"base_url": "http://a"}]}},
+        {"rewards": {"exact_match": {"args": {"target": "{{ t }}"}}}},
+        {"rewards": {"mine": {"fn": "a.py:f", "args": {"anything": 1}}}},
+        {"sandbox": {"network": ["a.example"], "files": "{{ files }}"}},
+        {"env": {"inference_weight": 2.0, "max_num_workers": "${W}"}},
+        {"agent": None, "wandb": None},
+    ],
+)
+def test_good(changes: dict[str, Any], validator: jsonschema.Draft202012Validator) -> None:
+    errors = list(validator.iter_errors({**MINIMAL, **changes}))
+    assert not errors, errors[0].message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"agnet": {}},
+        {"agent": {"max_turns": "many"}},
+        {"agent": {"max_turns": "{{ n }}"}},
+        {"rewards": {"exact_match": {"args": {"tarket": "x"}}}},
+        {"rewards": {"a": {"fn": "exact_match", "args": {"tarket": "x"}}}},
+        {"env": {"group_size": 3}},
+        {"servers": {"policy": {"type": "trl"}}},
+        {"servers": {"policy": []}},
+    ],
+)
+def test_bad(changes: dict[str, Any], validator: jsonschema.Draft202012Validator) -> None:
+    assert list(validator.iter_errors({**MINIMAL, **changes}))
+
+
+def test_a_child_may_leave_out_what_its_parent_says(validator: jsonschema.Draft202012Validator) -> None:
+    assert not list(validator.iter_errors({"extends": "a.yaml", "agent": {"max_turns": 3}}))
+    assert list(validator.iter_errors({"agent": {"max_turns": 3}}))
+
+
+def _fields(node: Any, path: str = "") -> Any:
+    if isinstance(node, dict):
+        for name, field in node.get("properties", {}).items():
+            if isinstance(field, dict) and not name.startswith("args_"):
+                yield f"{path}.{name}", field
+        for key, value in node.items():
+            yield from _fields(value, f"{path}.{key}")
+    elif isinstance(node, list):
+        for value in node:
+            yield from _fields(value, path)
+
+
+def test_every_key_has_help(schema: dict[str, Any]) -> None:
+    bare = [
+        path
+        for path, field in _fields(schema)
+        if "description" not in field and ".allOf" not in path and ".then" not in path and ".rewards" not in path
+    ]
+    assert not bare
+
+
+def test_numbers_have_a_unit_in_their_help(schema: dict[str, Any]) -> None:
+    timeouts = [
+        (path, field) for path, field in _fields(schema) if path.rpartition(".")[2] in ("timeout", "tool_timeout")
+    ]
+    assert timeouts
+    assert all("econds" in field["description"] for path, field in timeouts), timeouts
+
+
+def test_arguments_of_shipped_rewards_are_there(schema: dict[str, Any]) -> None:
+    for name in shipped_rewards():
+        arguments = schema["$defs"][f"args_{name}"]
+        assert arguments["description"]
+        assert not {"item", "result", "ctx", "state", "group"} & arguments["properties"].keys()
+        assert all(field["description"] for field in arguments["properties"].values())
+    assert "target" in schema["$defs"]["args_exact_match"]["properties"]
+
+
+def test_the_fields_of_the_environment_are_there(schema: dict[str, Any]) -> None:
+    assert (
+        schema["properties"]["env"]["properties"].keys() == PASSED.keys()
+        if "properties" in schema["properties"]["env"]
+        else True
+    )

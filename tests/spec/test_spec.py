@@ -1,0 +1,247 @@
+"""The typed spec: frozen, comparable, with defaults; demo, fingerprint, resolved form, and the example specs."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from hermes_rl.errors import UserError
+from hermes_rl.spec import Spec, load_spec, parse_spec, shipped_specs
+from hermes_rl.spec.model import FrozenDict, TextFile
+from hermes_rl.spec.sizes import parse_duration, parse_size
+
+SPECS = sorted((Path(__file__).parent / "specs").glob("*.yaml"))
+BASE = 'version: 1\ndataset: {items: [{q: a}]}\nprompt: {user: "{{ q }}"}\n'
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_example_specs_load_and_load_again_as_they_ran(path: Path, tmp_path: Path) -> None:
+    spec = load_spec(path, environ={})
+    assert spec.name == path.stem
+    copied = tmp_path / "spec.yaml"
+    copied.write_text(yaml.safe_dump(json.loads(json.dumps(spec.resolved())), sort_keys=False, allow_unicode=True))
+    assert load_spec(copied, environ={}, resolved=True) == spec
+    assert load_spec(copied, environ={}, resolved=True).fingerprint() == spec.fingerprint()
+    assert load_spec(path, environ={}, demo=True).servers["policy"][0].type == "scripted"
+
+
+def test_there_are_eight_examples() -> None:
+    assert len(SPECS) == 8
+
+
+def test_details_of_the_examples() -> None:
+    specs = {path.stem: load_spec(path, environ={}) for path in SPECS}
+    swe = specs["swe-tests"]
+    assert swe.sandbox.limits.memory == 2 * 2**30
+    assert [server.type for server in swe.servers["policy"]] == ["sglang", "sglang"]
+    assert swe.endings == {"token_budget": "mask", "timeout": "mask", "max_turns": 0}
+    assert swe.solution is not None and swe.solution.patch == "{{ patch }}"
+    assert specs["terminal-bench"].dataset.eval is not None and specs["terminal-bench"].dataset.eval.only
+    assert specs["gsm8k-hard"].agent.max_turns == 12 and specs["gsm8k-hard"].agent.max_tokens == 1024
+    assert list(specs["gsm8k-hard"].rewards) == ["correct", "boxed", "short"]
+    assert specs["gsm8k"].servers["policy"][0].base_url == "http://localhost:9001/v1"
+    assert specs["web-research"].wandb is not None and specs["web-research"].wandb.mode == "offline"
+    assert specs["retail-desk"].rewards["db"].fn == f"{SPECS[0].parent.parent}/rewards/retail.py:db_equal"
+    mcp = specs["mcp-inventory"].tools[0].mcp
+    assert mcp is not None and mcp.command == ("python3", "inventory.py") and mcp.allow == ("count", "move")
+
+
+def test_the_shipped_copy_is_the_example() -> None:
+    shipped = shipped_specs()["terminal-files"]
+    assert shipped.read_bytes() == next(path for path in SPECS if path.stem == "terminal-files").read_bytes()
+    assert load_spec("terminal-files") == load_spec(shipped)
+
+
+def test_an_unknown_spec_is_named() -> None:
+    with pytest.raises(UserError, match="did you mean `terminal-files`"):
+        load_spec("terminal-flies")
+    with pytest.raises(UserError, match="no such file"):
+        load_spec("/nowhere/at/all.yaml")
+
+
+def test_defaults() -> None:
+    spec = parse_spec(BASE)
+    assert (spec.seed, spec.agent.max_turns, spec.agent.temperature) == (0, 30, 1.0)
+    assert (spec.process.group_size, spec.process.groups, spec.evaluate.rollouts) == (4, 100, 1)
+    assert (spec.sandbox.backend, spec.sandbox.timeout, spec.sandbox.network) == ("bubblewrap", 120, False)
+    assert (spec.toolsets.enabled, dict(spec.servers), spec.wandb) == ((), {}, None)
+    assert spec.serve.api_url == "http://localhost:8000"
+    assert (spec.tool_timeout, spec.command_timeout) == (300, 120)
+
+
+def test_the_minimum_of_nested_timeouts_wins() -> None:
+    spec = parse_spec(BASE + "sandbox: {timeout: 500}\n")
+    assert (spec.tool_timeout, spec.command_timeout) == (500, 500)
+    spec = parse_spec(BASE + "sandbox: {timeout: 500}\nagent: {tool_timeout: 200, timeout: 100}\n")
+    assert (spec.tool_timeout, spec.command_timeout) == (100, 100)
+
+
+def test_evaluation_is_greedy_for_single_rollouts() -> None:
+    assert parse_spec(BASE).agent_for("evaluate").temperature == 0
+    assert parse_spec(BASE).agent_for("process").temperature == 1
+    assert parse_spec(BASE + "evaluate: {rollouts: 2}\n").agent_for("evaluate").temperature == 1
+    spec = parse_spec(BASE + "evaluate: {agent: {temperature: 0.3, max_turns: 2}}\n")
+    assert (spec.agent_for("evaluate").temperature, spec.agent_for("evaluate").max_turns) == (0.3, 2)
+
+
+def test_a_spec_cannot_be_changed() -> None:
+    spec = parse_spec(BASE + "rewards: {a: {args: {x: [1, {y: 2}]}}}\nsandbox: {env: {A: b}}\n")
+    with pytest.raises(ValidationError):
+        spec.seed = 3
+    with pytest.raises(ValidationError):
+        spec.agent.max_turns = 3
+    for mapping in (spec.rewards, spec.rewards["a"].args, spec.sandbox.env, spec.rewards["a"].args["x"][1]):
+        with pytest.raises(TypeError, match="cannot be changed"):
+            mapping["z"] = 1
+    assert spec.rewards["a"].args["x"] == (1, {"y": 2})
+    assert pickle.loads(pickle.dumps(spec.sandbox)) == spec.sandbox
+    assert copy.deepcopy(FrozenDict({"a": 1})) == {"a": 1}
+
+
+def test_equal_where_the_keys_are() -> None:
+    assert parse_spec(BASE) == parse_spec("\n# moved\n" + BASE, name="other.yaml")
+    assert parse_spec(BASE) != parse_spec(BASE + "seed: 1\n")
+    assert len({parse_spec(BASE), parse_spec(BASE)}) == 1
+
+
+def test_other_ways_to_write_a_value() -> None:
+    spec = parse_spec(
+        BASE
+        + "toolsets: [a]\nwandb: p\ntools: [{mcp: {name: m, command: 'python3 -m s \"a b\"'}}]\n"
+        + "sandbox: {env: {PORT: 8080, ON: true}, files: [{to: a, content: '', mode: 0755}],"
+        + " limits: {memory: 1.5GiB}}\n"
+        + "budget: {deadline: 1h30m}\n"
+    )
+    assert spec.toolsets.enabled == ("a",)
+    assert spec.tools[0].mcp is not None and spec.tools[0].mcp.command == ("python3", "-m", "s", "a b")
+    assert spec.sandbox.env == {"PORT": "8080", "ON": "true"}
+    assert (spec.sandbox.files[0].mode, spec.sandbox.limits.memory) == (0o755, 1610612736)
+    assert spec.budget.deadline == 5400
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("512", 512), ("2GiB", 2**31), ("2 GB", 2 * 10**9), ("1k", 1000), ("1Ki", 1024)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("15m", 900), ("1h30m", 5400), ("2d", 172800), ("1.5h", 5400)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "x", "3 weeks", "m3"])
+def test_not_a_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="not a duration"):
+        parse_duration(text)
+
+
+def test_text_files_and_parts() -> None:
+    spec = parse_spec(
+        "version: 1\ndataset: {items: [{q: a, i: b}]}\n"
+        "prompt:\n  system: {file: s.j2}\n  user: [{text: '{{ q }}'}, {image: '{{ i }}'}]\n",
+        folder=Path("/f"),
+    )
+    assert spec.prompt.system == TextFile(file="/f/s.j2")
+    assert isinstance(spec.prompt.user, tuple) and spec.prompt.user[1].image == "{{ i }}"
+    whole = parse_spec("version: 1\ndataset: {items: [{m: []}]}\nprompt: {messages: '{{ m }}'}\n")
+    assert whole.prompt.messages == "{{ m }}"  # type: ignore[comparison-overlap]
+
+
+def test_secrets_are_free_in_rows_and_arguments() -> None:
+    spec = parse_spec(
+        'version: 1\ndataset: {items: [{password: a, token: b}]}\nprompt: {user: "{{ token }}"}\n'
+        "rewards: {r: {args: {password: x}}}\n"
+        "solution: {turns: [{tools: [{name: login, args: {password: x}}]}]}\n"
+        'sandbox: {env: {PASSWORD: "{{ password }}"}}\n'
+    )
+    assert spec.rewards["r"].args["password"] == "x"
+
+
+def test_demo() -> None:
+    text = BASE + (
+        "sandbox: {backend: docker, image: debian, setup: [ls]}\n"
+        "servers: {policy: {type: vllm, base_url: 'http://a', model: m}, judge: {base_url: 'http://b', model: j}}\n"
+    )
+    path = Path("/tmp") / "unused"
+    assert not path.exists()
+    spec = parse_spec(text)
+    assert not spec.demo
+    demo = parse_spec(text, demo=True)
+    assert demo.demo
+    assert (demo.servers["policy"][0].type, demo.servers["policy"][0].deviate) == ("scripted", 0.4)
+    assert demo.servers["judge"][0].type == "scripted"
+    assert (demo.sandbox.backend, demo.sandbox.image, demo.sandbox.setup) == ("bubblewrap", None, ("ls",))
+    own = parse_spec(BASE + "servers: {policy: {type: scripted, deviate: 0.1}}\n", demo=True)
+    assert own.servers["policy"][0].deviate == 0.1
+
+
+def fingerprint(text: str, folder: Path | None = None, **options: Any) -> str:
+    return parse_spec(text, folder=folder, **options).fingerprint()
+
+
+def test_the_fingerprint_follows_what_defines_a_rollout(tmp_path: Path) -> None:
+    text = BASE + "servers: {policy: {base_url: 'http://a', model: m}}\n"
+    same = fingerprint(text)
+    assert len(same) == 8 and int(same, 16) >= 0
+    for more in (
+        "rewards: {a: {fn: exact_match}}\n", "process: {groups: 7}\n", "description: x\n", "budget: {max_tokens: 9}\n",
+        "sandbox: {timeout: 9}\n", "agent: {tool_timeout: 9}\n", "wandb: x\n",
+        "serve: {group_size: 2}\n", "name: other\n",
+    ):  # fmt: skip
+        assert fingerprint(text + more) == same, more
+    assert fingerprint(text.replace("http://a", "http://b")) == same
+    assert fingerprint(text.replace("model: m", "model: m, timeout: 5, max_concurrency: 2, api_key_env: K")) == same
+    for more in ("agent: {temperature: 0.5}\n", "seed: 3\n", "toolsets: [file]\n", "sandbox: {setup: [ls]}\n"):
+        assert fingerprint(text + more) != same, more
+    assert fingerprint(text.replace("model: m", "model: n")) != same
+    assert fingerprint(text.replace("{q: a}", "{q: b}")) != same
+
+
+def test_the_fingerprint_follows_the_content_of_files(tmp_path: Path) -> None:
+    text = BASE + "tools: [{python: t.py:f}]\nsandbox: {files: [{to: a, from: d}]}\n"
+    prints = []
+    for folder, code, data in (("a", "1", "x"), ("b", "1", "x"), ("c", "2", "x"), ("d", "1", "y")):
+        here = tmp_path / folder
+        (here / "d").mkdir(parents=True)
+        (here / "t.py").write_text(f"def f(): return {code}\n")
+        (here / "d" / "file").write_text(data)
+        prints.append(fingerprint(text, here))
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 3
+
+
+def test_problems_find_their_place() -> None:
+    spec = parse_spec(BASE + "rewards:\n  a:\n    args: {x: 1}\n", name="s.yaml")
+    assert str(spec.problem(("rewards", "a", "args", "x"), "m")) == "s.yaml:6:15: m"
+    assert str(spec.problem(("rewards", "a", "args", "x"), "m", at="key")) == "s.yaml:6:12: m"
+    assert str(spec.problem(("rewards", "a", "weight"), "m")) == "s.yaml:5:3: m"
+    assert str(spec.problem(("agent",), "m")) == "s.yaml:1:1: m"
+    assert spec.is_written(("rewards", "a")) and not spec.is_written(("rewards", "b"))
+
+
+def test_importing_is_light() -> None:
+    code = (
+        "import sys, hermes_rl.spec, hermes_rl.spec.check, hermes_rl.data.check, hermes_rl.spec.schema; "
+        "print([m for m in ('datasets', 'transformers', 'atroposlib', 'torch', 'pandas') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_class_can_be_built_by_hand() -> None:
+    spec = Spec.model_validate({"dataset": {"items": [{"q": "a"}]}, "prompt": {"user": "x"}})
+    assert spec.resolved() == {"dataset": {"items": [{"q": "a"}]}, "prompt": {"user": "x"}}
+    assert str(spec.problem(("agent",), "m")) == "spec: m"

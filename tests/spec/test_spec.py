@@ -96,12 +96,12 @@ def test_evaluation_is_greedy_for_single_rollouts() -> None:
 def test_a_spec_cannot_be_changed() -> None:
     spec = parse_spec(BASE + "rewards: {a: {args: {x: [1, {y: 2}]}}}\nsandbox: {env: {A: b}}\n")
     with pytest.raises(ValidationError):
-        spec.seed = 3
+        spec.seed = 3  # type: ignore[misc]
     with pytest.raises(ValidationError):
-        spec.agent.max_turns = 3
+        spec.agent.max_turns = 3  # type: ignore[misc]
     for mapping in (spec.rewards, spec.rewards["a"].args, spec.sandbox.env, spec.rewards["a"].args["x"][1]):
         with pytest.raises(TypeError, match="cannot be changed"):
-            mapping["z"] = 1
+            mapping["z"] = 1  # type: ignore[index]
     assert spec.rewards["a"].args["x"] == (1, {"y": 2})
     assert pickle.loads(pickle.dumps(spec.sandbox)) == spec.sandbox
     assert copy.deepcopy(FrozenDict({"a": 1})) == {"a": 1}

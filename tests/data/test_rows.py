@@ -1,0 +1,334 @@
+"""Sources, derived columns, filter, key, order and limit."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_rl.data.files import read_files
+from hermes_rl.data.hashing import digest
+from hermes_rl.data.load import Split, load_rows
+from hermes_rl.data.rows import Rows
+from hermes_rl.errors import UserError
+from hermes_rl.spec import Spec, parse_spec
+
+
+def spec_of(dataset: str, folder: Path | None = None, more: str = "") -> Spec:
+    text = f"version: 1\ndataset:\n{dataset}\nprompt: {{user: x}}\n{more}"
+    return parse_spec(text, folder=folder)
+
+
+def load(spec: Spec, split: Split = "train") -> Rows:
+    return load_rows(spec, split, notify=lambda text: None)
+
+
+ITEMS = "  items: [{q: a, n: 1}, {q: b, n: 2}, {q: c, n: 3}, {q: a, n: 1}]\n"
+
+
+def test_items() -> None:
+    rows = load(spec_of(ITEMS))
+    assert (len(rows), rows.length, [row.columns["q"] for row in rows]) == (4, 4, ["a", "b", "c", "a"])
+    assert [row.index for row in rows] == [0, 1, 2, 3]
+    assert [row.columns for row in rows] == [row.columns for row in rows]
+    assert rows[1].columns["n"] == 2 and rows[-1].key == rows[3].key
+    with pytest.raises(IndexError):
+        rows[9]
+
+
+def test_keys_are_content_and_occurrence() -> None:
+    keys = [row.key for row in load(spec_of(ITEMS))]
+    assert keys[3] == f"{keys[0]}-2" and len(set(keys)) == 4
+    assert keys == [row.key for row in load(spec_of(ITEMS + "  columns: {z: '{{ n * 2 }}'}\n"))]
+    assert keys[1] == load(spec_of("  items: [{n: 2, q: b}]\n"))[0].key
+
+
+def test_rows_cannot_be_changed() -> None:
+    row = load(spec_of(ITEMS))[0]
+    with pytest.raises(TypeError):
+        row.columns["q"] = "z"  # type: ignore[index]
+
+
+def test_columns_in_order_then_filter_then_key() -> None:
+    spec = spec_of(
+        "  items: [{q: a, n: 1}, {q: b, n: 2}]\n"
+        "  columns: {double: '{{ n * 2 }}', text: 'x{{ double }}'}\n  filter: double > 2\n  key: text\n"
+    )
+    assert [(row.key, row.columns["double"], row.index) for row in load(spec)] == [("x4", 4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("  key: q\n", "`a` of row 4 is there already"),
+        ("  key: qq\n", "no column `qq`"),
+        ("  key: z\n  columns: {z: '{{ none }}'}\n", "is empty"),
+        ("  filter: m > 1\n", "no column `m`"),
+        ("  filter: n > 'x'\n", "TypeError"),
+    ],
+)
+def test_errors_of_rows(more: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load(spec_of(ITEMS + more))
+
+
+def test_limit_and_shuffle() -> None:
+    plain = [row.key for row in load(spec_of(ITEMS))]
+    shuffled = [row.key for row in load(spec_of(ITEMS + "  shuffle: 7\n"))]
+    assert sorted(shuffled) == sorted(plain)
+    assert shuffled == [row.key for row in load(spec_of(ITEMS + "  shuffle: 7\n"))]
+    orders = {tuple(row.key for row in load(spec_of(ITEMS + f"  shuffle: {seed}\n"))) for seed in range(12)}
+    assert len(orders) > 4
+    assert [row.key for row in load(spec_of(ITEMS + "  shuffle: 7\n  limit: 2\n"))] == shuffled[:2]
+
+
+def test_without_eval_there_are_no_evaluation_rows() -> None:
+    assert len(load(spec_of(ITEMS), "eval")) == 0
+
+
+def test_only_evaluation() -> None:
+    spec = spec_of(ITEMS + "  eval: only\n")
+    assert (len(load(spec)), len(load(spec, "eval"))) == (0, 4)
+    assert len(load(spec_of(ITEMS + "  eval: {only: true, limit: 2}\n"), "eval")) == 2
+
+
+def test_fingerprints() -> None:
+    assert load(spec_of(ITEMS)).fingerprint == load(spec_of(ITEMS)).fingerprint
+    assert load(spec_of(ITEMS)).fingerprint != load(spec_of(ITEMS + "  limit: 2\n")).fingerprint
+
+
+def test_json_lines_lists_and_single_objects(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"q": "a"}\n\n{"q": "b", "z": 1}\n')
+    (tmp_path / "b.json").write_text('[{"q": "c"},\n {"q": "d"}]')
+    (tmp_path / "c.json").write_text('{\n "q": "e"\n}\n')
+    (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(b'{"q": "f"}\n'))
+    spec = spec_of("  {path: json, data_files: [a.jsonl, b.json, c.json, '*.gz']}", tmp_path)
+    rows = [dict(row.columns) for row in load(spec)]
+    assert [row["q"] for row in rows] == list("abcdef")
+    assert rows[0] == {"q": "a", "z": None}
+
+
+def test_csv(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('id,n,x,text\n007,1,1.5,"a, b"\n008,,2,\n')
+    rows = load(spec_of("  {path: csv, data_files: a.csv}", tmp_path))
+    assert [dict(row.columns) for row in rows] == [
+        {"id": "007", "n": 1, "x": 1.5, "text": "a, b"},
+        {"id": "008", "n": None, "x": 2.0, "text": None},
+    ]
+
+
+def test_data_files_by_split(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"q": "a"}\n{"q": "b"}\n')
+    (tmp_path / "b.jsonl").write_text('{"q": "c"}\n{"q": "b"}\n')
+    spec = spec_of("  path: json\n  data_files: {train: a.jsonl, test: b.jsonl}\n  eval: {split: test}\n", tmp_path)
+    said: list[str] = []
+    train = load_rows(spec, "train", notify=said.append)
+    assert [row.columns["q"] for row in train] == ["a"], "a row of the other split is not trained on"
+    assert "1 training rows are also in split test" in said[0]
+    assert [row.columns["q"] for row in load(spec, "eval")] == ["c", "b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"q": 1}\n[1]\n', r"a\.jsonl:2: expected an object"),
+        ('{"q": 1}\n{"q": }\n', r"a\.jsonl:2: is not JSON"),
+        ("[1, 2]", "row 1: expected an object"),
+        ('[{"q": 1},\n{"q": }]', r"a\.jsonl:2: is not JSON"),
+    ],
+)
+def test_broken_json(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(UserError, match=message):
+        read_files("json", [str(tmp_path / "a.jsonl")])
+
+
+def test_broken_files(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n1,2,3\n")
+    with pytest.raises(UserError, match="more fields than there are columns"):
+        read_files("csv", [str(tmp_path / "a.csv")])
+    (tmp_path / "b.jsonl").write_bytes(b'{"q": "\xff"}')
+    with pytest.raises(UserError, match="not UTF-8 at byte 7"):
+        read_files("json", [str(tmp_path / "b.jsonl")])
+    with pytest.raises(UserError, match=r"did you mean `b\.jsonl`"):
+        read_files("json", [str(tmp_path / "c.jsonl")])
+    with pytest.raises(UserError, match="no such file"):
+        read_files("json", [str(tmp_path / "*.parquet")])
+
+
+def test_a_split_that_the_files_do_not_have(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"q": 1}\n')
+    with pytest.raises(UserError, match=r"write \{train: …, test: …\}"):
+        load(spec_of("  path: json\n  data_files: a.jsonl\n  eval: {split: test}\n", tmp_path), "eval")
+    with pytest.raises(UserError, match="no split `test`; did you mean `tests`"):
+        files = "{train: a.jsonl, tests: a.jsonl}"
+        load(spec_of(f"  path: json\n  data_files: {files}\n  eval: {{split: test}}\n", tmp_path), "eval")
+
+
+GENERATORS = """
+from itertools import count
+def few(*, seed, split):
+    for n in range(20):
+        yield {"q": f"{split} {seed} {n}"}
+def endless(*, seed, split):
+    for n in count():
+        yield {"q": n}
+def wrong(*, seed, split):
+    yield 3
+"""
+
+
+def generator(tmp_path: Path, name: str, more: str = "") -> Spec:
+    (tmp_path / "g.py").write_text(GENERATORS)
+    return spec_of(f"  generator: g.py:{name}\n{more}", tmp_path, "seed: 5\n")
+
+
+def test_a_generator_that_ends_is_finite(tmp_path: Path) -> None:
+    spec = generator(tmp_path, "few", "  eval: {fraction: 0.25}\n")
+    train, held = load(spec), load(spec, "eval")
+    assert (train.length, held.length) == (15, 5)
+    assert all(row.columns["q"].startswith("train 5 ") for row in held)
+
+
+def test_an_endless_generator(tmp_path: Path) -> None:
+    spec = generator(tmp_path, "endless", "  eval: {fraction: 0.2}\n  limit: 100\n")
+    train, held = load(spec), load(spec, "eval")
+    assert train.length is None and held.length is None
+    with pytest.raises(TypeError, match="look at `length`"):
+        len(train)
+    first = [row.key for row in train]
+    assert len(first) == 100 and first == [row.key for row in train]
+    others = [row.key for row in held]
+    assert 5 <= len(others) <= 60, "those that lie between the training rows"
+    assert not set(first) & set(others)
+
+
+def test_endless_rows_in_a_moving_shuffle(tmp_path: Path) -> None:
+    rows = load(generator(tmp_path, "endless", "  shuffle: 3\n"))
+    numbers = [row.columns["q"] for row in islice(rows, 50)]
+    assert numbers == [row.columns["q"] for row in islice(rows, 50)]
+    assert numbers != sorted(numbers) and max(numbers) < 1100
+
+
+def test_eval_limits_of_endless_rows(tmp_path: Path) -> None:
+    spec = generator(tmp_path, "endless", "  eval: {fraction: 0.2, limit: 7}\n")
+    assert len(list(load(spec, "eval"))) == 7
+    assert len(list(islice(load(spec), 3000))) == 3000
+
+
+def test_a_generator_that_yields_no_rows(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="row 0 is a int; yield dicts"):
+        load(generator(tmp_path, "wrong"))
+
+
+class FakeHub:
+    """Stands for `datasets.load_dataset`."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, path: str, **arguments: Any) -> Any:
+        self.calls.append((path, arguments))
+        if self.error is not None:
+            raise self.error
+        rows = [{"q": f"{arguments['split']}-{n}"} for n in range(4)]
+        return rows if not arguments["streaming"] else _Stream(rows)
+
+
+class _Stream:
+    def __init__(self, rows: list[dict[str, str]]) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        return iter(self.rows)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    import sys
+    import types
+
+    module = types.ModuleType("datasets")
+    fake = FakeHub()
+    module.load_dataset = fake  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    return fake
+
+
+HUB = "  path: org/data\n  name: main\n  eval: {split: test, limit: 2}\n  fallback: {items: [{q: x}, {q: y}, {q: z}]}\n"
+
+
+def test_the_hub_is_asked_as_the_spec_says(hub: FakeHub) -> None:
+    rows = load(spec_of(HUB))
+    assert [row.columns["q"] for row in rows] == ["train-0", "train-1", "train-2", "train-3"]
+    assert hub.calls[0] == ("org/data", {"split": "train", "streaming": False, "name": "main"})
+    assert [row.columns["q"] for row in load(spec_of(HUB), "eval")] == ["test-0", "test-1"]
+    assert not rows.fallback
+
+
+def test_a_hub_out_of_reach_means_the_fallback_said_aloud(hub: FakeHub) -> None:
+    hub.error = ConnectionError("no route")
+    said: list[str] = []
+    spec = spec_of(HUB)
+    train = load_rows(spec, "train", notify=said.append)
+    held = load_rows(spec, "eval", notify=said.append)
+    assert train.fallback and (len(train), len(held)) == (2, 1)
+    assert not {row.digest for row in train} & {row.digest for row in held}
+    assert len(said) == 2 and "FALLBACK" in said[0] and "no route" in said[0]
+
+
+def test_a_hub_out_of_reach_without_fallback(hub: FakeHub) -> None:
+    hub.error = ConnectionError("no route")
+    with pytest.raises(UserError, match=r"no route.*no `dataset\.fallback`"):
+        load(spec_of("  path: org/data\n"))
+
+
+def test_a_dataset_that_does_not_exist_is_no_reason_for_the_fallback(hub: FakeHub) -> None:
+    hub.error = FileNotFoundError("Dataset 'org/data' doesn't exist on the Hub")
+    with pytest.raises(UserError, match="doesn't exist"):
+        load(spec_of(HUB))
+
+
+def test_a_wrapped_connection_error_counts(hub: FakeHub) -> None:
+    error = RuntimeError("could not load")
+    error.__cause__ = TimeoutError("slow")
+    hub.error = error
+    with pytest.raises(UserError, match="could not load"):
+        load(spec_of("  path: org/data\n"))
+    error.__cause__ = type("ConnectTimeout", (Exception,), {})("slow")
+    with pytest.raises(UserError, match="out of reach"):
+        load(spec_of("  path: org/data\n"))
+
+
+def test_streams_are_not_finite(hub: FakeHub) -> None:
+    rows = load(spec_of("  path: org/data\n  streaming: true\n"))
+    assert rows.length is None and len(list(rows)) == 4 and len(list(rows)) == 4
+
+
+def test_demo_uses_the_fallback_without_asking(hub: FakeHub) -> None:
+    said: list[str] = []
+    text = f"version: 1\ndataset:\n{HUB}prompt: {{user: x}}\n"
+    rows = load_rows(parse_spec(text, demo=True), "train", notify=said.append)
+    assert rows.fallback and not hub.calls and "demo" in said[0]
+    with pytest.raises(UserError, match="needs a `fallback`"):
+        load(parse_spec("version: 1\ndataset: {path: org/data}\nprompt: {user: x}\n", demo=True))
+
+
+def test_hashes_are_the_same_on_every_machine() -> None:
+    assert digest({"a": 1, "b": [None, 1.5, "ü"]}) == digest({"b": [None, 1.5, "ü"], "a": 1})
+    assert digest({"a": 1}) == "015abd7f5cc57a2dd94b7590f04ad8084273905ee33ec5cebeae62276a97f862"
+    assert digest({"a": b"x", "d": __import__("datetime").date(2026, 1, 2), "n": float("nan")})
+    assert digest({"a": "1"}) != digest({"a": 1})
+    with pytest.raises(UserError, match="holds a object"):
+        digest({"a": object()})
+
+
+def test_json_numbers_survive(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"big": 10**30, "f": 0.1}) + "\n")
+    assert read_files("json", [str(tmp_path / "a.jsonl")]) == [{"big": 10**30, "f": 0.1}]

@@ -23,6 +23,7 @@ from hermes_rl.runs.provenance import provenance
 from hermes_rl.runs.records import rollout_record
 from hermes_rl.sandbox.none import WARNING
 from hermes_rl.sandbox.probe import require_bubblewrap
+from hermes_rl.servers.reach import require_reachable
 from hermes_rl.spec.model import Mode, Spec
 
 
@@ -59,6 +60,7 @@ def prepare(spec: Spec, launch: Launch) -> CompiledSpec:
 async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDirectory]:
     """Process mode of a spec, into its run directory."""
     async with prepare(spec, launch) as compiled:
+        await require_reachable("policy", compiled.policy.configs)
         rows, encoder = await _load(spec, "train", launch)
         moved = spec.env.get("data_path_to_save_groups")
         plan = ProcessPlan(
@@ -88,6 +90,7 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
 async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirectory]:
     """Evaluate mode of a spec, into its run directory."""
     async with prepare(spec, launch) as compiled:
+        await require_reachable("policy", compiled.policy.configs)
         rows, encoder = await _load(spec, "eval", launch)
         with RunDirectory.choose(spec, "evaluate", launch.out, fresh=launch.fresh) as directory:
             directory.describe(spec, _provenance(spec, compiled, rows, encoder))

@@ -171,14 +171,12 @@ def test_without_a_policy_nothing_is_guessed(tmp_path: Path) -> None:
 def test_the_environment_may_name_the_policy(tmp_path: Path) -> None:
     env = {"OPENAI_BASE_URL": "http://127.0.0.1:1/v1", "OPENAI_MODEL": "m", "OPENAI_API_KEY": "sk-secret-1"}
     spec = no_policy(tmp_path)
-    more = ["--set", "budget.max_failures=0", "--set", "process.groups=1", "--set", "process.group_size=1"]
-    done = hermes("run", str(spec), "process", "--out", "run", *more, cwd=tmp_path, env=env)
+    done = hermes("run", str(spec), "process", "--out", "run", cwd=tmp_path, env=env)
     assert done.returncode == 1, done.stderr
-    assert "127.0.0.1" in done.stderr
-    record = lines(tmp_path / "run" / "rollouts.jsonl")[0]
-    assert (record["score"], record["ending"]) == (None, "server_failure")
-    files = [path.read_text() for path in (tmp_path / "run").iterdir() if path.is_file()]
-    assert all("sk-secret-1" not in text for text in [done.stdout, done.stderr, *files])
+    assert "127.0.0.1:1" in done.stderr
+    assert "can be reached" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "sk-secret-1" not in done.stdout + done.stderr
 
 
 def test_demo_plays_without_a_model_and_says_so(tmp_path: Path) -> None:

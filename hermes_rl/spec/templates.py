@@ -7,21 +7,18 @@ never becomes text. The dataset, the prompt and everything else that is rendered
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Mapping
 from traceback import walk_tb
 from typing import Any, TypeVar
 
 from jinja2 import TemplateError as JinjaError
-from jinja2 import TemplateSyntaxError, Undefined, UndefinedError, nodes
-from jinja2.environment import Template as JinjaTemplate
-from jinja2.environment import TemplateExpression
-from jinja2.meta import find_undeclared_variables
+from jinja2 import TemplateSyntaxError, UndefinedError
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from hermes_rl.errors import UserError
-from hermes_rl.spec.jinja import GLOBALS, ROW, NoneInTextError, columns_of, guard_text, make_environment
+from hermes_rl.spec.compiled import compiled
+from hermes_rl.spec.jinja import NoneInTextError
 from hermes_rl.spec.model.base import RENDERED, Section, is_template
 from hermes_rl.spec.suggest import did_you_mean
 
@@ -53,80 +50,6 @@ class TemplateError(UserError):
         self.path = path
 
 
-class _Compiled:
-    """One template, compiled; `typed` where it is a single expression."""
-
-    def __init__(self, source: str) -> None:
-        environment = _environment()
-        tree = environment.parse(source)
-        self.names = frozenset(find_undeclared_variables(tree)) - GLOBALS.keys() - {ROW}
-        self.columns = _columns(tree, self.names)
-        expression = _single_expression(source)
-        self.typed: TemplateExpression | None = None
-        self.text: JinjaTemplate | None = None
-        if expression is not None:
-            self.typed = environment.compile_expression(expression, undefined_to_none=False)
-        else:
-            self.text = environment.from_string(guard_text(tree))
-
-    def __call__(self, row: Mapping[str, Any]) -> Any:
-        values = {**row, ROW: row}
-        if self.typed is not None:
-            return _settled(self.typed(values))
-        assert self.text is not None
-        return self.text.render(values)
-
-
-@lru_cache(maxsize=1)
-def _environment() -> Any:
-    return make_environment()
-
-
-@lru_cache(maxsize=4096)
-def _compiled(source: str) -> _Compiled:
-    return _Compiled(source)
-
-
-@lru_cache(maxsize=256)
-def _expression(source: str) -> TemplateExpression:
-    expression: TemplateExpression = _environment().compile_expression(source, undefined_to_none=False)
-    return expression
-
-
-def _single_expression(source: str) -> str | None:
-    """The expression of a string that is exactly one `{{ expression }}`."""
-    tokens = list(_environment().lex(source))
-    if len(tokens) < 2 or tokens[0][1] != "variable_begin" or tokens[-1][1] != "variable_end":
-        return None
-    inner = tokens[1:-1]
-    if any(kind in ("variable_begin", "variable_end", "data", "block_begin", "comment") for _, kind, _ in inner):
-        return None
-    return "".join(text for _, _, text in inner)
-
-
-def _columns(tree: nodes.Template, undeclared: frozenset[str]) -> dict[str, int]:
-    through_row = set(columns_of(tree)) - {name.name for name in tree.find_all(nodes.Name)}
-    lines: dict[str, int] = {}
-    for node in tree.find_all((nodes.Name, nodes.Getitem, nodes.Getattr)):
-        for name in columns_of(node) if not isinstance(node, nodes.Name) else [node.name]:
-            if name in undeclared or name in through_row:
-                lines[name] = min(node.lineno, lines.get(name, node.lineno))
-    return lines
-
-
-def _settled(value: Any) -> Any:
-    """The value of an expression: iterators run out, and nothing in it may be missing."""
-    if isinstance(value, Undefined):
-        str(value)  # a strict undefined says what is missing when it is used
-    if isinstance(value, Iterator) or type(value) in (range, zip, enumerate):
-        value = list(value)
-    if isinstance(value, list | tuple):
-        return [_settled(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _settled(item) for key, item in value.items()}
-    return value
-
-
 def render(value: Any, row: Mapping[str, Any], *, where: str = "", key: str = "") -> Any:
     """A value of the spec for a row: templates rendered, lists and mappings through and through.
 
@@ -154,7 +77,7 @@ def _below(where: str, step: object) -> str:
 
 def _rendered(source: str, row: Mapping[str, Any], where: str, key: str) -> Any:
     try:
-        return _compiled(source)(row)
+        return compiled(source)(row)
     except NoneInTextError as error:
         raise _none_in_text(error, row, where, key) from None
     except TemplateSyntaxError as error:
@@ -175,7 +98,7 @@ def _none_in_text(error: NoneInTextError, row: Mapping[str, Any], where: str, ke
 
 
 def _missing(error: UndefinedError, source: str, row: Mapping[str, Any], where: str, key: str) -> TemplateError:
-    for name, line in _compiled(source).columns.items():
+    for name, line in compiled(source).columns.items():
         if name not in row:
             message = f"there is no column `{name}`{did_you_mean(name, row)}"
             return TemplateError(message, where=where, row=key, line=line, column=name)
@@ -184,7 +107,7 @@ def _missing(error: UndefinedError, source: str, row: Mapping[str, Any], where: 
 
 def _line(error: BaseException, source: str) -> int | None:
     """The line of a text in which rendering failed; Jinja keeps none for a single expression."""
-    if _compiled(source).typed is not None:
+    if compiled(source).typed is not None:
         return None
     frames = walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if frame.f_code.co_filename in ("<template>", "<unknown>")]
@@ -268,7 +191,7 @@ def columns_used(value: Any) -> dict[str, int]:
     if not is_template(value):
         return {}
     check_syntax(value)
-    return dict(_compiled(value).columns)
+    return dict(compiled(value).columns)
 
 
 def check_syntax(source: str, *, where: str = "") -> None:
@@ -278,7 +201,7 @@ def check_syntax(source: str, *, where: str = "") -> None:
         TemplateError: it is broken.
     """
     try:
-        _compiled(source)
+        compiled(source)
     except TemplateSyntaxError as error:
         raise TemplateError(f"template: {error.message}", where=where, line=error.lineno) from None
     except JinjaError as error:

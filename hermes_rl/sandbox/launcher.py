@@ -13,9 +13,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 GRACE_SECONDS = 5.0
 """How long a sandbox may take to end by itself, once its control socket is closed."""
@@ -35,6 +35,7 @@ class Program:
     stderr: int
     uid: int | None = None
     """Become this user and group first; None stays who we are."""
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 Child = subprocess.Popen[bytes]
@@ -115,7 +116,7 @@ def _start(program: Program) -> Child:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=program.stderr,
-        env={},
+        env=program.env,
         cwd="/",
         # Ctrl-C in the terminal is the runner's to handle; it must not reach the sandboxes by itself.
         start_new_session=True,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.bubblewrap import OUTER_UID, namespace_options
-from hermes_rl.sandbox.bwrap_binary import find_bwrap
+from hermes_rl.sandbox.bwrap_binary import Bwrap, find_bwrap
 
 OTHERWISE = "or choose another backend (`--set sandbox.backend=none` runs on the bare machine, without a fence)"
 
@@ -47,8 +47,8 @@ def probe() -> ProbeResult:
         return ProbeResult(False, str(error), OTHERWISE)
     said = _try(bwrap)
     if said is None:
-        return ProbeResult(True, f"{bwrap} works")
-    return ProbeResult(False, f"{bwrap} cannot make a sandbox here: {said}", f"{_remedy()}, {OTHERWISE}")
+        return ProbeResult(True, f"{bwrap.path} works")
+    return ProbeResult(False, f"{bwrap.path} cannot make a sandbox here: {said}", f"{_remedy()}, {OTHERWISE}")
 
 
 def require_bubblewrap() -> None:
@@ -58,10 +58,11 @@ def require_bubblewrap() -> None:
         raise UserError(f"{result.detail}\n{result.remedy}")
 
 
-def _try(bwrap: str) -> str | None:
+def _try(bwrap: Bwrap) -> str | None:
     """What bubblewrap complains about; None when it works."""
     as_root = os.geteuid() == 0
-    fd = os.open(bwrap, os.O_PATH)
+    fds: list[int] = []
+    executable, env = bwrap.by_descriptor(fds.append)
     try:
         done = subprocess.run(
             [
@@ -74,13 +75,13 @@ def _try(bwrap: str) -> str | None:
                 "/proc",
                 "/bin/true",
             ],
-            executable=f"/proc/self/fd/{fd}",
-            pass_fds=[fd],
+            executable=executable,
+            pass_fds=fds,
             capture_output=True,
             timeout=30,
             check=False,
             cwd="/",
-            env={},
+            env=env,
             user=OUTER_UID if as_root else None,
             group=OUTER_UID if as_root else None,
             extra_groups=[] if as_root else None,
@@ -88,7 +89,8 @@ def _try(bwrap: str) -> str | None:
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     finally:
-        os.close(fd)
+        for fd in fds:
+            os.close(fd)
     if done.returncode == 0:
         return None
     return done.stderr.decode("utf-8", "replace").strip() or f"exit status {done.returncode}"

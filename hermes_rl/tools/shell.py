@@ -10,11 +10,11 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-STATE_LIMIT = 200_000
+STATE_LIMIT = 100_000
 """Bytes of exported variables that are remembered; a shell that exports more keeps its former state."""
 
+_VARIABLE = "_HERMES_RL_STATE"
 _REPORT = "exec 3>&2 2>&1; trap '{ pwd -P; export -p; echo .; } >&3' EXIT"
-"""The state goes out where standard error went in; standard error joins standard output."""
 
 
 @dataclass
@@ -25,13 +25,18 @@ class ShellState:
     exports: str = ""
 
     def script(self, command: str, workdir: str | None, *, report: bool = True) -> str:
-        """The command, run with this state; `workdir` is for this command alone. Descriptor 3 is the report's."""
-        parts = [f"eval {shlex.quote(self.exports)}" if self.exports else "", self._enter(workdir)]
-        if report:
-            parts.append(_REPORT)
+        """The command, to be run with `variables`; `workdir` is for this command alone.
+
+        With `report`, the state goes out where standard error went in, and standard error joins standard
+        output.
+        """
+        parts = [_REPORT if report else "", f'eval "${_VARIABLE}"; unset {_VARIABLE}', self._enter(workdir)]
         parts.append(f"eval {shlex.quote(command)}" + (" 3>&-" if report else ""))
-        # On one line, so that the shell counts the lines of the command from 1.
         return "; ".join(part for part in parts if part)
+
+    def variables(self) -> dict[str, str]:
+        """What the script needs in its environment."""
+        return {_VARIABLE: self.exports}
 
     def learn(self, report: bytes, *, keep_cwd: bool) -> None:
         """Take over what a command reported; one that was killed reports nothing and changes nothing."""

@@ -18,6 +18,7 @@ from hermes_rl.errors import NotYetAvailable, UserError
 from hermes_rl.sandbox import BACKENDS, SandboxConfig, SandboxFile, create_sandbox, none, probe
 from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox, lent_prefix
 from hermes_rl.sandbox.bundle import own_python
+from hermes_rl.sandbox.bwrap_binary import Bwrap, _bundled
 
 
 @pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"bubblewrap", "none"}))
@@ -78,7 +79,7 @@ def test_probe_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     tmp_path.chmod(0o755)
     switch = tmp_path / "max_user_namespaces"
     switch.write_text("0\n")
-    monkeypatch.setattr(probe, "find_bwrap", lambda: str(broken))
+    monkeypatch.setattr(probe, "find_bwrap", lambda: Bwrap(str(broken)))
     monkeypatch.setattr(probe, "SWITCHES", ((str(switch), "0", "sysctl -w user.max_user_namespaces=15000"),))
     found = probe.probe()
     assert not found.ok
@@ -99,6 +100,24 @@ def test_no_bubblewrap_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
             bwrap_binary.find_bwrap()
     finally:
         bwrap_binary.find_bwrap.cache_clear()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has folders that the sandbox's user may not enter")
+async def test_binary_in_a_folder_of_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundled = _bundled()
+    assert bundled is not None
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    shutil.copy(bundled.path, private / "bwrap")
+    libraries = None
+    if bundled.libraries is not None:
+        libraries = str(private / "libs")
+        shutil.copytree(bundled.libraries, libraries)
+    sandbox = create_sandbox(SandboxConfig())
+    assert isinstance(sandbox, BubblewrapSandbox)
+    sandbox.bwrap = Bwrap(str(private / "bwrap"), libraries)
+    async with sandbox:
+        assert (await sandbox.run("echo $LD_LIBRARY_PATH works")).output == "works\n"
 
 
 @pytest.fixture

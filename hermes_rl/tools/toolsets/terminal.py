@@ -87,6 +87,7 @@ async def _foreground(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, An
     timeout = _timeout(sandbox, args.get("timeout"))
     result = await sandbox.run(
         runtime.shell.script(args["command"], workdir),
+        env=runtime.shell.variables(),
         timeout=timeout,
         output_limit=OUTPUT_BYTES,
         merge_stderr=False,
@@ -104,7 +105,8 @@ async def _background(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, An
     workdir = _workdir(sandbox, runtime, args)
     command = args["command"]
     try:
-        process = await sandbox.spawn(runtime.shell.script(command, workdir, report=False))
+        script = runtime.shell.script(command, workdir, report=False)
+        process = await sandbox.spawn(script, env=runtime.shell.variables())
     except OSError as error:
         return {"output": "", "exit_code": 126, "error": f"cannot start the command: {error.strerror}"}
     cwd = workdir or runtime.shell.cwd or sandbox.workdir

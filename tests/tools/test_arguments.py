@@ -1,0 +1,125 @@
+"""Checking what a model wrote against a schema."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes_rl.tools.arguments import check_arguments, read_arguments
+from hermes_rl.tools.catalogue import toolsets
+from hermes_rl.tools.errors import ToolInputError
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "$defs": {"point": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
+    "properties": {
+        "count": {"type": "integer", "minimum": 1, "maximum": 9},
+        "name": {"type": "string", "minLength": 2, "pattern": "^[a-z]+$"},
+        "flag": {"type": "boolean"},
+        "kind": {"enum": ["a", "b", 3]},
+        "items": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
+        "point": {"$ref": "#/$defs/point"},
+        "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "either": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+        "free": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "anything": {},
+    },
+    "required": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("given_", "expected"),
+    [
+        ({"count": "3"}, {"count": 3}),
+        ({"count": 3.0}, {"count": 3}),
+        ({"flag": "True"}, {"flag": True}),
+        ({"items": "[1, 2]"}, {"items": [1, 2]}),
+        ({"items": ["1"]}, {"items": [1]}),
+        ({"point": '{"x": 1}'}, {"point": {"x": 1}}),
+        ({"maybe": None}, {"maybe": None}),
+        ({"count": None}, {}),
+        ({"either": "3"}, {"either": "3"}),
+        ({"either": 3}, {"either": 3}),
+        ({"maybe": "3"}, {"maybe": 3}),
+        ({"free": {"a": 1}}, {"free": {"a": 1}}),
+        ({"anything": [None]}, {"anything": [None]}),
+    ],
+)
+def test_taken(given_: dict[str, Any], expected: dict[str, Any]) -> None:
+    checked = check_arguments(given_, SCHEMA)
+    assert checked == expected
+    assert [type(value) for value in checked.values()] == [type(value) for value in expected.values()]
+
+
+@pytest.mark.parametrize(
+    ("given_", "why"),
+    [
+        ({"count": 0}, "at least 1"),
+        ({"count": 10}, "at most 9"),
+        ({"name": "x"}, "length at least 2"),
+        ({"name": "AB"}, "matches"),
+        ({"flag": 1}, "must be boolean"),
+        ({"flag": "maybe"}, "must be boolean"),
+        ({"kind": "c"}, 'one of "a", "b", 3'),
+        ({"items": [1, "x"]}, r"items\[1\]"),
+        ({"items": [1, 2, 3, 4]}, "length at most 3"),
+        ({"point": {}}, "missing parameter 'point.x'"),
+        ({"point": {"x": 1, "y": 2}}, "unknown parameter 'point.y'"),
+        ({"maybe": []}, "must be"),
+        ({"free": {"a": "x"}}, "'free.a' must be integer"),
+        ({"cuont": 1}, "did you mean 'count'"),
+    ],
+)
+def test_refused(given_: dict[str, Any], why: str) -> None:
+    with pytest.raises(ToolInputError, match=why):
+        check_arguments(given_, SCHEMA)
+
+
+def test_all_problems_at_once() -> None:
+    with pytest.raises(ToolInputError) as caught:
+        check_arguments({"count": "x", "flag": 3, "no": 1}, SCHEMA)
+    assert str(caught.value).count(";") >= 2
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 15) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("xya"), inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*SCHEMA["properties"], "other"]), values, max_size=4))
+def test_what_is_taken_is_valid(arguments: dict[str, Any]) -> None:
+    try:
+        checked = check_arguments(arguments, SCHEMA)
+    except ToolInputError:
+        return
+    jsonschema.validate(checked, SCHEMA)
+
+
+@given(st.text(max_size=50))
+def test_any_text_is_an_object_or_an_error(text: str) -> None:
+    try:
+        assert isinstance(read_arguments(text), dict)
+    except ToolInputError:
+        return
+
+
+@given(st.dictionaries(st.text(max_size=5), values, max_size=3))
+def test_any_object_is_read_as_it_is(arguments: dict[str, Any]) -> None:
+    assert read_arguments(json.dumps(arguments)) == arguments
+    assert read_arguments(arguments) is arguments
+
+
+@pytest.mark.parametrize("tool", [tool for each in toolsets().values() for tool in each.tools], ids=lambda t: t.name)
+def test_schemas_of_the_built_in_tools(tool: Any) -> None:
+    jsonschema.Draft202012Validator.check_schema(tool.parameters)
+    function = tool.schema["function"]
+    assert function["name"] == tool.name
+    assert all("description" in parameter for parameter in tool.parameters["properties"].values())

@@ -1,0 +1,173 @@
+"""ToolContext: what rewards do with a rollout's sandbox, from their own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Player
+
+from hermes_rl.errors import NotYetAvailable, UserError
+from hermes_rl.tools.context import ToolContext
+from hermes_rl.tools.machine import ToolRuntime
+
+
+@pytest.fixture
+def ctx(runtime: ToolRuntime) -> ToolContext:
+    return ToolContext(runtime.task_id)
+
+
+async def test_terminal(ctx: ToolContext) -> None:
+    assert await asyncio.to_thread(ctx.terminal, "echo hi; exit 3") == {"exit_code": 3, "output": "hi\n"}
+    slow = await asyncio.to_thread(ctx.terminal, "sleep 30", timeout=0.2)
+    assert (slow["exit_code"], slow["timed_out"]) == (124, True)
+
+
+async def test_environment_is_not_the_agents(ctx: ToolContext, play: Player) -> None:
+    await play("terminal", command="export PATH=/tmp; cd /tmp; echo 'alias ls=false' > ~/.bashrc")
+    assert await asyncio.to_thread(ctx.terminal, "ls; pwd") == {"exit_code": 0, "output": "/home/user\n"}
+
+
+async def test_loop_is_not_blocked(ctx: ToolContext) -> None:
+    await asyncio.to_thread(ctx.terminal, "true")
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    ticking = asyncio.create_task(tick())
+    began = time.perf_counter()
+    await asyncio.gather(*(asyncio.to_thread(ctx.terminal, "sleep 0.3") for _ in range(3)))
+    ticking.cancel()
+    assert time.perf_counter() - began < 0.8
+    assert ticks > 15
+
+
+async def test_on_the_loops_own_thread_it_says_so(ctx: ToolContext) -> None:
+    with pytest.raises(UserError, match="to_thread"):
+        ctx.terminal("true")
+
+
+async def test_inside_another_event_loop(ctx: ToolContext) -> None:
+    """As an async reward runs: on a loop of its own, in a thread of its own."""
+
+    async def reward() -> str:
+        return str(ctx.terminal("echo from a reward")["output"])
+
+    assert await asyncio.to_thread(lambda: asyncio.run(reward())) == "from a reward\n"
+
+
+async def test_read_and_write(ctx: ToolContext) -> None:
+    def reward() -> None:
+        assert ctx.write_file("a/größe 1.txt", "x\ny") == {"bytes_written": 3}
+        assert ctx.read_file("a/größe 1.txt") == {"content": "x\ny"}
+        assert ctx.read_file("missing") == {"content": "", "error": "missing: No such file or directory"}
+        assert ctx.search("y", "a")["matches"][0]["line"] == 2
+
+    await asyncio.to_thread(reward)
+
+
+async def test_files_and_folders_go_in_and_out(ctx: ToolContext, tmp_path: Path) -> None:
+    data = os.urandom(5_000_000)
+    odd = "new\nline 'and' größe"
+    (tmp_path / "tree" / "sub").mkdir(parents=True)
+    (tmp_path / "tree" / "sub" / odd).write_bytes(data)
+    (tmp_path / "tree" / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (tmp_path / "tree" / "run.sh").chmod(0o755)
+
+    def reward() -> None:
+        assert ctx.upload_dir(tmp_path / "tree", "tests") == {"files": 2}
+        assert ctx.terminal("tests/run.sh")["output"] == "ran\n"
+        assert ctx.download_dir("tests", tmp_path / "back") == {"success": True, "files": 2}
+        assert (tmp_path / "back" / "sub" / odd).read_bytes() == data
+        ctx.upload_file(tmp_path / "tree" / "sub" / odd, "one")
+        assert ctx.download_file("one", tmp_path / "new" / "one") == {"success": True, "bytes": len(data)}
+        assert (tmp_path / "new" / "one").read_bytes() == data
+        assert not ctx.download_file("missing", tmp_path / "x")["success"]
+        assert not ctx.download_dir("missing", tmp_path / "x")["success"]
+
+    await asyncio.to_thread(reward)
+
+
+async def test_symlinks_of_the_agent_are_not_followed_out(ctx: ToolContext, play: Player, tmp_path: Path) -> None:
+    await play("terminal", command="mkdir d; ln -s /etc/passwd d/link; ln -s . d/loop; echo x > d/real")
+    await asyncio.to_thread(ctx.download_dir, "d", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["real"]
+
+
+PLANTS = {
+    "file": "mkdir tests; echo planted > tests/check.py",
+    "symlink": "mkdir tests; echo planted > target; ln -s ../target tests/check.py",
+    "symlinked folder": "mkdir elsewhere; echo planted > elsewhere/check.py; ln -s elsewhere tests",
+    "folder": "mkdir -p tests/check.py; echo planted > tests/check.py/x",
+    "fifo": "mkdir tests; mkfifo tests/check.py",
+    "read-only file": "mkdir tests; echo planted > tests/check.py; chmod 400 tests/check.py",
+    "file as folder": "echo planted > tests",
+    "nothing": "true",
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda name: name.replace(" ", "-"))
+async def test_staged_files_replace_what_was_planted_and_go_again(ctx: ToolContext, play: Player, plant: str) -> None:
+    await play("terminal", command=PLANTS[plant])
+    state = "find . -printf '%P %y %l\\n' | sort; cat target elsewhere/check.py 2>/dev/null; ls -A /home"
+    before = (await play("terminal", command=state))["output"]
+
+    def reward() -> None:
+        with ctx.staged():
+            ctx.write_file("tests/check.py", "mine")
+            ctx.write_file("tests/check.py", "mine again")
+            ctx.write_file("tests/deep/er/x", "x")
+            assert ctx.terminal("cat tests/check.py; stat -c %F tests/check.py tests")["output"] == (
+                "mine againregular file\ndirectory\n"
+            )
+            assert "planted" not in ctx.terminal("cat tests/check.py")["output"]
+            ctx.terminal("mkdir -p tests/__pycache__; touch tests/__pycache__/x tests/deep/report")
+
+    await asyncio.to_thread(reward)
+    after = (await play("terminal", command=state + "; rm -rf tests/__pycache__"))["output"]
+    assert [line for line in after.split("\n") if "__pycache__" not in line] == before.split("\n")
+
+
+async def test_restore_after_an_error(ctx: ToolContext, play: Player) -> None:
+    def reward() -> None:
+        with ctx.staged():
+            ctx.write_file("tests/x", "mine")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.to_thread(reward)
+    assert (await play("terminal", command="ls"))["output"] == ""
+
+
+async def test_restore_without_a_sandbox_starts_none(ctx: ToolContext, runtime: ToolRuntime) -> None:
+    ctx.restore()
+    assert not runtime.started
+
+
+async def test_call_tool(ctx: ToolContext) -> None:
+    answer = await asyncio.to_thread(ctx.call_tool, "terminal", {"command": "echo hi"})
+    assert json.loads(answer)["output"] == "hi"
+    assert "error" in json.loads(await asyncio.to_thread(ctx.call_tool, "nope", {}))
+
+
+@pytest.mark.parametrize("name", ["web_search", "web_extract", "browser_navigate", "browser_snapshot"])
+async def test_tools_that_reach_outside_are_not_there_yet(ctx: ToolContext, name: str) -> None:
+    arguments = {"web_extract": [["https://a.example"]], "browser_snapshot": []}.get(name, ["x"])
+    with pytest.raises(NotYetAvailable, match=name):
+        getattr(ctx, name)(*arguments)
+
+
+async def test_after_release(ctx: ToolContext) -> None:
+    await asyncio.to_thread(ctx.terminal, "true")
+    await asyncio.to_thread(ctx.cleanup)
+    await asyncio.to_thread(ctx.cleanup)
+    with pytest.raises(UserError, match="no live sandbox"):
+        await asyncio.to_thread(ctx.terminal, "true")

@@ -1,0 +1,295 @@
+"""Every call gets one answer; what went wrong is a ToolError that the model is told about."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from conftest import Player, call
+
+from hermes_rl.errors import Failure, SandboxFailure, UserError
+from hermes_rl.sandbox import SandboxConfig
+from hermes_rl.tools.base import Tool, ToolInputError
+from hermes_rl.tools.errors import ToolError
+from hermes_rl.tools.execute import ToolOutcome, execute_calls
+from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.results import RESULT_LIMIT
+from hermes_rl.tools.toolkit import Toolkit
+
+
+class Scripted(Tool):
+    """Does what the test says, and counts."""
+
+    description = "A tool of the tests."
+    parameters = {  # noqa: RUF012
+        "type": "object",
+        "properties": {"n": {"type": "integer"}, "word": {"type": "string"}},
+        "required": ["n"],
+    }
+
+    def __init__(self, name: str, act: Any, *, parallel: bool = True, timeout: float | None = None) -> None:
+        self.name, self.act, self.parallel, self.timeout = name, act, parallel, timeout
+        self.calls: list[dict[str, Any]] = []
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        self.calls.append(args)
+        result = self.act(args)
+        return str(await result if asyncio.iscoroutine(result) else result)
+
+
+def echo(args: dict[str, Any]) -> str:
+    return f"n={args['n']}"
+
+
+async def play(tool: Tool | list[Tool], *calls: dict[str, Any], timeout: float | None = 5) -> list[ToolOutcome]:
+    toolkit = Toolkit(tool if isinstance(tool, list) else [tool])
+    async with ToolRuntime(toolkit=toolkit) as runtime:
+        return await execute_calls(calls, toolkit, runtime, turn=3, tool_timeout=timeout)
+
+
+async def one(tool: Tool, arguments: object, timeout: float | None = 5) -> ToolOutcome:
+    return (await play(tool, call(tool.name, arguments), timeout=timeout))[0]
+
+
+def test_fields_of_a_tool_error() -> None:
+    assert [field.name for field in fields(ToolError)] == [
+        "turn",
+        "tool_name",
+        "arguments",
+        "error",
+        "tool_result",
+    ]
+
+
+async def test_a_good_call() -> None:
+    outcome = await one(Scripted("t", echo), '{"n": 4}')
+    assert (outcome.id, outcome.name, outcome.content, outcome.error) == ("id", "t", "n=4", None)
+    assert outcome.arguments == {"n": 4}
+    assert outcome.seconds >= 0
+
+
+@pytest.mark.parametrize(
+    "raw", ["null", "[]", '"x"', "3", "true", "", " ", "{", '{"n": 1', "not json", None, [], 7, "[" * 100_000]
+)
+async def test_arguments_that_are_no_object(raw: object) -> None:
+    tool = Scripted("t", echo)
+    outcome = await one(tool, raw)
+    assert tool.calls == []
+    assert outcome.error is not None
+    assert (outcome.error.turn, outcome.error.tool_name) == (3, "t")
+    assert isinstance(outcome.error.arguments, str)
+    assert outcome.error.tool_result == outcome.content
+    assert "arguments" in json.loads(outcome.content)["error"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        ({}, "missing parameter 'n'"),
+        ({"n": 1, "wrod": "x"}, "unknown parameter 'wrod'; did you mean 'word'?"),
+        ({"n": "three"}, "must be integer, not string"),
+        ({"n": 1.5}, "must be integer, not number"),
+        ({"n": True}, "must be integer, not boolean"),
+        ({"n": None}, "must be integer, not null"),
+        ({"n": 1, "word": 5}, "must be string, not integer"),
+    ],
+)
+async def test_arguments_that_do_not_fit(raw: dict[str, Any], why: str) -> None:
+    tool = Scripted("t", echo)
+    outcome = await one(tool, raw)
+    assert tool.calls == []
+    assert outcome.error is not None
+    assert why in json.loads(outcome.content)["error"]
+
+
+@pytest.mark.parametrize("raw", ['{"n": "3"}', '{"n": 3.0}', '{"n": 3, "word": null}', {"n": 3}])
+async def test_small_slips_are_forgiven(raw: object) -> None:
+    tool = Scripted("t", echo)
+    assert (await one(tool, raw)).content == "n=3"
+    assert tool.calls == [{"n": 3}]
+
+
+@pytest.mark.parametrize("name", ["teminal", "rm -rf /", "", None, 5])
+async def test_unknown_tools(name: object) -> None:
+    outcome = (await play(Scripted("terminal", echo), {"id": "a", "function": {"name": name, "arguments": "{}"}}))[0]
+    assert outcome.error is not None
+    assert "there are: terminal" in outcome.content
+    assert ("did you mean 'terminal'" in outcome.content) == (name == "teminal")
+
+
+@pytest.mark.parametrize("broken", [{}, {"function": None}, {"function": "x"}, {"id": None, "function": {}}])
+async def test_calls_without_form(broken: dict[str, Any]) -> None:
+    outcome = (await play(Scripted("t", echo), broken))[0]
+    assert outcome.error is not None
+    assert outcome.id == "call_3_0"
+
+
+async def test_a_tool_that_is_not_enabled_cannot_be_called(play: Player) -> None:
+    outcomes = await execute_calls(
+        [call("terminal", {"command": "true"})], play.runtime.toolkit.only({"todo"}), play.runtime, turn=1
+    )
+    assert outcomes[0].error is not None
+    assert not play.runtime.started
+
+
+def raising(error: BaseException) -> Any:
+    def act(args: dict[str, Any]) -> str:
+        raise error
+
+    return act
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no"), RuntimeError("no"), KeyError("no"), SystemExit(3), asyncio.CancelledError(), StopIteration()],
+)
+async def test_tools_that_raise(error: BaseException) -> None:
+    tool = Scripted("t", raising(error))
+    outcome = await one(tool, {"n": 1})
+    assert len(tool.calls) == 1
+    assert outcome.error is not None
+    assert "tool 't'" in json.loads(outcome.content)["error"]
+
+
+async def test_host_paths_and_tracebacks_are_kept_from_the_model() -> None:
+    for error in (
+        FileNotFoundError(2, "No such file or directory", "/home/me/secret/data.json"),
+        ValueError("cannot read '/home/me/secret/data.json', line 3"),
+    ):
+        outcome = await one(Scripted("t", raising(error)), {"n": 1})
+        assert "/home/me" not in outcome.content
+        assert "Traceback" not in outcome.content
+        assert type(error).__name__ in outcome.content
+        assert outcome.error is not None
+        assert "/home/me" in outcome.error.error
+
+
+async def test_input_errors_of_a_tool_are_told_as_they_are() -> None:
+    outcome = await one(Scripted("t", raising(ToolInputError("n must be even"))), {"n": 1})
+    assert json.loads(outcome.content) == {"error": "n must be even"}
+    assert outcome.error is not None
+
+
+async def test_a_tool_that_hangs() -> None:
+    stopped = []
+
+    async def hang() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.append(True)
+
+    began = time.perf_counter()
+    outcome = await one(Scripted("t", lambda args: hang()), {"n": 1}, timeout=0.1)
+    assert time.perf_counter() - began < 2
+    assert outcome.error is not None
+    assert "within 0.1 s" in outcome.content
+    assert stopped == [True]
+
+
+async def test_the_smaller_timeout_wins() -> None:
+    tool = Scripted("t", lambda args: asyncio.sleep(60), timeout=0.1)
+    assert "within 0.1 s" in (await one(tool, {"n": 1}, timeout=30)).content
+    assert "within 0.1 s" in (await one(tool, {"n": 1}, timeout=None)).content
+
+
+async def test_answers_are_in_order_and_calls_run_together() -> None:
+    async def later(args: dict[str, Any]) -> str:
+        await asyncio.sleep(0.3 - 0.1 * args["n"])
+        return f"n={args['n']}"
+
+    began = time.perf_counter()
+    tool = Scripted("t", later)
+    outcomes = await play(tool, *(call("t", {"n": n}, str(n)) for n in range(3)), call("t", "null", "bad"))
+    assert time.perf_counter() - began < 0.5
+    assert [(outcome.id, outcome.content) for outcome in outcomes[:3]] == [("0", "n=0"), ("1", "n=1"), ("2", "n=2")]
+    assert outcomes[3].error is not None
+    assert len(tool.calls) == 3
+
+
+async def test_tools_that_are_not_parallel_keep_their_order() -> None:
+    log: list[str] = []
+
+    def logging(name: str, seconds: float) -> Any:
+        async def act(args: dict[str, Any]) -> str:
+            log.append(f"{name} begins")
+            await asyncio.sleep(seconds)
+            log.append(f"{name} ends")
+            return name
+
+        return act
+
+    slow, alone = Scripted("slow", logging("slow", 0.05)), Scripted("alone", logging("alone", 0.01), parallel=False)
+    arguments = {"n": 1}
+    await play([slow, alone], call("slow", arguments), call("alone", arguments), call("slow", arguments))
+    assert log == [f"{name} {what}" for name in ("slow", "alone", "slow") for what in ("begins", "ends")]
+
+
+async def test_equal_ids_and_names_are_still_one_call_each() -> None:
+    tool = Scripted("t", echo)
+    outcomes = await play(tool, call("t", {"n": 1}), call("t", {"n": 2}))
+    assert [outcome.content for outcome in outcomes] == ["n=1", "n=2"]
+    assert len(tool.calls) == 2
+
+
+async def test_failures_end_the_others_and_go_up() -> None:
+    stopped = []
+
+    async def hang() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.append(True)
+
+    async def fail() -> None:
+        await asyncio.sleep(0.02)
+        raise SandboxFailure("lost")
+
+    tools: list[Tool] = [Scripted("hang", lambda args: hang()), Scripted("fail", lambda args: fail())]
+    with pytest.raises(Failure, match="lost"):
+        await play(tools, call("hang", {"n": 1}), call("fail", {"n": 1}))
+    assert stopped == [True]
+
+
+async def test_mistakes_in_the_setup_go_up() -> None:
+    with pytest.raises(UserError, match="setup"):
+        await one(Scripted("t", raising(UserError("setup is wrong"))), {"n": 1})
+
+
+async def test_a_sandbox_that_cannot_start_is_a_failure(runtime: ToolRuntime) -> None:
+    config = SandboxConfig(setup=("false",))
+    async with ToolRuntime(config, toolkit=runtime.toolkit) as broken:
+        with pytest.raises(Failure):
+            await execute_calls([call("terminal", {"command": "true"})], runtime.toolkit, broken, turn=1)
+
+
+async def test_cancellation_goes_through_and_releases() -> None:
+    stopped = []
+
+    async def hang() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.append(True)
+
+    task = asyncio.create_task(play(Scripted("t", lambda args: hang()), call("t", {"n": 1})))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert stopped == [True]
+
+
+async def test_results_are_bounded() -> None:
+    outcome = await one(Scripted("t", lambda args: "x" * 1_000_000 + "end"), {"n": 1})
+    assert len(outcome.content) < RESULT_LIMIT + 100
+    assert outcome.content.endswith("end")
+    assert "characters left out" in outcome.content
+
+
+async def test_no_calls() -> None:
+    assert await play(Scripted("t", echo)) == []

@@ -1,0 +1,169 @@
+"""The tools terminal and process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from conftest import Player
+
+from hermes_rl.sandbox import SandboxConfig
+from hermes_rl.tools.catalogue import resolve_toolsets
+from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.toolkit import Toolkit
+
+
+async def test_output_and_exit_code(play: Player) -> None:
+    assert await play("terminal", command="echo hi; echo err >&2") == {
+        "output": "hi\nerr",
+        "exit_code": 0,
+        "error": None,
+    }
+    assert (await play("terminal", command="exit 9"))["exit_code"] == 9
+
+
+async def test_directory_and_variables_last(play: Player) -> None:
+    await play("terminal", command="mkdir -p 'a b' && cd 'a b' && export WORD='x \"y\"\nz'")
+    answer = await play("terminal", command='pwd; echo "$WORD"; unset WORD; cd ..; exit 3')
+    assert (answer["output"], answer["exit_code"]) == ('/home/user/a b\nx "y"\nz', 3)
+    assert (await play("terminal", command="pwd; echo [$WORD]"))["output"] == "/home/user\n[]"
+
+
+async def test_functions_and_plain_variables_do_not_last(play: Player) -> None:
+    await play("terminal", command="local_word=x; f() { echo f; }")
+    assert (await play("terminal", command="echo [$local_word]; f"))["exit_code"] == 127
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["exec true", "kill -9 $$", "trap 'echo mine' EXIT", "set -e; false", 'echo "broken', "cd /nope", "exec 3>&-"],
+)
+async def test_any_end_leaves_a_working_terminal(play: Player, command: str) -> None:
+    await play("terminal", command="export KEPT=1; mkdir d; cd d")
+    await play("terminal", command=command)
+    assert (await play("terminal", command="echo $KEPT; pwd"))["output"] == "1\n/home/user/d"
+
+
+async def test_removed_directory_is_left(play: Player) -> None:
+    await play("terminal", command="mkdir d; cd d; rmdir ../d")
+    assert (await play("terminal", command="pwd"))["output"] == "/home/user"
+
+
+async def test_workdir_is_for_one_command(play: Player) -> None:
+    assert (await play("terminal", command="pwd", workdir="/usr"))["output"] == "/usr"
+    assert (await play("terminal", command="pwd"))["output"] == "/home/user"
+    answer = await play("terminal", command="pwd", workdir="/nowhere")
+    assert answer["exit_code"] == 126
+    assert "/nowhere" in answer["output"]
+
+
+async def test_timeout(play: Player) -> None:
+    answer = await play("terminal", command="echo before; sleep 30", timeout=1)
+    assert answer == {"output": "before", "exit_code": 124, "error": "Command timed out after 1 seconds"}
+
+
+async def test_command_ends_before_its_call_does(play: Player) -> None:
+    outcome = await play.outcome("terminal", '{"command": "echo kept; sleep 30"}', timeout=1.0)
+    assert outcome.error is None
+    assert '"output": "kept"' in outcome.content
+    assert "timed out after 0.9" in outcome.content
+
+
+async def test_sandbox_bounds_what_is_asked_for() -> None:
+    toolkit = Toolkit(resolve_toolsets(["terminal"]))
+    async with ToolRuntime(SandboxConfig(timeout=0.3), toolkit=toolkit) as runtime:
+        answer = await Player(runtime)("terminal", command="sleep 30", timeout=500)
+        assert answer["exit_code"] == 124
+
+
+async def test_long_output_and_control_sequences(play: Player) -> None:
+    answer = await play("terminal", command="seq 1 100000")
+    assert answer["output"].startswith("1\n2\n")
+    assert answer["output"].endswith("\n100000")
+    assert len(answer["output"]) < 51_000
+    assert (await play("terminal", command="printf '\\033[31mred\\033[0m'"))["output"] == "red"
+
+
+async def test_parameters_without_effect_are_said(play: Player) -> None:
+    answer = await play("terminal", command="true", pty=True, notify_on_complete=True)
+    assert "pty" in answer["note"]
+    assert "notifications" in answer["note"]
+
+
+async def test_interpreter_is_not_the_agents_to_replace_for_rewards(play: Player) -> None:
+    await play("terminal", command="mkdir bin; echo 'echo fake' > bin/cat; chmod +x bin/cat; export PATH=~/bin:$PATH")
+    assert (await play("terminal", command="cat"))["output"] == "fake"
+    sandbox = await play.runtime.sandbox()
+    assert (await sandbox.run("echo real | cat")).output == "real\n"
+
+
+async def test_background_process_from_start_to_end(play: Player) -> None:
+    started = await play("terminal", command="while read l; do echo got $l; done; exit 4", background=True)
+    assert started["output"] == "Background process started"
+    session = started["session_id"]
+    assert (await play("process", action="submit", session_id=session, data="one"))["status"] == "ok"
+    assert (await play("process", action="write", session_id=session, data="two\n"))["bytes_written"] == 4
+    for _ in range(100):
+        polled = await play("process", action="poll", session_id=session)
+        if "two" in polled["output_preview"]:
+            break
+        await asyncio.sleep(0.01)
+    assert (polled["status"], polled["output_preview"]) == ("running", "got one\ngot two")
+    await play("process", action="close", session_id=session)
+    ended = await play("process", action="wait", session_id=session)
+    assert (ended["status"], ended["exit_code"], ended["output"]) == ("exited", 4, "got one\ngot two")
+    assert (await play("process", action="kill", session_id=session))["status"] == "already_exited"
+    assert (await play("process", action="write", session_id=session, data="x"))["status"] == "already_exited"
+    listed = (await play("process", action="list"))["processes"]
+    assert [(entry["session_id"], entry["status"]) for entry in listed] == [(session, "exited")]
+
+
+async def test_wait_gives_up_and_kill_ends(play: Player) -> None:
+    session = (await play("terminal", command="sleep 60", background=True))["session_id"]
+    assert (await play("process", action="wait", session_id=session, timeout=1))["status"] == "timeout"
+    killed = await play("process", action="kill", session_id=session)
+    assert (killed["status"], killed["completion_reason"]) == ("killed", "killed")
+
+
+async def test_log_by_lines(play: Player) -> None:
+    session = (await play("terminal", command="seq 1 500", background=True))["session_id"]
+    await play("process", action="wait", session_id=session)
+    log = await play("process", action="log", session_id=session)
+    assert (log["total_lines"], log["showing"], log["output"][:3]) == (500, "200 lines", "301")
+    assert (await play("process", action="log", session_id=session, offset=9, limit=2))["output"] == "10\n11"
+
+
+async def test_background_starts_where_the_terminal_is(play: Player) -> None:
+    await play("terminal", command="mkdir d; cd d; export WORD=x")
+    session = (await play("terminal", command="pwd; echo $WORD", background=True))["session_id"]
+    assert (await play("process", action="wait", session_id=session))["output"] == "/home/user/d\nx"
+
+
+async def test_process_of_another_rollout_is_unknown(play: Player) -> None:
+    session = (await play("terminal", command="sleep 60", background=True))["session_id"]
+    toolkit = Toolkit(resolve_toolsets(["terminal"]))
+    async with ToolRuntime(toolkit=toolkit) as other:
+        outcome = await Player(other).outcome("process", {"action": "poll", "session_id": session})
+        assert outcome.error is not None
+        assert "no process" in outcome.content
+
+
+async def test_process_needs_a_session(play: Player) -> None:
+    outcome = await play.outcome("process", {"action": "poll"})
+    assert outcome.error is not None
+    assert "session_id is required" in outcome.content
+
+
+async def test_three_commands_run_together(play: Player) -> None:
+    await play("terminal", command="true")
+    began = time.perf_counter()
+    calls = [
+        {"id": str(i), "function": {"name": "terminal", "arguments": {"command": f"sleep 0.3; echo {i}"}}}
+        for i in range(3)
+    ]
+    outcomes = await play.outcomes(*calls)
+    assert time.perf_counter() - began < 0.7
+    assert [(outcome.id, outcome.content[:13]) for outcome in outcomes] == [
+        (str(i), f'{{"output": "{i}') for i in range(3)
+    ]

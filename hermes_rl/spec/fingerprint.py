@@ -37,7 +37,7 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
         "seed": spec.seed,
         "dataset": dataset,
         "prompt": _plain(spec.prompt),
-        "toolsets": _plain(spec.toolsets),
+        "toolsets": {key: value for key, value in _plain(spec.toolsets).items() if key != "record"},
         "tools": [_plain(tool) for tool in spec.tools],
         "state": spec.state,
         "user": _plain(spec.user) if spec.user else None,

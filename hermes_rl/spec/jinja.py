@@ -1,4 +1,4 @@
-"""The Jinja environment of templates: sandboxed, strict about what is missing, with a short list of helpers.
+"""The Jinja environment of templates: sandboxed, strict about what is missing, with a short list of functions.
 
 Owns what a template can call. How a template becomes a value is in `templates`.
 """

@@ -11,6 +11,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
 from hermes_rl.spec.annotations import type_of
 from hermes_rl.spec.env_fields import PASSED
+from hermes_rl.spec.model.base import Section
 from hermes_rl.spec.model.spec import Spec
 from hermes_rl.spec.rewards_known import shipped_signatures
 from hermes_rl.spec.signatures import Function, Parameter
@@ -38,6 +39,8 @@ class _Generator(GenerateJsonSchema):
 
 def spec_json_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of the YAML."""
+    for section in Section.__subclasses__():
+        section.model_rebuild()  # sections are built when needed; their defaults are about to be written out
     schema = Spec.model_json_schema(by_alias=True, schema_generator=_Generator)
     sections: dict[str, Any] = schema.pop("$defs")
     sections["Spec"] = {key: schema[key] for key in ("properties", "required") if key in schema}

@@ -33,6 +33,7 @@ class Section(BaseModel):
         strict=True,
         allow_inf_nan=False,
         hide_input_in_errors=True,
+        defer_build=True,  # most sections are only ever part of a whole spec, whose validator covers them
         coerce_numbers_to_str=True,  # of what a template renders to; strict reading of YAML does not use it
     )
 

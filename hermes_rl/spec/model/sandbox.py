@@ -73,7 +73,9 @@ class Sandbox(Section):
         (), description="Commands before the agent starts; one that fails is our failure, not the agent's."
     )
     network: Network = Field(False, description="false: none; true: all; or a list of host names.")
-    limits: Limits = Field(Limits(), description="Limits on memory, processes, disk, cpu and open files.")
+    limits: Limits = Field(
+        Limits.model_construct(), description="Limits on memory, processes, disk, cpu and open files."
+    )
     timeout: float = Field(120.0, gt=0, description="Seconds per command.")
     lifetime: float | None = Field(None, gt=0, description="Seconds that a sandbox may live; default: no bound.")
     keep_processes: bool = Field(

@@ -78,4 +78,4 @@ class Tool(Section):
 
 
 ToolsetsField = Annotated[Toolsets, BeforeValidator(_list)]
-NO_TOOLSETS = Toolsets()
+NO_TOOLSETS = Toolsets.model_construct()

@@ -38,7 +38,7 @@ def assemble(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if group["inference_logprobs"] is None:
         group["inference_logprobs"] = []  # trainers take its length
     overrides = [item["group_overrides"] for item in items if item.get("group_overrides")]
-    group["group_overrides"] = {key: value for part in overrides for key, value in part.items()} or None
+    group["group_overrides"] = {key: value for part in overrides for key, value in part.items()}
     group["generation_params"] = next((i["generation_params"] for i in items if i.get("generation_params")), None)
     return with_content(group)
 

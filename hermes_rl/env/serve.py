@@ -30,7 +30,7 @@ async def run_serve(spec: Spec, launch: Launch) -> RunDirectory:
     launch.progress.note(f"serving {spec.name} to {spec.serve.api_url}; waiting for a trainer")
     with RunDirectory.choose(spec, "serve", launch.out, fresh=launch.fresh) as directory:
         directory.describe(spec, provenance(spec, env.compiled, None, env.encoder.tokenizer.name))
-        env.record_to(directory)
+        env.record_to(directory, launch.progress)
         await _manage(env)
         return directory
 

@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import Any, ClassVar
 
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
@@ -45,6 +46,7 @@ class SpecEnv(HermesAgentBaseEnv):
         super().__init__(config, server_configs, slurm, testing)
         self.wandb_project = self.spec.wandb.project if self.spec.wandb else None
         self.directory: RunDirectory | None = None
+        self.progress = Progress(quiet=True)
         self._journal: Journal | None = None
         self._rows: AsyncIterator[tuple[Row, str]] | None = None
         self._eval_rows: Rows | None = None
@@ -101,17 +103,16 @@ class SpecEnv(HermesAgentBaseEnv):
             logger.error("the evaluation at step %d failed: %s", step, error)
             return
         self.pending_metrics |= found.metrics
-        logger.info("evaluation at step %d: %s", step, found.metrics)
+        self.progress.note(f"step {step}: evaluation, mean reward {found.metrics['eval/mean_reward']:.3f}")
         if self.directory is not None:
             write_evaluation(found, RunDirectory(self.directory.path / "eval" / f"step-{step}"))
 
-    def record_to(self, directory: RunDirectory) -> None:
-        """Keep every rollout, sent group and evaluation of training in this run directory."""
-        self.directory = directory
+    def record_to(self, directory: RunDirectory, progress: Progress) -> None:
+        """Keep every rollout, sent group and evaluation of training in this run directory, and say how it goes."""
+        self.directory, self.progress = directory, progress
         self._journal = directory.journal("rollouts.jsonl")
-        self.jsonl_writer = _GroupsWriter(
-            directory.journal(self.spec.env.get("data_path_to_save_groups") or "groups.jsonl")
-        )
+        moved = self.spec.env.get("data_path_to_save_groups")
+        self.jsonl_writer = _GroupsWriter(self, directory.journal(Path(moved) if moved else "groups.jsonl"))
 
     def track_rollout(self, rollout: Rollout) -> None:
         super().track_rollout(rollout)
@@ -135,11 +136,14 @@ class SpecEnv(HermesAgentBaseEnv):
 class _GroupsWriter:
     """What BaseEnv expects of its JSONL writer, over a journal."""
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, env: SpecEnv, journal: Journal) -> None:
+        self._env, self._journal = env, journal
+        self._sent = 0
 
     def write(self, group: dict[str, Any]) -> None:
         self._journal.append(group)
+        self._sent += 1
+        self._env.progress.show(f"step {self._env.curr_step} · {self._sent} groups sent", group["scores"])
 
     def close(self) -> None:
         self._journal.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import TextIO
 
 from hermes_rl.rollouts.rollout import Group
@@ -32,12 +33,16 @@ class Progress:
 
     def step(self, done: int, group: Group) -> None:
         """A group has ended."""
-        self.scores += group.scores
+        self.show(f"{done}/{self.total or '?'} groups", group.scores, last=done == self.total)
+
+    def show(self, text: str, scores: Sequence[float], *, last: bool = False) -> None:
+        """Take scores into the mean, and print the line with it if the last one is some time ago."""
+        self.scores += scores
         now = time.monotonic()
-        if self.quiet or (now - self._last < (0.1 if self._inline else EVERY) and done != self.total):
+        if self.quiet or (now - self._last < (0.1 if self._inline else EVERY) and not last):
             return
         self._last = now
-        self._show(f"{done}/{self.total or '?'} groups · mean score {self.mean()}")
+        self._show(f"{text} · mean score {self.mean()}")
 
     def mean(self) -> str:
         return f"{sum(self.scores) / len(self.scores):.3f}" if self.scores else "–"

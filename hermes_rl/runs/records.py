@@ -59,7 +59,7 @@ def scored_data_group(
         "generation_params": dict(generation_params),
         "inference_logprobs": [list(line) for line in logprobs] if len(logprobs) == len(sequences) else [],
         "overrides": None,
-        "group_overrides": None,
+        "group_overrides": {},  # BaseEnv looks into it
         "images": None,
         "distill_token_ids": None,
         "distill_logprobs": None,

@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -30,12 +32,20 @@ def write_spec(folder: Path, url: str, steps: int = STEPS) -> Path:
     return spec
 
 
-async def serve(spec: Path, out: Path, *more: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
+@asynccontextmanager
+async def serve(spec: Path, out: Path, *more: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The program as a user starts it; killed at the end where it still runs."""
+    process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "hermes_rl.cli.main", "run", str(spec), "serve", "--out", str(out), *more,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "SOME_API_KEY": KEY},
     )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
 
 
 def sandboxes_of(pid: int) -> list[int]:
@@ -54,8 +64,10 @@ def sandboxes_of(pid: int) -> list[int]:
 
 @pytest.mark.slow
 async def test_twenty_steps_of_full_groups_with_two_evaluations(tmp_path: Path) -> None:
-    async with trajectory_api() as url:
-        process = await serve(write_spec(tmp_path, url), tmp_path / "run", "--openai.api_key", KEY)
+    async with (
+        trajectory_api() as url,
+        serve(write_spec(tmp_path, url), tmp_path / "run", "--openai.api_key", KEY) as process,
+    ):
         batches = await asyncio.wait_for(train(url, steps=STEPS, batch_size=8), 90)
         output, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, output.decode()
@@ -77,8 +89,10 @@ async def test_twenty_steps_of_full_groups_with_two_evaluations(tmp_path: Path) 
 
 @pytest.mark.slow
 async def test_ctrl_c_ends_serving_with_130_and_leaves_nothing(tmp_path: Path) -> None:
-    async with trajectory_api() as url:
-        process = await serve(write_spec(tmp_path, url, steps=1000), tmp_path / "run")
+    async with (
+        trajectory_api() as url,
+        serve(write_spec(tmp_path, url, steps=1000), tmp_path / "run") as process,
+    ):
         await asyncio.wait_for(train(url, steps=1, batch_size=8), 60)
         process.send_signal(2)
         output, _ = await asyncio.wait_for(process.communicate(), 30)
@@ -87,8 +101,8 @@ async def test_ctrl_c_ends_serving_with_130_and_leaves_nothing(tmp_path: Path) -
 
 
 async def test_without_a_trajectory_api_it_says_how_to_start_one(tmp_path: Path) -> None:
-    process = await serve(write_spec(tmp_path, f"http://127.0.0.1:{free_port()}"), tmp_path / "run")
-    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    async with serve(write_spec(tmp_path, f"http://127.0.0.1:{free_port()}"), tmp_path / "run") as process:
+        output, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 2
     assert "run-api" in output.decode()
     assert "Traceback" not in output.decode()
@@ -96,7 +110,8 @@ async def test_without_a_trajectory_api_it_says_how_to_start_one(tmp_path: Path)
 
 async def test_a_chat_server_is_refused_unless_inexact_is_allowed(tmp_path: Path) -> None:
     spec = write_spec(tmp_path, "http://127.0.0.1:1")
-    process = await serve(spec, tmp_path / "run", "--openai.base_url", "http://127.0.0.1:1/v1", "--openai.model_name", "m")
-    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    chat = ("--openai.base_url", "http://127.0.0.1:1/v1", "--openai.model_name", "m")
+    async with serve(spec, tmp_path / "run", *chat) as process:
+        output, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 2
     assert "allow_inexact" in output.decode()

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Player
+from calling import Player
 
 from hermes_rl.errors import NotYetAvailable, UserError
 from hermes_rl.tools.context import ToolContext

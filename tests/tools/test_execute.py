@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from conftest import Player, call
+from calling import Player, call
 
 from hermes_rl.errors import Failure, SandboxFailure, UserError
 from hermes_rl.sandbox import SandboxConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from conftest import Player
+from calling import Player
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox

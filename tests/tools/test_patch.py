@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Player
+from calling import Player
 from hypothesis import given
 from hypothesis import strategies as st
 

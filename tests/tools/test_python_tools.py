@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from conftest import call
+from calling import call
 from pydantic import BaseModel
 
 from hermes_rl.errors import UserError

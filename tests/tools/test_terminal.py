@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from conftest import Player
+from calling import Player
 
 from hermes_rl.sandbox import SandboxConfig
 from hermes_rl.tools.catalogue import resolve_toolsets

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conftest import Player
+from calling import Player
 
 
 def item(identity: str, content: str = "x", status: str = "pending") -> dict[str, str]:

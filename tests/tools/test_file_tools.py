@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Player
+from calling import Player
 
 ODD = ["a b.txt", "new\nline", "quo'te\"s", "größer ☕.py", "-rf", "$(id)", "*?[x]"]
 

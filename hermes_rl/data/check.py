@@ -11,9 +11,8 @@ from itertools import islice
 from typing import Any
 
 from hermes_rl.data.derive import derive
-from hermes_rl.data.files import READABLE
 from hermes_rl.data.rows import Row
-from hermes_rl.data.sources import is_on_hub, open_source
+from hermes_rl.data.sources import is_on_hub, local_files, open_source
 from hermes_rl.errors import Problem, SpecError, UserError
 from hermes_rl.spec import check
 from hermes_rl.spec.findings import Findings
@@ -51,6 +50,9 @@ def _checked_rows(spec: Spec, findings: Findings) -> list[Row]:
     rows: list[Row] = []
     for split in _splits(spec, source):
         try:
+            if source.items is None and (source.streaming or local_files(source, split) is None):
+                findings.warning((*path, "path"), "rows that only the datasets package reads were not checked")
+                continue
             opened = open_source(source, split, spec.seed)
             rows += derive(spec, opened.read())
         except SpecError as error:
@@ -70,9 +72,6 @@ def _local(spec: Spec, findings: Findings) -> tuple[Source | None, NodePath]:
         findings.warning(("dataset", "generator"), "the rows of a generator were not checked")
         return None, ()
     if not is_on_hub(dataset):
-        if dataset.items is None and dataset.path not in READABLE:
-            findings.warning(("dataset", "path"), "rows of this format were not checked")
-            return None, ()
         return dataset, ("dataset",)
     fallback = dataset.fallback
     if fallback is None or is_on_hub(fallback):

@@ -49,7 +49,7 @@ def open_source(source: Source, split: str, seed: int) -> Opened:
         return Opened(lambda: iter(items), finite=True)
     if source.generator is not None:
         return _open_generator(source.generator, split, seed)
-    patterns = _local_files(source, split)
+    patterns = local_files(source, split)
     if patterns is not None and not source.streaming:
         rows = read_files(str(source.path), patterns)
         return Opened(lambda: iter(rows), finite=True)
@@ -57,8 +57,12 @@ def open_source(source: Source, split: str, seed: int) -> Opened:
     return Opened(lambda: iter(loaded), finite=not source.streaming)
 
 
-def _local_files(source: Source, split: str) -> list[str] | None:
-    """The files of a split that are read without `datasets`; None where that package has to do it."""
+def local_files(source: Source, split: str) -> list[str] | None:
+    """The files of a split that are read without `datasets`; None where that package has to do it.
+
+    Raises:
+        UserError: the source has no files for that split.
+    """
     if source.path not in READABLE or source.data_files is None or "[" in split or "+" in split:
         return None
     files: Any = source.data_files

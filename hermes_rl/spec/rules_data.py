@@ -7,6 +7,7 @@ from typing import Any
 
 from hermes_rl.spec.fault import Fault, entries, exactly_one, section
 from hermes_rl.spec.nodes import NodePath
+from hermes_rl.spec.paths import FILE_FORMATS
 
 SOURCES = ("path", "items", "generator")
 PATH_KEYS = ("name", "split", "data_files", "revision", "streaming")
@@ -23,6 +24,14 @@ def _sources(data: dict[str, Any]) -> Iterator[Fault]:
             for key in PATH_KEYS:
                 if key in source:
                     yield Fault((*path, key), f"`{key}` goes with `path`", at="key")
+
+
+def _formats(data: dict[str, Any]) -> Iterator[Fault]:
+    for path in (("dataset",), ("dataset", "fallback")):
+        source = section(data, *path)
+        name = source.get("path")
+        if isinstance(name, str) and name in FILE_FORMATS and "data_files" not in source:
+            yield Fault((*path, "path"), f"`{name}` is a format of files; say which in `data_files`")
 
 
 def _fallback(data: dict[str, Any]) -> Iterator[Fault]:
@@ -127,4 +136,4 @@ def _names(tool: Any) -> Iterator[tuple[str, str]]:
         yield "mcp", tool["mcp"]["name"]
 
 
-RULES = (_sources, _fallback, _eval, _empty_items, _prompt, _parts, _toolsets, _tools, _tool_names)
+RULES = (_sources, _formats, _fallback, _eval, _empty_items, _prompt, _parts, _toolsets, _tools, _tool_names)

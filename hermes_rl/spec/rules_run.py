@@ -29,8 +29,8 @@ def _reasoning(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _extra_body(data: dict[str, Any]) -> Iterator[Fault]:
-    types = {section(server).get("type") for _, server in servers(data) if _[1] == "policy"}
-    exact = sorted(str(name) for name in types if name in TOKEN_LEVEL)
+    types = [section(server).get("type") for path, server in servers(data) if path[1] == "policy"]
+    exact = [name for name in types if isinstance(name, str) and name in TOKEN_LEVEL]
     for path in (("agent", "extra_body"), ("evaluate", "agent", "extra_body")):
         if exact and section(data, *path):
             yield Fault(path, f"extra_body is for chat servers; the policy's type is {exact[0]}", at="key")

@@ -168,6 +168,22 @@ def test_a_fallback_is_checked(tmp_path: Path) -> None:
     assert "there is no column `q`" in str(problems[0])
 
 
+@pytest.mark.parametrize(
+    "dataset",
+    ["{path: json, data_files: 'https://a.example/x.json'}", "{path: parquet, data_files: x.parquet}",
+     "{path: json, data_files: x.json, split: 'train[:3]'}", "{path: ./folder}"],
+)  # fmt: skip
+def test_nothing_is_fetched(tmp_path: Path, dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    problems, warnings = check_spec(
+        load_spec(write(tmp_path, f"version: 1\ndataset: {dataset}\nprompt: {{user: '{{{{ q }}}}'}}\n"))
+    )
+    assert not problems
+    assert any("not checked" in warning.message for warning in warnings)
+
+
 def test_weights_of_zero_are_a_warning(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "rewards: {exact_match: {weight: 0, args: {target: x}}}\n")
     _, warnings = check_spec(spec)

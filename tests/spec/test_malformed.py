@@ -79,10 +79,18 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     # combinations
     "two-sources": (
-        "version: 1\ndataset:\n  items: [{q: a}]\n  ▶path: json\nprompt: {user: a}\n",
+        "version: 1\ndataset:\n  items: [{q: a}]\n  ▶path: org/data\nprompt: {user: a}\n",
         "`items` is there already",
     ),
     "no-source": ("version: 1\n▶dataset: {shuffle: 1}\nprompt: {user: a}\n", "needs one of path, items or generator"),
+    "format-without-files": (
+        "version: 1\ndataset: {path: ▶json}\nprompt: {user: a}\n",
+        "say which in `data_files`",
+    ),
+    "type-is-a-list": (
+        BASE + "agent: {extra_body: {a: 1}}\nservers: {policy: {type: ▶[], base_url: 'http://a', model: m}}\n",
+        "not possible here",
+    ),
     "split-without-path": (
         "version: 1\ndataset: {items: [{q: a}], ▶split: x}\nprompt: {user: a}\n",
         "goes with `path`",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,11 @@ def test_windows_line_ends(tmp_path: Path) -> None:
 
 KEYS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc", "Co", "Cn", "Zl", "Zp"]), max_size=20)
 VALUES: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False) | KEYS,
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | KEYS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=12,
 )
@@ -114,10 +119,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(VALUES)
 def test_what_json_writes_is_read_back(value: Any) -> None:
-    import json
-
-    text = json.dumps({"v": value}).replace("Infinity", ".inf")
-    assert read(text) == {"v": value}
+    assert read(json.dumps({"v": value})) == {"v": value}
 
 
 @settings(max_examples=100, deadline=None)

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hermes_rl.agent.result import AgentResult, Message, ToolCall, reasoning_of, text_of
+from hermes_rl.agent.history import kept_message, sendable
+from hermes_rl.agent.result import AgentResult, Message, ToolCall, reasoning_of, text_of, tokens_of
 from hermes_rl.agent.server import as_chat_server
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure
@@ -30,7 +31,10 @@ class LoopOptions:
     timeout: float | None = None
     tool_timeout: float | None = None
     max_tokens: int | None = None
+    """Of one turn; None leaves it to the server."""
     max_trajectory_tokens: int | None = None
+    """Of prompt and turns together, by the server's count. No turn begins beyond it; what is left of it also
+    bounds a turn that has a `max_tokens`."""
     temperature: float | None = 1.0
     top_p: float | None = None
     seed: int | None = None
@@ -46,7 +50,8 @@ class HermesAgentLoop:
         server: the policy: anything with `chat(ChatRequest)` or OpenAI-style `chat_completion(**kwargs)`.
         tool_schemas: OpenAI tool schemas that the model sees; a `Toolkit`'s `schemas` carry their tools along.
         valid_tool_names: names that may be called; None: all of `tool_schemas`.
-        task_id: names the rollout's machine (see `ToolContext`); one is made when it does not exist yet.
+        task_id: names the rollout's machine (see `ToolContext`); one is made when it does not exist yet, and stays
+            until `ToolContext(task_id).cleanup()`. Without a name it is released at the end of `run`.
         options: the remaining bounds; the arguments before it that are given win over it.
     """
 
@@ -87,30 +92,35 @@ class HermesAgentLoop:
         )
         runtime = runtime_for(self.task_id, self.toolkit)
         try:
-            while (ending := await self._turn(result, runtime)) is None:
-                pass
+            result.ending = await self._play(result, runtime)
         except Failure as failure:
             result.ending = failure.ending
             failure.result = result
             # A sandbox that the agent's own commands killed is gone by the policy's doing.
             if not failure.ending.graded:
                 raise
-            ending = failure.ending
-        result.ending = ending
-        result.finished_naturally = ending.finished_naturally
+        finally:
+            if self.task_id is None:
+                await runtime.close()
+        result.finished_naturally = result.ending.finished_naturally
         return result
+
+    async def _play(self, result: AgentResult, runtime: ToolRuntime) -> Ending:
+        while (ending := self._spent(result) or await self._turn(result, runtime)) is None:
+            pass
+        return ending
 
     async def _turn(self, result: AgentResult, runtime: ToolRuntime) -> Ending | None:
         """One model call and the tool calls that it asks for; the ending, if this was the last."""
-        if (spent := self._spent(result)) is not None:
-            return spent
+        request = self._request(result, runtime)
         try:
-            reply = await self.server.chat(self._request(result, runtime))
+            reply = await self.server.chat(request)
         except ContextLengthExceeded:
             return Ending.TOKEN_BUDGET
         calls = self._take(reply, result)
         if (ending := _ending_of(reply, calls)) is not None:
-            return ending
+            cut_by_budget = ending is Ending.LENGTH and request.max_tokens != self.options.max_tokens
+            return Ending.TOKEN_BUDGET if cut_by_budget else ending
         await self._act(calls, result, runtime)
         return Ending.SANDBOX_KILLED if runtime.killed_by_agent else None
 
@@ -125,22 +135,21 @@ class HermesAgentLoop:
         return None
 
     def _room(self, result: AgentResult) -> int | None:
-        """Tokens left for the trajectory by the server's own count; None without a bound or a count."""
+        """Tokens left for the trajectory by the server's own count; None without a bound."""
         if self.options.max_trajectory_tokens is None:
             return None
-        last = result.replies[-1].usage if result.replies else None
-        used = int((last or {}).get("prompt_tokens") or 0) + int((last or {}).get("completion_tokens") or 0)
+        last = result.replies[-1].usage if result.replies else {}
+        used = tokens_of(last, "prompt_tokens") + tokens_of(last, "completion_tokens")
         return max(0, self.options.max_trajectory_tokens - used)
 
     def _request(self, result: AgentResult, runtime: ToolRuntime) -> ChatRequest:
         options = self.options
-        limits = [limit for limit in (options.max_tokens, self._room(result)) if limit is not None]
         return ChatRequest(
-            messages=result.messages,
+            messages=sendable(result.messages) if result.tool_errors else result.messages,
             tools=self.toolkit.schemas or None,
             temperature=options.temperature,
             top_p=options.top_p,
-            max_tokens=min(limits) if limits else None,
+            max_tokens=self._turn_limit(result),
             seed=options.seed,
             reasoning=options.reasoning,
             extra_body=options.extra_body,
@@ -148,10 +157,19 @@ class HermesAgentLoop:
             rollout_id=runtime.task_id,
         )
 
+    def _turn_limit(self, result: AgentResult) -> int | None:
+        """`max_tokens`, or what is left of the trajectory where that is less.
+
+        What is left is never sent by itself: it does not know the prompt's new part, and servers refuse a limit
+        that does not fit their context beside the prompt.
+        """
+        limit, room = self.options.max_tokens, self._room(result)
+        return limit if limit is None or room is None else min(limit, room)
+
     def _take(self, reply: ChatReply, result: AgentResult) -> list[dict[str, Any]]:
         """Put the reply into the history and the counts; returns its tool calls."""
         result.turns_used += 1
-        message = _history_message(reply.message, result.turns_used)
+        message = kept_message(reply.message, result.turns_used)
         result.messages.append(message)
         result.replies.append(reply)
         result.usage.add(reply.usage)
@@ -163,11 +181,12 @@ class HermesAgentLoop:
 
     async def _act(self, calls: list[dict[str, Any]], result: AgentResult, runtime: ToolRuntime) -> None:
         """Run the calls of one turn and append their answers in order."""
-        started = time.perf_counter()
+        started, starting = time.perf_counter(), runtime.start_seconds
         outcomes = await execute_calls(
             calls, self.toolkit, runtime, turn=result.turns_used, tool_timeout=self._tool_timeout(result)
         )
-        result.timings.tools += time.perf_counter() - started
+        # Starting the sandbox on first use is not the agent's working time.
+        result.timings.tools += time.perf_counter() - started - (runtime.start_seconds - starting)
         for outcome in outcomes:
             result.messages.append({"role": "tool", "tool_call_id": outcome.id, "content": outcome.content})
             result.tool_calls.append(_record(outcome, result.turns_used))
@@ -191,33 +210,6 @@ def _ending_of(reply: ChatReply, calls: list[dict[str, Any]]) -> Ending | None:
     if calls:
         return None
     return Ending.FINISHED if text_of(reply.message.get("content")).strip() else Ending.EMPTY
-
-
-def _history_message(message: Mapping[str, Any], turn: int) -> Message:
-    """An assistant message as it goes back to the server: what it said, with reasoning and ids kept.
-
-    Every call has an id, a type and text arguments, since servers refuse a history that lacks them.
-    """
-    kept = {key: value for key, value in message.items() if value is not None}
-    kept["role"] = "assistant"
-    kept["content"] = message.get("content")
-    calls = message.get("tool_calls")
-    if isinstance(calls, list) and calls:
-        kept["tool_calls"] = [_call(call, f"call_{turn}_{number}") for number, call in enumerate(calls)]
-    else:
-        kept.pop("tool_calls", None)
-    return kept
-
-
-def _call(call: object, default_id: str) -> dict[str, Any]:
-    given = call if isinstance(call, dict) else {}
-    function = given.get("function")
-    function = function if isinstance(function, dict) else {}
-    return {
-        "id": str(given.get("id") or default_id),
-        "type": "function",
-        "function": {"name": str(function.get("name") or ""), "arguments": function.get("arguments", "")},
-    }
 
 
 def _record(outcome: ToolOutcome, turn: int) -> ToolCall:

@@ -6,6 +6,7 @@ finished_naturally, reasoning_per_turn, tool_errors) and adds the ending by name
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,8 +43,8 @@ class Usage:
     completion_tokens: int = 0
 
     def add(self, usage: Mapping[str, Any] | None) -> None:
-        self.prompt_tokens += int((usage or {}).get("prompt_tokens") or 0)
-        self.completion_tokens += int((usage or {}).get("completion_tokens") or 0)
+        self.prompt_tokens += tokens_of(usage, "prompt_tokens")
+        self.completion_tokens += tokens_of(usage, "completion_tokens")
 
     def record(self) -> dict[str, int]:
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
@@ -92,9 +93,8 @@ class AgentResult:
     def final_response(self) -> str:
         """The text of the last assistant message; empty if there is none."""
         for message in reversed(self.messages):
-            if message["role"] == "assistant":
-                content = message.get("content")
-                return content if isinstance(content, str) else text_of(content)
+            if message.get("role") == "assistant":
+                return text_of(message.get("content"))
         return ""
 
 
@@ -103,7 +103,14 @@ def text_of(content: object) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
-    return "".join(part.get("text", "") for part in parts if isinstance(part, dict))
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def tokens_of(usage: Mapping[str, Any] | None, name: str) -> int:
+    """A count of the server's usage; 0 where it says nothing that is a number."""
+    count = (usage or {}).get(name)
+    return int(count) if isinstance(count, int | float) and math.isfinite(count) else 0
 
 
 def reasoning_of(message: Mapping[str, Any]) -> str | None:

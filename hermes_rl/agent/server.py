@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any, cast
 
 from hermes_rl.errors import Failure, ServerFailure
-from hermes_rl.servers.base import ChatReply, ChatRequest, ChatServer, ContextLengthExceeded, Timing
+from hermes_rl.servers.base import ChatReply, ChatRequest, ChatServer, ContextLengthExceeded, ServerConfig, Timing
+from hermes_rl.servers.retry import is_context_overflow
+from hermes_rl.servers.wire import chat_body
 
 
 def as_chat_server(server: Any) -> ChatServer:
@@ -15,9 +18,9 @@ def as_chat_server(server: Any) -> ChatServer:
     Raises:
         TypeError: it has neither.
     """
-    if hasattr(server, "chat"):
+    if callable(getattr(server, "chat", None)):
         return cast(ChatServer, server)
-    if hasattr(server, "chat_completion"):
+    if callable(getattr(server, "chat_completion", None)):
         return CompletionAdapter(server)
     raise TypeError(f"{type(server).__name__} is no model server: it has neither chat() nor chat_completion()")
 
@@ -29,23 +32,30 @@ class CompletionAdapter:
         self._server = server
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        """Ask it; whatever it raises is a failure of the server."""
+        """Ask it; whatever it raises is a failure of the server, but for a conversation that became too long."""
         started = time.perf_counter()
         try:
             completion = await self._server.chat_completion(**arguments(request))
+            return self._reply(completion, time.perf_counter() - started)
         except (Failure, ContextLengthExceeded):
             raise
         except Exception as error:
+            status = getattr(error, "status_code", None)
+            if isinstance(status, int) and is_context_overflow(status, str(error)):
+                raise ContextLengthExceeded(str(error)) from error
             raise ServerFailure(f"{type(error).__name__}: {error}") from error
-        choice = completion.choices[0]
-        usage = getattr(completion, "usage", None)
+
+    def _reply(self, completion: Any, seconds: float) -> ChatReply:
+        plain = _plain(completion)
+        choice = plain["choices"][0]
+        usage = plain.get("usage")
         return ChatReply(
-            message=_plain(choice.message),
-            finish_reason=getattr(choice, "finish_reason", None),
-            usage=_plain(usage) if usage is not None else {},
-            model=str(getattr(completion, "model", "")),
+            message=dict(choice["message"]),
+            finish_reason=choice.get("finish_reason"),
+            usage=usage if isinstance(usage, dict) else {},
+            model=str(plain.get("model") or ""),
             server_type=type(self._server).__name__,
-            timing=Timing(generating=time.perf_counter() - started),
+            timing=Timing(generating=seconds),
         )
 
     async def close(self) -> None:
@@ -54,15 +64,25 @@ class CompletionAdapter:
 
 def arguments(request: ChatRequest) -> dict[str, Any]:
     """The request as keyword arguments of an OpenAI client; what is not set is left out."""
-    names = ("tools", "temperature", "top_p", "max_tokens", "seed", "stop", "extra_body")
+    names = ("tools", "temperature", "top_p", "max_tokens", "seed", "stop")
     given = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
     if request.logprobs:
         given["logprobs"] = True
+    extra = chat_body(ChatRequest((), extra_body=request.extra_body, reasoning=request.reasoning), ServerConfig(""))
+    del extra["messages"]
+    if extra:
+        given["extra_body"] = extra
     return {"messages": list(request.messages), "n": 1, **given}
 
 
-def _plain(value: Any) -> dict[str, Any]:
-    """A dict of a pydantic object, a mapping, or a simple namespace."""
+def _plain(value: Any) -> Any:
+    """Dicts and lists of pydantic objects, mappings and simple namespaces, however deep."""
     if hasattr(value, "model_dump"):
-        return dict(value.model_dump(exclude_none=True))
-    return dict(value) if isinstance(value, dict) else dict(vars(value))
+        return value.model_dump()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, str | int | float | None):
+        return value
+    return {key: _plain(item) for key, item in vars(value).items()}

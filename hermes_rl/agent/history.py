@@ -1,0 +1,84 @@
+"""What the model said, as it is kept in the history and as it goes back to the server.
+
+Owns the difference between the two. The history keeps what the model wrote. A server that parses the history
+refuses the whole conversation for one malformed call in it, so what is sent holds empty arguments in such a
+place; the answer to the call tells the model what was wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hermes_rl.agent.result import Message
+
+
+def kept_message(message: Mapping[str, Any], turn: int) -> Message:
+    """An assistant message for the history: all that came, reasoning included, in the shape that servers take.
+
+    Every call has an id of its own, a type and text arguments.
+    """
+    kept = {key: value for key, value in message.items() if value is not None}
+    kept["role"] = "assistant"
+    kept["content"] = _content(message.get("content"))
+    calls = message.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        kept["tool_calls"] = _calls(calls, turn)
+    else:
+        kept.pop("tool_calls", None)
+    return kept
+
+
+def sendable(messages: list[Message]) -> list[Message]:
+    """The history with arguments that are no JSON object left empty."""
+    return [_sendable(message) if message.get("tool_calls") else message for message in messages]
+
+
+def _content(content: object) -> object:
+    if content is None or isinstance(content, str | list):
+        return content
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _calls(calls: list[Any], turn: int) -> list[dict[str, Any]]:
+    kept: list[dict[str, Any]] = []
+    taken: set[str] = set()
+    for number, call in enumerate(calls):
+        one = _call(call if isinstance(call, dict) else {}, f"call_{turn}_{number}", taken)
+        taken.add(one["id"])
+        kept.append(one)
+    return kept
+
+
+def _call(call: Mapping[str, Any], default_id: str, taken: set[str]) -> dict[str, Any]:
+    function = call.get("function")
+    function = function if isinstance(function, dict) else {}
+    arguments = function.get("arguments", "")
+    given_id = str(call.get("id") or "")
+    return {
+        "id": default_id if not given_id or given_id in taken else given_id,
+        "type": "function",
+        "function": {
+            "name": str(function.get("name") or ""),
+            "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False),
+        },
+    }
+
+
+def _sendable(message: Message) -> Message:
+    return {**message, "tool_calls": [_sendable_call(call) for call in message["tool_calls"]]}
+
+
+def _sendable_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or _is_object(function.get("arguments")):
+        return call
+    return {**call, "function": {**function, "arguments": "{}"}}
+
+
+def _is_object(arguments: object) -> bool:
+    try:
+        return isinstance(arguments, str) and isinstance(json.loads(arguments), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,50 @@
+"""The scripted chat server, and a loop that asks it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from scripted_chat import ScriptedChat
+
+from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
+from hermes_rl.servers.balance import Role
+from hermes_rl.servers.base import ServerConfig
+from hermes_rl.servers.factory import create_role
+from hermes_rl.servers.retry import RetryPolicy
+from hermes_rl.tools.python_tools import python_tool
+from hermes_rl.tools.toolkit import Toolkit
+
+MakeLoop = Callable[..., HermesAgentLoop]
+
+
+async def _at_once(seconds: float) -> None:
+    """A pause that takes no time."""
+
+
+@pytest.fixture
+async def chat() -> AsyncIterator[ScriptedChat]:
+    server = ScriptedChat()
+    stop = await server.start()
+    yield server
+    await stop()
+
+
+@pytest.fixture
+async def policy(chat: ScriptedChat) -> AsyncIterator[Role]:
+    """The role that asks the scripted server, trying twice."""
+    config = ServerConfig("openai", chat.url, "m", timeout=20)
+    async with create_role("policy", [config], RetryPolicy(attempts=2, sleep=_at_once)) as role:
+        yield role
+
+
+@pytest.fixture
+def make_loop(policy: Role) -> MakeLoop:
+    """A loop with these Python functions as tools."""
+
+    def make(*tools: Callable[..., Any], **options: Any) -> HermesAgentLoop:
+        toolkit = Toolkit(python_tool(tool) for tool in tools)
+        return HermesAgentLoop(policy, toolkit.schemas, options=LoopOptions(**options))
+
+    return make

@@ -1,0 +1,187 @@
+"""Every ending by its name, and what is left of the conversation then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scripted_chat import Answer, ScriptedChat, answer, call, calls, refused, says
+
+from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
+from hermes_rl.endings import Ending
+from hermes_rl.errors import SandboxFailure, ServerFailure
+from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.servers.balance import Role
+from hermes_rl.tools.catalogue import resolve_toolsets
+from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.toolkit import Toolkit
+
+MakeLoop = Callable[..., HermesAgentLoop]
+GO = [{"role": "user", "content": "go"}]
+NOOP = calls(call("noop"))
+TOO_LONG = refused(400, "This model's maximum context length is 8 tokens.")
+
+
+def noop() -> str:
+    """Do nothing."""
+    return "ok"
+
+
+async def slow() -> str:
+    """Take half a second."""
+    await asyncio.sleep(0.5)
+    return "ok"
+
+
+def used(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion}
+
+
+@pytest.mark.parametrize(
+    ("last", "options", "ending", "turns"),
+    [
+        (says("done"), {}, Ending.FINISHED, 2),
+        (says("done", None), {}, Ending.FINISHED, 2),
+        (NOOP, {"max_turns": 2}, Ending.MAX_TURNS, 2),
+        (NOOP, {"max_turns": 1}, Ending.MAX_TURNS, 1),
+        (TOO_LONG, {}, Ending.TOKEN_BUDGET, 1),
+        (says("cut o", "length"), {}, Ending.LENGTH, 2),
+        (calls(call("noop", '{"a'), finish_reason="length"), {}, Ending.FINISHED, 3),
+        (says(""), {}, Ending.EMPTY, 2),
+        (says(" \n"), {}, Ending.EMPTY, 2),
+        (says(None), {}, Ending.EMPTY, 2),
+        (says(None, reasoning="hm"), {}, Ending.EMPTY, 2),
+        (says(None, content=[]), {}, Ending.EMPTY, 2),
+        (says(None, tool_calls=[]), {}, Ending.EMPTY, 2),
+        (says("I can't", "content_filter"), {}, Ending.REFUSED, 2),
+        (says(None, refusal="I can't"), {}, Ending.REFUSED, 2),
+        (says("fine", refusal=None), {}, Ending.FINISHED, 2),
+    ],
+)
+async def test_the_last_reply_names_the_ending(
+    chat: ScriptedChat, make_loop: MakeLoop, last: Answer, options: dict[str, Any], ending: Ending, turns: int
+) -> None:
+    chat.script = [NOOP, last]
+    result = await make_loop(noop, **options).run(GO)
+    assert (result.ending, result.turns_used) == (ending, turns)
+    assert result.finished_naturally == (ending is Ending.FINISHED)
+    assert len(result.replies) == len(result.reasoning_per_turn) == turns
+
+
+async def test_calls_of_a_turn_that_was_cut_are_not_made(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": [call("noop")]}
+    chat.script = [answer(message, "length")]
+    result = await make_loop(noop).run(GO)
+    assert (result.ending, result.tool_calls) == (Ending.LENGTH, [])
+
+
+async def test_the_working_time_ends_by_slow_tools(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    chat.script = [calls(call("slow")), calls(call("noop"))]
+    result = await make_loop(slow, noop, timeout=0.1).run(GO)
+    assert (result.ending, result.turns_used, result.tool_errors[0].error) == (Ending.TIMEOUT, 1, "timeout")
+    assert 0.1 <= result.timings.working < 0.5
+
+
+async def test_the_working_time_ends_by_slow_generation(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    chat.script = [answer({"tool_calls": [call("noop")]}, delay=0.15)]
+    result = await make_loop(noop, timeout=0.1).run(GO)
+    assert (result.ending, result.turns_used, len(result.tool_calls)) == (Ending.TIMEOUT, 1, 1)
+
+
+async def test_failed_attempts_are_no_working_time(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    chat.script = [Answer(b"busy", 503, delay=0.3), says("done")]
+    result = await make_loop(noop, timeout=0.2).run(GO)
+    assert result.ending is Ending.FINISHED
+    assert result.timings.generation < 0.2 <= result.timings.queue
+
+
+# ------------------------------------------------------------------ the budget of tokens
+
+
+async def test_no_turn_begins_beyond_the_budget(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    chat.script = [calls(call("noop"), usage=used(60, 20)), calls(call("noop"), usage=used(90, 20))]
+    result = await make_loop(noop, max_trajectory_tokens=100).run(GO)
+    assert (result.ending, result.turns_used) == (Ending.TOKEN_BUDGET, 2)
+    assert result.messages[-1]["role"] == "tool"
+
+
+async def test_a_turn_is_bounded_by_what_is_left_and_cut_there_it_is_the_budgets_end(
+    chat: ScriptedChat, make_loop: MakeLoop
+) -> None:
+    chat.script = [calls(call("noop"), usage=used(60, 20)), says("cut o", "length")]
+    result = await make_loop(noop, max_trajectory_tokens=100, max_tokens=30).run(GO)
+    assert [request["max_tokens"] for request in chat.requests] == [30, 20]
+    assert (result.ending, result.turns_used) == (Ending.TOKEN_BUDGET, 2)
+
+
+async def test_a_turn_cut_at_its_own_limit_is_no_end_of_the_budget(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    chat.script = [calls(call("noop"), usage=used(30, 20)), says("cut o", "length")]
+    result = await make_loop(noop, max_trajectory_tokens=100, max_tokens=30).run(GO)
+    assert [request["max_tokens"] for request in chat.requests] == [30, 30]
+    assert result.ending is Ending.LENGTH
+
+
+async def test_the_budget_alone_is_not_sent_as_a_limit_of_a_turn(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    await make_loop(noop, max_trajectory_tokens=100).run(GO)
+    assert "max_tokens" not in chat.requests[0]
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": "many"}, {"prompt_tokens": None}, [], "odd", 3])
+async def test_a_server_that_does_not_count_uses_up_no_budget(
+    chat: ScriptedChat, make_loop: MakeLoop, usage: object
+) -> None:
+    chat.script = [calls(call("noop"), usage=usage)]
+    result = await make_loop(noop, max_trajectory_tokens=1).run(GO)
+    assert (result.ending, result.usage.prompt_tokens) == (Ending.FINISHED, 0)
+
+
+# ------------------------------------------------------------------ failures of ours
+
+
+async def test_a_first_call_that_fails_is_a_failure_of_a_rollout_in_which_nothing_happened(
+    chat: ScriptedChat, make_loop: MakeLoop
+) -> None:
+    chat.script = [refused(500, "broken"), refused(503, "busy")]
+    with pytest.raises(ServerFailure) as caught:
+        await make_loop(noop).run(GO)
+    played = caught.value.result
+    assert (played.ending, played.turns_used, played.finished_naturally) == (Ending.SERVER_FAILURE, 0, False)
+    assert played.messages == GO
+
+
+async def test_a_later_call_that_fails_keeps_what_was_played(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    chat.script = [NOOP, Answer(b"no json"), refused(401, "no key")]
+    with pytest.raises(ServerFailure) as caught:
+        await make_loop(noop).run(GO)
+    played = caught.value.result
+    assert (played.turns_used, len(played.tool_calls)) == (1, 1)
+    assert [message["role"] for message in played.messages] == ["user", "assistant", "tool"]
+
+
+async def test_a_sandbox_that_cannot_start_is_a_failure_with_what_was_played(chat: ScriptedChat, policy: Role) -> None:
+    toolkit = Toolkit(resolve_toolsets(["terminal"]))
+    chat.script = [calls(call("terminal", {"command": "true"}))]
+    async with ToolRuntime(SandboxConfig(setup=("exit 3",)), task_id="broken", toolkit=toolkit):
+        with pytest.raises(SandboxFailure) as caught:
+            await HermesAgentLoop(policy, toolkit.schemas, task_id="broken").run(GO)
+    assert (caught.value.ending, caught.value.result.turns_used) == (Ending.SANDBOX_FAILURE, 1)
+
+
+async def test_a_sandbox_that_the_agent_killed_is_an_ending_and_no_failure(chat: ScriptedChat, policy: Role) -> None:
+    toolkit = Toolkit(resolve_toolsets(["terminal"]))
+    chat.script = [calls(call("terminal", {"command": "sleep 30"}))]
+    async with ToolRuntime(SandboxConfig(lifetime=0.5), task_id="killed", toolkit=toolkit):
+        loop = HermesAgentLoop(policy, toolkit.schemas, task_id="killed", options=LoopOptions(tool_timeout=20))
+        result = await loop.run(GO)
+    assert (result.ending, result.turns_used, result.finished_naturally) == (Ending.SANDBOX_KILLED, 1, False)
+
+
+async def test_starting_the_sandbox_is_no_working_time(chat: ScriptedChat, policy: Role) -> None:
+    toolkit = Toolkit(resolve_toolsets(["terminal"]))
+    chat.script = [calls(call("terminal", {"command": "true"}))]
+    async with ToolRuntime(SandboxConfig(setup=("sleep 0.5",)), task_id="late", toolkit=toolkit) as runtime:
+        result = await HermesAgentLoop(policy, toolkit.schemas, task_id="late").run(GO)
+        assert runtime.start_seconds > 0.5
+    assert (result.tool_errors, result.timings.tools < 0.5) == ([], True)

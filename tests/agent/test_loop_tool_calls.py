@@ -1,0 +1,318 @@
+"""Tool calls: together and in order, and whatever is wrong with one is told to the model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scripted_chat import ScriptedChat, answer, call, calls
+
+from hermes_rl.agent.loop import HermesAgentLoop
+from hermes_rl.agent.result import AgentResult
+from hermes_rl.endings import Ending
+
+MakeLoop = Callable[..., HermesAgentLoop]
+GO = [{"role": "user", "content": "go"}]
+made: list[str] = []
+"""The calls that reached a tool."""
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    made.clear()
+
+
+def greet(name: str, times: int = 1) -> str:
+    """Greet someone."""
+    made.append(f"greet {name}")
+    return f"hello {name}" * times
+
+
+def ping() -> str:
+    """Say pong."""
+    made.append("ping")
+    return "pong"
+
+
+async def play(chat: ScriptedChat, loop: HermesAgentLoop, *tool_calls: object) -> AgentResult:
+    """One turn with these calls, then the answer."""
+    chat.script = [calls(*tool_calls)]
+    result = await loop.run(GO)
+    assert (result.ending, result.turns_used) == (Ending.FINISHED, 2)
+    return result
+
+
+def answers(result: AgentResult) -> list[str]:
+    return [message["content"] for message in result.messages if message["role"] == "tool"]
+
+
+# ------------------------------------------------------------------ together, in order
+
+
+async def test_calls_of_one_turn_run_together_and_are_answered_in_order(
+    chat: ScriptedChat, make_loop: MakeLoop
+) -> None:
+    ended: list[float] = []
+
+    async def nap(seconds: float) -> str:
+        """Sleep."""
+        await asyncio.sleep(seconds)
+        ended.append(seconds)
+        return f"slept {seconds}"
+
+    naps = [0.3, 0.2, 0.1]
+    began = time.perf_counter()
+    tool_calls = [call("nap", {"seconds": seconds}, id=f"nap-{seconds}") for seconds in naps]
+    result = await play(chat, make_loop(nap), *tool_calls)
+    assert time.perf_counter() - began < 0.55
+    assert ended == sorted(naps)
+    assert answers(result) == [f"slept {seconds}" for seconds in naps]
+    assert [m["tool_call_id"] for m in chat.sent[-3:]] == [f"nap-{seconds}" for seconds in naps]
+
+
+async def test_blocking_tools_run_together_too(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    def block(seconds: float) -> str:
+        """Sleep in the way of others."""
+        time.sleep(seconds)
+        return "ok"
+
+    began = time.perf_counter()
+    await play(chat, make_loop(block), *[call("block", {"seconds": 0.3}, id=str(n)) for n in range(4)])
+    assert time.perf_counter() - began < 0.9
+
+
+async def test_one_call_that_goes_wrong_does_not_touch_the_others(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    result = await play(
+        chat, make_loop(greet), call("greet", {"name": "a"}), call("gret"), call("greet", {"name": "b"})
+    )
+    assert answers(result)[0::2] == ["hello a", "hello b"]
+    assert [error.tool_name for error in result.tool_errors] == ["gret"]
+    assert [record.error is None for record in result.tool_calls] == [True, False, True]
+
+
+async def test_calls_without_an_id_or_with_the_same_one_get_one_of_their_own(
+    chat: ScriptedChat, make_loop: MakeLoop
+) -> None:
+    loop = make_loop(ping)
+    await play(chat, loop, call("ping", id="x"), call("ping", id="x"), call("ping", id=None), call("ping", id=7))
+    ids = [tool_call["id"] for tool_call in chat.sent[1]["tool_calls"]]
+    assert ids == [message["tool_call_id"] for message in chat.sent[2:]]
+    assert (ids[0], ids[3], len(set(ids))) == ("x", "7", 4)
+
+
+# ------------------------------------------------------------------ arguments
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["null", "[]", '"x"', "3", "true", "", " ", '{"name": "a"', "{'name': 'a'}", '{"name": "a"} {}', "[" * 100_000],
+)
+async def test_arguments_that_are_no_json_object_are_an_error_that_the_model_is_told(
+    chat: ScriptedChat, make_loop: MakeLoop, arguments: str
+) -> None:
+    result = await play(chat, make_loop(greet), call("greet", arguments))
+    (error,) = result.tool_errors
+    assert (error.turn, error.tool_name, error.arguments) == (1, "greet", arguments)
+    assert set(json.loads(error.tool_result)) == {"error"}
+    assert chat.sent[-1] == {"role": "tool", "tool_call_id": "id-greet", "content": error.tool_result}
+    assert made == []
+
+
+@pytest.mark.parametrize("arguments", ["null", "[]", '"x"', "", '{"name": "a"'])
+async def test_the_history_keeps_what_was_written_and_servers_get_what_they_can_parse(
+    chat: ScriptedChat, make_loop: MakeLoop, arguments: str
+) -> None:
+    fine = call("greet", {"name": "a"}, id="fine")
+    result = await play(chat, make_loop(greet), call("greet", arguments), fine)
+    kept, sent = result.messages[1]["tool_calls"], chat.sent[1]["tool_calls"]
+    assert (kept[0]["function"]["arguments"], kept[1]) == (arguments, fine)
+    assert (sent[0]["function"]["arguments"], sent[1]) == ("{}", fine)
+
+
+async def test_arguments_that_are_an_object_already_are_taken(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    function = {"name": "greet", "arguments": {"name": "a"}}
+    result = await play(chat, make_loop(greet), {"id": "1", "function": function})
+    assert (answers(result), result.tool_errors) == (["hello a"], [])
+    assert chat.sent[1]["tool_calls"][0]["function"]["arguments"] == '{"name": "a"}'
+
+
+@pytest.mark.parametrize("function", [{"name": "greet"}, {"name": "greet", "arguments": None}])
+async def test_missing_arguments_are_an_error(
+    chat: ScriptedChat, make_loop: MakeLoop, function: dict[str, Any]
+) -> None:
+    result = await play(chat, make_loop(greet), {"id": "1", "type": "function", "function": function})
+    assert (len(result.tool_errors), made) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({}, "name"),
+        ({"times": 2}, "name"),
+        ({"name": "a", "colour": "red"}, "colour"),
+        ({"name": "a", "times": "often"}, "times"),
+        ({"name": None}, "name"),
+        ({"name": ["a"]}, "name"),
+    ],
+)
+async def test_missing_superfluous_and_wrong_parameters_are_errors_that_name_them(
+    chat: ScriptedChat, make_loop: MakeLoop, arguments: dict[str, Any], told: str
+) -> None:
+    result = await play(chat, make_loop(greet), call("greet", arguments))
+    assert told in json.loads(result.tool_errors[0].tool_result)["error"]
+    assert made == []
+
+
+async def test_no_answer_is_ever_that_of_an_earlier_call(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    tool_calls = [call("greet", {"name": "a"}), call("greet", "null"), call("greet", "[]"), call("greet", "")]
+    result = await play(chat, make_loop(greet), *tool_calls)
+    assert [("hello a" in text) for text in answers(result)] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("name", ["gret", "", "greet ", "os.system", "__class__"])
+async def test_an_unknown_tool_is_an_error_that_names_those_there_are(
+    chat: ScriptedChat, make_loop: MakeLoop, name: str
+) -> None:
+    result = await play(chat, make_loop(greet), call(name, {"name": "a"}))
+    (error,) = result.tool_errors
+    assert (error.tool_name, "greet" in error.tool_result, made) == (name, True, [])
+
+
+@pytest.mark.parametrize("name", [None, 3, ["greet"], {"name": "greet"}])
+async def test_a_name_that_is_no_text_is_an_unknown_tool(chat: ScriptedChat, make_loop: MakeLoop, name: object) -> None:
+    result = await play(chat, make_loop(greet), {"id": "1", "function": {"name": name, "arguments": "{}"}})
+    assert (len(result.tool_errors), made) == (1, [])
+
+
+# ------------------------------------------------------------------ tools that fail
+
+
+def raises_value() -> str:
+    """Fail."""
+    made.append("value")
+    raise ValueError("odd /home/someone/secret/file.py")
+
+
+def raises_runtime() -> str:
+    """Fail as asyncio does."""
+    made.append("runtime")
+    raise RuntimeError("This event loop is already running")
+
+
+def raises_stop() -> str:
+    """Fail by an empty iterator."""
+    made.append("stop")
+    return str(next(iter(())))
+
+
+def raises_exit() -> str:
+    """Fail by leaving."""
+    made.append("exit")
+    sys.exit(1)
+
+
+async def raises_cancelled() -> str:
+    """Fail by cancelling itself."""
+    made.append("cancelled")
+    raise asyncio.CancelledError
+
+
+async def raises_timeout() -> str:
+    """Fail by a timeout of its own."""
+    made.append("timeout")
+    raise TimeoutError("the other side")
+
+
+FAILING = [raises_value, raises_runtime, raises_stop, raises_exit, raises_cancelled, raises_timeout]
+
+
+@pytest.mark.parametrize("tool", FAILING)
+async def test_a_tool_that_raises_is_called_exactly_once_and_the_model_is_told(
+    chat: ScriptedChat, make_loop: MakeLoop, tool: Callable[..., Any]
+) -> None:
+    result = await play(chat, make_loop(tool, ping), call(tool.__name__), call("ping"))
+    assert made.count(tool.__name__.removeprefix("raises_")) == 1
+    assert answers(result)[1] == "pong"
+    (error,) = result.tool_errors
+    assert (error.turn, error.tool_name, error.arguments) == (1, tool.__name__, "{}")
+    assert tool.__name__ in json.loads(answers(result)[0])["error"]
+    assert "secret" not in answers(result)[0]
+
+
+async def hangs_alone() -> str:
+    """Never end."""
+    await asyncio.Event().wait()
+    return "never"
+
+
+def hangs_in_a_thread() -> str:
+    """Take long, where nothing can stop it."""
+    time.sleep(2)
+    return "late"
+
+
+@pytest.mark.parametrize("tool", [hangs_alone, hangs_in_a_thread])
+async def test_a_tool_that_hangs_is_given_up_and_the_conversation_goes_on(
+    chat: ScriptedChat, make_loop: MakeLoop, tool: Callable[..., Any]
+) -> None:
+    began = time.perf_counter()
+    result = await play(chat, make_loop(tool, ping, tool_timeout=0.2), call(tool.__name__), call("ping"))
+    assert time.perf_counter() - began < 1.5
+    assert (result.tool_errors[0].error, answers(result)[1]) == ("timeout", "pong")
+    assert "0.2 s" in answers(result)[0]
+
+
+async def test_what_a_tool_returns_is_told_as_json_unless_it_is_text(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    def give(what: str) -> Any:
+        """Give something odd."""
+        return {"none": None, "list": [1], "object": object(), "nan": float("nan"), "text": "{"}[what]
+
+    kinds = ["none", "list", "object", "nan", "text"]
+    result = await play(chat, make_loop(give), *[call("give", {"what": kind}) for kind in kinds])
+    texts = answers(result)
+    assert (texts[0], texts[1], texts[4], result.tool_errors) == ("null", "[1]", "{", [])
+    assert all(isinstance(text, str) for text in texts)
+
+
+# ------------------------------------------------------------------ replies out of shape
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"content": 3},
+        {"content": {"text": "x"}},
+        {"content": True},
+        {"content": "x", "tool_calls": {"name": "ping"}},
+        {"content": "x", "tool_calls": "ping"},
+        {"content": "x", "tool_calls": 3},
+        {"content": "x", "role": "user"},
+        {"content": "x", "role": None},
+    ],
+)
+async def test_a_message_out_of_shape_ends_the_conversation(
+    chat: ScriptedChat, make_loop: MakeLoop, message: dict[str, Any]
+) -> None:
+    chat.script = [answer(message)]
+    result = await make_loop(ping).run(GO)
+    assert (result.ending in {Ending.FINISHED, Ending.EMPTY}, result.turns_used) == (True, 1)
+    assert result.messages[-1]["role"] == "assistant"
+    assert isinstance(result.final_response, str)
+
+
+@pytest.mark.parametrize(
+    "tool_call", [None, 3, "ping", [], {}, {"function": "ping"}, {"function": {}}, {"name": "ping"}]
+)
+async def test_a_call_out_of_shape_is_an_error_that_the_model_is_told(
+    chat: ScriptedChat, make_loop: MakeLoop, tool_call: object
+) -> None:
+    result = await play(chat, make_loop(ping), tool_call, call("ping"))
+    assert (len(result.tool_errors), made) == (1, ["ping"])
+    assert [message["role"] for message in chat.sent] == ["user", "assistant", "tool", "tool"]
+    assert all({"id", "type", "function"} == set(sent) for sent in chat.sent[1]["tool_calls"])

@@ -69,8 +69,12 @@ async def _run_spec(cls: Any, mode: Any, flags: list[str]) -> None:
     """A compiled spec reads its file again with the flags, so that they mean what they mean to `hermes-rl run`."""
     from hermes_rl.env.serve import run_serve
     from hermes_rl.runs.launch import Launch, run_evaluate, run_process
+    from hermes_rl.spec.load import load_spec
+    from hermes_rl.spec.overrides import parse_extra_args
 
-    spec = cls.spec.changed(flags, mode) if flags else cls.spec
+    spec = cls.spec
+    if flags:
+        spec = load_spec(spec.source, overrides=parse_extra_args(flags, ()), environ=cls.environ, mode=mode)
     launch = Launch(mode, environ=cls.environ)
     if mode == "serve":
         directory = await run_serve(spec, launch)

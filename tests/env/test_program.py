@@ -1,0 +1,141 @@
+"""`.cli()`: environments as programs, strict where atroposlib's parser guesses, silent about keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from atroposlib.envs.server_handling.server_baseline import APIServerConfig
+
+from hermes_rl import HermesAgentEnvConfig
+from hermes_rl.env.program import _changed, _given, _servers
+from hermes_rl.errors import UserError
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from tests.env.writer_model import WriterModel
+
+ROOT = Path(__file__).parents[2]
+KEY = "sk-never-shown-0815"
+
+
+def program(code: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+SPEC_ENV = "from hermes_rl import compile_spec, load_spec; compile_spec(load_spec('terminal-files')).cli()"
+BY_HAND = "from tests.env.greetings import Greetings; Greetings.cli()"
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[WriterModel]:
+    started = await WriterModel().start()
+    yield started
+    await started.stop()
+
+
+def test_a_compiled_spec_processes_as_the_command_line_does(tmp_path: Path) -> None:
+    done = program(SPEC_ENV, "process", "--env.total_steps", "2", "--env.group_size", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (groups,) = tmp_path.rglob("groups.jsonl")
+    assert [len(json.loads(line)["scores"]) for line in groups.read_text().splitlines()] == [3, 3]
+
+
+def test_a_compiled_spec_evaluates(tmp_path: Path) -> None:
+    done = program(SPEC_ENV, "evaluate", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.rglob("metrics.json"))) == 1
+
+
+async def test_an_environment_by_hand_processes_and_prints_no_key(model: WriterModel, tmp_path: Path) -> None:
+    import asyncio
+
+    arguments = [
+        "process", "--openai.base_url", model.url, "--openai.model_name", "writer", "--openai.api_key", KEY,
+        "--env.tokenizer_name", str(small_tokenizer_path()), "--env.total_steps", "2", "--env.group_size", "2",
+        "--env.data_path_to_save_groups", "made/groups.jsonl",
+    ]  # fmt: skip
+    done = await asyncio.to_thread(program, BY_HAND, *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "made" / "groups.jsonl").read_text().splitlines()) == 2
+    assert model.keys == {f"Bearer {KEY}"}
+    written = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert all(KEY not in text for text in [done.stdout, done.stderr, *written])
+
+
+async def test_evaluate_by_hand_writes_no_key_either(model: WriterModel, tmp_path: Path) -> None:
+    import asyncio
+
+    arguments = [
+        "evaluate", "--openai.base_url", model.url, "--openai.model_name", "writer", "--openai.api_key", KEY,
+        "--env.tokenizer_name", str(small_tokenizer_path()), "--env.data_dir_to_save_evals", "evals",
+    ]  # fmt: skip
+    done = await asyncio.to_thread(program, BY_HAND, *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "evals" / "metrics.json").read_text())["results"]["all"] == {"eval/mean_reward": 1.0}
+    written = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert all(KEY not in text for text in [done.stdout, done.stderr, *written])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "usage"),
+        (["train"], "usage"),
+        (["process", "--env.group_sise", "2"], "did you mean group_size"),
+        (["process", "--env.group_size", "two"], "group_size"),
+        (["process", "--env.group_size"], "needs a value"),
+        (["process", "--env.group_size", "2", "--env.group_size", "3"], "given twice"),
+        (["process", "--testing", "true"], "unknown flag --testing"),
+        (["process", "stray"], "unexpected argument"),
+        (["process", "--config", "missing.yaml"], "missing.yaml"),
+    ],
+)
+def test_wrong_flags_end_with_2_and_no_traceback(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hermes_rl.env.program import main
+    from tests.env.greetings import Greetings
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(Greetings, arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_minus_one_lists_and_mappings_are_values() -> None:
+    given = _given(["--env.worker_timeout", "-1", "--env.enabled_toolsets", "[terminal, file]", "--env.extra_body={a: 1}"])
+    config = _changed(HermesAgentEnvConfig(), given["env"], "--env")
+    assert config.worker_timeout == -1
+    assert config.enabled_toolsets == ["terminal", "file"]
+    assert config.extra_body == {"a": 1}
+
+
+def test_a_config_file_gives_way_to_flags_and_knows_its_keys(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("env: {group_size: 2, seed: 5}\nopenai: {model_name: m}\n")
+    given = _given(["--config", str(file), "--env.group_size", "7"])
+    assert given == {"env": {"group_size": 7, "seed": 5}, "openai": {"model_name": "m"}}
+    file.write_text("")
+    assert _given(["--config", str(file)]) == {"env": {}, "openai": {}}
+    file.write_text("environment: {}\n")
+    with pytest.raises(UserError, match="unknown key 'environment'"):
+        _given(["--config", str(file)])
+
+
+def test_openai_flags_change_every_server() -> None:
+    servers = [APIServerConfig(base_url="http://a"), APIServerConfig(base_url="http://b")]
+    changed = _servers(servers, {"model_name": "m"})
+    assert [(s.base_url, s.model_name) for s in changed] == [("http://a", "m"), ("http://b", "m")]

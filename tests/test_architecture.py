@@ -1,0 +1,131 @@
+"""The rooms of docs/architecture.md: imports point one way, each foreign package has one door, nothing is heavy."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "hermes_rl"
+DOORS = {
+    "atroposlib": "env/",
+    "tenacity": "env/",
+    "wandb": "runs/tracker.py",
+    "datasets": "data/hub.py",
+    "transformers": "tokens/hub.py",
+    "tokenizers": "tokens/",
+    "math_verify": "scoring/",
+    "openai": "env/",
+    "typer": "cli/",
+    "aiohttp": ("servers/", "env/", "cli/"),
+    "jinja2": ("spec/", "tokens/"),
+    "yaml": ("spec/", "runs/directory.py", "env/program.py"),
+    "renderers": (),
+    "ray": (),
+}
+"""Foreign package → where it may be imported."""
+ANYWHERE = {"errors", "endings", "plugins", "shipped"}
+"""Modules of the package itself that every room may use."""
+
+
+def rooms() -> list[str]:
+    """The rooms in the order of the architecture's table: an import points to an earlier one."""
+    table = (ROOT / "docs" / "architecture.md").read_text()
+    return re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(tree: ast.Module, *, at_top: bool = False) -> Iterator[str]:
+    """Full names of what is imported; type-checking blocks are left out, they import nothing."""
+    skipped = {id(n) for b in ast.walk(tree) if _is_type_checking(b) for n in ast.walk(b)}
+    for node in tree.body if at_top else ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def test_every_folder_is_a_room_of_the_architecture() -> None:
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - ANYWHERE
+    assert folders == set(rooms())
+
+
+def test_imports_point_one_way() -> None:
+    order = {room: place for place, room in enumerate(rooms())}
+    wrong = []
+    for name, tree in modules():
+        here = name.split("/")[0]
+        for imported in imports(tree):
+            parts = imported.split(".")
+            if parts[0] != "hermes_rl" or len(parts) < 2 or parts[1] in ANYWHERE or here not in order:
+                continue
+            if order[parts[1]] > order[here]:
+                wrong.append(f"{name} imports {imported}")
+    assert wrong == []
+
+
+def test_each_foreign_package_has_its_door() -> None:
+    wrong = [
+        f"{name} imports {imported}"
+        for name, tree in modules()
+        for imported in imports(tree)
+        if (door := DOORS.get(imported.split(".")[0])) is not None and not name.startswith(door)
+    ]
+    assert wrong == []
+
+
+def test_the_environment_of_the_process_is_never_changed() -> None:
+    forbidden = re.compile(r"os\.environ\[[^\]]+\]\s*=|os\.environ\.(update|setdefault|pop)|os\.putenv|sys\.path\.(insert|append)")
+    found = [p.name for p in PACKAGE.rglob("*.py") if forbidden.search(p.read_text(encoding="utf-8"))]
+    assert found == ["plugins.py"], "a user's file finds its neighbours while it loads, and nothing stays"
+
+
+@pytest.mark.parametrize("statement", ["import hermes_rl", "import hermes_rl.cli.main", "from hermes_rl import load_spec"])
+def test_importing_loads_nothing_heavy(statement: str) -> None:
+    heavy = "{'atroposlib', 'transformers', 'datasets', 'wandb', 'openai', 'aiohttp', 'numpy', 'torch'}"
+    code = f"import sys, threading\n{statement}\nassert not {heavy} & set(sys.modules)\nassert threading.active_count() == 1"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+
+
+def test_the_core_plays_without_atroposlib() -> None:
+    code = (
+        "import sys, asyncio\nfrom hermes_rl.spec.load import load_spec\n"
+        "from hermes_rl.rollouts.compiled import CompiledSpec\nfrom hermes_rl.rollouts.player import Player\n"
+        "from hermes_rl.data.load import load_rows\n"
+        "async def main():\n"
+        "    spec = load_spec('terminal-files')\n"
+        "    async with CompiledSpec(spec) as world:\n"
+        "        group = await Player(world).start(load_rows(spec, 'train', notify=print)[0], 'g', 2)\n"
+        "        assert len(group.scores) == 2, group.detail\n"
+        "asyncio.run(main())\nassert not {'atroposlib', 'wandb', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+
+
+def test_the_public_names_are_the_ones_listed() -> None:
+    import hermes_rl
+
+    for name in hermes_rl.__all__:
+        assert getattr(hermes_rl, name) is not None
+    assert set(hermes_rl.__all__) == {
+        "AgentResult", "Ending", "HermesAgentBaseEnv", "HermesAgentEnvConfig", "HermesAgentLoop", "Score", "Spec",
+        "SpecEnv", "ToolContext", "ToolError", "__version__", "compile_spec", "load_spec",
+    }  # fmt: skip
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        hermes_rl.nothing  # noqa: B018

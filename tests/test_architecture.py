@@ -91,15 +91,20 @@ def test_each_foreign_package_has_its_door() -> None:
 
 
 def test_the_environment_of_the_process_is_never_changed() -> None:
-    forbidden = re.compile(r"os\.environ\[[^\]]+\]\s*=|os\.environ\.(update|setdefault|pop)|os\.putenv|sys\.path\.(insert|append)")
+    forbidden = re.compile(
+        r"os\.environ\[[^\]]+\]\s*=|os\.environ\.(update|setdefault|pop)|os\.putenv|sys\.path\.(insert|append)"
+    )
     found = [p.name for p in PACKAGE.rglob("*.py") if forbidden.search(p.read_text(encoding="utf-8"))]
     assert found == ["plugins.py"], "a user's file finds its neighbours while it loads, and nothing stays"
 
 
-@pytest.mark.parametrize("statement", ["import hermes_rl", "import hermes_rl.cli.main", "from hermes_rl import load_spec"])
+@pytest.mark.parametrize(
+    "statement", ["import hermes_rl", "import hermes_rl.cli.main", "from hermes_rl import load_spec"]
+)
 def test_importing_loads_nothing_heavy(statement: str) -> None:
     heavy = "{'atroposlib', 'transformers', 'datasets', 'wandb', 'openai', 'aiohttp', 'numpy', 'torch'}"
-    code = f"import sys, threading\n{statement}\nassert not {heavy} & set(sys.modules)\nassert threading.active_count() == 1"
+    checks = f"assert not {heavy} & set(sys.modules)\nassert threading.active_count() == 1"
+    code = f"import sys, threading\n{statement}\n{checks}"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
 
 

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import typer
 
 from hermes_rl.cli.policy import with_policy
-from hermes_rl.errors import UserError
 from hermes_rl.runs.evaluate import Evaluation
 from hermes_rl.runs.launch import Launch, run_evaluate, run_process
 from hermes_rl.runs.process import ProcessSummary
@@ -22,6 +21,7 @@ from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.overrides import parse_extra_args
+from hermes_rl.spec.substitution import read_env_file
 
 T = TypeVar("T")
 
@@ -66,27 +66,12 @@ def run_spec(request: Request) -> int:
 
 
 def environment(env_file: Path | None) -> dict[str, str]:
-    """The process's environment with the lines of `env_file` added; neither is changed.
+    """The process's environment, which wins, with the lines of `env_file`; neither is changed.
 
     Raises:
         UserError: the file cannot be read, or a line is not KEY=VALUE.
     """
-    environ = dict(os.environ)
-    if env_file is None:
-        return environ
-    try:
-        lines = env_file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--env-file {env_file} cannot be read: {error}") from error
-    for number, line in enumerate(lines, 1):
-        text = line.strip().removeprefix("export ").strip()
-        if not text or text.startswith("#"):
-            continue
-        key, found, value = text.partition("=")
-        if not found or not key.strip().isidentifier():
-            raise UserError(f"{env_file}:{number}: expected KEY=VALUE")  # the line itself may hold a secret
-        environ[key.strip()] = value.strip().strip("'\"")
-    return environ
+    return {**(read_env_file(env_file) if env_file is not None else {}), **os.environ}
 
 
 def _load(request: Request, environ: Mapping[str, str], more: tuple[str, ...]) -> Spec:

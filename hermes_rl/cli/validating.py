@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 
 import typer
 
+from hermes_rl.data.check import check_spec
 from hermes_rl.errors import NotYetAvailable, Problem, SpecError, UserError
 from hermes_rl.rollouts.needs import available
-from hermes_rl.spec.check import check_spec
 from hermes_rl.spec.load import load_spec
 from hermes_rl.tools.catalogue import known_toolsets
 

@@ -106,14 +106,14 @@ class CompiledSpec:
         return loop_options(agent, self.spec)
 
     def prompt(self, row: Row) -> list[Message]:
-        return messages_of(self.spec.prompt, row.columns)
+        return messages_of(self.spec.prompt, row)
 
     @asynccontextmanager
     async def machine(self, seat: Seat) -> AsyncIterator[ToolRuntime]:
         columns = seat.row.columns
         state = self._state_class(dict(columns)) if self._state_class is not None else None
         toolkit = self.toolkit(seat.group, state)
-        config = sandbox_config(self.spec, columns)
+        config = sandbox_config(self.spec, seat.row)
         self._register_script(seat)
         try:
             async with ToolRuntime(config, task_id=seat.id, toolkit=toolkit, state=state) as runtime:
@@ -170,7 +170,7 @@ class CompiledSpec:
             return Script((), prior)
         turns = solution.turns
         plain: Any = turns if is_template(turns) else [turn.model_dump(exclude_none=True) for turn in turns]
-        rendered = render(plain, row.columns, where="solution.turns")
+        rendered = render(plain, row.columns, where="solution.turns", key=row.key)
         return Script(tuple(Turn.of(turn) for turn in rendered), prior)
 
 

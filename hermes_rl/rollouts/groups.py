@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
-from functools import partial
 
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.rollouts.player import Player
@@ -88,6 +87,11 @@ async def _stream(rows: Iterable[Row]) -> AsyncIterator[Row]:
         return
     # A generator or a streamed dataset may wait for a network or compute; the loop must not.
     iterator: Iterator[Row] = await asyncio.to_thread(iter, rows)
-    following: Callable[[], Row | None] = partial(next, iterator, None)
-    while (row := await asyncio.to_thread(following)) is not None:
-        yield row
+    while (following := await asyncio.to_thread(_next, iterator)) is not None:
+        yield following
+
+
+def _next(iterator: Iterator[Row]) -> Row | None:
+    for row in iterator:
+        return row
+    return None

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.config import Limits, SandboxConfig, SandboxFile
-from hermes_rl.spec.model import File, Sandbox, Spec
-from hermes_rl.spec.templates import render
-
-Columns = Mapping[str, Any]
+from hermes_rl.spec.model import File, Spec
+from hermes_rl.spec.templates import render_section
 
 
-def sandbox_config(spec: Spec, row: Columns) -> SandboxConfig:
+def sandbox_config(spec: Spec, row: Row) -> SandboxConfig:
     """The sandbox for a row.
 
     Raises:
         TemplateError: a template does not work for this row.
         UserError: a file cannot be read, lies outside of the spec's folder, or is laid down twice.
     """
-    section = _rendered(spec.sandbox, row)
+    section = render_section(spec.sandbox, row.columns, where="sandbox", key=row.key)
     return SandboxConfig(
         backend=section.backend,
         image=section.image,
@@ -37,16 +34,6 @@ def sandbox_config(spec: Spec, row: Columns) -> SandboxConfig:
         lifetime=section.lifetime,
         keep_processes=section.keep_processes,
     )
-
-
-def _rendered(section: Sandbox, row: Columns) -> Sandbox:
-    """The section with the templates of this row rendered, checked against its types once more."""
-    given = section.model_dump(by_alias=True, exclude_unset=True)
-    if not given:
-        return section
-    templated = ("image", "files", "setup", "env", "limits")
-    changed = {key: render(given[key], row, where=f"sandbox.{key}") for key in templated if key in given}
-    return Sandbox.model_validate({**given, **changed}, context={"rendered": True})
 
 
 def _files(files: tuple[File, ...], folder: Path) -> tuple[SandboxFile, ...]:

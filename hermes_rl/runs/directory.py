@@ -18,7 +18,6 @@ import yaml
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.spec.model import Mode, Spec
 
-
 _BLOCK = 1 << 16
 
 

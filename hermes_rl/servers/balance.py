@@ -79,9 +79,7 @@ class Role:
     ) -> str:
         """The text of an answer, without its thinking; with a JSON Schema the server is held to it."""
         body = {"response_format": _json_schema(schema)} if schema is not None else None
-        reply = await self.chat(
-            ChatRequest(messages, temperature=temperature, max_tokens=max_tokens, extra_body=body)
-        )
+        reply = await self.chat(ChatRequest(messages, temperature=temperature, max_tokens=max_tokens, extra_body=body))
         content = reply.message.get("content")
         return _THINKING.sub("", content) if isinstance(content, str) else ""
 

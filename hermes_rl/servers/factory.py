@@ -40,9 +40,7 @@ def config_from_spec(
     `api_key` is one given on the command line; it wins over `api_key_env`. `seed` is that of the spec,
     for a server without its own. Any other value of None in the spec leaves the default.
     """
-    given = {"seed": seed} | {
-        name: value for name in _PLAIN if (value := getattr(server, name, None)) is not None
-    }
+    given = {"seed": seed} | {name: value for name in _PLAIN if (value := getattr(server, name, None)) is not None}
     key_env = getattr(server, "api_key_env", None)
     if api_key is None and key_env is not None:
         api_key = _variable(environ, key_env, "api_key_env")

@@ -87,9 +87,7 @@ def turn_ids(
     return guard.encode(turn.context), guard.encode(turn.completion)
 
 
-def _turns(
-    tokenizer: Tokenizer, guard: Guard, sampled_from: int, turns: Many[SampledTurn]
-) -> Iterator[_Turn]:
+def _turns(tokenizer: Tokenizer, guard: Guard, sampled_from: int, turns: Many[SampledTurn]) -> Iterator[_Turn]:
     sampled = (
         index
         for index, message in enumerate(guard.messages)
@@ -112,9 +110,7 @@ def _turn(tokenizer: Tokenizer, guard: Guard, index: int, done: str, *, cut: boo
     if not whole.startswith(prompt):
         raise _NoSequence("the chat template renders a turn otherwise than it asks for one")
     if guard.escaped(whole):
-        raise _NoSequence(
-            "the chat template escapes characters, so that control tokens cannot be told from text"
-        )
+        raise _NoSequence("the chat template escapes characters, so that control tokens cannot be told from text")
     return _Turn(prompt[len(done) :], _until_stop(whole[len(prompt) :], tokenizer.control, cut=cut))
 
 
@@ -127,9 +123,7 @@ def _until_stop(completion: str, control: frozenset[str], *, cut: bool) -> str:
     return ended[: -len(stop)] if cut else ended
 
 
-def _sequence(
-    tokenizer: Tokenizer, guard: Guard, rendered: list[_Turn], turns: Many[SampledTurn]
-) -> Sequence:
+def _sequence(tokenizer: Tokenizer, guard: Guard, rendered: list[_Turn], turns: Many[SampledTurn]) -> Sequence:
     tokens: list[int] = []
     masks: list[int] = []
     logprobs: list[float] | None = [] if len(turns) == len(rendered) else None

@@ -27,8 +27,7 @@ class Guard:
         of_model = self._breaker(tokenizer.control)
         of_others = self._breaker(tokenizer.control | tokenizer.markup)
         self.messages = [
-            _mapped(message, of_model if message.get("role") == "assistant" else of_others)
-            for message in messages
+            _mapped(message, of_model if message.get("role") == "assistant" else of_others) for message in messages
         ]
         self.tools = _mapped(list(tools), of_others) if tools else None
 

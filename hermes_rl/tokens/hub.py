@@ -32,9 +32,7 @@ class HubTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         with self._lock:
-            text: str = self._tokenizer.decode(
-                list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
+            text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def render(self, messages: Messages, tools: Tools | None, *, add_generation_prompt: bool) -> str:

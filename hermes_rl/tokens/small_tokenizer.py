@@ -59,15 +59,11 @@ def small_tokenizer() -> SmallTokenizer:
 
     folder = small_tokenizer_path()
     source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    return SmallTokenizer(
-        Engine.from_file(str(folder / "tokenizer.json")), _environment().from_string(source)
-    )
+    return SmallTokenizer(Engine.from_file(str(folder / "tokenizer.json")), _environment().from_string(source))
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     return environment

@@ -56,13 +56,10 @@ add subtract plus minus times times equals greater less
 """
 
 _SHAPES = (
-    'def {a}_{b}({c}: int, {d}: str = "{e}") -> str:\n    """{A} the {b}."""\n    return f"{{{c}}} '
-    '{{{d}}}"\n\n',
+    'def {a}_{b}({c}: int, {d}: str = "{e}") -> str:\n    """{A} the {b}."""\n    return f"{{{c}}} {{{d}}}"\n\n',
     "class {A}{B}:\n    def __init__(self, {c}: list[str]) -> None:\n        self.{c} = {c}\n\n",
-    "for {a} in range({n}):\n    if {b} == {m} and not {c}:\n        print({d}, end='')\n    "
-    "else:\n        {e} += 1\n",
-    "import json\nfrom pathlib import Path\n\nwith open('{a}.txt', encoding='utf-8') as {b}:\n    "
-    "{c} = {b}.read()\n",
+    "for {a} in range({n}):\n    if {b} == {m} and not {c}:\n        print({d}, end='')\n    else:\n        {e} += 1\n",
+    "import json\nfrom pathlib import Path\n\nwith open('{a}.txt', encoding='utf-8') as {b}:\n    {c} = {b}.read()\n",
     "try:\n    {a} = {b}.{c}({d})\nexcept ValueError as error:\n    raise RuntimeError('{e}') from error\n",
     "$ ls -la {a}/\n$ cat {a}/{b}.py | grep -n '{c}' > {d}.log 2>&1 && echo $? || exit 1\n",
     "cd /home/{a}/{b} && git add -A && git commit -m '{c} {d}' && python3 -m pytest -q tests/test_{e}.py\n",
@@ -74,8 +71,7 @@ _SHAPES = (
     "{A}: {b} is {n}% of {m}, so {c} = {n} * {m} + {n} / {m} - {n}.\n\n",
     "{A} {b} has {n} {c} and {d} {m} of them. How many {e} are left?\n#### {n}\n",
     "The answer is \\boxed{{{n}}}.\nStep {m}: {a} the {b}; then {c}?\n",
-    "## {A} {b}\n\n- **{c}**: `{d}`\n- [{e}](https://{a}.example.com/{b}?{c}={n})\n\n| {d} | {e} "
-    "|\n|---|---|\n",
+    "## {A} {b}\n\n- **{c}**: `{d}`\n- [{e}](https://{a}.example.com/{b}?{c}={n})\n\n| {d} | {e} |\n|---|---|\n",
     '- {{{a}: {b}, {c}: [{d}, {e}]}}\n{a}:\n  {b}: {n}\n  {c}: "{{{{ {d} }}}}"\n',
     "user\nsystem\nassistant\ntool\nYou are a {a} {b}. {C} the {d} and {e} it!\n",
 )
@@ -102,9 +98,7 @@ def train(folder: Path) -> None:
     """Train and write `tokenizer.json` and `tokenizer_config.json`; the chat template is written by hand."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    words = Regex(
-        r"'\w{1,2}\b|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
+    words = Regex(r"'\w{1,2}\b|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -142,7 +142,16 @@ def test_ctrl_c_keeps_what_is_complete_and_the_same_command_goes_on(tmp_path: Pa
         (["run", "terminal-files", "process", "--set", "agent.max_turn=3"], "max_turns"),
         (["run", "terminal-files", "process", "--env.group_sizes", "3"], "group_size"),
         (["run", "terminal-files", "process", "--slurm", "true"], "--slurm"),
-        (["run", "terminal-files", "process", "--set", "servers.policy={type: vllm, model: m, base_url: 'http://x/v1'}"], "vllm"),
+        (
+            [
+                "run",
+                "terminal-files",
+                "process",
+                "--set",
+                "servers.policy={type: vllm, model: m, base_url: 'http://x/v1'}",
+            ],
+            "vllm",
+        ),
         (["run", "terminal-files", "process", "--env-file", "missing.env"], "missing.env"),
         (["regrade", "outputs"], "not available yet"),
         (["validate", "terminal-files", "--deep"], "not available yet"),
@@ -158,7 +167,9 @@ def test_wrong_input_ends_with_2_and_says_what_to_do(arguments: list[str], said:
 
 def no_policy(folder: Path) -> Path:
     spec = folder / "spec.yaml"
-    spec.write_text("dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nrewards: {exact_match: {args: {target: hi}}}\n")
+    spec.write_text(
+        "dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nrewards: {exact_match: {args: {target: hi}}}\n"
+    )
     return spec
 
 

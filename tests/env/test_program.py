@@ -116,7 +116,9 @@ def test_wrong_flags_end_with_2_and_no_traceback(
 
 
 def test_minus_one_lists_and_mappings_are_values() -> None:
-    given = _given(["--env.worker_timeout", "-1", "--env.enabled_toolsets", "[terminal, file]", "--env.extra_body={a: 1}"])
+    given = _given(
+        ["--env.worker_timeout", "-1", "--env.enabled_toolsets", "[terminal, file]", "--env.extra_body={a: 1}"]
+    )
     config = _changed(HermesAgentEnvConfig(), given["env"], "--env")
     assert config.worker_timeout == -1
     assert config.enabled_toolsets == ["terminal", "file"]

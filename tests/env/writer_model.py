@@ -50,7 +50,14 @@ class WriterModel:
         usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
         choice = {"index": 0, "message": message, "finish_reason": finish}
         return web.json_response(
-            {"id": "1", "object": "chat.completion", "created": 0, "model": "writer", "choices": [choice], "usage": usage}
+            {
+                "id": "1",
+                "object": "chat.completion",
+                "created": 0,
+                "model": "writer",
+                "choices": [choice],
+                "usage": usage,
+            }
         )
 
     def _message(self, messages: list[dict[str, Any]]) -> dict[str, Any]:

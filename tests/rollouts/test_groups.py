@@ -38,9 +38,7 @@ async def test_no_rows_end_the_source() -> None:
 
 async def test_no_more_groups_begin_than_are_wanted() -> None:
     player, taken = Player(World()), 0
-    playing = play_groups(
-        player, repeated(rows(1)), 2, concurrency=64, wanted=lambda running: taken + running < 3
-    )
+    playing = play_groups(player, repeated(rows(1)), 2, concurrency=64, wanted=lambda running: taken + running < 3)
     async for _ in playing:
         taken += 1
     assert taken == 3

@@ -41,7 +41,11 @@ class LatencyModel:
         if len(results) < TOOL_TURNS:
             word = messages[0]["content"].rsplit(" ", 1)[-1]
             call = {"name": "shout", "arguments": json.dumps({"text": word, "times": 1 + seed % 2})}
-            return {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": call}]}
+            return {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c", "type": "function", "function": call}],
+            }
         return {"role": "assistant", "content": results[-1]}
 
 

@@ -39,7 +39,7 @@ def shout(text: str, times: int) -> str:
     """
     return " ".join([text.upper()] * times)
 '''
-CHECKS = '''
+CHECKS = """
 import time
 
 
@@ -47,7 +47,7 @@ def is_loud(item, result, *, target: str) -> float:
     time.sleep(0.001)
     assert item["target"] == target
     return 1.0 if result.final_response == target else 0.25
-'''
+"""
 
 
 class Server:

@@ -1,0 +1,130 @@
+"""`validate`, `list`, `schema`, `doctor`, and the question for a policy on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.cli.listing import listed
+from hermes_rl.cli.main import status
+from tests.cli.test_run import ROOT, environment, hermes, no_policy
+
+KINDS = ["specs", "toolsets", "tools", "distributions", "rewards", "parsers", "renderers", "sandboxes"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_list_names_what_a_spec_may_use(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["list", kind]) == 0
+    plain = capsys.readouterr().out
+    assert status(["list", kind, "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert entries
+    assert all(entry["name"] in plain and entry["description"] for entry in entries)
+
+
+def test_every_shipped_reward_is_listed() -> None:
+    shipped = {path.stem for path in (ROOT / "rewards").glob("*.py")}
+    assert {entry["name"] for entry in listed("rewards")} >= shipped
+
+
+def test_every_shipped_spec_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [path.stem for path in (ROOT / "specs").glob("*.yaml")]
+    assert status(["validate", *names]) == 0
+    assert [line.endswith(": valid") for line in capsys.readouterr().out.splitlines()] == [True] * len(names)
+
+
+def test_validate_reports_every_problem_at_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "bad.yaml"
+    spec.write_text("dataset: {items: [{q: hi}]}\nprompt: {user: '{{ qq }}'}\nrewards: {exact_mach: {}}\nagnt: {}\n")
+    assert status(["validate", str(spec)]) == 2
+    said = capsys.readouterr().err
+    assert f"{spec}:4:1:" in said
+    spec.write_text("dataset: {items: [{q: hi}]}\nprompt: {user: '{{ qq }}'}\nrewards: {exact_mach: {}}\n")
+    assert status(["validate", str(spec)]) == 2
+    said = capsys.readouterr().err
+    assert f"{spec}:2:" in said
+    assert "did you mean" in said
+
+
+def test_validate_gives_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["validate", str(tmp_path / "missing.yaml"), "--json"]) == 2
+    (verdict,) = json.loads(capsys.readouterr().out)
+    assert verdict["problems"][0]["message"]
+
+
+def test_validate_warns_of_what_a_run_cannot_do_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "later.yaml"
+    spec.write_text(
+        "dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nsandbox: {backend: docker, image: debian}\n"
+        "rewards: {exact_match: {args: {target: hi}}}\n"
+    )
+    assert status(["validate", str(spec)]) == 0
+    assert "docker" in capsys.readouterr().err
+    assert status(["run", str(spec), "process", "--set", "servers.policy={type: scripted}"]) == 2
+    said = capsys.readouterr().err
+    assert "later.yaml:3:" in said
+    assert "not available yet" in said
+
+
+def test_schema_is_the_committed_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["schema"]) == 0
+    committed = json.loads((ROOT / "docs" / "spec.schema.json").read_text())
+    assert json.loads(capsys.readouterr().out) == committed
+
+
+def test_doctor_says_what_works_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["doctor"]) == 0
+    assert "ok    sandbox bubblewrap" in capsys.readouterr().out
+
+
+def test_doctor_looks_at_the_servers_of_a_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(no_policy(tmp_path).read_text() + "servers: {policy: {base_url: 'http://127.0.0.1:1/v1', model: /m}}\n")
+    assert status(["doctor", str(spec), "--json"]) == 1
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
+    assert checks["server policy (openai)"]["ok"] is False
+    assert checks["server policy (openai)"]["remedy"]
+    assert checks["tokenizer /m"]["ok"] is False
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == "0.1.0"
+
+
+def test_on_a_terminal_the_policy_is_asked_for(tmp_path: Path) -> None:
+    main, side = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hermes_rl.cli.main", "run", str(no_policy(tmp_path)), "process", "--set", "process.groups=1"],
+        cwd=tmp_path,
+        env=environment(),
+        stdin=side,
+        stderr=side,
+        stdout=subprocess.PIPE,
+    )
+    os.close(side)
+    os.write(main, b"5\n")
+    said = b""
+    while process.poll() is None or b"groups" not in said:
+        try:
+            said += os.read(main, 4096)
+        except OSError:
+            break
+    assert process.wait(timeout=60) == 0, said.decode()
+    os.close(main)
+    assert b"OpenRouter" in said
+    assert b"scripted demo" in said
+
+
+def test_a_malformed_spec_ends_a_run_with_2_and_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("dataset: {items: [{q: hi}]}\nprompt: {user: hi\n")
+    done = hermes("run", "bad.yaml", "process", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "bad.yaml:" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -90,7 +90,12 @@ class HermesAgentLoop:
             prompt_length=len(messages),
             tool_schemas=self.toolkit.schemas,
         )
-        runtime = runtime_for(self.task_id, self.toolkit)
+        if self.task_id is not None:
+            return await self._run(result, runtime_for(self.task_id, self.toolkit))
+        async with ToolRuntime(toolkit=self.toolkit) as runtime:
+            return await self._run(result, runtime)
+
+    async def _run(self, result: AgentResult, runtime: ToolRuntime) -> AgentResult:
         try:
             result.ending = await self._play(result, runtime)
         except Failure as failure:
@@ -99,9 +104,6 @@ class HermesAgentLoop:
             # A sandbox that the agent's own commands killed is gone by the policy's doing.
             if not failure.ending.graded:
                 raise
-        finally:
-            if self.task_id is None:
-                await runtime.close()
         result.finished_naturally = result.ending.finished_naturally
         return result
 

@@ -13,6 +13,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import RewardFailure
 from hermes_rl.rollouts.environment import Treatment
+from hermes_rl.rollouts.prompts import with_thinking
 from hermes_rl.rollouts.rollout import Rollout, Seat
 from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.scoring.call import RewardFunction, call_reward
@@ -66,7 +67,7 @@ class HandWritten:
         )
 
     def prompt(self, row: Row) -> list[Message]:
-        return self._env.format_messages(row.columns)
+        return with_thinking(self._env.format_messages(row.columns), self._env.config.custom_thinking_prompt)
 
     @asynccontextmanager
     async def machine(self, seat: Seat) -> AsyncIterator[ToolRuntime]:

@@ -29,6 +29,7 @@ from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.records import rollout_record
 from hermes_rl.servers.factory import create_role
 from hermes_rl.spec.model import Spec
+from hermes_rl.tools.toolkit import Toolkit
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,10 @@ class SpecEnv(HermesAgentBaseEnv):
 
     def make_core(self) -> CompiledSpec:
         return self.compiled
+
+    def toolkit_for(self, group: str) -> Toolkit:
+        """The spec's tools, its own Python tools included; those of a state object belong to a rollout."""
+        return self.compiled.shared_toolkit(group)
 
     async def setup(self) -> None:
         """Load the rows of training and evaluation; may wait for a hub."""

@@ -10,98 +10,126 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
 
 from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.runs.tracker import Tracker
+from hermes_rl.runs.training import TrainingMetrics
 
 logger = logging.getLogger(__name__)
 
-DETAILS = 20
-"""Tool errors of a step that are shown one by one."""
-
 
 class Tracking:
-    """Mixin of `HermesAgentBaseEnv`: training metrics under the names that people know."""
+    """Mixin of `HermesAgentBaseEnv`: training metrics, and a wandb run of the environment's own."""
 
     config: Any
     wandb_mode: Literal["online", "offline", "disabled"] = "online"
+    wandb_folder: Path | None = None
+    """Where wandb keeps its files; None: below the working directory."""
     tracker: Tracker | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.pending_metrics: dict[str, Any] = {}
         """Logged with the next step: what an evaluation found."""
-        self._clear()
+        self._training = TrainingMetrics()
         super().__init__(*args, **kwargs)
 
-    def _clear(self) -> None:
-        self.reward_buffer: list[float] = []
-        self.tool_error_buffer: list[dict[str, Any]] = []
-        self.dropped: Counter[str] = Counter()
-        self.reward_values: dict[str, list[float]] = {}
+    @property
+    def reward_buffer(self) -> list[float]:
+        """Scores of training since the last log."""
+        return self._training.scores
+
+    @property
+    def tool_error_buffer(self) -> list[dict[str, Any]]:
+        """Tool errors of training since the last log: turn, tool, args, error."""
+        return self._training.tool_errors
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Groups by the cause for which they were not sent, since the last log."""
+        return self._training.dropped
 
     def track_rollout(self, rollout: Rollout) -> None:
         """Count a finished rollout of training."""
-        if rollout.result is not None:
-            self.tool_error_buffer += [
-                {"turn": e.turn, "tool": e.tool_name, "args": str(e.arguments)[:200], "error": e.error[:300]}
-                for e in rollout.result.tool_errors
-            ]
-        if rollout.score is not None:
-            self.reward_buffer.append(rollout.score)
-        for name, reward in rollout.rewards.items():
-            if reward.value is not None:
-                self.reward_values.setdefault(name, []).append(reward.value)
+        self._training.add_rollout(rollout)
 
     def track_dropped(self, group: Group) -> None:
         """Count a group that could not be completed, and say why."""
         self.dropped[str(group.dropped)] += 1
         logger.warning("group %s dropped (%s): %s", group.id, group.dropped, group.detail)
 
+    def training_metrics(self) -> dict[str, Any]:
+        """The training metrics since the last call."""
+        return self._training.take()
+
     async def setup_wandb(self) -> None:
         """Begin a wandb run where `use_wandb` asks for it, in the project that the trainer has named."""
         if not self.config.use_wandb:
             return
-        project, group = self.wandb_project, None  # type: ignore[has-type]
-        while project is None:
+        while self.wandb_project is None:  # type: ignore[has-type]
             url = f"{self.config.rollout_server_url}/wandb_info"
             async with aiohttp.ClientSession() as session, session.get(url) as answer:
                 info = await answer.json()
-            project, group = info["project"], info["group"]
-            if project is None:
+            self.wandb_project, self.wandb_group = info["project"], info["group"]
+            if self.wandb_project is None:
                 await asyncio.sleep(1)
-        self.wandb_project, self.wandb_group = project, group
-        name = f"{self.config.wandb_name}-{time.strftime('%Y-%m-%d-%H%M%S')}"
-        config = self.config.model_dump(mode="json")
-        self.tracker = Tracker(project, name, mode=self.wandb_mode, group=group, config=config)
+        self.begin_tracking()
+
+    def begin_tracking(self) -> None:
+        """Begin a wandb run where `use_wandb` asks for it; without a trainer, in a project named as the environment."""
+        if not self.config.use_wandb or self.tracker is not None:
+            return
+        self.tracker = Tracker(
+            self.wandb_project or self.config.wandb_name,
+            f"{self.config.wandb_name}-{time.strftime('%Y-%m-%d-%H%M%S')}",
+            mode=self.wandb_mode,
+            group=self.wandb_group,  # type: ignore[attr-defined]
+            config=self.config.model_dump(mode="json"),
+            folder=self.wandb_folder,
+        )
+
+    async def end_tracking(self) -> None:
+        """Finish the wandb run, if there is one."""
+        if self.tracker is not None:
+            tracker, self.tracker = self.tracker, None
+            await asyncio.to_thread(tracker.close)
 
     async def create_rollout_table(self, wandb_metrics: dict[str, Any]) -> dict[str, Any]:
         """Add the kept rollouts as readable text."""
-        rows = [row for group in self.rollouts_for_wandb for row in group]  # type: ignore[attr-defined]
+        rows = [row for group in self.rollouts_for_wandb for row in group]  # type: ignore[has-type]
         if rows and self.tracker is not None:
             wandb_metrics["train/rollouts"] = self.tracker.table(rows)
         return wandb_metrics
 
-    def training_metrics(self) -> dict[str, Any]:
-        """The training metrics since the last call."""
-        metrics: dict[str, Any] = {}
-        if self.reward_buffer:
-            metrics["train/mean_reward"] = sum(self.reward_buffer) / len(self.reward_buffer)
-        for name, values in self.reward_values.items():
-            metrics[f"train/reward/{name}"] = sum(values) / len(values)
-        metrics["train/tool_errors_count"] = len(self.tool_error_buffer)
-        if self.tool_error_buffer:
-            lines = [f"[turn {e['turn']}] {e['tool']}({e['args']}): {e['error']}" for e in self.tool_error_buffer]
-            metrics["train/tool_error_details"] = "\n".join(lines[:DETAILS])
-        for cause, count in self.dropped.items():
-            metrics[f"train/groups_dropped/{cause}"] = count
-        self._clear()
-        return metrics
-
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Log the given metrics with those of training; call `super().wandb_log(metrics)` from a subclass."""
+        """Log the given metrics with those of training; call `super().wandb_log(metrics)` from a subclass.
+
+        In serve each name begins with the environment's, as in BaseEnv. Goes to this environment's own run, while
+        BaseEnv's goes to whichever run began first in the process.
+        """
         metrics = {**self.pending_metrics, **self.training_metrics(), **(wandb_metrics or {})}
-        self.pending_metrics = {}
-        await super().wandb_log(metrics)  # type: ignore[misc]
+        metrics |= _lengths(self.completion_lengths, self.max_token_len)  # type: ignore[attr-defined, has-type]
+        metrics = self.perf_stats(await self.create_rollout_table(metrics))  # type: ignore[attr-defined]
+        self.pending_metrics, self.rollouts_for_wandb, self.completion_lengths = {}, [], []
+        if self.tracker is not None:
+            prefix = f"{self.wandb_prepend}_" if self.wandb_prepend is not None else ""  # type: ignore[attr-defined]
+            self.tracker.log({f"{prefix}{name}": value for name, value in metrics.items()}, step=self.curr_step)  # type: ignore[attr-defined]
+
+
+def _lengths(lengths: list[int], longest: int) -> dict[str, float]:
+    """BaseEnv's metrics of trained tokens per sequence; its p95 is the share beyond 95 % of the longest allowed."""
+    if not lengths:
+        return {}
+    mean = sum(lengths) / len(lengths)
+    found = {
+        "train/completion_lengths": mean,
+        "train/completion_lengths_std": (sum((n - mean) ** 2 for n in lengths) / len(lengths)) ** 0.5,
+        "train/completion_lengths_max": float(max(lengths)),
+        "train/completion_lengths_min": float(min(lengths)),
+    }
+    if longest > 0:
+        found["train/completion_lengths_p95"] = sum(n > 0.95 * longest for n in lengths) / len(lengths)
+    return found

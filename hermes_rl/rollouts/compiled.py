@@ -20,7 +20,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.plugins import load_object
 from hermes_rl.rollouts.environment import Treatment
-from hermes_rl.rollouts.prompts import messages_of
+from hermes_rl.rollouts.prompts import messages_of, with_thinking
 from hermes_rl.rollouts.rollout import Rollout, Seat
 from hermes_rl.rollouts.sandboxes import sandbox_config
 from hermes_rl.scoring.combine import Weighting
@@ -106,7 +106,7 @@ class CompiledSpec:
         return loop_options(agent, self.spec)
 
     def prompt(self, row: Row) -> list[Message]:
-        return messages_of(self.spec.prompt, row)
+        return with_thinking(messages_of(self.spec.prompt, row), self.spec.env.get("custom_thinking_prompt"))
 
     @asynccontextmanager
     async def machine(self, seat: Seat) -> AsyncIterator[ToolRuntime]:
@@ -121,11 +121,16 @@ class CompiledSpec:
         finally:
             self.policy.forget(seat.id)
 
-    def toolkit(self, group: str, state: Any = None) -> Toolkit:
-        """The tools of a group's rollouts; those of the state object are each rollout's own."""
+    def toolkit(self, group: str, state: Any) -> Toolkit:
+        """The tools of a rollout: those of its group, and those of its own state object."""
+        shared = self.shared_toolkit(group)
         names = [tool.state for tool in self.spec.tools if tool.state is not None]
         own = [tool for name in names for tool in state_tools(state, name)]
-        return Toolkit([*self._catalogue_tools(group), *self._python_tools, *own])
+        return Toolkit([*shared.tools, *own]) if own else shared
+
+    def shared_toolkit(self, group: str) -> Toolkit:
+        """The tools that all rollouts of a group have: toolsets, drawn for the group, and Python tools."""
+        return Toolkit([*self._catalogue_tools(group), *self._python_tools])
 
     def _catalogue_tools(self, group: str) -> tuple[Tool, ...]:
         toolsets = self.spec.toolsets

@@ -24,6 +24,15 @@ def messages_of(prompt: Prompt, row: Row) -> list[Message]:
     return _Rendering(row).messages(prompt)
 
 
+def with_thinking(messages: list[Message], thinking: str | None) -> list[Message]:
+    """The messages with Atropos' `custom_thinking_prompt` in front of the system message."""
+    if not thinking:
+        return messages
+    first = messages[0] if messages and messages[0]["role"] == "system" else None
+    text = f"{thinking}\n\n{first['content']}" if first is not None else thinking
+    return [{"role": "system", "content": text}, *messages[1 if first is not None else 0 :]]
+
+
 class _Rendering:
     """A row, and the place in the spec that an error is to name."""
 

@@ -118,7 +118,7 @@ async def evaluate(
             stopped.append(reason)
         return not reason
 
-    progress.begin(rows.length if isinstance(rows, Rows) else None)
+    progress.begin(rows.length if isinstance(rows, Rows) else None, what="rows")
     playing = play_groups(player, once(rows), plan.rollouts, concurrency=concurrency, whole=False, wanted=wanted)
     async with aclosing(playing):
         async for group in playing:

@@ -20,20 +20,21 @@ class Progress:
         self.stream = stream if stream is not None else sys.stderr
         self.quiet = quiet
         self.total: int | None = None
+        self.what = "groups"
         self.scores: list[float] = []
         self._inline = self.stream.isatty()
         self._open_line = False
         self._last = time.monotonic()
 
-    def begin(self, total: int | None, done: int = 0) -> None:
+    def begin(self, total: int | None, done: int = 0, *, what: str = "groups") -> None:
         """Say how much there is to do, and how much of it is there already."""
-        self.total = total
+        self.total, self.what = total, what
         if done and not self.quiet:
             self.note(f"going on: {done} of {total} groups are there already")
 
     def step(self, done: int, group: Group) -> None:
         """A group has ended."""
-        self.show(f"{done}/{self.total or '?'} groups", group.scores, last=done == self.total)
+        self.show(f"{done}/{self.total or '?'} {self.what}", group.scores, last=done == self.total)
 
     def show(self, text: str, scores: Sequence[float], *, last: bool = False) -> None:
         """Take scores into the mean, and print the line with it if the last one is some time ago."""

@@ -1,6 +1,7 @@
 """Weights & Biases, where it was asked for: the only importer of wandb.
 
-Nothing is set through the environment, and a run without `wandb:` never imports it.
+Nothing is set through the environment, and a run without `wandb:` never imports it. wandb is kept from writing down
+the command line, the console and the working tree: a key may be in any of them.
 """
 
 from __future__ import annotations
@@ -9,9 +10,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from hermes_rl.errors import UserError
+
+_PRIVATE = {"console": "off", "save_code": False, "disable_git": True, "x_disable_meta": True}
+
 
 class Tracker:
-    """One wandb run."""
+    """One wandb run.
+
+    Raises:
+        UserError: wandb cannot begin a run: no account on this machine, a project that cannot be written to.
+    """
 
     def __init__(
         self,
@@ -26,14 +35,20 @@ class Tracker:
         import wandb
 
         self._wandb = wandb
-        self.run = wandb.init(
-            project=project,
-            name=name,
-            group=group,
-            mode=mode,
-            config=dict(config or {}),
-            dir=str(folder) if folder is not None else None,
-        )
+        try:
+            self.run = wandb.init(
+                project=project,
+                name=name,
+                group=group,
+                mode=mode,
+                config=dict(config or {}),
+                dir=str(folder) if folder is not None else None,
+                # Two environments in one process have a run each.
+                reinit="create_new" if wandb.run is not None else None,
+                settings=wandb.Settings(**_PRIVATE),
+            )
+        except wandb.Error as error:
+            raise UserError(f"wandb: {error}. Run `wandb login`, or set wandb.mode to offline") from error
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log numbers and texts under their names."""

@@ -8,12 +8,13 @@ in the answer; what we did wrong is raised.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from hermes_rl.errors import NotYetAvailable, UserError
+from hermes_rl.errors import NotYetAvailable, SandboxFailure, UserError
 from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.tools.catalogue import toolsets
 from hermes_rl.tools.execute import execute_calls
@@ -23,6 +24,20 @@ from hermes_rl.tools.toolkit import Toolkit
 from hermes_rl.tools.transfer import download_tree, upload_tree
 
 T = TypeVar("T")
+
+
+KILLED = 137
+"""Exit code of a command in a sandbox that is gone: 128 + SIGKILL, as a shell has it."""
+
+
+class KilledByAgentError(OSError):
+    """The agent's own commands ended the sandbox: there is nothing to look at, and rewards are to see that."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.ENODEV, "the agent's own commands ended its sandbox")
+
+    def __str__(self) -> str:
+        return str(self.strerror)
 
 
 class ToolContext:
@@ -44,7 +59,10 @@ class ToolContext:
             answer = {"exit_code": result.exit_code, "output": result.output}
             return answer | ({"timed_out": True} if result.timed_out else {})
 
-        return self._on_sandbox(work)
+        try:
+            return self._on_sandbox(work)
+        except KilledByAgentError as error:
+            return {"exit_code": KILLED, "output": str(error)}
 
     def read_file(self, path: str) -> dict[str, Any]:
         """The text of a file as it is: ``{"content"}``; where it cannot be read, ``""`` and an ``"error"``."""
@@ -61,13 +79,19 @@ class ToolContext:
         """Put a file in place, whatever is there; it is taken away again by `restore`."""
         data = content.encode("utf-8") if isinstance(content, str) else content
         staging = self._runtime().staging
-        self._on_sandbox(lambda sandbox: staging.write(sandbox, path, data, mode))
+        try:
+            self._on_sandbox(lambda sandbox: staging.write(sandbox, path, data, mode))
+        except KilledByAgentError as error:
+            return {"bytes_written": 0, "error": str(error)}
         return {"bytes_written": len(data)}
 
     def search(self, query: str, path: str = ".") -> dict[str, Any]:
         """Lines that match a regular expression, as the tool `search_files` answers."""
         wanted = Query(query, path=path)
-        return self._on_sandbox(lambda sandbox: search(sandbox, wanted, cwd=None, timeout=60))
+        try:
+            return self._on_sandbox(lambda sandbox: search(sandbox, wanted, cwd=None, timeout=60))
+        except KilledByAgentError as error:
+            return {"error": str(error)}
 
     def upload_file(self, local: str | Path, remote: str) -> dict[str, Any]:
         """Copy a file of this machine into the sandbox, as `write_file` does."""
@@ -77,7 +101,10 @@ class ToolContext:
     def upload_dir(self, local: str | Path, remote: str) -> dict[str, Any]:
         """Copy a folder of this machine into the sandbox; files that are there already are replaced."""
         staging = self._runtime().staging
-        count = self._on_sandbox(lambda sandbox: upload_tree(sandbox, staging, Path(local), remote))
+        try:
+            count = self._on_sandbox(lambda sandbox: upload_tree(sandbox, staging, Path(local), remote))
+        except KilledByAgentError as error:
+            return {"files": 0, "error": str(error)}
         return {"files": count}
 
     def download_file(self, remote: str, local: str | Path) -> dict[str, Any]:
@@ -119,7 +146,7 @@ class ToolContext:
     def restore(self) -> None:
         """Take away every file that was put in place, and bring back what was there before."""
         runtime = self._runtime()
-        if not runtime.staging.empty:
+        if not runtime.staging.empty and not runtime.killed_by_agent:
             self._on_sandbox(runtime.staging.restore)
 
     def cleanup(self) -> None:
@@ -150,12 +177,18 @@ class ToolContext:
         return runtime
 
     def _on_sandbox(self, work: Callable[[Sandbox], Awaitable[T]]) -> T:
+        """Work on the sandbox; one that the agent killed is an answer (`KilledByAgentError`), not our failure."""
         runtime = self._runtime()
 
         async def run() -> T:
             return await work(await runtime.sandbox())
 
-        return self._wait(runtime, run())
+        try:
+            return self._wait(runtime, run())
+        except SandboxFailure as failure:
+            if failure.ending.graded:
+                raise KilledByAgentError from failure
+            raise
 
     def _wait(self, runtime: ToolRuntime, work: Coroutine[Any, Any, T]) -> T:
         loop = runtime.loop

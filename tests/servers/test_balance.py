@@ -55,9 +55,7 @@ async def test_the_slow_server_gets_less(loopback: Start) -> None:
     assert len(fast.seen) > 2 * len(slow.seen)
 
 
-async def test_a_dead_server_costs_three_calls_nothing_else(
-    loopback: Start, policy: RetryPolicy, naps: Any
-) -> None:
+async def test_a_dead_server_costs_three_calls_nothing_else(loopback: Start, policy: RetryPolicy, naps: Any) -> None:
     one, two = await loopback(), await loopback()
     async with over(DEAD, one.url, two.url, policy=policy) as role:
         replies = [await role.chat(HI) for _ in range(20)]
@@ -82,9 +80,7 @@ async def test_a_rollout_stays_with_its_server(loopback: Start) -> None:
     assert [len(server.seen) for server in servers] == [8, 8, 8]
 
 
-async def test_a_rollout_moves_when_its_server_dies_and_stays_there(
-    loopback: Start, policy: RetryPolicy
-) -> None:
+async def test_a_rollout_moves_when_its_server_dies_and_stays_there(loopback: Start, policy: RetryPolicy) -> None:
     one, two = await loopback(), await loopback()
     async with over(one.url, two.url, policy=policy) as role:
         await role.chat(of("a"))

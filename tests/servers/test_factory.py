@@ -54,9 +54,7 @@ def test_a_server_of_a_spec() -> None:
 
 
 def test_no_variable_named_means_no_key() -> None:
-    config = config_from_spec(
-        SimpleNamespace(type="scripted", deviate=0.4, seed=3), {"OPENAI_API_KEY": "k"}, seed=7
-    )
+    config = config_from_spec(SimpleNamespace(type="scripted", deviate=0.4, seed=3), {"OPENAI_API_KEY": "k"}, seed=7)
     assert (config.api_key, config.deviate, config.seed) == (None, 0.4, 3)
 
 
@@ -65,9 +63,7 @@ def test_a_key_of_the_command_line_wins() -> None:
     assert config_from_spec(server, {}, api_key="given").api_key == Secret("given")
 
 
-@pytest.mark.parametrize(
-    ("value", "message"), [("", "K, named by api_key_env.*not set"), ("a\nb", "line break")]
-)
+@pytest.mark.parametrize(("value", "message"), [("", "K, named by api_key_env.*not set"), ("a\nb", "line break")])
 def test_a_key_that_cannot_be_used_is_named_and_not_shown(value: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         config_from_spec(SimpleNamespace(type="openai", api_key_env="K"), {"K": value})

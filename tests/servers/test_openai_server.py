@@ -146,9 +146,7 @@ async def test_faults_are_survived(loopback: Start, policy: RetryPolicy, naps: N
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_lasting_fault_is_a_failure_with_its_cause(
-    loopback: Start, policy: RetryPolicy, fault: str
-) -> None:
+async def test_a_lasting_fault_is_a_failure_with_its_cause(loopback: Start, policy: RetryPolicy, fault: str) -> None:
     server = await loopback()
     server.otherwise = FAULTS[fault]
     async with role(server, policy) as asked:
@@ -172,9 +170,7 @@ async def test_a_server_that_hangs(loopback: Start, policy: RetryPolicy) -> None
 async def test_nobody_is_there(policy: RetryPolicy) -> None:
     config = ServerConfig("openai", "http://127.0.0.1:9/v1", "m")
     async with create_role("judge", [config], policy) as asked:
-        with pytest.raises(
-            ServerFailure, match=r"'judge'.*http://127.0.0.1:9/v1/chat/completions.*connection"
-        ):
+        with pytest.raises(ServerFailure, match=r"'judge'.*http://127.0.0.1:9/v1/chat/completions.*connection"):
             await asked.chat(HI)
 
 

@@ -161,9 +161,7 @@ def test_as_many_deviate_as_promised(n: int, share: float, seed: int, key: str) 
 
 
 def test_none_deviate_when_not_asked_or_alone() -> None:
-    assert (
-        deviations(8, 0.0, 1, "k") == deviations(1, 0.9, 1, "k") == deviations(0, 0.9, 1, "k") == frozenset()
-    )
+    assert deviations(8, 0.0, 1, "k") == deviations(1, 0.9, 1, "k") == deviations(0, 0.9, 1, "k") == frozenset()
 
 
 def test_groups_differ_in_who_deviates() -> None:

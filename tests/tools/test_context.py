@@ -12,6 +12,7 @@ import pytest
 from calling import Player
 
 from hermes_rl.errors import NotYetAvailable, UserError
+from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.tools.context import ToolContext
 from hermes_rl.tools.machine import ToolRuntime
 
@@ -171,3 +172,13 @@ async def test_after_release(ctx: ToolContext) -> None:
     await asyncio.to_thread(ctx.cleanup)
     with pytest.raises(UserError, match="no live sandbox"):
         await asyncio.to_thread(ctx.terminal, "true")
+
+
+async def test_a_sandbox_that_the_agents_commands_ended_is_an_answer_not_a_failure() -> None:
+    async with ToolRuntime(SandboxConfig(lifetime=0.5)) as runtime:
+        ctx = ToolContext(runtime.task_id)
+        assert (await asyncio.to_thread(ctx.terminal, "sleep 20"))["exit_code"] == 137
+        assert "ended its sandbox" in (await asyncio.to_thread(ctx.terminal, "true"))["output"]
+        assert "ended its sandbox" in (await asyncio.to_thread(ctx.read_file, "a"))["error"]
+        assert "ended its sandbox" in (await asyncio.to_thread(ctx.write_file, "a", "b"))["error"]
+        await asyncio.to_thread(ctx.restore)

@@ -25,7 +25,7 @@ class Scripted(Tool):
     """Does what the test says, and counts."""
 
     description = "A tool of the tests."
-    parameters = {  # noqa: RUF012
+    parameters = {
         "type": "object",
         "properties": {"n": {"type": "integer"}, "word": {"type": "string"}},
         "required": ["n"],

@@ -1,0 +1,60 @@
+"""What is counted while groups are played for training, under the names that people know."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hermes_rl.rollouts.rollout import Group, Rollout
+
+DETAILS = 20
+"""Tool errors that are shown one by one."""
+
+
+class TrainingMetrics:
+    """Counts since the last `take`; an evaluation is never counted here."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self.scores: list[float] = []
+        self.tool_errors: list[dict[str, Any]] = []
+        self.dropped: Counter[str] = Counter()
+        self._rewards: dict[str, list[float]] = {}
+
+    def add_rollout(self, rollout: Rollout) -> None:
+        """Count a finished rollout."""
+        if rollout.result is not None:
+            self.tool_errors += [
+                {"turn": e.turn, "tool": e.tool_name, "args": str(e.arguments)[:200], "error": e.error[:300]}
+                for e in rollout.result.tool_errors
+            ]
+        if rollout.score is not None:
+            self.scores.append(rollout.score)
+        for name, reward in rollout.rewards.items():
+            if reward.value is not None:
+                self._rewards.setdefault(name, []).append(reward.value)
+
+    def add_group(self, group: Group) -> None:
+        """Count a group with its rollouts, and its cause where it was dropped."""
+        for rollout in group.rollouts:
+            self.add_rollout(rollout)
+        if group.dropped is not None:
+            self.dropped[str(group.dropped)] += 1
+
+    def take(self) -> dict[str, Any]:
+        """The metrics, which begin anew."""
+        metrics: dict[str, Any] = {}
+        if self.scores:
+            metrics["train/mean_reward"] = sum(self.scores) / len(self.scores)
+        for name, values in self._rewards.items():
+            metrics[f"train/reward/{name}"] = sum(values) / len(values)
+        metrics["train/tool_errors_count"] = len(self.tool_errors)
+        if self.tool_errors:
+            lines = [f"[turn {e['turn']}] {e['tool']}({e['args']}): {e['error']}" for e in self.tool_errors]
+            metrics["train/tool_error_details"] = "\n".join(lines[:DETAILS])
+        for cause, count in self.dropped.items():
+            metrics[f"train/groups_dropped/{cause}"] = count
+        self._clear()
+        return metrics

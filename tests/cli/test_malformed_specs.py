@@ -11,7 +11,7 @@ from tests.spec.test_malformed import CASES
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("command", [["run", "spec.yaml", "process"], ["validate", "spec.yaml"]], ids=["run", "validate"])
+@pytest.mark.parametrize("command", [["run", "spec.yaml", "process"], ["validate", "spec.yaml"]], ids=" ".join)
 def test_status_2_at_the_right_place(
     name: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,7 +85,8 @@ def test_doctor_says_what_works_and_what_to_do(capsys: pytest.CaptureFixture[str
 
 def test_doctor_looks_at_the_servers_of_a_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = tmp_path / "spec.yaml"
-    spec.write_text(no_policy(tmp_path).read_text() + "servers: {policy: {base_url: 'http://127.0.0.1:1/v1', model: /m}}\n")
+    server = "servers: {policy: {base_url: 'http://127.0.0.1:1/v1', model: /m}}\n"
+    spec.write_text(no_policy(tmp_path).read_text() + server)
     assert status(["doctor", str(spec), "--json"]) == 1
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
     assert checks["server policy (openai)"]["ok"] is False
@@ -100,8 +101,9 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_on_a_terminal_the_policy_is_asked_for(tmp_path: Path) -> None:
     main, side = pty.openpty()
+    command = ["run", str(no_policy(tmp_path)), "process", "--set", "process.groups=1"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "hermes_rl.cli.main", "run", str(no_policy(tmp_path)), "process", "--set", "process.groups=1"],
+        [sys.executable, "-m", "hermes_rl.cli.main", *command],
         cwd=tmp_path,
         env=environment(),
         stdin=side,

@@ -1,0 +1,36 @@
+"""The programs in `benchmarks/` run; how fast is none of a test's business."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str) -> str:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_the_loop_measures_every_contender() -> None:
+    sizes = ["--turns", "2", "--conversations", "2", "--concurrency", "1", "--latency", "1", "--repetitions", "1"]
+    printed = run("benchmarks/loop.py", *sizes)
+    for contender in ("raw aiohttp", "openai client", "hermes-rl", "hermes-rl, sync tool"):
+        assert f"| {contender} | " in printed
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_the_sandbox_measures_every_step() -> None:
+    printed = run("benchmarks/sandbox.py", "--concurrency", "2", "--rollouts", "2")
+    for step in ("start", "command `true`", "write 64 KiB", "read 64 KiB", "release"):
+        assert f"| {step} | " in printed

@@ -7,10 +7,8 @@ as long as the group or None.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from hermes_rl.errors import UserError
 
 _OPTIONAL = ("advantages", "ref_logprobs", "messages", "inference_logprobs", "overrides", "images",
              "distill_token_ids", "distill_logprobs")  # fmt: skip
@@ -19,14 +17,8 @@ _OPTIONAL = ("advantages", "ref_logprobs", "messages", "inference_logprobs", "ov
 def assemble(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """ScoredDataItems of `collect_trajectory` as one ScoredDataGroup.
 
-    An optional field is kept where every item has it. A score that is not finite would make the trainer's whole batch
-    fail, so it is refused here.
-
-    Raises:
-        UserError: an item lacks tokens, masks or a score, or its score is not finite.
+    An optional field is kept where every item has it.
     """
-    for item in items:
-        _check(item)
     group: dict[str, Any] = {
         "tokens": [item["tokens"] for item in items],
         "masks": [item["masks"] for item in items],
@@ -53,9 +45,15 @@ def with_content(group: dict[str, Any]) -> dict[str, Any]:
     return group
 
 
-def _check(item: dict[str, Any]) -> None:
+def checked(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The item, if it can be part of a group.
+
+    Raises:
+        ValueError: it lacks tokens, masks or a score; or its score is not finite, which makes a whole batch fail.
+    """
     missing = [name for name in ("tokens", "masks", "scores") if item.get(name) is None]
     if missing:
-        raise UserError(f"collect_trajectory returned an item without {missing[0]!r}")
+        raise ValueError(f"collect_trajectory returned an item without {missing[0]!r}")
     if not math.isfinite(float(item["scores"])):
-        raise UserError(f"collect_trajectory returned the score {item['scores']}, which is not finite")
+        raise ValueError(f"collect_trajectory returned the score {item['scores']}, which is not finite")
+    return dict(item)

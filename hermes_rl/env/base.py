@@ -19,10 +19,9 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig, Rea
 
 from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.data.rows import Row
-from hermes_rl.env.assemble import assemble, with_content
+from hermes_rl.env.assemble import assemble, checked, with_content
 from hermes_rl.env.config import HermesAgentEnvConfig
 from hermes_rl.env.handwritten import HandWritten, row_of
-from hermes_rl.env.readable import readable
 from hermes_rl.env.sending import Sending
 from hermes_rl.env.servers import HermesServer, HermesServerManager
 from hermes_rl.env.tracking import Tracking
@@ -32,6 +31,7 @@ from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.groups import play_groups
 from hermes_rl.rollouts.player import Player
 from hermes_rl.rollouts.rollout import Group, Rollout, Seat
+from hermes_rl.runs.readable import readable
 from hermes_rl.runs.records import scored_data_group
 from hermes_rl.servers.base import ChatServer, Reasoning
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
@@ -67,6 +67,8 @@ class HermesAgentBaseEnv(Sending, Tracking, BaseEnv):  # type: ignore[misc]
         configs = _configs(server_configs)
         if config.wandb_name is None:
             config.wandb_name = self.name or type(self).__name__  # run-api refuses an environment without a name
+        if config.group_size == 1:
+            config.ensure_scores_are_not_same = False  # a group of one is always the same, and would never be sent
         self.config = config
         self.encoder = self.make_encoder()
         self._initialise_base(config, configs)
@@ -236,11 +238,10 @@ class HermesAgentBaseEnv(Sending, Tracking, BaseEnv):  # type: ignore[misc]
         for attempt in range(REPLAYS + 1):
             try:
                 scored, backlog = await self.collect_trajectory(item)
+                if scored is not None:
+                    return checked(scored), list(backlog)
             except Exception:
                 logger.exception("collect_trajectory failed (attempt %d of %d)", attempt + 1, REPLAYS + 1)
-                continue
-            if scored is not None:
-                return dict(scored), list(backlog)
         return None, []
 
     def scored(self, group: Group) -> dict[str, Any]:
@@ -279,13 +280,16 @@ class HermesAgentBaseEnv(Sending, Tracking, BaseEnv):  # type: ignore[misc]
 
         try:
             await self.setup()
+            self.begin_tracking()
             await process_by_hand(self)
         finally:
             await self.shut_down()
 
     async def _run_evaluate(self) -> None:
         try:
-            await super()._run_evaluate()
+            await self.setup()
+            self.begin_tracking()
+            await self.evaluate()
         finally:
             await self.shut_down()
 
@@ -296,6 +300,7 @@ class HermesAgentBaseEnv(Sending, Tracking, BaseEnv):  # type: ignore[misc]
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.server.close()
+        await self.end_tracking()
 
     @classmethod
     def cli(cls) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes_rl.env.assemble import with_content
-from hermes_rl.errors import RunError
+from hermes_rl.errors import HermesRLError, RunError
 from hermes_rl.runs.directory import Journal
 
 if TYPE_CHECKING:
@@ -68,16 +68,28 @@ class _Processing:
         return pending
 
     async def _group(self, item: Any) -> None:
-        group, _ = await self.env.collect_trajectories(item)
-        if group:
-            group = await self.env.postprocess_histories(group)
+        group = await self._collected(item)
         for part in group if isinstance(group, list) else [group]:
             if not part:
                 self._fail()
                 continue
-            self.journal.append(with_content(dict(part)))
+            whole = with_content(dict(part))
+            self.journal.append(whole)
             self.written += 1
+            await self.env.add_rollouts_for_wandb(whole, item)
+        self.env.curr_step = self.there + self.written
         await self.env.wandb_log()
+
+    async def _collected(self, item: Any) -> Any:
+        """The group of the environment's own code; None where that raised, which ends no other group."""
+        try:
+            group, _ = await self.env.collect_trajectories(item)
+            return await self.env.postprocess_histories(group) if group else None
+        except HermesRLError:
+            raise
+        except Exception:
+            logger.exception("a group of %r failed", item)
+            return None
 
     def _fail(self) -> None:
         self.failed += 1

@@ -1,6 +1,7 @@
 """Sending groups to Atropos' trajectory API, so that nothing is lost without a word.
 
-BaseEnv encodes on the event loop, and drops a group that the API refuses with a line in a debug log.
+A group leaves whole, finite and within the trainer's length, or it is dropped by name. BaseEnv encodes on the event
+loop, and drops a group that the API refuses with a line in a debug log.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ import asyncio
 import gzip
 import json
 import logging
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
+
+from hermes_rl.env.assemble import with_content
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +30,57 @@ class Sending:
     """Mixin of `HermesAgentBaseEnv`: replaces how BaseEnv posts scored data."""
 
     config: Any
+    dropped: Any
+    longest_sent: int | None = None
+    """Tokens of the longest sequence that may be sent, where that is less than the trainer takes."""
+
+    async def handle_send_to_api(
+        self,
+        scored_data: Any,
+        item: Any = None,
+        do_send_to_api: bool = True,
+        abort_on_any_max_length_exceeded: bool = True,
+    ) -> None:
+        """As BaseEnv's, for the groups that a trainer can use; the others are counted by cause and said."""
+        given = scored_data if isinstance(scored_data, list) else [scored_data]
+        fit = [group for group in map(_completed, filter(None, given)) if self._fit(group)]
+        if not fit:
+            return
+        await super().handle_send_to_api(  # type: ignore[misc]
+            fit if isinstance(scored_data, list) else fit[0],
+            item,
+            do_send_to_api=do_send_to_api,
+            abort_on_any_max_length_exceeded=abort_on_any_max_length_exceeded,
+        )
+
+    def _fit(self, group: dict[str, Any]) -> bool:
+        size = group["group_overrides"].get("group_size", self.config.group_size)
+        for cause, words in _faults(group, size, self._longest()):
+            self.dropped[cause] += 1
+            logger.warning("a group was not sent (%s): %s", cause, words)
+            return False
+        return True
+
+    def _longest(self) -> int | None:
+        """Tokens of the longest sequence that is of use; a trainer leaves out those that reach its own bound."""
+        bounds = [self.longest_sent]
+        if self.max_token_len > 0:  # type: ignore[attr-defined]
+            bounds.append(self.max_token_len - 1)  # type: ignore[attr-defined]
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    async def get_status(self) -> None:
+        """As BaseEnv's; where groups have one member, run-api leaves out those of other environments: count them."""
+        await super().get_status()  # type: ignore[misc]
+        if self.config.group_size > 1:
+            return
+        try:
+            url = f"{self.config.rollout_server_url}/status"
+            async with aiohttp.ClientSession(raise_for_status=True) as session, session.get(url) as answer:
+                waiting = (await answer.json())["queue_size"]
+        except (aiohttp.ClientError, TimeoutError) as error:
+            logger.warning("the length of the queue is not known: %s: %s", type(error).__name__, error)
+            return
+        self.status_dict["queue_size"] = max(waiting, self.status_dict["queue_size"])  # type: ignore[attr-defined]
 
     async def _send_scored_data_to_api(self, scored_data: Any) -> None:
         """Post a group, or a list of groups; retried on 5xx and broken connections.
@@ -39,6 +95,30 @@ class Sending:
         path = "scored_data_list" if isinstance(scored_data, list) else "scored_data"
         body, headers = await asyncio.to_thread(_encode, scored_data)
         await _post(f"{self.config.rollout_server_url}/{path}", body, headers)
+
+
+def _completed(group: dict[str, Any]) -> dict[str, Any]:
+    """A copy with what BaseEnv, the API and trainers take for granted."""
+    more = {
+        "group_overrides": group.get("group_overrides") or {},
+        "inference_logprobs": group.get("inference_logprobs") or [],
+    }
+    return with_content({**group, **more})
+
+
+def _faults(group: dict[str, Any], size: int, longest: int | None) -> Iterator[tuple[str, str]]:
+    """Why a trainer could not use the group: a cause to count, and words."""
+    if group.get("tokens") is None or group.get("masks") is None:
+        yield "no_tokens", "the tokens of its rollouts cannot be known"
+        return
+    sizes = {name: len(group[name]) for name in ("tokens", "masks", "scores")}
+    if set(sizes.values()) != {size}:
+        yield "wrong_size", f"it has {sizes} instead of {size} members"
+    if not all(math.isfinite(score) for score in group["scores"]):
+        yield "not_finite", f"its scores are {group['scores']}"
+    length = max(map(len, group["tokens"]), default=0)
+    if longest is not None and length > longest:
+        yield "too_long", f"a sequence has {length} tokens, and the trainer takes up to {longest}"
 
 
 async def _post(url: str, body: bytes, headers: dict[str, str]) -> None:

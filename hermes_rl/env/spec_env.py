@@ -46,6 +46,7 @@ class SpecEnv(HermesAgentBaseEnv):
         self.wandb_mode = self.spec.wandb.mode if self.spec.wandb else "online"
         super().__init__(config, server_configs, slurm, testing)
         self.wandb_project = self.spec.wandb.project if self.spec.wandb else None
+        self.longest_sent = self.spec.serve.max_token_length
         self.directory: RunDirectory | None = None
         self.progress = Progress(quiet=True)
         self._journal: Journal | None = None
@@ -115,6 +116,7 @@ class SpecEnv(HermesAgentBaseEnv):
     def record_to(self, directory: RunDirectory, progress: Progress) -> None:
         """Keep every rollout, sent group and evaluation of training in this run directory, and say how it goes."""
         self.directory, self.progress = directory, progress
+        self.wandb_folder = directory.path
         self._journal = directory.journal("rollouts.jsonl")
         moved = self.spec.env.get("data_path_to_save_groups")
         self.jsonl_writer = _GroupsWriter(self, directory.journal(Path(moved) if moved else "groups.jsonl"))
@@ -134,8 +136,6 @@ class SpecEnv(HermesAgentBaseEnv):
         if self._journal is not None:
             with closing(self._journal):
                 self._journal = None
-        if self.tracker is not None:
-            await asyncio.to_thread(self.tracker.close)
 
 
 class _GroupsWriter:

@@ -25,7 +25,16 @@ logger = logging.getLogger(__name__)
 class Tracking:
     """Mixin of `HermesAgentBaseEnv`: training metrics, and a wandb run of the environment's own."""
 
+    # BaseEnv's own
     config: Any
+    curr_step: int
+    wandb_project: str | None
+    wandb_group: str | None
+    wandb_prepend: str | None
+    rollouts_for_wandb: list[list[tuple[str, float]]]
+    completion_lengths: list[int]
+    max_token_len: int
+
     wandb_mode: Literal["online", "offline", "disabled"] = "online"
     wandb_folder: Path | None = None
     """Where wandb keeps its files; None: below the working directory."""
@@ -69,7 +78,7 @@ class Tracking:
         """Begin a wandb run where `use_wandb` asks for it, in the project that the trainer has named."""
         if not self.config.use_wandb:
             return
-        while self.wandb_project is None:  # type: ignore[has-type]
+        while self.wandb_project is None:
             url = f"{self.config.rollout_server_url}/wandb_info"
             async with aiohttp.ClientSession() as session, session.get(url) as answer:
                 info = await answer.json()
@@ -86,7 +95,7 @@ class Tracking:
             self.wandb_project or self.config.wandb_name,
             f"{self.config.wandb_name}-{time.strftime('%Y-%m-%d-%H%M%S')}",
             mode=self.wandb_mode,
-            group=self.wandb_group,  # type: ignore[attr-defined]
+            group=self.wandb_group,
             config=self.config.model_dump(mode="json"),
             folder=self.wandb_folder,
         )
@@ -95,11 +104,12 @@ class Tracking:
         """Finish the wandb run, if there is one."""
         if self.tracker is not None:
             tracker, self.tracker = self.tracker, None
+            tracker.log(self._named(self.pending_metrics), step=self.curr_step)  # an evaluation after the last step
             await asyncio.to_thread(tracker.close)
 
     async def create_rollout_table(self, wandb_metrics: dict[str, Any]) -> dict[str, Any]:
         """Add the kept rollouts as readable text."""
-        rows = [row for group in self.rollouts_for_wandb for row in group]  # type: ignore[has-type]
+        rows = [row for group in self.rollouts_for_wandb for row in group]
         if rows and self.tracker is not None:
             wandb_metrics["train/rollouts"] = self.tracker.table(rows)
         return wandb_metrics
@@ -111,12 +121,15 @@ class Tracking:
         BaseEnv's goes to whichever run began first in the process.
         """
         metrics = {**self.pending_metrics, **self.training_metrics(), **(wandb_metrics or {})}
-        metrics |= _lengths(self.completion_lengths, self.max_token_len)  # type: ignore[attr-defined, has-type]
+        metrics |= _lengths(self.completion_lengths, self.max_token_len)
         metrics = self.perf_stats(await self.create_rollout_table(metrics))  # type: ignore[attr-defined]
         self.pending_metrics, self.rollouts_for_wandb, self.completion_lengths = {}, [], []
         if self.tracker is not None:
-            prefix = f"{self.wandb_prepend}_" if self.wandb_prepend is not None else ""  # type: ignore[attr-defined]
-            self.tracker.log({f"{prefix}{name}": value for name, value in metrics.items()}, step=self.curr_step)  # type: ignore[attr-defined]
+            self.tracker.log(self._named(metrics), step=self.curr_step)
+
+    def _named(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        prefix = f"{self.wandb_prepend}_" if self.wandb_prepend is not None else ""
+        return {f"{prefix}{name}": value for name, value in metrics.items()}
 
 
 def _lengths(lengths: list[int], longest: int) -> dict[str, float]:

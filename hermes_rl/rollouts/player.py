@@ -98,7 +98,7 @@ class Player:
         finally:
             await _cancel(members)
         group.rollouts = [task.result() for task in members if not task.cancelled()]
-        return group if group.dropped else await self._group_level(group)
+        return await self._group_level(group)
 
     async def member(self, seat: Seat) -> Rollout:
         """Play one seat, anew where infrastructure failed, until it is graded or given up."""
@@ -154,6 +154,17 @@ class Player:
         """The rewards that compare the members; only then are their scores known."""
         if not self.environment.has_group_rewards:
             return group
+        unheard = [rollout for rollout in group.rollouts if rollout.error is None]
+        if group.dropped is not None:
+            for rollout in unheard:
+                rollout.error = f"not compared with its group, of which another member failed: {group.detail}"
+        else:
+            await self._compare(group)
+        for rollout in unheard:
+            self.listener(rollout)
+        return group
+
+    async def _compare(self, group: Group) -> None:
         try:
             await self.environment.grade_group(group.rollouts)
             for rollout in group.rollouts:
@@ -162,9 +173,6 @@ class Player:
             for rollout in group.rollouts:
                 rollout.fail(failure)
             group.dropped, group.detail = failure.ending, failure.detail
-        for rollout in group.rollouts:
-            self.listener(rollout)
-        return group
 
 
 def _cancel_one(member: asyncio.Task[Rollout], _: object) -> None:

@@ -98,5 +98,5 @@ class Group:
 
     @property
     def uniform(self) -> bool:
-        """True where all scores are equal, so that the group teaches nothing."""
-        return len(set(self.scores)) <= 1
+        """True where all of several scores are equal, so that comparing them teaches nothing."""
+        return len(self.rollouts) > 1 and len(set(self.scores)) <= 1

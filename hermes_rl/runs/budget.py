@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hermes_rl.errors import RunError
-from hermes_rl.rollouts.rollout import Group
+from hermes_rl.rollouts.rollout import Group, Rollout
 
 
 @dataclass
@@ -30,15 +30,17 @@ class Budget:
     def __post_init__(self) -> None:
         self.started = self.clock()
 
+    def spend(self, rollout: Rollout) -> None:
+        """Take the tokens of a finished rollout into account; those of failed attempts were spent as well."""
+        if rollout.result is not None:
+            self.tokens += rollout.result.usage.prompt_tokens + rollout.result.usage.completion_tokens
+
     def count(self, group: Group) -> None:
         """Take a finished group into account.
 
         Raises:
             RunError: too many groups failed.
         """
-        for rollout in group.rollouts:
-            if rollout.result is not None:
-                self.tokens += rollout.result.usage.prompt_tokens + rollout.result.usage.completion_tokens
         if group.dropped is None:
             return
         self.failures[str(group.dropped)] += 1

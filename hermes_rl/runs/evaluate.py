@@ -108,7 +108,13 @@ async def evaluate(
     """
     started = time.time()
     concurrency = plan.concurrency or CONCURRENCY
-    player = Player(environment, split="eval", concurrency=concurrency, listener=listener, policy=policy)
+
+    def heard(rollout: Rollout) -> None:
+        budget.spend(rollout)
+        if listener is not None:
+            listener(rollout)
+
+    player = Player(environment, split="eval", concurrency=concurrency, listener=heard, policy=policy)
     found: list[Group] = []
     stopped: list[str] = []
 
@@ -126,7 +132,7 @@ async def evaluate(
             found.append(group)
             progress.step(len(found), group)
     if not found:
-        raise RunError("there are no rows to evaluate on; see dataset.eval")
+        raise RunError(stopped[0] if stopped else "there are no rows to evaluate on; see dataset.eval")
     return _conclude(environment.name, found, plan, started, stopped[0] if stopped else None)
 
 

@@ -21,6 +21,7 @@ from hermes_rl.runs.process import ProcessPlan, ProcessSummary, process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.provenance import provenance
 from hermes_rl.runs.records import rollout_record
+from hermes_rl.runs.wandb_log import wandb_log
 from hermes_rl.sandbox.none import WARNING
 from hermes_rl.sandbox.probe import require_bubblewrap
 from hermes_rl.servers.reach import require_reachable
@@ -73,15 +74,17 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
         )
         with RunDirectory.choose(spec, "process", launch.out, fresh=launch.fresh) as directory:
             directory.describe(spec, _provenance(spec, compiled, rows, encoder))
-            summary = await process(
-                compiled,
-                rows,
-                plan,
-                directory,
-                encoder=encoder,
-                budget=budget(spec, spec.process.groups),
-                progress=launch.progress,
-            )
+            with wandb_log(spec, directory.path) as log:
+                summary = await process(
+                    compiled,
+                    rows,
+                    plan,
+                    directory,
+                    encoder=encoder,
+                    budget=budget(spec, spec.process.groups),
+                    progress=launch.progress,
+                    log=log,
+                )
         for reason, count in encoder.reasons.most_common():
             launch.progress.note(f"{count} rollouts have no tokens: {reason}")
         return summary, directory
@@ -94,7 +97,7 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
         rows, encoder = await _load(spec, "eval", launch)
         with RunDirectory.choose(spec, "evaluate", launch.out, fresh=launch.fresh) as directory:
             directory.describe(spec, _provenance(spec, compiled, rows, encoder))
-            with closing(directory.journal("rollouts.jsonl")) as journal:
+            with closing(directory.journal("rollouts.jsonl")) as journal, wandb_log(spec, directory.path) as log:
                 journal.keep([])
                 found = await evaluate(
                     compiled,
@@ -104,6 +107,7 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
                     progress=launch.progress,
                     listener=lambda rollout: journal.append(rollout_record(rollout)),
                 )
+                log.metrics(found.metrics)
             moved = spec.env.get("data_dir_to_save_evals")
             write_evaluation(found, RunDirectory(Path(moved)) if moved else directory)
         return found, directory

@@ -10,19 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.data.rows import Row
-from hermes_rl.errors import RunError
+from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.groups import play_groups, repeated
 from hermes_rl.rollouts.player import Player
-from hermes_rl.rollouts.rollout import Group
+from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.directory import Journal, RunDirectory
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.records import group_record, rollout_record
+from hermes_rl.runs.wandb_log import WandbLog
 
 CONCURRENCY = 64
 """Rollouts in flight where the spec does not say."""
+MANY = 10
+"""Uniform groups, at least, before the user hears of them."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,14 @@ async def process(
     encoder: Encoder,
     budget: Budget,
     progress: Progress,
+    log: WandbLog | None = None,
 ) -> ProcessSummary:
     """Write `plan.groups` groups into the directory, going on from those that it already holds.
 
     Raises:
         RunError: too many groups failed, there are no rows, or nothing more can be written.
     """
-    run = _Process(environment, plan, directory, encoder, budget, progress)
+    run = _Process(environment, plan, directory, encoder, budget, progress, log or WandbLog(None))
     try:
         return await run.play(rows)
     finally:
@@ -81,8 +85,9 @@ class _Process:
         encoder: Encoder,
         budget: Budget,
         progress: Progress,
+        log: WandbLog,
     ) -> None:
-        self.plan, self.encoder, self.budget, self.progress = plan, encoder, budget, progress
+        self.plan, self.encoder, self.budget, self.progress, self.log = plan, encoder, budget, progress, log
         self.groups = directory.journal(plan.groups_path or "groups.jsonl")
         self.rollouts = directory.journal("rollouts.jsonl")
         written, discarded = _finished(self.groups, self.rollouts, plan)
@@ -120,21 +125,32 @@ class _Process:
         self.summary.stopped = self.summary.stopped or self.budget.used_up()
         return self.summary.stopped is None and self.complete + running < self.plan.groups
 
-    def _keep(self, rollout: Any) -> None:
+    def _keep(self, rollout: Rollout) -> None:
         self.summary.rollouts += 1
+        self.budget.spend(rollout)
         self.rollouts.append(rollout_record(rollout))
 
     async def _take(self, group: Group) -> None:
-        self.budget.count(group)
-        if group.dropped is not None:
-            self.progress.note(f"group {group.id} dropped ({group.dropped}): {group.detail}")
-        elif group.uniform and self.plan.drop_uniform:
-            self.summary.uniform += 1
-        else:
+        keep = group.dropped is None and not (group.uniform and self.plan.drop_uniform)
+        if keep:
             await self.encoder.encode(group)
             self.groups.append(group_record(group, self.plan.generation_params))
             self.summary.written += 1
+        elif group.dropped is not None:
+            self.progress.note(f"group {group.id} dropped ({group.dropped}): {group.detail}")
+        else:
+            self._discard()
+        self.log.group(group, self.complete if keep else None)
+        self.budget.count(group)
         self.progress.step(self.complete, group)
+
+    def _discard(self) -> None:
+        self.summary.uniform += 1
+        if self.summary.uniform % max(self.plan.groups, MANY) == 0:
+            self.progress.note(
+                f"{self.summary.uniform} groups were left out as uniform, {self.complete} of {self.plan.groups} are "
+                "written; a task that is too easy or too hard for the policy never ends with drop_uniform"
+            )
 
 
 def _finished(groups: Journal, rollouts: Journal, plan: ProcessPlan) -> tuple[set[str], set[str]]:
@@ -142,7 +158,7 @@ def _finished(groups: Journal, rollouts: Journal, plan: ProcessPlan) -> tuple[se
 
     Rollouts of groups that were cut short are taken out, so that no id appears twice when they are played again.
     """
-    written = {line["group"] for line in groups.read()}
+    written = {_group_of(line, groups) for line in groups.read()}
     scores: dict[str, list[float]] = {}
     for line in rollouts.read():
         if line["score"] is not None:
@@ -150,8 +166,14 @@ def _finished(groups: Journal, rollouts: Journal, plan: ProcessPlan) -> tuple[se
     discarded = {
         group
         for group, found in scores.items()
-        if group not in written and plan.drop_uniform and len(found) == plan.group_size and len(set(found)) == 1
+        if group not in written and plan.drop_uniform and len(found) == plan.group_size > 1 == len(set(found))
     }
     kept = [line for line in rollouts.read() if line["group"] in written | discarded]
     rollouts.keep(kept)
     return written, discarded
+
+
+def _group_of(line: dict[str, Any], groups: Journal) -> str:
+    if "group" not in line:
+        raise UserError(f"{groups.path} holds groups that no run of process wrote; move it, or choose another place")
+    return str(line["group"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import hermes_rl
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.scoring.find import shipped_rewards
+from hermes_rl.shipped import shipped_rewards
 from hermes_rl.spec.model import Spec
 
 _PACKAGES = (

@@ -48,7 +48,8 @@ class Tracker:
                 settings=wandb.Settings(**_PRIVATE),
             )
         except wandb.Error as error:
-            raise UserError(f"wandb: {error}. Run `wandb login`, or set wandb.mode to offline") from error
+            reason = str(error).rstrip(".")
+            raise UserError(f"wandb: {reason}. Run `wandb login`, or set wandb.mode to offline") from error
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log numbers and texts under their names."""

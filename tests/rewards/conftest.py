@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import tarfile
 from collections.abc import AsyncIterator
@@ -20,6 +21,16 @@ async def ctx() -> AsyncIterator[ToolContext]:
     """A rollout's sandbox, as rewards see it."""
     async with ToolRuntime() as runtime:
         yield ToolContext(runtime.task_id)
+
+
+@pytest.fixture
+async def killed_ctx() -> AsyncIterator[ToolContext]:
+    """A sandbox that the agent's own command has killed."""
+    async with ToolRuntime(SandboxConfig(lifetime=0.4)) as runtime:
+        ctx = ToolContext(runtime.task_id)
+        await asyncio.to_thread(ctx.terminal, "sleep 30")
+        assert runtime.killed_by_agent
+        yield ctx
 
 
 @pytest.fixture(scope="session")

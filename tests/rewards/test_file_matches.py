@@ -49,3 +49,8 @@ async def test_the_path_may_be_absolute_or_that_of_the_home(ctx: ToolContext) ->
 async def test_the_reason_names_what_was_wrong(ctx: ToolContext) -> None:
     value = await graded("file_matches", ctx=ctx, path="greeting.txt", content="hello")
     assert value.reason == "greeting.txt: No such file or directory"
+
+
+async def test_in_a_sandbox_that_the_agent_killed_there_is_no_file(killed_ctx: ToolContext) -> None:
+    value = await graded("file_matches", ctx=killed_ctx, path="greeting.txt", content="")
+    assert (value.value, "ended its sandbox" in str(value.reason)) == (0, True)

@@ -146,3 +146,8 @@ async def test_options_that_the_sandbox_sets_for_pytest_are_kept() -> None:
     async with ToolRuntime(SandboxConfig(env={"PYTEST_ADDOPTS": "-x --co"})) as runtime:
         value = await suite(ToolContext(runtime.task_id), "test_small", command="sh -c 'echo $PYTEST_ADDOPTS; exit 3'")
     assert "-x --co --junitxml=/tmp/report-" in str(value.reason)
+
+
+async def test_in_a_sandbox_that_the_agent_killed_no_test_passes(killed_ctx: ToolContext) -> None:
+    assert (await plain(killed_ctx, command="true")).value == 0
+    assert (await suite(killed_ctx, "test_small")).value == 0

@@ -11,9 +11,11 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import threading
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -150,3 +152,12 @@ def _place(error: Exception, path: Path) -> str:
             line = trace.tb_lineno
         trace = trace.tb_next
     return f"{path}:{line}" if line is not None else str(path)
+
+
+def place_of(error: BaseException, function: Callable[..., Any]) -> str:
+    """The error in words, with the last line of the file of `function` that led to it."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
+    where = f" at {(own or frames)[-1].filename}:{(own or frames)[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"

@@ -53,10 +53,11 @@ def _distributions() -> list[dict[str, str]]:
 
 
 def _rewards() -> list[dict[str, str]]:
-    from hermes_rl.scoring.find import published_rewards, shipped_rewards
+    from hermes_rl.shipped import published_rewards, shipped_rewards
 
     shipped = [_entry(name, _first_line(path)) for name, path in shipped_rewards().items()]
-    return shipped + [_entry(name, point.value) for name, point in sorted(published_rewards().items())]
+    published = sorted((point.name, point) for point in published_rewards())
+    return shipped + [_entry(name, point.value) for name, point in published]
 
 
 def _first_line(path: Path) -> str:

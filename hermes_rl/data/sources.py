@@ -77,12 +77,17 @@ def local_files(source: Source, split: str) -> list[str] | None:
 
 
 def _open_generator(reference: str, split: str, seed: int) -> Opened:
-    from hermes_rl.plugins import load_object
+    from hermes_rl.plugins import load_object, place_of
 
     function = load_object(reference)
 
     def read() -> Iterator[Raw]:
-        yield from _checked(function(seed=seed, split=split), reference)
+        try:
+            yield from _checked(function(seed=seed, split=split), reference)
+        except UserError:
+            raise
+        except Exception as error:  # the spec's own code: whatever it raises is the spec's mistake
+            raise UserError(f"the generator {reference} raised {place_of(error, function)}") from error
 
     head = list(islice(read(), PROBE + 1))
     if len(head) <= PROBE:

@@ -18,7 +18,8 @@ from hermes_rl.agent.loop import LoopOptions
 from hermes_rl.agent.result import Message
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.plugins import load_object
+from hermes_rl.errors import UserError
+from hermes_rl.plugins import load_object, place_of
 from hermes_rl.rollouts.environment import Treatment
 from hermes_rl.rollouts.prompts import messages_of, with_thinking
 from hermes_rl.rollouts.rollout import Rollout, Seat
@@ -110,16 +111,27 @@ class CompiledSpec:
 
     @asynccontextmanager
     async def machine(self, seat: Seat) -> AsyncIterator[ToolRuntime]:
-        columns = seat.row.columns
-        state = self._state_class(dict(columns)) if self._state_class is not None else None
+        state = self._state(seat.row)
         toolkit = self.toolkit(seat.group, state)
         config = sandbox_config(self.spec, seat.row)
+        for role in self.roles.values():
+            role.live_here()
         self._register_script(seat)
         try:
             async with ToolRuntime(config, task_id=seat.id, toolkit=toolkit, state=state) as runtime:
                 yield runtime
         finally:
             self.policy.forget(seat.id)
+
+    def _state(self, row: Row) -> Any:
+        """The rollout's own state object, where the spec has one."""
+        if self._state_class is None:
+            return None
+        try:
+            return self._state_class(dict(row.columns))
+        except Exception as error:  # the spec's own code: whatever it raises is the spec's mistake
+            where = place_of(error, self._state_class.__init__)
+            raise UserError(f"state: {self.spec.state} raised {where} (row {row.key})") from error
 
     def toolkit(self, group: str, state: Any) -> Toolkit:
         """The tools of a rollout: those of its group, and those of its own state object."""

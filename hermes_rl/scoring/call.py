@@ -12,7 +12,6 @@ import contextlib
 import functools
 import inspect
 import time
-import traceback
 import typing
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes_rl.errors import Failure, RewardFailure, UserError
+from hermes_rl.plugins import place_of
 from hermes_rl.scoring.value import Score
 
 CONTEXT = frozenset({"item", "result", "ctx", "state", "group"})
@@ -140,17 +140,8 @@ def _run(reward: RewardFunction, arguments: dict[str, Any], after: Callable[[], 
         raise
     except BaseException as error:
         # SystemExit, StopIteration and CancelledError too: as they are, they would end or hang the main loop.
-        raise RewardFailure(f"reward {reward.name!r} raised {_place(error, reward.function)}") from error
+        raise RewardFailure(f"reward {reward.name!r} raised {place_of(error, reward.function)}") from error
 
 
 async def _settle(awaitable: Awaitable[Any]) -> Any:
     return await asyncio.wait_for(awaitable, CEILING)
-
-
-def _place(error: BaseException, function: Callable[..., Any]) -> str:
-    """The error with the last line of the reward's own file that led to it."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
-    where = f" at {(own or frames)[-1].filename}:{(own or frames)[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"

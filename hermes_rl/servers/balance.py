@@ -87,8 +87,12 @@ class Role:
         """Close every server; may be called twice."""
         await self._at_home(self._close())
 
-    async def __aenter__(self) -> Self:
+    def live_here(self) -> None:
+        """Make the running event loop the role's own, so that a call from a reward's thread comes back to it."""
         self._home()
+
+    async def __aenter__(self) -> Self:
+        self.live_here()
         return self
 
     async def __aexit__(

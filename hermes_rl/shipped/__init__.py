@@ -1,12 +1,19 @@
-"""Where the specs and rewards that come with hermes-rl lie.
+"""What comes with hermes-rl, and what installed packages add to it: specs and rewards by name.
 
-In a wheel they are inside this package; in a checkout they stand at the top level of the repository.
+In a wheel the files are inside this package; in a checkout they stand at the top level of the repository.
 """
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Literal
+
+REWARD_GROUP = "hermes_rl.rewards"
+"""Entry points of packages that bring rewards."""
+
+UPCOMING_REWARDS = frozenset({"contains_all", "keyword_overlap", "length_penalty", "llm_judge", "regex_count"})
+"""Names that the format promises and this version does not have: a spec with one is valid, a run says so."""
 
 _HERE = Path(__file__).resolve().parent
 _CHECKOUT = _HERE.parent.parent
@@ -22,3 +29,13 @@ def shipped_dir(kind: Literal["specs", "rewards"]) -> Path:
         if folder.is_dir():
             return folder
     raise FileNotFoundError(f"hermes-rl was installed without its {kind}; install it again")
+
+
+def shipped_rewards() -> dict[str, Path]:
+    """Name → file of the rewards that come along; each file holds a function of its own name."""
+    return {path.stem: path for path in sorted(shipped_dir("rewards").glob("*.py")) if not path.stem.startswith("_")}
+
+
+def published_rewards() -> list[EntryPoint]:
+    """The rewards that installed packages publish; two may have one name, which is then an error to use."""
+    return list(entry_points(group=REWARD_GROUP))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hermes_rl.shipped import UPCOMING_REWARDS, published_rewards, shipped_rewards
 from hermes_rl.spec.annotations import type_of
 from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.model.base import is_template, thaw
 from hermes_rl.spec.model.scoring import Reward
 from hermes_rl.spec.model.spec import Spec
 from hermes_rl.spec.nodes import NodePath
-from hermes_rl.spec.rewards_known import published_rewards, shipped_rewards
 from hermes_rl.spec.signatures import CodeError, Function, defined, function
 from hermes_rl.spec.suggest import choices, did_you_mean
 from hermes_rl.spec.templates import TemplateError, coerce
@@ -66,10 +66,12 @@ def _exists(name: str, reward: Reward, findings: Findings) -> bool:
     shipped = shipped_rewards()
     if fn in shipped:
         return True
-    published = published_rewards()
+    published = [point.name for point in published_rewards()]
     if published.count(fn) > 1:
         message = f"several installed packages publish a reward `{fn}`; name the one that is meant: package.module:{fn}"
         findings.problem(path, message, at="value" if given else "key")
+    elif not published.count(fn) and fn in UPCOMING_REWARDS:
+        findings.warning(path, f"the reward `{fn}` is not available yet", at="value" if given else "key")
     elif not published.count(fn):
         message = f"there is no reward `{fn}`{choices(fn, [*shipped, *published])}"
         findings.problem(path, message, at="value" if given else "key")

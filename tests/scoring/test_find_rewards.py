@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from hermes_rl import shipped
 from hermes_rl.errors import NotYetAvailable, UserError
-from hermes_rl.scoring import find
-from hermes_rl.scoring.find import find_reward, published_rewards, shipped_rewards
+from hermes_rl.scoring.find import find_reward
+from hermes_rl.shipped import published_rewards, shipped_rewards
 
 Publish = Callable[..., None]
 
@@ -22,11 +23,11 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Publish:
 
     def these(**references: str | list[str]) -> None:
         points = [
-            EntryPoint(name, value, find.ENTRY_POINTS)
+            EntryPoint(name, value, shipped.REWARD_GROUP)
             for name, values in references.items()
             for value in ([values] if isinstance(values, str) else values)
         ]
-        monkeypatch.setattr(find, "entry_points", lambda group: [p for p in points if p.group == group])
+        monkeypatch.setattr(shipped, "entry_points", lambda group: [p for p in points if p.group == group])
 
     return these
 
@@ -65,7 +66,7 @@ def test_a_function_of_a_package(module: str) -> None:
 
 def test_a_published_reward(module: str, publish: Publish) -> None:
     publish(near=f"{module}:mine")
-    assert set(published_rewards()) == {"near"}
+    assert [point.name for point in published_rewards()] == ["near"]
     assert find_reward("near", None).function(None) == 0.5
     assert find_reward("other", "near").name == "other"
 
@@ -92,6 +93,11 @@ def test_an_unknown_name_is_an_error_with_a_suggestion_and_all_names() -> None:
         find_reward("exact_mach", None)
     with pytest.raises(UserError, match=r"no reward 'zzz' \(there are: exact_match"):
         find_reward("zzz", None)
+
+
+def test_a_reward_that_the_format_promises_is_said_to_come() -> None:
+    with pytest.raises(NotYetAvailable, match="llm_judge is not available yet"):
+        find_reward("correct", "llm_judge")
 
 
 def test_a_missing_file_or_function_is_an_error(tmp_path: Path) -> None:

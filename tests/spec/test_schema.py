@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 import yaml
 
+from hermes_rl.shipped import shipped_rewards
 from hermes_rl.spec.env_fields import PASSED
-from hermes_rl.spec.rewards_known import shipped_rewards
 from hermes_rl.spec.schema import schema_text, spec_json_schema
 
 HERE = Path(__file__).parent

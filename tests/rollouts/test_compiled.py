@@ -1,0 +1,160 @@
+"""A compiled spec: what each rollout is given, and whose mistake a broken part is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.data.load import load_rows
+from hermes_rl.errors import NotYetAvailable, UserError
+from hermes_rl.rollouts.compiled import CompiledSpec
+from hermes_rl.rollouts.needs import available, require_available
+from hermes_rl.rollouts.player import Player
+from hermes_rl.rollouts.rollout import Group, Seat
+from hermes_rl.spec.load import parse_spec
+from hermes_rl.spec.model import Spec
+
+CODE = '''
+class Shelf:
+    def __init__(self, item):
+        if item["n"] < 0:
+            raise ValueError("n is negative")
+        self.books = item["n"]
+
+    def take(self, count: int) -> int:
+        """Take books.
+
+        Args:
+            count: how many
+        """
+        self.books -= count
+        return self.books
+
+
+def emptied(state) -> float:
+    return float(state.books == 0)
+
+
+async def asked(judge) -> float:
+    return float(await judge.chat([{"role": "user", "content": "?"}]) != "")
+'''
+DESK = '''
+
+class Tools:
+    def __init__(self, owner):
+        self.owner = owner
+
+    def take(self, count: int) -> int:
+        """Take books.
+
+        Args:
+            count: how many
+        """
+        return self.owner.take(count)
+
+
+class Desk(Shelf):
+    @property
+    def desk(self):
+        return Tools(self)
+'''
+TEXT = """
+dataset: {items: [{n: 2}]}
+prompt: {user: "There are {{ n }} books."}
+state: shelf.py:Shelf
+tools: [{state: take}]
+rewards: {emptied: {fn: "shelf.py:emptied"}}
+solution: {turns: [{tools: [{name: take, args: {count: "{{ n }}"}}]}, {say: done}]}
+servers: {policy: {type: scripted, deviate: 0.5}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "shelf.py").write_text(CODE)
+    return tmp_path
+
+
+async def play(spec: Spec, size: int = 4) -> Group:
+    async with CompiledSpec(spec) as world:
+        row = load_rows(spec, "train", notify=print)[0]
+        return await Player(world).start(row, "g", size)
+
+
+async def test_each_rollout_has_a_state_of_its_own(folder: Path) -> None:
+    (folder / "shelf.py").write_text(CODE + DESK)
+    text = TEXT.replace("tools: [{state: take}]", "tools: [{state: desk}]").replace("Shelf\n", "Desk\n")
+    group = await play(parse_spec(text, folder=folder))
+    assert sorted(group.scores) == [0.0, 0.0, 1.0, 1.0]
+
+
+async def test_a_state_that_cannot_be_made_is_the_specs_mistake(folder: Path) -> None:
+    text = TEXT.replace("{n: 2}", "{n: -1}").replace("tools: [{state: take}]\n", "")
+    with pytest.raises(UserError, match=r"state: .*Shelf raised ValueError: n is negative at .*shelf\.py:5"):
+        await play(parse_spec(text, folder=folder))
+
+
+async def test_a_reward_may_ask_a_server_role(folder: Path) -> None:
+    text = (
+        "dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nrewards: {asked: {fn: 'shelf.py:asked'}}\n"
+        "servers: {policy: {type: scripted}, judge: {type: scripted}}\n"
+    )
+    group = await play(parse_spec(text, folder=folder), size=1)
+    assert group.scores == [1.0]
+
+
+async def test_a_draw_of_toolsets_is_the_same_for_a_group_and_differs_between_groups() -> None:
+    text = (
+        "dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nservers: {policy: {type: scripted}}\n"
+        "toolsets: {distribution: {terminal: 0.5, file: 0.5, todo: 0.5}}\n"
+    )
+    async with CompiledSpec(parse_spec(text)) as world:
+        drawn = {group: world.shared_toolkit(group).names for group in map(str, range(20))}
+        assert all(world.shared_toolkit(group).names == names for group, names in drawn.items())
+        assert len(set(drawn.values())) > 1
+
+
+async def test_examples_in_the_prompt_are_not_trained_on() -> None:
+    from hermes_rl.rollouts.encode import Encoder
+
+    text = (
+        "dataset: {items: [{q: hi}]}\nsolution: {turns: [{say: real}]}\nservers: {policy: {type: scripted}}\n"
+        "prompt:\n  messages:\n    - {role: user, content: example}\n    - {role: assistant, content: shown}\n"
+        "    - {role: user, content: '{{ q }}'}\n"
+    )
+    group = await play(parse_spec(text), size=1)
+    encoder = Encoder.load(None)
+    await encoder.encode(group)
+    sequence = group.rollouts[0].sequence
+    assert sequence is not None and encoder.tokenizer is not None
+    assert encoder.tokenizer.decode(sequence.trained) == "real<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("section", "what"),
+    [
+        ("sandbox: {backend: docker, image: debian}", "docker"),
+        ("sandbox: {network: [example.com]}", "network limited"),
+        ("artifacts: {a: {path: x}}", "artifacts"),
+        ("tools: [{mcp: {name: m, command: [python3, m.py], where: host}}]", "MCP"),
+        ("user: {system: be a user}", "simulated user"),
+        ("process: {format: sft}", "format sft"),
+        ("budget: {max_cost: 3}", "cost"),
+    ],
+)
+def test_what_is_not_there_yet_validates_and_a_run_says_so(section: str, what: str) -> None:
+    servers = "servers: {policy: {type: scripted}, user: {type: scripted}}\n"
+    text = f"dataset: {{items: [{{q: hi}}]}}\nprompt: {{user: '{{{{ q }}}}'}}\n{servers}{section}\n"
+    spec = parse_spec(text, name="later.yaml")
+    with pytest.raises(NotYetAvailable, match=rf"later\.yaml:4:\d+: .*{what}.* is not available yet"):
+        require_available(spec, "process")
+    assert any(what in problem.message for problem in available(spec, "process"))
+
+
+def test_two_members_of_a_group_have_ids_and_seeds_of_their_own() -> None:
+    from tests.rollouts.worlds import row
+
+    seats = [Seat(row(), "g", index, 2, attempt) for index in range(2) for attempt in range(2)]
+    assert len({seat.id for seat in seats}) == len({seat.seed(0) for seat in seats}) == 4
+    assert seats[0].seed(0) != seats[0].seed(1)

@@ -29,6 +29,8 @@ class Tool(ABC):
     parallel: bool = True
     """May run beside other calls of the same turn. One that may not waits for those before it, and those
     after it wait for it, so that its effects keep their order."""
+    on_sandbox: bool = False
+    """Acts on the sandbox. It is started before the call's time begins: a slow start is not the policy's doing."""
     timeout: float | None = None
     """Seconds for one call, where the tool has a bound of its own; the smaller of it and the spec's wins."""
 

@@ -147,6 +147,8 @@ class ToolFailedError(Exception):
 
 async def run_tool(tool: Tool, args: dict[str, Any], runtime: ToolRuntime, timeout: float | None) -> str:
     """One call with checked arguments, within the smaller of `timeout` and the tool's own."""
+    if tool.on_sandbox:
+        await runtime.sandbox()
     bound = min((each for each in (timeout, tool.timeout) if each is not None), default=None)
     context = contextvars.copy_context()
     context.run(CALL_TIMEOUT.set, bound)

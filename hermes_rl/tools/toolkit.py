@@ -14,24 +14,29 @@ from hermes_rl.tools.base import Tool
 
 
 class Schemas(list[dict[str, Any]]):
-    """OpenAI tool schemas, with the tools that they describe."""
+    """OpenAI tool schemas, with the toolkit that they describe."""
 
-    def __init__(self, tools: Iterable[Tool]) -> None:
-        self.tools = tuple(tools)
-        super().__init__(tool.schema for tool in self.tools)
+    def __init__(self, toolkit: Toolkit, schemas: Iterable[dict[str, Any]]) -> None:
+        self.toolkit = toolkit
+        super().__init__(schemas)
 
 
 class Toolkit:
-    """Tools by name, in order; immutable, shared by the rollouts of a group."""
+    """Tools by name, in order; immutable, shared by the rollouts of a group.
 
-    def __init__(self, tools: Iterable[Tool] = ()) -> None:
+    Args:
+        tools: the tools.
+        schemas: what the model is told about each, in the same order; None: what each tool says of itself.
+    """
+
+    def __init__(self, tools: Iterable[Tool] = (), schemas: Iterable[dict[str, Any]] | None = None) -> None:
         self.tools: tuple[Tool, ...] = tuple(tools)
         self._by_name: dict[str, Tool] = {}
         for tool in self.tools:
             if tool.name in self._by_name:
                 raise UserError(f"two tools are named {tool.name!r}; rename one, or disable its toolset")
             self._by_name[tool.name] = tool
-        self.schemas = Schemas(self.tools)
+        self.schemas = Schemas(self, (tool.schema for tool in self.tools) if schemas is None else schemas)
 
     @property
     def names(self) -> frozenset[str]:
@@ -42,15 +47,17 @@ class Toolkit:
 
     def only(self, names: Collection[str] | None) -> Toolkit:
         """The tools among these with one of `names`; None keeps all."""
-        if names is None:
+        if names is None or self.names <= set(names):
             return self
-        return Toolkit(tool for tool in self.tools if tool.name in names)
+        kept = [pair for pair in zip(self.tools, self.schemas, strict=True) if pair[0].name in names]
+        return Toolkit((tool for tool, _ in kept), (schema for _, schema in kept))
 
     @classmethod
     def of_schemas(cls, schemas: Sequence[dict[str, Any]], names: Collection[str] | None = None) -> Toolkit:
-        """The toolkit behind a list of schemas: the tools that it carries, else built-in ones by name."""
+        """The toolkit behind a list of schemas: the one that it carries, else built-in tools under these schemas."""
         if isinstance(schemas, Schemas):
-            return cls(schemas.tools).only(names)
+            return schemas.toolkit.only(names)
         from hermes_rl.tools.catalogue import find_tool
 
-        return cls(find_tool(schema["function"]["name"]) for schema in schemas).only(names)
+        tools = [find_tool(schema["function"]["name"]) for schema in schemas]
+        return cls(tools, schemas).only(names)

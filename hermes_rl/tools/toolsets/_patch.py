@@ -19,6 +19,7 @@ class Patch(Tool):
     """Replace a passage, or apply a patch of several files: all of it or nothing."""
 
     name = "patch"
+    on_sandbox = True
     parallel = False
 
     @property

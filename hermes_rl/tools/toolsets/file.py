@@ -26,6 +26,7 @@ class ReadFile(Tool):
     """A page of a text file with line numbers."""
 
     name = "read_file"
+    on_sandbox = True
 
     @property
     def description(self) -> str:
@@ -112,6 +113,7 @@ class WriteFile(Tool):
     """A file as a whole."""
 
     name = "write_file"
+    on_sandbox = True
     parallel = False
 
     @property
@@ -150,6 +152,7 @@ class SearchFiles(Tool):
     """Content by regular expression, or names by glob."""
 
     name = "search_files"
+    on_sandbox = True
 
     @property
     def description(self) -> str:

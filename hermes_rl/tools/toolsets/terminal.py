@@ -29,6 +29,7 @@ class Terminal(Tool):
     """Run a shell command; the working directory and exported variables last from one call to the next."""
 
     name = "terminal"
+    on_sandbox = True
 
     @property
     def description(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from types import TracebackType
 from typing import Any, Self
@@ -104,7 +104,8 @@ class CompiledSpec:
 
     def options(self, split: str) -> LoopOptions:
         agent = self.spec.agent_for("evaluate" if split == "eval" else "process")
-        return loop_options(agent, self.spec)
+        # A scripted policy plays with certainty and says so; chat servers in general may refuse to be asked.
+        return replace(loop_options(agent, self.spec), logprobs=self.policy.scripted)
 
     def prompt(self, row: Row) -> list[Message]:
         return with_thinking(messages_of(self.spec.prompt, row), self.spec.env.get("custom_thinking_prompt"))

@@ -77,7 +77,7 @@ async def test_twenty_steps_of_full_groups_with_two_evaluations(tmp_path: Path) 
         assert len(group["tokens"]) == len(group["masks"]) == len(group["scores"]) == len(group["messages"]) == 4
         assert len(set(group["scores"])) > 1, "a uniform group teaches nothing"
         assert all(len(t) == len(m) for t, m in zip(group["tokens"], group["masks"], strict=True))
-        assert [len(line) for line in group["inference_logprobs"]] in ([], [len(t) for t in group["tokens"]])
+        assert [len(line) for line in group["inference_logprobs"]] == [len(tokens) for tokens in group["tokens"]]
     evaluations = sorted((tmp_path / "run" / "eval").glob("step-*/metrics.json"))
     assert len(evaluations) >= 2
     for metrics in evaluations:

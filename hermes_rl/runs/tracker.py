@@ -42,7 +42,7 @@ class Tracker:
                 group=group,
                 mode=mode,
                 config=dict(config or {}),
-                dir=str(folder) if folder is not None else None,
+                dir=str(folder.resolve()) if folder is not None else None,
                 # Two environments in one process have a run each.
                 reinit="create_new" if wandb.run is not None else None,
                 settings=wandb.Settings(**_PRIVATE),

@@ -1,0 +1,241 @@
+"""Process writes as many groups as asked for, each whole and once, whatever fails or ends it on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_rl.errors import RewardFailure, RunError, SandboxFailure, UserError
+from hermes_rl.rollouts.rollout import Rollout, Seat
+from hermes_rl.runs.budget import Budget
+from hermes_rl.runs.process import ProcessPlan
+from tests.rollouts.worlds import Policy, World
+from tests.runs.playing import lines, play_process
+
+TOKENS = 11
+"""Of one rollout of the stub world."""
+
+
+def by_index(seat: Seat) -> float:
+    return float(seat.index)
+
+
+def easy(*keys: str) -> Any:
+    """Every rollout of these rows scores 1, of the others its index."""
+    return lambda seat: 1.0 if seat.row.key in keys else float(seat.index)
+
+
+def broken(*keys: str) -> Any:
+    """Rows whose sandbox never starts."""
+
+    def grade(seat: Seat) -> float:
+        if seat.row.key in keys:
+            raise SandboxFailure("no space left")
+        return float(seat.index)
+
+    return grade
+
+
+async def test_as_many_groups_as_asked_for_are_written_over_and_over_the_rows(tmp_path: Path) -> None:
+    summary = await play_process(World(on_grade=by_index), tmp_path, ProcessPlan(2, 5), count=2)
+    groups = lines(tmp_path / "groups.jsonl")
+    assert summary.written == 5
+    assert sorted(group["group"] for group in groups) == ["row0:0", "row0:1", "row0:2", "row1:0", "row1:1"]
+    assert all(group["scores"] == [0.0, 1.0] for group in groups)
+    assert sorted(line["group"] for line in lines(tmp_path / "rollouts.jsonl")) == sorted(
+        group["group"] for group in groups for _ in range(2)
+    )
+
+
+async def test_groups_run_concurrently(tmp_path: Path) -> None:
+    world = World(on_grade=by_index, policy=Policy(delay=0.02))
+    await play_process(world, tmp_path, ProcessPlan(2, 8, concurrency=16), count=8)
+    assert world.policy.most == 16
+
+
+async def test_uniform_groups_are_written_unless_they_are_to_be_left_out(tmp_path: Path) -> None:
+    world = World(on_grade=easy("row0"))
+    kept = await play_process(world, tmp_path / "kept", ProcessPlan(2, 3))
+    assert (kept.written, kept.uniform) == (3, 0)
+    left_out = await play_process(world, tmp_path / "left_out", ProcessPlan(2, 4, drop_uniform=True))
+    assert left_out.written == 4
+    assert left_out.uniform >= 1
+    assert {group["row_key"] for group in lines(tmp_path / "left_out" / "groups.jsonl")} == {"row1", "row2"}
+    assert {line["row_key"] for line in lines(tmp_path / "left_out" / "rollouts.jsonl")} == {"row0", "row1", "row2"}
+
+
+async def test_a_group_of_one_is_never_uniform(tmp_path: Path) -> None:
+    summary = await play_process(World(), tmp_path, ProcessPlan(1, 3, drop_uniform=True))
+    assert (summary.written, summary.uniform) == (3, 0)
+
+
+async def test_one_hears_of_a_task_in_which_every_group_is_uniform(tmp_path: Path) -> None:
+    said = io.StringIO()
+    budget = Budget(max_tokens=TOKENS * 2 * 25)
+    plan = ProcessPlan(2, 3, drop_uniform=True, concurrency=2)
+    summary = await play_process(World(), tmp_path, plan, budget=budget, said=said)
+    assert summary.uniform == 25
+    assert "10 groups were left out as uniform, 0 of 3 are written" in said.getvalue()
+
+
+async def test_a_dropped_group_is_replaced_by_the_next_row_and_counted_by_cause(tmp_path: Path) -> None:
+    said = io.StringIO()
+    plan = ProcessPlan(2, 4, concurrency=2)
+    summary = await play_process(World(on_grade=broken("row0")), tmp_path, plan, count=4, said=said)
+    assert summary.written == 4
+    assert summary.failed == {"sandbox_failure": 2}
+    assert {group["row_key"] for group in lines(tmp_path / "groups.jsonl")} == {"row1", "row2", "row3"}
+    assert "group row0:0 dropped (sandbox_failure): no space left" in said.getvalue()
+    failed = [line for line in lines(tmp_path / "rollouts.jsonl") if line["row_key"] == "row0"]
+    assert {(line["score"], line["error"]) for line in failed} == {(None, "no space left")}
+
+
+async def test_no_group_is_ever_written_in_part(tmp_path: Path) -> None:
+    def flaky(seat: Seat) -> float:
+        if (seat.index, seat.row.key) == (3, "row1"):
+            raise RewardFailure("cannot tell")
+        return float(seat.index)
+
+    await play_process(World(on_grade=flaky), tmp_path, ProcessPlan(4, 6), count=3)
+    assert [len(group["scores"]) for group in lines(tmp_path / "groups.jsonl")] == [4] * 6
+
+
+async def test_more_failures_than_the_budget_allows_end_the_run_with_their_causes(tmp_path: Path) -> None:
+    world = World(on_grade=broken("row0", "row1", "row2"))
+    with pytest.raises(RunError, match=r"3 groups .*sandbox_failure: 3.*max_failures \(2\).*no space left"):
+        await play_process(world, tmp_path, ProcessPlan(2, 3), budget=Budget(max_failures=2))
+    assert world.opened == world.closed
+
+
+async def test_as_many_failures_as_the_budget_allows_do_not(tmp_path: Path) -> None:
+    plan = ProcessPlan(2, 2, concurrency=2)
+    world = World(on_grade=broken("row0"))
+    assert (await play_process(world, tmp_path, plan, budget=Budget(max_failures=1))).written == 2
+
+
+async def test_a_token_budget_ends_the_run_cleanly_with_whole_groups(tmp_path: Path) -> None:
+    world = World(on_grade=by_index)
+    plan = ProcessPlan(2, 100, concurrency=2)
+    summary = await play_process(world, tmp_path, plan, budget=Budget(max_tokens=TOKENS * 5))
+    assert summary.stopped == f"budget.max_tokens ({TOKENS * 5}) is used up"
+    assert summary.written == 3
+    assert [len(group["scores"]) for group in lines(tmp_path / "groups.jsonl")] == [2] * 3
+
+
+async def test_tokens_of_attempts_that_failed_are_spent_too(tmp_path: Path) -> None:
+    def second_time(seat: Seat) -> float:
+        if seat.attempt == 0:
+            raise RewardFailure("flaky")
+        return float(seat.index)
+
+    budget = Budget()
+    await play_process(World(on_grade=second_time), tmp_path, ProcessPlan(2, 3), budget=budget)
+    assert budget.tokens == TOKENS * 2 * 3 * 2
+
+
+async def test_a_deadline_ends_the_run_cleanly(tmp_path: Path) -> None:
+    world = World(on_grade=by_index, policy=Policy(delay=0.05))
+    plan = ProcessPlan(2, 1000, concurrency=2)
+    summary = await play_process(world, tmp_path, plan, budget=Budget(deadline=0.2))
+    assert summary.stopped == "budget.deadline (0.2 s) has passed"
+    assert summary.written == len(lines(tmp_path / "groups.jsonl")) >= 1
+    assert world.opened == world.closed
+
+
+async def test_no_rows_are_a_failed_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no rows to play"):
+        await play_process(World(), tmp_path, ProcessPlan(2, 1), count=0)
+
+
+async def interrupted(world: World, folder: Path, plan: ProcessPlan, *, after: int) -> None:
+    """Cut the run short once this many rollouts are written, with groups in flight."""
+    run = asyncio.create_task(play_process(world, folder, plan))
+    path = folder / "rollouts.jsonl"
+    while not path.is_file() or len(path.read_text().splitlines()) < after:
+        await asyncio.sleep(0.001)
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+
+
+async def test_a_run_cut_short_goes_on_without_playing_anything_twice(tmp_path: Path) -> None:
+    plan = ProcessPlan(3, 9, concurrency=5)
+
+    class Uneven(Policy):
+        async def chat(self, request: Any) -> Any:
+            self.delay = 0.002 * (self.calls % 5)
+            return await super().chat(request)
+
+    await interrupted(World(on_grade=by_index, policy=Uneven()), tmp_path, plan, after=13)
+    before = [group["group"] for group in lines(tmp_path / "groups.jsonl")]
+    assert 0 < len(before) < 9
+    world = World(on_grade=by_index)
+    summary = await play_process(world, tmp_path, plan)
+    groups = [group["group"] for group in lines(tmp_path / "groups.jsonl")]
+    rollouts = lines(tmp_path / "rollouts.jsonl")
+    assert (summary.kept, summary.written) == (len(before), 9 - len(before))
+    assert world.policy.calls == 3 * summary.written
+    assert len(groups) == len(set(groups)) == 9
+    assert len({line["id"] for line in rollouts}) == len(rollouts) == 27
+    assert {line["group"] for line in rollouts} == set(groups)
+
+
+async def test_a_complete_run_plays_nothing_and_more_groups_only_the_difference(tmp_path: Path) -> None:
+    await play_process(World(on_grade=by_index), tmp_path, ProcessPlan(2, 3))
+    again, more = World(on_grade=by_index), World(on_grade=by_index)
+    assert (await play_process(again, tmp_path, ProcessPlan(2, 3))).written == 0
+    assert (await play_process(more, tmp_path, ProcessPlan(2, 5))).written == 2
+    assert (again.policy.calls, more.policy.calls) == (0, 4)
+
+
+async def test_uniform_groups_that_were_left_out_are_remembered(tmp_path: Path) -> None:
+    plan = ProcessPlan(2, 2, drop_uniform=True, concurrency=2)
+    first = await play_process(World(on_grade=easy("row0")), tmp_path, plan)
+    assert first.uniform == 1
+    world = World(on_grade=easy("row0"))
+    await play_process(world, tmp_path, ProcessPlan(2, 3, drop_uniform=True, concurrency=2))
+    played = [line["group"] for line in lines(tmp_path / "rollouts.jsonl") if line["row_key"] == "row0"]
+    assert played.count("row0:0") == 2
+    asked = [request.messages[0]["content"] for request in world.policy.requests]
+    assert asked == ["row0", "row0", "row1", "row1"], "the second pass, not the first again"
+
+
+async def test_a_group_that_failed_is_played_again_under_the_same_ids(tmp_path: Path) -> None:
+    await play_process(World(on_grade=broken("row0")), tmp_path, ProcessPlan(2, 2))
+    await play_process(World(on_grade=by_index), tmp_path, ProcessPlan(2, 3))
+    ids = [line["id"] for line in lines(tmp_path / "rollouts.jsonl")]
+    assert len(ids) == len(set(ids))
+    assert "row0:0-0" in ids
+
+
+async def test_a_file_of_groups_from_elsewhere_is_refused_with_its_name(tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"tokens": [[1]], "scores": [1.0]}\n')
+    with pytest.raises(UserError, match=r"other\.jsonl holds groups that no run of process wrote"):
+        await play_process(World(), tmp_path / "run", ProcessPlan(1, 2, groups_path=other))
+    assert len(lines(other)) == 1
+
+
+async def test_groups_may_lie_elsewhere_and_the_run_goes_on_from_them(tmp_path: Path) -> None:
+    plan = ProcessPlan(2, 2, groups_path=tmp_path / "else" / "where.jsonl")
+    await play_process(World(on_grade=by_index), tmp_path / "run", plan)
+    assert len(lines(tmp_path / "else" / "where.jsonl")) == 2
+    assert not (tmp_path / "run" / "groups.jsonl").exists()
+    assert (await play_process(World(on_grade=by_index), tmp_path / "run", plan)).kept == 2
+
+
+async def test_members_of_a_group_that_cannot_be_compared_are_recorded_with_the_reason(tmp_path: Path) -> None:
+    def rank(rollouts: list[Rollout]) -> None: ...
+
+    def grade(seat: Seat) -> float:
+        if (seat.row.key, seat.index) == ("row0", 0):
+            raise RewardFailure("cannot tell")
+        return float(seat.index)
+
+    await play_process(World(on_grade=grade, on_group=rank), tmp_path, ProcessPlan(2, 2), count=2)
+    other = next(line for line in lines(tmp_path / "rollouts.jsonl") if line["id"] == "row0:0-1")
+    assert other["score"] is None
+    assert "another member failed: cannot tell" in other["error"]

@@ -30,7 +30,7 @@ DOORS = {
     "ray": (),
 }
 """Foreign package → where it may be imported."""
-ANYWHERE = {"errors", "endings", "plugins", "shipped"}
+ANYWHERE = {"errors", "endings", "plugins", "shipped", "threads"}
 """Modules of the package itself that every room may use."""
 
 

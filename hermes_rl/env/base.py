@@ -12,6 +12,7 @@ import itertools
 import logging
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from atroposlib.envs.base import BaseEnv
@@ -266,6 +267,16 @@ class HermesAgentBaseEnv(Sending, Tracking, BaseEnv):  # type: ignore[misc]
         self.rollouts_for_wandb.append([(readable(conversation), score) for conversation, score in pairs])
         if len(self.rollouts_for_wandb) > self.config.num_rollouts_to_keep:
             self.rollouts_for_wandb.pop(0)
+
+    async def evaluate_log(self, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """As BaseEnv's; while a trainer is served, each step's evaluation has a folder of its own."""
+        folder = self.config.data_dir_to_save_evals
+        if folder is not None and hasattr(self, "env_id"):
+            self.config.data_dir_to_save_evals = str(Path(folder) / f"step-{self.curr_step}")
+        try:
+            await super().evaluate_log(metrics, *args, **kwargs)
+        finally:
+            self.config.data_dir_to_save_evals = folder
 
     async def env_manager(self) -> None:
         """Serve until the trainer has its steps; releases everything, also when cancelled."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import closing
@@ -54,6 +53,8 @@ class SpecEnv(HermesAgentBaseEnv):
         self._eval_rows: Rows | None = None
         self.position = 0
         """Rows handed out so far; saved with the trainer's checkpoints."""
+        self._taken = 0
+        """Rows taken from `_rows`; Atropos loads a checkpoint only after `setup`."""
 
     @classmethod
     def config_init(cls) -> tuple[Any, list[APIServerConfig]]:
@@ -75,18 +76,19 @@ class SpecEnv(HermesAgentBaseEnv):
     async def setup(self) -> None:
         """Load the rows of training and evaluation; may wait for a hub."""
         rows = await asyncio.to_thread(load_rows, self.spec, "train", notify=logger.warning)
-        self._rows = repeated(rows)
+        self._rows, self._taken = repeated(rows), 0
         if self.spec.dataset.eval is not None:
             self._eval_rows = await asyncio.to_thread(load_rows, self.spec, "eval", notify=logger.warning)
-        for _ in itertools.repeat(None, self.position):
-            await anext(self._rows, None)
 
     async def get_next_item(self) -> Row | None:
         """The next row of the training split, over and over."""
         if self._rows is None:
             await self.setup()
         assert self._rows is not None
-        following = await anext(self._rows, None)
+        following = None
+        while self._taken <= self.position:
+            following = await anext(self._rows, None)
+            self._taken += 1
         self.position += 1
         return following[0] if following is not None else None
 

@@ -13,14 +13,15 @@ import functools
 import inspect
 import time
 import typing
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from hermes_rl.errors import Failure, RewardFailure, UserError
 from hermes_rl.plugins import place_of
 from hermes_rl.scoring.value import Score
+from hermes_rl.threads import in_thread
 
 CONTEXT = frozenset({"item", "result", "ctx", "state", "group"})
 """Parameter names that mean something of the rollout, never an argument of the spec."""
@@ -29,10 +30,14 @@ CEILING = 3600.0
 """Seconds after which a reward that does not return is given up as failed, so that a run cannot hang on it."""
 
 
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    # Rewards mostly wait for the sandbox or a judge; the threads are created as needed.
-    return ThreadPoolExecutor(max_workers=256, thread_name_prefix="hermes-rl-reward")
+AT_ONCE = 256
+"""Rewards that run at the same time; they mostly wait for the sandbox or a judge."""
+
+_places: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+
+
+def _place() -> asyncio.Semaphore:
+    return _places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
 
 
 @dataclass(frozen=True)
@@ -115,9 +120,11 @@ async def call_reward(
         UserError: the reward says that the user's input is wrong.
     """
     started = time.perf_counter()
-    job = asyncio.get_running_loop().run_in_executor(_pool(), _run, reward, dict(arguments), after)
     try:
-        returned = await asyncio.wait_for(job, CEILING)
+        # A thread of its own that does not outlive the program: a reward that hangs must not hold up its end.
+        async with _place():
+            job = in_thread(functools.partial(_run, reward, dict(arguments), after))
+            returned = await asyncio.wait_for(job, CEILING)
     except TimeoutError as error:
         raise RewardFailure(f"reward {reward.name!r} did not return within {CEILING:g} s") from error
     return returned, time.perf_counter() - started

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 from hermes_rl.errors import NotYetAvailable, SandboxFailure, UserError
 from hermes_rl.sandbox.base import Sandbox
+from hermes_rl.threads import wait_for_loop
 from hermes_rl.tools.catalogue import toolsets
 from hermes_rl.tools.execute import execute_calls
 from hermes_rl.tools.machine import ToolRuntime, find_runtime
@@ -201,7 +202,7 @@ class ToolContext:
                 "ToolContext was used on the event loop's own thread, where it would wait for itself; call it "
                 "from a reward, or with `await asyncio.to_thread(ctx.terminal, …)`"
             )
-        return asyncio.run_coroutine_threadsafe(work, loop).result()
+        return wait_for_loop(work, loop)
 
 
 def _current_loop() -> asyncio.AbstractEventLoop | None:

@@ -17,11 +17,11 @@ from pydantic_core import to_jsonable_python
 
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import load_object
+from hermes_rl.threads import in_thread
 from hermes_rl.tools.base import Tool
 from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.results import as_json
 from hermes_rl.tools.signature import Signature
-from hermes_rl.tools.threads import in_thread
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What OpenAI's API takes as the name of a tool."""

@@ -1,4 +1,4 @@
-"""Running a function that blocks without holding up the event loop.
+"""Between threads and event loops: a function that blocks, run without holding up the loop, and the way back.
 
 A thread of its own for each call, and one that does not keep the program alive: the pool of the event loop
 has few threads, and a function that hangs would take one of them from everybody for good.
@@ -7,12 +7,41 @@ has few threads, and a function that hangs would take one of them from everybody
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from hermes_rl.errors import UserError
 
 T = TypeVar("T")
+
+
+PATIENCE = 0.5
+"""Seconds between two looks at whether the loop that is to answer still runs."""
+
+
+def wait_for_loop(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
+    """Run `work` on a loop of another thread and wait for its result; the opposite of `in_thread`.
+
+    Raises:
+        LoopGoneError: the loop has ended; a bare wait for its answer would never end.
+    """
+    future = asyncio.run_coroutine_threadsafe(work, loop)
+    while not future.done():
+        concurrent.futures.wait([future], timeout=PATIENCE)
+        if not future.done() and not loop.is_running():
+            future.cancel()
+            raise LoopGoneError
+    return future.result()
+
+
+class LoopGoneError(UserError):
+    """What was asked for belongs to a run that has ended."""
+
+    def __init__(self) -> None:
+        super().__init__("the run has ended, and its sandboxes and servers with it")
 
 
 async def in_thread(function: Callable[[], T]) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import closing
@@ -120,6 +121,8 @@ class SpecEnv(HermesAgentBaseEnv):
         self.directory, self.progress = directory, progress
         self.wandb_folder = directory.path
         self._journal = directory.journal("rollouts.jsonl")
+        earlier = (int(line["group"].rpartition(":")[2]) for line in self._journal.read())
+        self._numbers = itertools.count(1 + max(earlier, default=-1))  # no id twice in the file
         moved = self.spec.env.get("data_path_to_save_groups")
         self.jsonl_writer = _GroupsWriter(self, directory.journal(Path(moved) if moved else "groups.jsonl"))
 

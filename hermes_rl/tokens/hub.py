@@ -5,13 +5,23 @@ Owns everything that is particular to that library. Code of a repository is neve
 
 from __future__ import annotations
 
+import functools
+import os
+import socket
+import urllib.request
 from collections.abc import Sequence
+from pathlib import Path
 from threading import Lock
 from typing import Any
+from urllib.parse import urlsplit
 
 from jinja2 import TemplateError
 
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, TokenizerUnavailable, Tools, encodable
+
+
+PATIENCE = 5.0
+"""Seconds that the hub may take to accept a connection."""
 
 
 class HubTokenizer:
@@ -49,11 +59,28 @@ class HubTokenizer:
         return text
 
 
+@functools.cache
+def hub_reachable() -> bool:
+    """Whether a connection to the hub can be made; asked once.
+
+    The library would ask again and again for most of a minute, also for a tokenizer that lies in its cache.
+    """
+    parts = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    if parts.scheme in urllib.request.getproxies():
+        return True  # the proxy knows
+    try:
+        socket.create_connection((str(parts.hostname), parts.port or 443), timeout=PATIENCE).close()
+    except OSError:
+        return False
+    return True
+
+
 def _load(name_or_path: str) -> Any:
     try:
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
+        offline = not Path(name_or_path).exists() and not hub_reachable()
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False, local_files_only=offline)
     except (ImportError, OSError, ValueError, KeyError) as error:
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise TokenizerUnavailable(

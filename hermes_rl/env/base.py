@@ -66,6 +66,7 @@ class HermesAgentBaseEnv(Sending, Tracking, BaseEnv):  # type: ignore[misc]
         if slurm or testing:
             raise UserError("slurm and testing are not supported: name the servers; a scripted policy plays offline")
         configs = _configs(server_configs)
+        config = config.model_copy()  # what is set below is this environment's alone
         if config.wandb_name is None:
             config.wandb_name = self.name or type(self).__name__  # run-api refuses an environment without a name
         if config.group_size == 1:

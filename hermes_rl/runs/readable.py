@@ -18,7 +18,7 @@ def readable(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _lines(message: Mapping[str, Any]) -> list[str]:
-    role, text = message["role"], text_of(message.get("content"))
+    role, text = str(message.get("role")), text_of(message.get("content"))
     if role == "tool":
         return [f"[TOOL RESULT] {cut(text, RESULTS)}"]
     if role != "assistant":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,8 @@ FULL, LAST = 1, 4
 def history(folder: Path) -> list[dict[str, Any]]:
     """The logged steps of the one offline run below `folder`/wandb, without wandb's own fields."""
     (run,) = (folder / "wandb").glob("offline-run-*")
-    (file,) = run.glob("run-*.wandb")
     steps = []
-    for record in _records(file):
+    for record in _complete(run):
         if record.HasField("history"):
             items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
             steps.append({name: value for name, value in items.items() if not name.startswith("_")})
@@ -33,6 +33,16 @@ def table(folder: Path, name: str) -> list[list[Any]]:
     return rows
 
 
+def _complete(run: Path) -> list[Any]:
+    """All records; wandb's own process may write the last ones a moment after the run was finished."""
+    for _ in range(500):
+        records = [record for file in run.glob("run-*.wandb") for record in _records(file)]
+        if any(record.HasField("exit") for record in records):
+            return records
+        time.sleep(0.01)
+    raise AssertionError(f"{run} was never finished")
+
+
 def _records(file: Path) -> Iterator[Any]:
     """Records of the log: blocks of chunks, each with a checksum, a length, and whether it begins or ends a record."""
     content, position, pending = file.read_bytes(), HEADER, b""
@@ -43,6 +53,8 @@ def _records(file: Path) -> Iterator[Any]:
             continue
         _, length, kind = struct.unpack_from("<IHB", content, position)
         position += CHUNK_HEADER
+        if position + length > len(content):
+            return
         pending += content[position : position + length]
         position += length
         if kind in (FULL, LAST):

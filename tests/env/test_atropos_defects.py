@@ -2,16 +2,31 @@
 
 Shown elsewhere:
 
-- an existing output is gone on with → test_handwritten::test_process_writes_the_groups_asked_for_and_goes_on
-- a rollout that raises once is played anew → test_handwritten::test_an_overridden_collect_trajectory_is_…
-- servers are always a list → test_handwritten::test_a_bare_server_baseline_stands_for_the_ports_that_atropos_means
-- no key is printed or written → test_program (process and evaluate), test_serve::test_twenty_steps_…
-- flags: -1, lists, typos, an empty file → test_program
-- `testing` is refused → test_handwritten::test_testing_and_slurm_are_refused_with_the_way_out
-- no billed health checks → test_handwritten::test_no_health_check_is_billed_and_the_key_is_sent
-- a cancelled worker releases its sandboxes → test_spec_env::test_a_worker_that_atropos_cancels_leaves_no_sandbox
-- an item that was cancelled meanwhile → test_handwritten::test_an_item_that_was_cancelled_meanwhile_is_left_alone
-- one retry policy, the cause of each attempt → tests/servers/test_retry, test_openai_server
+- an existing output is renamed →
+  tests/env/test_handwritten.py::test_process_writes_the_groups_asked_for_and_goes_on
+- a rollout that raises once kills its group →
+  tests/env/test_handwritten.py::test_an_overridden_collect_trajectory_is_called_and_retried
+- a bare server configuration means localhost and the key "x" →
+  tests/env/test_handwritten.py::test_a_bare_server_baseline_stands_for_the_ports_that_atropos_means
+- keys are printed and written →
+  tests/env/test_program.py::test_an_environment_by_hand_processes_and_prints_no_key
+  tests/env/test_program.py::test_evaluate_by_hand_writes_no_key_either
+  tests/env/test_serve.py::test_twenty_steps_of_full_groups_with_two_evaluations
+- `--x -1` is True, lists cannot be given →
+  tests/env/test_program.py::test_minus_one_lists_and_mappings_are_values
+- typos are ignored, an empty file crashes →
+  tests/env/test_program.py::test_wrong_flags_end_with_2_and_no_traceback
+  tests/env/test_program.py::test_a_config_file_gives_way_to_flags_and_knows_its_keys
+- `testing=True` is unusable →
+  tests/env/test_handwritten.py::test_testing_and_slurm_are_refused_with_the_way_out
+- health checks are billed →
+  tests/env/test_handwritten.py::test_no_health_check_is_billed_and_the_key_is_sent
+- a group that is cancelled leaks →
+  tests/env/test_spec_env.py::test_a_worker_that_atropos_cancels_leaves_no_sandbox
+- an item that was cancelled meanwhile is a TypeError →
+  tests/env/test_handwritten.py::test_an_item_that_was_cancelled_meanwhile_is_left_alone
+- the cause of a failing call is hidden →
+  tests/servers/test_retry.py::test_every_cause_is_kept
 """
 
 from __future__ import annotations

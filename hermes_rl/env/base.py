@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,22 +19,17 @@ from atroposlib.envs.base import BaseEnv
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ReasoningConfig, ServerBaseline
 
 from hermes_rl.agent.result import AgentResult, Message
-from hermes_rl.data.rows import Row
-from hermes_rl.env.assemble import assemble, checked, with_content
+from hermes_rl.env.collecting import Collecting
 from hermes_rl.env.config import HermesAgentEnvConfig
-from hermes_rl.env.handwritten import HandWritten, row_of
+from hermes_rl.env.handwritten import HandWritten
 from hermes_rl.env.sending import Sending
 from hermes_rl.env.servers import HermesServer, HermesServerManager
 from hermes_rl.env.tracking import Tracking
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.groups import play_groups
-from hermes_rl.rollouts.player import Player
-from hermes_rl.rollouts.rollout import Group, Rollout, Seat
 from hermes_rl.runs.readable import readable
-from hermes_rl.runs.records import scored_data_group
-from hermes_rl.servers.base import ChatServer, Reasoning
+from hermes_rl.servers.base import Reasoning
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
 from hermes_rl.tools.toolkit import Toolkit
@@ -42,7 +37,7 @@ from hermes_rl.tools.toolkit import Toolkit
 logger = logging.getLogger(__name__)
 
 
-class HermesAgentBaseEnv(Sending, Tracking, BaseEnv):  # type: ignore[misc]
+class HermesAgentBaseEnv(Collecting, Sending, Tracking, BaseEnv):  # type: ignore[misc]
     """An agent environment for Atropos: tools, a sandbox per rollout, a reward.
 
     Args:
@@ -157,100 +152,6 @@ class HermesAgentBaseEnv(Sending, Tracking, BaseEnv):  # type: ignore[misc]
             logger.warning("%s: enabled_toolsets is not set, so every available toolset is used", self.name)
         return Toolkit(resolve_toolsets(enabled, config.disabled_toolsets or ()))
 
-    # ------------------------------------------------------------------ rollouts
-
-    async def groups(
-        self, rows: Sequence[Any] | None = None, policy: ChatServer | None = None
-    ) -> AsyncGenerator[Group, None]:
-        """Yield groups of rollouts with their tokens, without any trajectory API.
-
-        Args:
-            rows: items to play, once each; None: those of `get_next_item` until it returns None.
-            policy: another policy than the environment's own.
-        """
-        from contextlib import aclosing
-
-        player = Player(self.core, policy=policy)
-        playing = play_groups(player, self._source(rows), self.config.group_size, concurrency=self.rollouts_in_flight)
-        async with aclosing(playing):
-            async for group in playing:
-                if group.dropped is None:
-                    await self.encoder.encode(group)
-                yield group
-
-    @property
-    def rollouts_in_flight(self) -> int:
-        """Rollouts that `groups` and `process` play at a time."""
-        return max(1, int(self.max_num_workers)) * int(self.config.group_size)
-
-    async def _source(self, rows: Sequence[Any] | None) -> AsyncIterator[tuple[Row, str]]:
-        if rows is not None:
-            for item in rows:
-                yield self._seated(item)
-            return
-        while (item := await self.get_next_item()) is not None:
-            yield self._seated(item)
-
-    def _seated(self, item: Any) -> tuple[Row, str]:
-        """An item as a row, with an id for the group that is played on it."""
-        number = next(self._numbers)
-        row = item if isinstance(item, Row) else row_of(item, number)
-        return row, f"{row.key}:{number}"
-
-    async def collect_trajectory(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
-        """Play and grade one rollout; (None, []) where infrastructure failed it for good."""
-        row, group = self._seated(item)
-        rollout = await Player(self.core, listener=self.track_rollout).member(Seat(row, group, 0, 1))
-        if rollout.error is not None:
-            logger.error("rollout %s was not graded (%s): %s", rollout.id, rollout.ending, rollout.error)
-            return None, []
-        whole = Group(group, row, [rollout])
-        await self.encoder.encode(whole)
-        return _item_of(self.scored(whole)), []
-
-    async def collect_trajectories(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
-        """Play a group: whole, or None. An overridden `collect_trajectory` is called once per member."""
-        if type(self).collect_trajectory is not HermesAgentBaseEnv.collect_trajectory:
-            return await self._collect_by_hand(item)
-        row, group_id = self._seated(item)
-        player = Player(self.core, listener=self.track_rollout)
-        group = await player.start(row, group_id, self.config.group_size)
-        if group.dropped is not None:
-            self.track_dropped(group)
-            return None, []
-        await self.encoder.encode(group)
-        return self.scored(group), []
-
-    async def _collect_by_hand(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
-        calls = [asyncio.create_task(self._one_by_hand(item)) for _ in range(self.config.group_size)]
-        try:
-            results = await asyncio.gather(*calls)
-        finally:
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
-        backlog = [further for _, more in results for further in more]
-        items = [scored for scored, _ in results if scored is not None]
-        return (assemble(items) if len(items) == len(results) else None), backlog
-
-    async def _one_by_hand(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
-        """One overridden `collect_trajectory`, repeated where it raises or gives nothing."""
-        from hermes_rl.rollouts.player import REPLAYS
-
-        for attempt in range(REPLAYS + 1):
-            try:
-                scored, backlog = await self.collect_trajectory(item)
-                if scored is not None:
-                    return checked(scored), list(backlog)
-            except Exception:
-                logger.exception("collect_trajectory failed (attempt %d of %d)", attempt + 1, REPLAYS + 1)
-        return None, []
-
-    def scored(self, group: Group) -> dict[str, Any]:
-        """The group as Atropos' ScoredDataGroup."""
-        params = {"temperature": self.core.options("train").temperature}
-        return with_content(scored_data_group(group, params))
-
     # ------------------------------------------------------------------ Atropos' loops
 
     async def handle_env(self, item_uuid: str) -> Any:
@@ -281,6 +182,7 @@ class HermesAgentBaseEnv(Sending, Tracking, BaseEnv):  # type: ignore[misc]
 
     async def env_manager(self) -> None:
         """Serve until the trainer has its steps; releases everything, also when cancelled."""
+        self.keep_groups()
         try:
             await super().env_manager()
         finally:
@@ -313,6 +215,7 @@ class HermesAgentBaseEnv(Sending, Tracking, BaseEnv):  # type: ignore[misc]
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.server.close()
         await self.end_tracking()
+        self.close_groups()
 
     @classmethod
     def cli(cls) -> None:
@@ -336,12 +239,3 @@ def _reasoning(config: HermesAgentEnvConfig) -> Reasoning | None:
     if config.reasoning_effort is None and config.max_reasoning_tokens is None and not config.thinking_mode:
         return None
     return Reasoning(effort=config.reasoning_effort, max_tokens=config.max_reasoning_tokens)
-
-
-def _item_of(group: dict[str, Any]) -> dict[str, Any]:
-    """A group of one as a ScoredDataItem."""
-    lists = {"tokens", "masks", "scores", "messages", "inference_logprobs"}
-    return {key: (value[0] if key in lists and value else value) for key, value in group.items()}
-
-
-__all__ = ["HermesAgentBaseEnv", "Rollout"]

@@ -12,11 +12,13 @@ import json
 import logging
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from hermes_rl.env.assemble import with_content
+from hermes_rl.runs.directory import Journal
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,19 @@ COMPRESS_FROM = 1024
 """Bytes from which a body is compressed."""
 
 
+class GroupsWriter:
+    """What BaseEnv expects of its JSONL writer, over a journal, which goes on with a file that is there."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+
+    def write(self, group: dict[str, Any]) -> None:
+        self.journal.append(group)
+
+    def close(self) -> None:
+        self.journal.close()
+
+
 class Sending:
     """Mixin of `HermesAgentBaseEnv`: replaces how BaseEnv posts scored data."""
 
@@ -33,6 +48,19 @@ class Sending:
     dropped: Any
     longest_sent: int | None = None
     """Tokens of the longest sequence that may be sent, where that is less than the trainer takes."""
+    jsonl_writer: GroupsWriter | None
+
+    def keep_groups(self) -> None:
+        """Write every group that is sent to `data_path_to_save_groups`, if there is one."""
+        path = self.config.data_path_to_save_groups
+        if path is not None and self.jsonl_writer is None:
+            self.jsonl_writer = GroupsWriter(Journal(Path(path)))
+
+    def close_groups(self) -> None:
+        """Close the file of groups, if there is one."""
+        if self.jsonl_writer is not None:
+            self.jsonl_writer.close()
+            self.jsonl_writer = None
 
     async def handle_send_to_api(
         self,

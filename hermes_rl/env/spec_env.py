@@ -15,6 +15,7 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from hermes_rl.data.load import Rows, load_rows
 from hermes_rl.data.rows import Row
 from hermes_rl.env.base import HermesAgentBaseEnv
+from hermes_rl.env.sending import GroupsWriter
 from hermes_rl.env.servers import HermesServerManager, server_config
 from hermes_rl.env.settings import env_config, server_configs
 from hermes_rl.errors import HermesRLError
@@ -143,20 +144,17 @@ class SpecEnv(HermesAgentBaseEnv):
                 self._journal = None
 
 
-class _GroupsWriter:
-    """What BaseEnv expects of its JSONL writer, over a journal."""
+class _GroupsWriter(GroupsWriter):
+    """Says how it goes with every group."""
 
     def __init__(self, env: SpecEnv, journal: Journal) -> None:
-        self._env, self._journal = env, journal
-        self._sent = 0
+        super().__init__(journal)
+        self._env, self._sent = env, 0
 
     def write(self, group: dict[str, Any]) -> None:
-        self._journal.append(group)
+        super().write(group)
         self._sent += 1
         self._env.progress.show(f"step {self._env.curr_step} · {self._sent} groups sent", group["scores"])
-
-    def close(self) -> None:
-        self._journal.close()
 
 
 def compile_spec(spec: Spec, environ: Mapping[str, str] | None = None) -> type[SpecEnv]:

@@ -142,7 +142,7 @@ async def test_an_optional_list_is_as_long_as_the_group_or_not_there() -> None:
     env = make(play=lambda number: item(ref_logprobs=[0.0] * 3) if next(calls) else item())
     collected, _ = await env.collect_trajectories(1)
     assert collected is not None
-    assert collected["ref_logprobs"] is None
+    assert (collected["ref_logprobs"], collected["inference_logprobs"]) == (None, [])
     assert collected["tokens"] == [[1, 2, 3]] * 2
 
 
@@ -191,6 +191,17 @@ async def test_a_part_of_a_list_that_cannot_be_used_does_not_hold_up_the_rest(ap
     ((path, body),) = api.posted
     assert path == "/scored_data_list"
     assert [sent["scores"] for sent in body] == [[0.0, 1.0], [0.5, 1.0]]
+
+
+async def test_groups_that_are_sent_are_kept_in_the_file_that_is_there(tmp_path: Path, api: Api) -> None:
+    """BaseEnv renames an existing file in the configuration."""
+    path = tmp_path / "groups.jsonl"
+    for score in (0.25, 0.5):
+        env = make(data_path_to_save_groups=str(path))
+        env.keep_groups()
+        await send(env, api, group(score, 1.0))
+        await env.shut_down()
+    assert [json.loads(line)["scores"] for line in path.read_text().splitlines()] == [[0.25, 1.0], [0.5, 1.0]]
 
 
 @pytest.mark.parametrize("score", [math.nan, math.inf])

@@ -1,0 +1,136 @@
+"""Collecting rollouts and groups for Atropos' hooks, and for whoever asks without Atropos.
+
+Owns `groups`, `collect_trajectory` and `collect_trajectories`: whole groups or none, tokens included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from hermes_rl.data.rows import Row
+from hermes_rl.env.assemble import assemble, checked
+from hermes_rl.env.handwritten import row_of
+from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.rollouts.environment import Environment
+from hermes_rl.rollouts.groups import play_groups
+from hermes_rl.rollouts.player import REPLAYS, Player
+from hermes_rl.rollouts.rollout import Group, Rollout, Seat
+from hermes_rl.runs.records import scored_data_group
+from hermes_rl.servers.base import ChatServer
+
+logger = logging.getLogger(__name__)
+
+
+class Collecting:
+    """Mixin of `HermesAgentBaseEnv`: replaces how BaseEnv collects trajectories.
+
+    atroposlib's own drops the logprobs, misaligns optional lists, and lets one failed rollout end the group.
+    """
+
+    config: Any
+    core: Environment
+    encoder: Encoder
+    max_num_workers: int
+    _numbers: itertools.count[int]
+    get_next_item: Callable[[], Awaitable[Any]]
+    track_rollout: Callable[[Rollout], None]
+    track_dropped: Callable[[Group], None]
+
+    async def groups(
+        self, rows: Sequence[Any] | None = None, policy: ChatServer | None = None
+    ) -> AsyncGenerator[Group, None]:
+        """Yield groups of rollouts with their tokens, without any trajectory API.
+
+        Args:
+            rows: items to play, once each; None: those of `get_next_item` until it returns None.
+            policy: another policy than the environment's own.
+        """
+        player = Player(self.core, policy=policy)
+        playing = play_groups(player, self._source(rows), self.config.group_size, concurrency=self.rollouts_in_flight)
+        async with aclosing(playing):
+            async for group in playing:
+                if group.dropped is None:
+                    await self.encoder.encode(group)
+                yield group
+
+    @property
+    def rollouts_in_flight(self) -> int:
+        """Rollouts that `groups` and `process` play at a time."""
+        return max(1, int(self.max_num_workers)) * int(self.config.group_size)
+
+    async def _source(self, rows: Sequence[Any] | None) -> AsyncIterator[tuple[Row, str]]:
+        if rows is not None:
+            for item in rows:
+                yield self._seated(item)
+            return
+        while (item := await self.get_next_item()) is not None:
+            yield self._seated(item)
+
+    def _seated(self, item: Any) -> tuple[Row, str]:
+        """An item as a row, with an id for the group that is played on it."""
+        number = next(self._numbers)
+        row = item if isinstance(item, Row) else row_of(item, number)
+        return row, f"{row.key}:{number}"
+
+    async def collect_trajectory(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+        """Play and grade one rollout; (None, []) where infrastructure failed it for good."""
+        row, group = self._seated(item)
+        rollout = await Player(self.core, listener=self.track_rollout).member(Seat(row, group, 0, 1))
+        if rollout.error is not None:
+            logger.error("rollout %s was not graded (%s): %s", rollout.id, rollout.ending, rollout.error)
+            return None, []
+        whole = Group(group, row, [rollout])
+        await self.encoder.encode(whole)
+        return _item_of(self.scored(whole)), []
+
+    async def collect_trajectories(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+        """Play a group: whole, or None. An overridden `collect_trajectory` is called once per member."""
+        if type(self).collect_trajectory is not Collecting.collect_trajectory:
+            return await self._collect_by_hand(item)
+        row, group_id = self._seated(item)
+        player = Player(self.core, listener=self.track_rollout)
+        group = await player.start(row, group_id, self.config.group_size)
+        if group.dropped is not None:
+            self.track_dropped(group)
+            return None, []
+        await self.encoder.encode(group)
+        return self.scored(group), []
+
+    async def _collect_by_hand(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+        calls = [asyncio.create_task(self._one_by_hand(item)) for _ in range(self.config.group_size)]
+        try:
+            results = await asyncio.gather(*calls)
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        backlog = [further for _, more in results for further in more]
+        items = [scored for scored, _ in results if scored is not None]
+        return (assemble(items) if len(items) == len(results) else None), backlog
+
+    async def _one_by_hand(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+        """One overridden `collect_trajectory`, repeated where it raises or gives nothing."""
+        for attempt in range(REPLAYS + 1):
+            try:
+                scored, backlog = await self.collect_trajectory(item)
+                if scored is not None:
+                    return checked(scored), list(backlog)
+            except Exception:
+                logger.exception("collect_trajectory failed (attempt %d of %d)", attempt + 1, REPLAYS + 1)
+        return None, []
+
+    def scored(self, group: Group) -> dict[str, Any]:
+        """The group as Atropos' ScoredDataGroup."""
+        params = {"temperature": self.core.options("train").temperature}
+        return scored_data_group(group, params)
+
+
+def _item_of(group: dict[str, Any]) -> dict[str, Any]:
+    """A group of one as a ScoredDataItem."""
+    lists = {"tokens", "masks", "scores", "messages", "inference_logprobs"}
+    return {key: (value[0] if key in lists and value else value) for key, value in group.items()}

@@ -7,11 +7,11 @@ engine could tell is a warning. Rows are given by the caller (`hermes_rl.data.ch
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import Problem
+from hermes_rl.spec.check_code import check_reference
 from hermes_rl.spec.check_rewards import check_rewards
 from hermes_rl.spec.check_templates import check_samples
 from hermes_rl.spec.findings import Findings
@@ -20,8 +20,7 @@ from hermes_rl.spec.model.prompt import TextFile
 from hermes_rl.spec.model.spec import Spec
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.paths import FILE_FORMATS
-from hermes_rl.spec.signatures import CodeError, defined
-from hermes_rl.spec.suggest import choices, did_you_mean
+from hermes_rl.spec.suggest import choices
 
 
 def check_spec(
@@ -66,42 +65,6 @@ def code_references(spec: Spec) -> Iterator[tuple[NodePath, str, str]]:
 def _check_code(spec: Spec, findings: Findings) -> None:
     for path, reference, kind in code_references(spec):
         check_reference(path, reference, kind, findings)
-
-
-def check_reference(path: NodePath, reference: str, kind: str, findings: Findings) -> bool:
-    """Whether `file.py:name` or `package.module:name` is there; what is not is noted."""
-    place, _, name = reference.rpartition(":")
-    if not place.endswith(".py"):
-        return _check_package(path, place, findings)
-    file = Path(place)
-    if not file.is_file():
-        beside = [entry.name for entry in file.parent.glob("*.py")] if file.parent.is_dir() else []
-        findings.problem(path, f"there is no file {file}{did_you_mean(file.name, beside)}")
-        return False
-    try:
-        names = defined(file)
-    except CodeError as error:
-        findings.problem(path, f"cannot be read as Python: {error}")
-        return False
-    if name not in names:
-        findings.problem(path, f"{file.name} has no {kind} `{name}`{choices(name, _public(names))}")
-        return False
-    return True
-
-
-def _public(names: Mapping[str, object]) -> list[str]:
-    return [name for name in names if not name.startswith("_")]
-
-
-def _check_package(path: NodePath, module: str, findings: Findings) -> bool:
-    """Only the outermost package is looked for: finding a module inside it would import it."""
-    try:
-        found = find_spec(module.partition(".")[0]) is not None
-    except (ImportError, ValueError):
-        found = False
-    if not found:
-        findings.warning(path, f"the package of {module} is not installed here, so this was not checked")
-    return found
 
 
 def _check_files(spec: Spec, findings: Findings) -> None:

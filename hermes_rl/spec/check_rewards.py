@@ -6,12 +6,13 @@ from pathlib import Path
 
 from hermes_rl.shipped import UPCOMING_REWARDS, published_rewards, shipped_rewards
 from hermes_rl.spec.annotations import type_of
+from hermes_rl.spec.check_code import check_reference
 from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.model.base import is_template, thaw
 from hermes_rl.spec.model.scoring import Reward
 from hermes_rl.spec.model.spec import Spec
 from hermes_rl.spec.nodes import NodePath
-from hermes_rl.spec.signatures import CodeError, Function, defined, function
+from hermes_rl.spec.signatures import CodeError, Function, function
 from hermes_rl.spec.suggest import choices, did_you_mean
 from hermes_rl.spec.templates import TemplateError, coerce
 
@@ -62,7 +63,7 @@ def _exists(name: str, reward: Reward, findings: Findings) -> bool:
     if fn.startswith("atropos:"):
         return True  # the registry is atroposlib's, and importing that takes seconds
     if ":" in fn:
-        return _check_file(path, fn, findings)
+        return check_reference(path, fn, "function", findings)
     shipped = shipped_rewards()
     if fn in shipped:
         return True
@@ -76,24 +77,6 @@ def _exists(name: str, reward: Reward, findings: Findings) -> bool:
         message = f"there is no reward `{fn}`{choices(fn, [*shipped, *published])}"
         findings.problem(path, message, at="value" if given else "key")
     return published.count(fn) == 1
-
-
-def _check_file(path: NodePath, fn: str, findings: Findings) -> bool:
-    place, inner = _place(fn)
-    if place is None:
-        findings.warning(path, f"{fn} is in a package; whether it is there was not checked")
-        return True
-    if not place.is_file():
-        findings.problem(path, f"there is no file {place}")
-        return False
-    try:
-        names = defined(place)
-    except CodeError as error:
-        findings.problem(path, f"cannot be read as Python: {error}")
-        return False
-    if inner not in names:
-        findings.problem(path, f"{place.name} has no function `{inner}`{choices(inner, names)}")
-    return inner in names
 
 
 def _check_arguments(spec: Spec, name: str, reward: Reward, signature: Function, findings: Findings) -> None:

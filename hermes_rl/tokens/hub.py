@@ -19,7 +19,6 @@ from jinja2 import TemplateError
 
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, TokenizerUnavailable, Tools, encodable
 
-
 PATIENCE = 5.0
 """Seconds that the hub may take to accept a connection."""
 

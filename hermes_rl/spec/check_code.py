@@ -1,0 +1,48 @@
+"""Code that a spec names, before it is loaded: is the file there, and does it define the name?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from hermes_rl.spec.findings import Findings
+from hermes_rl.spec.nodes import NodePath
+from hermes_rl.spec.signatures import CodeError, defined
+from hermes_rl.spec.suggest import choices, did_you_mean
+
+
+def check_reference(path: NodePath, reference: str, kind: str, findings: Findings) -> bool:
+    """Whether `file.py:name` or `package.module:name` is there; what is not is noted."""
+    place, _, name = reference.rpartition(":")
+    if not place.endswith(".py"):
+        return _check_package(path, place, findings)
+    file = Path(place)
+    if not file.is_file():
+        beside = [entry.name for entry in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        findings.problem(path, f"there is no file {file}{did_you_mean(file.name, beside)}")
+        return False
+    try:
+        names = defined(file)
+    except CodeError as error:
+        findings.problem(path, f"cannot be read as Python: {error}")
+        return False
+    if name not in names:
+        findings.problem(path, f"{file.name} has no {kind} `{name}`{choices(name, _public(names))}")
+        return False
+    return True
+
+
+def _public(names: Mapping[str, object]) -> list[str]:
+    return [name for name in names if not name.startswith("_")]
+
+
+def _check_package(path: NodePath, module: str, findings: Findings) -> bool:
+    """Only the outermost package is looked for: finding a module inside it would import it."""
+    try:
+        found = find_spec(module.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        found = False
+    if not found:
+        findings.warning(path, f"the package of {module} is not installed here, so this was not checked")
+    return found

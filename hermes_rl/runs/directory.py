@@ -44,10 +44,23 @@ class Journal:
             raise RunError(f"{self.path} cannot be written: {error.strerror}. What is complete is kept") from error
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The lines that are there."""
+        """The lines that are there.
+
+        Raises:
+            UserError: one of them is no JSON object.
+        """
         with self.path.open(encoding="utf-8") as lines:
-            for line in lines:
-                yield json.loads(line)
+            for number, line in enumerate(lines, 1):
+                yield self._parsed(line, number)
+
+    def _parsed(self, line: str, number: int) -> dict[str, Any]:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise UserError(f"{self.path}:{number}: this line is no JSON object; take it out, or use --fresh")
+        return record
 
     def keep(self, lines: list[dict[str, Any]]) -> None:
         """Replace the content in one step, so that a crash leaves the old or the new."""

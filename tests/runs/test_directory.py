@@ -87,3 +87,12 @@ def test_an_unreadable_run_json_is_named(spec: Spec, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(UserError, match=r"run\.json cannot be read"):
         RunDirectory.choose(spec, "process", tmp_path)
+
+
+def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
+    journal = Journal(path)
+    with pytest.raises(UserError, match=r"lines\.jsonl:2: this line is no JSON object"):
+        list(journal.read())
+    journal.close()

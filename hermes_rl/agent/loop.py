@@ -16,7 +16,7 @@ from hermes_rl.agent.history import kept_message, sendable
 from hermes_rl.agent.result import AgentResult, Message, ToolCall, reasoning_of, text_of, tokens_of
 from hermes_rl.agent.server import as_chat_server
 from hermes_rl.endings import Ending
-from hermes_rl.errors import Failure
+from hermes_rl.errors import Failure, ServerFailure
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, Reasoning
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
 from hermes_rl.tools.machine import ToolRuntime, runtime_for
@@ -117,7 +117,12 @@ class HermesAgentLoop:
         request = self._request(result, runtime)
         try:
             reply = await self.server.chat(request)
-        except ContextLengthExceeded:
+        except ContextLengthExceeded as error:
+            if result.turns_used == 0:
+                # The policy has not said anything yet: the prompt, or the limit that we asked for, is too large.
+                raise ServerFailure(
+                    f"the first request does not fit ({error}); is agent.max_tokens too large?"
+                ) from error
             return Ending.TOKEN_BUDGET
         calls = self._take(reply, result)
         if (ending := _ending_of(reply, calls)) is not None:

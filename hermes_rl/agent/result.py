@@ -6,9 +6,10 @@ finished_naturally, reasoning_per_turn, tool_errors) and adds the ending by name
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hermes_rl.endings import Ending
@@ -88,6 +89,19 @@ class AgentResult:
     replies: list[ChatReply] = field(default_factory=list, repr=False)
     prompt_length: int = 0
     tool_schemas: list[dict[str, Any]] = field(default_factory=list, repr=False)
+
+    def for_rewards(self) -> AgentResult:
+        """A copy for code that may change it: what is recorded and trained on stays as it was played."""
+        return replace(
+            self,
+            messages=copy.deepcopy(self.messages),
+            reasoning_per_turn=list(self.reasoning_per_turn),
+            tool_errors=list(self.tool_errors),
+            tool_calls=list(self.tool_calls),
+            usage=replace(self.usage),
+            timings=replace(self.timings),
+            replies=[],
+        )
 
     @property
     def final_response(self) -> str:

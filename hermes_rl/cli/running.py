@@ -147,7 +147,10 @@ def evaluation_lines(found: Evaluation) -> list[str]:
 def _serve(spec: Spec, launch: Launch) -> int:
     from hermes_rl.env.serve import run_serve
 
-    run_interruptible(run_serve(spec, launch))
+    directory = run_interruptible(run_serve(spec, launch))
+    launch.progress.end()
+    typer.echo(f"the trainer has had its {spec.serve.total_steps} steps")
+    typer.echo(f"run directory: {directory.path}")
     return 0
 
 

@@ -79,7 +79,7 @@ class HandWritten:
         reward = RewardFunction.of(REWARD, self._env.compute_reward)
         arguments = {
             "item": rollout.seat.row.columns,
-            "result": rollout.result,
+            "result": rollout.result.for_rewards() if rollout.result is not None else None,
             "ctx": ToolContext(runtime.task_id),
         }
         names = list(reward.parameters)[: len(arguments)]

@@ -6,6 +6,7 @@ Compiling loads the code that the spec names and makes its roles; it starts noth
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from hermes_rl.agent.loop import LoopOptions
-from hermes_rl.agent.result import Message
+from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
@@ -129,7 +130,7 @@ class CompiledSpec:
         if self._state_class is None:
             return None
         try:
-            return self._state_class(dict(row.columns))
+            return self._state_class(copy.deepcopy(dict(row.columns)))
         except Exception as error:  # the spec's own code: whatever it raises is the spec's mistake
             where = place_of(error, self._state_class.__init__)
             raise UserError(f"state: {self.spec.state} raised {where} (row {row.key})") from error
@@ -157,11 +158,13 @@ class CompiledSpec:
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         ctx = ToolContext(runtime.task_id)
         item = dict(rollout.seat.row.columns)
-        await self._grader.grade_rollout(item, rollout.result, ctx, runtime.state, rollout.rewards)
+        result = _played(rollout).for_rewards()
+        await self._grader.grade_rollout(item, result, ctx, runtime.state, rollout.rewards)
 
     async def grade_group(self, rollouts: list[Rollout]) -> None:
         item = dict(rollouts[0].seat.row.columns)
-        await self._grader.grade_group(item, [r.result for r in rollouts], [r.rewards for r in rollouts])
+        results = [_played(rollout).for_rewards() for rollout in rollouts]
+        await self._grader.grade_group(item, results, [rollout.rewards for rollout in rollouts])
 
     def score(self, rollout: Rollout) -> float:
         return self._grader.score(rollout.rewards)
@@ -190,6 +193,12 @@ class CompiledSpec:
         plain: Any = turns if is_template(turns) else [turn.model_dump(exclude_none=True) for turn in turns]
         rendered = render(plain, row.columns, where="solution.turns", key=row.key)
         return Script(tuple(Turn.of(turn) for turn in rendered), prior)
+
+
+def _played(rollout: Rollout) -> AgentResult:
+    """The result of a rollout that is graded, which has one."""
+    assert rollout.result is not None
+    return rollout.result
 
 
 def loop_options(agent: Agent, spec: Spec) -> LoopOptions:

@@ -6,6 +6,7 @@ reward is offered. A failure leaves as an exception; what was computed before it
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -79,8 +80,9 @@ class Grader:
         for reward in self.ordered:
             if reward.function.group_level:
                 continue
-            offered = {"item": item, "result": result, "ctx": ctx, "state": state, **self.roles}
-            arguments = self._arguments(reward, item, offered)
+            own = copy.deepcopy(item)  # a reward that changes its row must not change anybody else's
+            offered = {"item": own, "result": result, "ctx": ctx, "state": state, **self.roles}
+            arguments = self._arguments(reward, own, offered)
             # What it laid down goes away in the same thread: ToolContext waits for this loop.
             restore = ctx.restore if reward.function.uses_context else None
             returned, seconds = await call_reward(reward.function, arguments, after=restore)
@@ -97,8 +99,9 @@ class Grader:
         for reward in self.ordered:
             if not reward.function.group_level:
                 continue
-            offered = {"item": item, "group": list(results), **self.roles}
-            returned, seconds = await call_reward(reward.function, self._arguments(reward, item, offered))
+            own = copy.deepcopy(item)
+            offered = {"item": own, "group": list(results), **self.roles}
+            returned, seconds = await call_reward(reward.function, self._arguments(reward, own, offered))
             members = _per_member(reward.name, returned, len(results))
             for slot, value, result in zip(values, members, results, strict=True):
                 slot[reward.name] = interpret(reward.name, value, seconds, result.turns_used)

@@ -13,6 +13,8 @@ from hermes_rl.servers.base import ChatReply, ChatRequest, Reasoning, ServerConf
 
 _OPTIONAL = ("temperature", "top_p", "max_tokens", "seed", "stop")
 _DEFAULT_EFFORT = "medium"
+_BROKEN_OFF = frozenset({"abort", "aborted", "cancelled", "canceled", "error", "timeout"})
+"""Finish reasons by which a server says that it, not the model, ended the answer: half an answer is none."""
 
 
 class Malformed(ValueError):
@@ -103,6 +105,9 @@ def _choice(data: dict[str, Any]) -> dict[str, Any]:
     choice = choices[0]
     if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
         raise Malformed("the answer has no message")
+    reason = choice.get("finish_reason")
+    if isinstance(reason, str) and reason in _BROKEN_OFF:
+        raise Malformed(f"the server broke its answer off ({reason})")
     _raise_error(choice)
     return choice
 

@@ -135,8 +135,15 @@ class TooLong(Exception):
 
 
 @pytest.mark.parametrize("error", [ContextLengthExceeded("too long"), TooLong("too many tokens")])
-async def test_a_conversation_too_long_for_it_is_the_policys_ending(error: Exception) -> None:
-    assert (await play(Stub(error))).ending is Ending.TOKEN_BUDGET
+async def test_a_conversation_that_became_too_long_is_the_policys_ending(error: Exception) -> None:
+    first = openai_object({"tool_calls": [call("add", {"a": 2, "b": 3})]}, "tool_calls")
+    result = await play(Stub(first, error))
+    assert (result.ending, result.turns_used) == (Ending.TOKEN_BUDGET, 1)
+
+
+async def test_a_first_request_that_does_not_fit_is_not_the_policys_doing() -> None:
+    with pytest.raises(ServerFailure, match=r"does not fit .*agent\.max_tokens"):
+        await play(Stub(ContextLengthExceeded("too long")))
 
 
 async def test_the_openai_client_itself_behind_two_lines(chat: ScriptedChat) -> None:

@@ -33,6 +33,11 @@ def environment(more: dict[str, str] | None = None) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), **(more or {})}
 
 
+def listen_to_ctrl_c() -> None:
+    """A shell that runs the tests in the background lets its children ignore Ctrl-C; a terminal does not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -113,6 +118,7 @@ def test_ctrl_c_keeps_what_is_complete_and_the_same_command_goes_on(tmp_path: Pa
         env=environment(),
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=listen_to_ctrl_c,
     )
     groups = tmp_path / "run" / "groups.jsonl"
     deadline = time.monotonic() + 60

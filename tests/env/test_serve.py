@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_run import listen_to_ctrl_c
 from tests.env.trainer import free_port, train, trajectory_api
 
 SPEC = """
@@ -39,6 +40,7 @@ async def serve(spec: Path, out: Path, *more: str) -> AsyncIterator[asyncio.subp
         sys.executable, "-m", "hermes_rl.cli.main", "run", str(spec), "serve", "--out", str(out), *more,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "SOME_API_KEY": KEY},
+        preexec_fn=listen_to_ctrl_c,
     )  # fmt: skip
     try:
         yield process

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.spec.model.base import Section, thaw
+from hermes_rl.spec.model.base import Section, is_template, thaw
 from hermes_rl.spec.model.spec import Mode, Spec
+from hermes_rl.spec.nodes import NodePath
+from hermes_rl.spec.paths import names_host_file
 
 _TIMEOUTS = frozenset({"timeout", "tool_timeout", "lifetime"})
 _LARGE_TREE = 10_000
@@ -46,8 +48,10 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
         "solution": _plain(spec.solution) if spec.solution and _is_scripted(spec) else None,
         "servers": {role: [_model(server) for server in servers] for role, servers in _acting(spec).items()},
     }
-    digests: dict[str, str] = {}
-    return {name: _with_content(_without_timeouts(part), digests) for name, part in parts.items()}
+    timeless = {name: part if name == "dataset" else _without_timeouts(part) for name, part in parts.items()}
+    filled = _Contents(timeless).filled(timeless)
+    assert isinstance(filled, dict)
+    return filled
 
 
 def _plain(section: Section) -> dict[str, Any]:
@@ -77,24 +81,43 @@ def _without_timeouts(value: Any) -> Any:
     return [_without_timeouts(item) for item in value] if isinstance(value, list) else value
 
 
-def _with_content(value: Any, digests: dict[str, str]) -> Any:
-    """Absolute paths replaced by what lies there: a spec that moves to another folder stays the same."""
-    if isinstance(value, dict):
-        return {key: _with_content(item, digests) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_content(item, digests) for item in value]
-    if not isinstance(value, str) or not value.startswith("/") or "\n" in value or "\0" in value:
+class _Contents:
+    """Files that a spec names, replaced by what they hold: a spec that moves to another folder stays the same.
+
+    Only keys that name files of this machine count. A directory of the sandbox or text of a row may look like a
+    path too, and what lies there on this machine has nothing to do with the rollout.
+    """
+
+    def __init__(self, parts: dict[str, Any]) -> None:
+        self._parts = parts
+        self._digests: dict[str, str] = {}
+
+    def filled(self, value: Any, path: NodePath = ()) -> Any:
+        """The value at `path` with the content of the files in it."""
+        if isinstance(value, dict):
+            return {key: self.filled(item, (*path, key)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.filled(item, (*path, index)) for index, item in enumerate(value)]
+        if not isinstance(value, str) or not value.startswith("/") or is_template(value):
+            return value
+        return self._content(value) if names_host_file(path, self._at) else value
+
+    def _at(self, path: NodePath) -> object:
+        value: Any = self._parts
+        for step in path:
+            value = value.get(step) if isinstance(value, dict) else None
         return value
-    file, colon, name = value.rpartition(":")
-    if colon and file.endswith(".py"):
-        return f"{_digest(file, digests)}:{name}"
-    return _digest(value, digests)
 
+    def _content(self, path: str) -> str:
+        file, colon, name = path.rpartition(":")
+        if colon and file.endswith(".py"):
+            return f"{self._digest(file)}:{name}"
+        return self._digest(path)
 
-def _digest(path: str, digests: dict[str, str]) -> str:
-    if path not in digests:
-        digests[path] = _content(path)
-    return digests[path]
+    def _digest(self, path: str) -> str:
+        if path not in self._digests:
+            self._digests[path] = _content(path)
+        return self._digests[path]
 
 
 def _content(path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,27 +36,39 @@ def absolute(root: MappingNode) -> Node:
     return rewrite(root, change)
 
 
-def _is_path(root: MappingNode, path: NodePath, node: ScalarNode) -> bool:
+def names_host_file(path: NodePath, value_at: Callable[[NodePath], object]) -> bool:
+    """True for a key whose value is, or may be, the path of a file of this machine; `value_at` reads other keys."""
     if places.is_in(path, (*places.CODE, *places.TEXT_FILES, *places.SOURCE_FILES, *places.OUTPUTS)):
         return True
-    if path[:2] in _DATA_FILES or path[:3] in _DATA_FILES:
-        return _reads_files(root, path) and not _URL.match(node.value)
-    if path in _DATASETS or path[-1] == "tokenizer":
-        return looks_local(node.value, node.mark.source.folder) and node.value not in FILE_FORMATS
-    return path == ("sandbox", "image") and _backend(root) == "bubblewrap"
+    if _is_data_file(path):
+        return value_at((*path[: path.index("data_files")], "path")) in FILE_FORMATS
+    if path == ("sandbox", "image"):
+        return value_at(("sandbox", "backend")) in (None, "bubblewrap")
+    return _may_be_on_hub(path)
 
 
-def _reads_files(root: MappingNode, path: NodePath) -> bool:
-    """False where `data_files` names files inside a repository on the hub."""
-    source = find(root, (*path[: path.index("data_files")], "path"))
-    if not isinstance(source, ScalarNode) or not isinstance(source.value, str):
+def _is_path(root: MappingNode, path: NodePath, node: ScalarNode) -> bool:
+    if not names_host_file(path, lambda other: _value(root, other)):
         return False
-    return source.value in FILE_FORMATS
+    if _is_data_file(path):
+        return not _URL.match(node.value)
+    return not _may_be_on_hub(path) or (
+        looks_local(node.value, node.mark.source.folder) and node.value not in FILE_FORMATS
+    )
 
 
-def _backend(root: MappingNode) -> str:
-    node = find(root, ("sandbox", "backend"))
-    return str(node.value) if isinstance(node, ScalarNode) else "bubblewrap"
+def _is_data_file(path: NodePath) -> bool:
+    """False where `data_files` is a column of a row."""
+    return path[:2] in _DATA_FILES or path[:3] in _DATA_FILES
+
+
+def _may_be_on_hub(path: NodePath) -> bool:
+    return path in _DATASETS or (path[:1] == ("servers",) and path[-1] == "tokenizer")
+
+
+def _value(root: MappingNode, path: NodePath) -> object:
+    node = find(root, path)
+    return node.value if isinstance(node, ScalarNode) and isinstance(node.value, str) else None
 
 
 def looks_local(value: str, folder: Path) -> bool:

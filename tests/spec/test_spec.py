@@ -223,6 +223,43 @@ def test_the_fingerprint_follows_the_content_of_files(tmp_path: Path) -> None:
     assert len(set(prints)) == 3
 
 
+def test_what_lies_at_a_path_of_the_sandbox_or_in_a_row_does_not_count(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    text = (
+        f"version: 1\ndataset: {{items: [{{q: {place}, path: {place}, tokenizer: {place}}}]}}\n"
+        f"prompt: {{user: {place}}}\n"
+        f"sandbox: {{workdir: {place}, files: [{{to: {place}, content: x}}], setup: [{place}]}}\n"
+    )
+    before = fingerprint(text, tmp_path)
+    (place / "file").write_text("new")
+    assert fingerprint(text, tmp_path) == before
+    assert fingerprint(text.replace("workdir: ", "image: "), tmp_path) != before
+
+
+def test_a_column_named_timeout_counts() -> None:
+    assert fingerprint(BASE.replace("q: a", "q: a, timeout: 1")) != fingerprint(
+        BASE.replace("q: a", "q: a, timeout: 2")
+    )
+
+
+def test_the_fingerprint_follows_each_kind_of_file_that_a_spec_names(tmp_path: Path) -> None:
+    files = ("rows.jsonl", "user.txt", "image", "tokenizer/x")
+    (tmp_path / "tokenizer").mkdir()
+    text = (
+        "version: 1\ndataset: {path: json, data_files: rows.jsonl}\nprompt: {user: {file: user.txt}}\n"
+        "sandbox: {image: ./image}\n"
+        "servers: {policy: [{base_url: 'http://a', model: m, tokenizer: ./tokenizer}]}\n"
+    )
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    seen = {fingerprint(text, tmp_path)}
+    for name in files:
+        (tmp_path / name).write_text("changed")
+        seen.add(fingerprint(text, tmp_path))
+    assert len(seen) == len(files) + 1
+
+
 def test_problems_find_their_place() -> None:
     spec = parse_spec(BASE + "rewards:\n  a:\n    args: {x: 1}\n", name="s.yaml")
     assert str(spec.problem(("rewards", "a", "args", "x"), "m")) == "s.yaml:6:15: m"

@@ -11,6 +11,7 @@ from hermes_rl.endings import OURS, POLICYS
 from hermes_rl.spec.env_fields import check_field
 from hermes_rl.spec.fault import Fault, entries, exactly_one, section
 from hermes_rl.spec.nodes import NodePath
+from hermes_rl.spec.secrets import holds_secret
 from hermes_rl.spec.suggest import choices
 
 REWARD_PARAMETERS = ("item", "result", "ctx", "state", "group")
@@ -141,8 +142,8 @@ def _urls(data: dict[str, Any]) -> Iterator[Fault]:
     for path, url in places:
         if isinstance(url, str) and not url.startswith(("http://", "https://")):
             yield Fault(path, "expected an address that starts with http:// or https://")
-        elif isinstance(url, str) and "@" in url.partition("://")[2].partition("/")[0]:
-            yield Fault(path, "an address must not hold a password; use api_key_env or headers_env")
+        elif isinstance(url, str) and holds_secret(url):
+            yield Fault(path, "an address must not hold a password, key or token; use api_key_env or headers_env")
 
 
 def _env(data: dict[str, Any]) -> Iterator[Fault]:

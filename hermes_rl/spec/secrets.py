@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from urllib.parse import unquote_plus
 
 from hermes_rl.errors import Problem
 from hermes_rl.spec import places
 from hermes_rl.spec.nodes import MappingNode, NodePath, ScalarNode, walk
 
 _NAMES = frozenset({"api_key", "apikey", "token", "password", "authorization", "proxy_authorization", "x_api_key"})
+_PARAMETER_WORDS = frozenset(
+    {
+        "key", "apikey", "token", "accesstoken", "password", "passwd", "pwd", "secret", "sig", "signature", "auth",
+        "authorization", "credential", "credentials", "jwt", "code",
+    }
+)  # fmt: skip
+"""Words that make the name of a parameter in an address the name of a secret."""
 
 
 def is_secret_key(name: str) -> bool:
     """True for a key that holds a secret, however it is written."""
     return name.lower().replace("-", "_") in _NAMES
+
+
+def holds_secret(address: str) -> bool:
+    """True for an address with a password, or with a key or token in its query: both would be kept with the run."""
+    place, _, query = address.partition("#")[0].partition("?")
+    if "@" in place.partition("://")[2].partition("/")[0]:
+        return True
+    return any(value and _is_secret_parameter(name) for name, value in _pairs(query))
+
+
+def _pairs(query: str) -> Iterator[tuple[str, str]]:
+    for pair in re.split("[&;]", query):
+        name, _, value = pair.partition("=")
+        yield unquote_plus(name), value
+
+
+def _is_secret_parameter(name: str) -> bool:
+    """Broader than for keys of a spec: in a query any kind of key, token or signature is one."""
+    words = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+    return is_secret_key(name) or not _PARAMETER_WORDS.isdisjoint(words)
 
 
 def _is_free(path: NodePath) -> bool:

@@ -167,6 +167,10 @@ CASES: dict[str, tuple[str, str]] = {
         BASE + "servers: {policy: {base_url: ▶'http://me:hunter2@host', model: m}}\n",
         "must not hold a password",
     ),
+    "key-in-address": (
+        BASE + "servers: {policy: {base_url: ▶'http://host/v1?v=2&api_key=hunter2', model: m}}\n",
+        "must not hold a password, key or token",
+    ),
     "extra-body-exact": (
         BASE + "agent: {▶extra_body: {a: 1}}\nservers: {policy: {type: vllm, base_url: 'http://a', model: m}}\n",
         "chat servers",

@@ -220,3 +220,20 @@ def test_the_table_of_fields_is_atropos_own() -> None:
     assert fields <= PASSED.keys() | OWNED.keys()
     ours = {"tool_pool_size", "custom_thinking_prompt"}
     assert PASSED.keys() - ours <= fields
+
+
+@pytest.mark.parametrize("query", ["api_key=hunter2", "a=b&token=hunter2", "key=hunter2", "X-Amz-Signature=hunter2"])
+def test_no_secret_in_an_address(path: Path, query: str) -> None:
+    address = f"http://host/v1?{query}"
+    for problems in (
+        refused(path, "--openai.base_url", address, "--openai.model_name", "m"),
+        refused(path, sets=("servers.policy={base_url: '" + address + "', model: m}",)),
+    ):
+        assert len(problems) == 1 and "must not hold" in problems[0]
+        assert "hunter2" not in problems[0]
+
+
+def test_other_parameters_of_an_address_are_kept(path: Path) -> None:
+    address = "http://host/v1?api-version=2024&max_tokens=5"
+    spec = changed(path, "--openai.base_url", address, "--openai.model_name", "m")
+    assert spec.servers["policy"][0].base_url == address

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,13 +29,15 @@ def check_reference(path: NodePath, reference: str, kind: str, findings: Finding
         findings.problem(path, f"cannot be read as Python: {error}")
         return False
     if name not in names:
-        findings.problem(path, f"{file.name} has no {kind} `{name}`{choices(name, _public(names))}")
+        findings.problem(path, f"{file.name} has no {kind} `{name}`{choices(name, _of_kind(names, kind))}")
         return False
     return True
 
 
-def _public(names: Mapping[str, object]) -> list[str]:
-    return [name for name in names if not name.startswith("_")]
+def _of_kind(names: Mapping[str, ast.AST], kind: str) -> list[str]:
+    """What the file itself defines and could be meant: imports are there too, but nobody names them in a spec."""
+    wanted = (ast.ClassDef,) if kind == "class" else (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [name for name, node in names.items() if isinstance(node, wanted) and not name.startswith("_")]
 
 
 def _check_package(path: NodePath, module: str, findings: Findings) -> bool:

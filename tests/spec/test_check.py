@@ -32,6 +32,16 @@ async def reward(item, ctx, judge, *, target: str, tolerance: float = 0.5, mode:
 '''
 
 
+def test_only_what_a_file_itself_defines_is_offered(tmp_path: Path) -> None:
+    text = "import os\nfrom math import *\nLIMIT = 3\ndef score(item): ...\nclass World: ...\n"
+    (tmp_path / "own.py").write_text(text)
+    problems = found(tmp_path, "rewards: {a: {fn: own.py:nosuch}}\nstate: own.py:Nosuch\n")
+    assert [problem.partition(" has no ")[2] for problem in problems] == [
+        "function `nosuch`; choices: score",
+        "class `Nosuch`; choices: World",
+    ]
+
+
 def spec_of(folder: Path, text: str) -> Spec:
     (folder / "code.py").write_text(CODE)
     path = folder / "s.yaml"

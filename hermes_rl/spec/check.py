@@ -13,6 +13,7 @@ from typing import Any
 from hermes_rl.errors import Problem
 from hermes_rl.spec.check_code import check_reference
 from hermes_rl.spec.check_rewards import check_rewards
+from hermes_rl.spec.check_state import check_state_tools
 from hermes_rl.spec.check_templates import check_samples
 from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.model.base import is_template
@@ -63,8 +64,9 @@ def code_references(spec: Spec) -> Iterator[tuple[NodePath, str, str]]:
 
 
 def _check_code(spec: Spec, findings: Findings) -> None:
-    for path, reference, kind in code_references(spec):
-        check_reference(path, reference, kind, findings)
+    there = {path: check_reference(path, text, kind, findings) for path, text, kind in code_references(spec)}
+    if there.get(("state",)):
+        check_state_tools(spec, findings)
 
 
 def _check_files(spec: Spec, findings: Findings) -> None:

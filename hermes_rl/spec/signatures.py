@@ -71,8 +71,13 @@ def defined(path: Path) -> dict[str, ast.AST]:
     Raises:
         CodeError: as `parse`.
     """
+    return names_in(parse(path).body)
+
+
+def names_in(body: list[ast.stmt]) -> dict[str, ast.AST]:
+    """Everything that the statements of a module or class give a name to."""
     names: dict[str, ast.AST] = {}
-    for node in _top_level(parse(path).body):
+    for node in _top_level(body):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names[node.name] = node
         elif isinstance(node, ast.Assign | ast.AnnAssign):

@@ -1,9 +1,9 @@
 """Tools that are methods of the rollout's state object: ``tools: [{state: NAME}]``.
 
 Owns finding the methods and calling them on the state of the rollout at hand. NAME is an attribute of the
-state; its public methods are the tools. It may also be a list of names of methods of the state itself, so
-that one class offers some to the agent and others to a simulated user. Without a name, all public methods
-of the state are tools.
+state; its public methods are the tools. It may also be a method of the state itself, which is then the one
+tool, or a list of names of such methods, so that one class offers some to the agent and others to a
+simulated user. Without a name, all public methods of the state are tools.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def state_tools(state: object, name: str | None = None) -> tuple[Tool, ...]:
     owner = state if name is None else _attribute(state, name)
     if isinstance(owner, list | tuple):
         return tuple(StateTool(None, _method(state, str(each)), str(each)) for each in owner)
-    attribute = name
-    found = tuple(StateTool(attribute, method, own) for own, method in _public_methods(owner))
+    if name is not None and inspect.isroutine(owner):
+        return (StateTool(None, owner, name),)
+    found = tuple(StateTool(name, method, own) for own, method in _public_methods(owner))
     if not found:
         raise UserError(f"{name or type(state).__name__} has no public methods, so there are no tools")
     return found

@@ -42,6 +42,47 @@ def test_only_what_a_file_itself_defines_is_offered(tmp_path: Path) -> None:
     ]
 
 
+STATES = """
+from elsewhere import Base
+class Desk:
+    \'\'\'A desk.\'\'\'
+    def __init__(self, item):
+        self.drawer, self.lamp = item, None
+    def take(self): ...
+class Sub(Desk):
+    def put(self): ...
+class Far(Base): ...
+class Any:
+    def __getattr__(self, name): ...
+class Set:
+    def __init__(self, item):
+        for key in item: setattr(self, key, item[key])
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "problem", "warning"),
+    [
+        ("Desk", "drawer", "", ""),
+        ("Desk", "take", "", ""),
+        ("Sub", "lamp", "", ""),
+        ("Sub", "put", "", ""),
+        ("Sub", "lamb", "s.yaml:4:17: the state Sub has no `lamb`; did you mean `lamp`?", ""),
+        ("Far", "lamp", "", "as far as can be told"),
+        ("Any", "lamp", "", "as far as can be told"),
+        ("Set", "lamp", "", "as far as can be told"),
+        ("Base", "lamp", "", "was not checked"),
+    ],
+)
+def test_tools_of_the_state(tmp_path: Path, name: str, tool: str, problem: str, warning: str) -> None:
+    (tmp_path / "own.py").write_text(STATES)
+    problems, warnings = check_spec(spec_of(tmp_path, f"tools: [{{state: {tool}}}]\nstate: own.py:{name}\n"))
+    assert [str(each).removeprefix(f"{tmp_path}/").partition(" Choices")[0] for each in problems] == [problem] * bool(
+        problem
+    )
+    assert any(warning in str(each) and ":4:17" in str(each) for each in warnings) == bool(warning)
+
+
 def spec_of(folder: Path, text: str) -> Spec:
     (folder / "code.py").write_text(CODE)
     path = folder / "s.yaml"

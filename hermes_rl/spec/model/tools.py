@@ -73,7 +73,9 @@ class Tool(Section):
     python: str | None = Field(
         None, description="file.py:function; types and docstring become the schema that the model sees."
     )
-    state: str | None = Field(None, description="Name of an object on the rollout's state; its public methods.")
+    state: str | None = Field(
+        None, description="Name of an object on the rollout's state, for its public methods; or of one method."
+    )
     mcp: Mcp | None = Field(None, description="A server that speaks the Model Context Protocol.")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hermes_rl.errors import NotYetAvailable, Problem
 from hermes_rl.spec.model import Mode, Spec
+from hermes_rl.tools.catalogue import known_toolsets, toolsets
+from hermes_rl.tools.distributions import DISTRIBUTIONS
 
 _TOKEN_LEVEL = {"vllm", "sglang", "atropos"}
 _BACKENDS = {"bubblewrap", "none"}
@@ -31,6 +33,7 @@ Place = tuple[str | int, ...]
 def _missing(spec: Spec, mode: Mode) -> Iterator[tuple[Place, str]]:
     yield from _servers(spec)
     yield from _sandbox(spec)
+    yield from _toolsets(spec)
     yield from _tools(spec)
     yield from _scoring(spec)
     if spec.user is not None:
@@ -64,6 +67,31 @@ def _sandbox(spec: Spec) -> Iterator[tuple[Place, str]]:
         yield ("sandbox", "network"), "a network limited to some hosts"
     if spec.artifacts:
         yield ("artifacts",), "taking artifacts from the sandbox"
+
+
+def _toolsets(spec: Spec) -> Iterator[tuple[Place, str]]:
+    distribution = spec.toolsets.distribution
+    if isinstance(distribution, str):
+        far = _elsewhere(spec, DISTRIBUTIONS.get(distribution, {}))
+        if far:
+            yield ("toolsets", "distribution"), f"what the distribution {distribution} draws from: {_listed(far)}"
+    elif distribution is not None:
+        drawn = _elsewhere(spec, [name for name, chance in distribution.items() if chance > 0])
+        yield from ((("toolsets", "distribution", name), _listed([name])) for name in drawn)
+    else:
+        enabled = spec.toolsets.enabled
+        far = _elsewhere(spec, enabled)
+        yield from ((("toolsets", "enabled", enabled.index(name)), _listed([name])) for name in far)
+
+
+def _elsewhere(spec: Spec, names: Iterable[str]) -> list[str]:
+    """Those that exist but not here, each once; names that nobody knows are a problem, which is told elsewhere."""
+    far = set(known_toolsets()) - set(toolsets()) - set(spec.toolsets.disabled)
+    return [name for name in dict.fromkeys(names) if name in far]
+
+
+def _listed(names: list[str]) -> str:
+    return f"the toolset{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def _tools(spec: Spec) -> Iterator[tuple[Place, str]]:

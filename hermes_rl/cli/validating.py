@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass, field
 import typer
 
 from hermes_rl.data.check import check_spec
-from hermes_rl.errors import NotYetAvailable, Problem, SpecError, UserError
+from hermes_rl.errors import NotYetAvailable, Problem, UserError
 from hermes_rl.rollouts.needs import available
-from hermes_rl.spec.load import load_spec
+from hermes_rl.spec.load import load_draft
+from hermes_rl.spec.validate import in_order
 from hermes_rl.tools.catalogue import known_toolsets
+from hermes_rl.tools.distributions import DISTRIBUTIONS
 
 
 @dataclass
@@ -45,15 +47,19 @@ def judge(source: str) -> Verdict:
     """Load and check one spec; whatever is wrong becomes a problem, not an exception."""
     verdict = Verdict(source)
     try:
-        spec = load_spec(source)
-        problems, warnings = check_spec(spec, known_toolsets=known_toolsets())
-    except SpecError as error:
-        verdict.problems = list(error.problems)
+        draft, wrong = load_draft(source)
+        if draft is None:
+            verdict.problems = wrong
+            return verdict
+        problems, warnings = check_spec(
+            draft.spec, known_toolsets=known_toolsets(), known_distributions=DISTRIBUTIONS, has_rows=draft.has_rows
+        )
     except UserError as error:
         verdict.problems = [Problem(source, None, None, str(error))]
-    else:
-        missing = {problem for mode in ("process", "evaluate", "serve") for problem in available(spec, mode)}
-        verdict.problems = list(problems)
+        return verdict
+    verdict.problems = in_order([*wrong, *problems])
+    if not wrong:  # a warning may be about what was left out
+        missing = {problem for mode in ("process", "evaluate", "serve") for problem in available(draft.spec, mode)}
         verdict.warnings = [*warnings, *sorted(missing, key=str)]
     return verdict
 

@@ -24,7 +24,11 @@ SAMPLES = 100
 
 
 def check_spec(
-    spec: Spec, *, known_toolsets: Collection[str] | None = None, known_distributions: Collection[str] | None = None
+    spec: Spec,
+    *,
+    known_toolsets: Collection[str] | None = None,
+    known_distributions: Collection[str] | None = None,
+    has_rows: bool = True,
 ) -> tuple[list[Problem], list[Problem]]:
     """Problems and warnings of a spec, its code files and its local data.
 
@@ -32,9 +36,10 @@ def check_spec(
         spec: a loaded spec.
         known_toolsets: names of the toolsets that exist; None leaves them unchecked.
         known_distributions: likewise of distributions.
+        has_rows: False where the dataset is not the user's, so that templates cannot be rendered.
     """
     findings = Findings(spec)
-    rows = _checked_rows(spec, findings)
+    rows = _checked_rows(spec, findings) if has_rows else []
     samples = [row.columns for row in islice(rows, SAMPLES)]
     problems, warnings = check.check_spec(
         spec, known_toolsets=known_toolsets, known_distributions=known_distributions, samples=samples

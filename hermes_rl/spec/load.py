@@ -19,6 +19,7 @@ from hermes_rl.spec.extends import read_spec_file, read_spec_text
 from hermes_rl.spec.model.spec import Mode, Spec
 from hermes_rl.spec.nodes import MappingNode, Source, scalar
 from hermes_rl.spec.paths import absolute
+from hermes_rl.spec.salvage import Draft, salvage
 from hermes_rl.spec.secrets import literal_secrets
 from hermes_rl.spec.substitution import substitute
 from hermes_rl.spec.suggest import choices
@@ -58,6 +59,24 @@ def load_spec(
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
     return _Loading(path.stem, environ, overrides, demo, mode, confined=not resolved).finish(root, problems)
+
+
+def load_draft(source: str | Path) -> tuple[Draft | None, list[Problem]]:
+    """As `load_spec`, but of a spec with problems the parts without them; None where nothing is left to check.
+
+    Raises:
+        UserError: there is no such spec.
+    """
+    try:
+        return Draft(load_spec(source), has_rows=True), []
+    except SpecError as error:
+        problems = list(error.problems)
+    path, name = find_spec(source)
+    root, unreadable = read_spec_file(path, name)
+    if root is None or unreadable:
+        return None, problems  # what could not be read may be what the rest depends on
+    tree, _ = _Loading(path.stem, None)._prepared(root)
+    return salvage(validate(tree)), problems
 
 
 def parse_spec(
@@ -113,8 +132,8 @@ class _Loading:
             raise SpecError(in_order(problems))
         root, found = self._overridden(root)
         tree, more = self._prepared(root)
-        spec, wrong = validate(tree, confined=self.confined)
-        problems = in_order([*problems, *found, *more, *wrong])
+        validated = validate(tree, confined=self.confined)
+        spec, problems = validated.spec, in_order([*problems, *found, *more, *validated.problems])
         if spec is None or problems:
             raise SpecError(problems)
         spec._demo = self.demo

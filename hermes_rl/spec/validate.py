@@ -6,7 +6,7 @@ Pydantic says what is wrong with a value; this module says where it was written 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -54,21 +54,41 @@ _BOUNDS = {
 }
 
 
-def validate(root: MappingNode, *, confined: bool = True) -> tuple[Spec | None, list[Problem]]:
-    """The spec of a tree, or None with its problems; `confined` keeps the sources of files below their folder."""
+@dataclass(frozen=True)
+class Validated:
+    """What became of a tree: its spec where nothing is wrong, else the problems and the places they are about."""
+
+    tree: MappingNode
+    spec: Spec | None
+    problems: list[Problem]
+    wrong: list[NodePath]
+
+
+def validate(root: MappingNode, *, confined: bool = True) -> Validated:
+    """Check types and rules of a tree; `confined` keeps the sources of files below their folder."""
     tree = _prune(root, ())
     assert isinstance(tree, MappingNode)
     tree, spec, errors = _parse(tree)
     problems = [problem for error in errors if (problem := _problem(tree, error)) is not None]
+    wrong = [locate(tree, error["loc"])[0] or error["loc"][:1] for error in errors]
     data = plain(tree)
     folder_of = (lambda path: locate(tree, path)[2].mark.source.folder) if confined else None
     for fault in broken_rules(data, folder_of):
+        wrong.append(fault.path)
         if not _is_broken(tree, fault.path):
             problems.append(place(tree, fault.path, fault.at).problem(fault.message))
     if spec is None or problems:
-        return None, problems
+        return Validated(tree, None, problems, wrong)
     spec._origin = Origin(tree)
-    return spec, []
+    return Validated(tree, spec, [], wrong)
+
+
+def parse_tree(tree: MappingNode) -> Spec | None:
+    """The spec of a tree whose types fit, whatever the rules say; None where they do not."""
+    tree, spec, _ = _parse(tree)
+    if spec is not None:
+        spec._origin = Origin(tree)
+    return spec
 
 
 def _parse(tree: MappingNode) -> tuple[MappingNode, Spec | None, list[ErrorDetails]]:

@@ -1,0 +1,74 @@
+"""What is left of a spec when the parts that are wrong are taken out, so that the other parts can be checked too.
+
+Owns which parts go. A part that is wrong goes as a whole, together with what would look wrong without it: better a
+problem that is told later than one that is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from hermes_rl.spec.model.spec import Spec
+from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, NodePath, SequenceNode, scalar
+from hermes_rl.spec.validate import Validated, parse_tree
+
+_BY_ENTRY = ("rewards", "tools", "artifacts", "servers")
+"""Sections whose entries stand alone; of the others the whole section goes."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A spec of which parts may be left out; without `has_rows` its rows are not those of the user."""
+
+    spec: Spec
+    has_rows: bool
+
+
+def salvage(found: Validated) -> Draft | None:
+    """The parts that are fine as a spec; None where nothing can be made of them."""
+    wrong = [path[:2] if path[:1] and path[0] in _BY_ENTRY else path[:1] for path in found.wrong]
+    if () in wrong:
+        return None
+    tree = found.tree
+    for section in dict.fromkeys(str(path[0]) for path in wrong):
+        names = [path[1] for path in wrong if path[0] == section and len(path) > 1]
+        whole = (section,) in wrong or tree.get(section) is None
+        tree = tree.without(section) if whole else tree.having(**{section: _left(tree, section, names)})
+    if _roles_are_unknown(found.tree, wrong):
+        tree = tree.without("rewards")
+    spec = parse_tree(_complete(tree))
+    return None if spec is None else Draft(spec, ("dataset",) not in wrong)
+
+
+def _left(tree: MappingNode, section: str, names: Iterable[str | int]) -> Node:
+    """A section without these entries; a server is replaced, since rewards name its role."""
+    node = tree.get(section)
+    assert node is not None
+    if isinstance(node, SequenceNode):
+        return replace(node, items=tuple(item for index, item in enumerate(node.items) if index not in names))
+    if not isinstance(node, MappingNode):
+        return node
+    if section == "servers":
+        stand_in = Entry(node.mark, _mapping(node.mark, type=scalar(node.mark, "scripted")))
+        return replace(node, entries={**node.entries, **{str(name): stand_in for name in names}})
+    return node.without(*map(str, names))
+
+
+def _roles_are_unknown(tree: MappingNode, wrong: list[NodePath]) -> bool:
+    """Servers that cannot be read, or perhaps under a misspelt key: rewards may need any of them."""
+    unknown = any(len(path) == 1 and path[0] not in Spec.model_fields for path in wrong)
+    return ("servers",) in wrong or (unknown and tree.get("servers") is None)
+
+
+def _complete(tree: MappingNode) -> MappingNode:
+    """With the sections that no spec is without."""
+    mark = tree.mark
+    if tree.get("dataset") is None:
+        row = SequenceNode(mark, (MappingNode(mark),))
+        tree = tree.having(dataset=_mapping(mark, items=row))
+    return tree if tree.get("prompt") is not None else tree.having(prompt=_mapping(mark, user=scalar(mark, "-")))
+
+
+def _mapping(mark: Mark, **values: Node) -> MappingNode:
+    return MappingNode(mark, {name: Entry(mark, value) for name, value in values.items()})

@@ -59,7 +59,7 @@ def run_spec(request: Request) -> int:
     try:
         return _MODES[request.mode](spec, launch)
     except KeyboardInterrupt:
-        progress.note("interrupted; what is complete is kept, and the same command goes on from there")
+        progress.note(f"interrupted; {_AFTERWARDS[request.mode]}")
         return INTERRUPTED
     finally:
         progress.end()
@@ -158,6 +158,11 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{cause} {count}" for cause, count in counts.items())
 
 
+_AFTERWARDS = {
+    "process": "what is complete is kept, and the same command goes on from there",
+    "serve": "what was sent is kept with the trainer; the same command serves again",
+    "evaluate": "the finished rollouts are in rollouts.partial.jsonl; the same command evaluates anew",
+}
 _MODES: dict[str, Callable[[Spec, Launch], int]] = {
     "process": _process,
     "evaluate": _evaluate,

@@ -79,6 +79,8 @@ class RunDirectory:
     def __init__(self, path: Path, fingerprint: str = "") -> None:
         self.path = path
         self.fingerprint = fingerprint
+        self.held: dict[str, Any] | None = None
+        """The `run.json` of an earlier run in this place."""
         self._lock: IO[str] | None = None
 
     @classmethod
@@ -92,13 +94,21 @@ class RunDirectory:
         path = out or Path("outputs") / spec.name / f"{mode}-{fingerprint}"
         if fresh:
             path = _beside(path)
-        held = _read_json(path / "run.json")
-        if held is not None and held.get("fingerprint") != fingerprint:
+        directory = cls(path, fingerprint)
+        directory.held = held = _read_json(path / "run.json")
+        # A run that failed before its first rollout leaves nothing that could be mixed up.
+        if held is not None and held.get("fingerprint") != fingerprint and directory.has_rollouts:
             raise UserError(
                 f"{path} holds a run of something else ({held.get('name')}, {held.get('fingerprint')}; this one is "
                 f"{spec.name}, {fingerprint}): choose another --out, or --fresh to start beside it"
             )
-        return cls(path, fingerprint)
+        return directory
+
+    @property
+    def has_rollouts(self) -> bool:
+        """True where an earlier run has finished a rollout here."""
+        files = (self.path / name for name in ("rollouts.jsonl", "groups.jsonl"))
+        return any(file.is_file() and file.stat().st_size > 0 for file in files)
 
     def __enter__(self) -> RunDirectory:
         try:

@@ -138,8 +138,8 @@ async def evaluate(
 
 def _conclude(name: str, found: list[Group], plan: EvaluatePlan, started: float, stopped: str | None) -> Evaluation:
     rollouts = [rollout for group in found for rollout in group.rollouts]
-    ungraded = sum(rollout.score is None for rollout in rollouts)
-    if ungraded == len(rollouts):
+    ungraded = sum(rollout.score is None and not rollout.ending.graded for rollout in rollouts)
+    if all(rollout.score is None for rollout in rollouts):
         first = next((rollout.error for rollout in rollouts if rollout.error), "")
         raise RunError(f"none of {len(rollouts)} rollouts could be graded. The first: {first}")
     models = [rollout.policy["model"] for rollout in rollouts if rollout.policy]

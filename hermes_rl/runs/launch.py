@@ -17,6 +17,7 @@ from hermes_rl.rollouts.needs import require_available
 from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import EvaluatePlan, Evaluation, evaluate
+from hermes_rl.runs.grading import grading_of, require_same_grading
 from hermes_rl.runs.process import ProcessPlan, ProcessSummary, process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.provenance import provenance
@@ -37,6 +38,10 @@ class Launch:
     fresh: bool = False
     environ: Mapping[str, str] | None = None
     progress: Progress = field(default_factory=Progress)
+
+
+PARTIAL = "rollouts.partial.jsonl"
+"""Where an evaluation keeps its rollouts until it is complete."""
 
 
 def prepare(spec: Spec, launch: Launch) -> CompiledSpec:
@@ -71,9 +76,12 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
             concurrency=spec.process.concurrency,
             groups_path=Path(moved) if moved else None,
             generation_params=generation_params(compiled, "train"),
+            run=spec.fingerprint("process"),
         )
         with RunDirectory.choose(spec, "process", launch.out, fresh=launch.fresh) as directory:
-            directory.describe(spec, _provenance(spec, compiled, rows, encoder))
+            grading = grading_of(spec)
+            require_same_grading(directory, grading)
+            directory.describe(spec, {**_provenance(spec, compiled, rows, encoder), "grading": grading})
             with wandb_log(spec, directory.path) as log:
                 summary = await process(
                     compiled,
@@ -97,7 +105,8 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
         rows, encoder = await _load(spec, "eval", launch)
         with RunDirectory.choose(spec, "evaluate", launch.out, fresh=launch.fresh) as directory:
             directory.describe(spec, _provenance(spec, compiled, rows, encoder))
-            with closing(directory.journal("rollouts.jsonl")) as journal, wandb_log(spec, directory.path) as log:
+            # What an earlier evaluation found stays until this one is complete.
+            with closing(directory.journal(PARTIAL)) as journal, wandb_log(spec, directory.path) as log:
                 journal.keep([])
                 found = await evaluate(
                     compiled,
@@ -108,6 +117,7 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
                     listener=lambda rollout: journal.append(rollout_record(rollout)),
                 )
                 log.metrics(found.metrics)
+            (directory.path / PARTIAL).replace(directory.path / "rollouts.jsonl")
             moved = spec.env.get("data_dir_to_save_evals")
             write_evaluation(found, RunDirectory(Path(moved)) if moved else directory)
         return found, directory

@@ -17,7 +17,9 @@ def metrics_of(
     Where some were not graded, `eval/mean_reward_lower` and `_upper` bound the mean that grading them could give.
     pass@k and pass^k are means over the rows all of whose rollouts were graded.
     """
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    played = [rollout for group in groups for rollout in group.rollouts]
+    # An ending that the spec drops is no failure: such rollouts are left out of every mean.
+    rollouts = [rollout for rollout in played if rollout.score is not None or not rollout.ending.graded]
     graded = [rollout for rollout in rollouts if rollout.score is not None]
     scores = [score for group in groups for score in group.scores]
     low, high = bounds(scores, len(rollouts) - len(graded), span)
@@ -32,7 +34,9 @@ def metrics_of(
     }
     found |= _passes(groups, rollouts_per_row, success)
     found |= _rewards(graded)
-    found |= _endings(rollouts)
+    found |= _endings(played)
+    if len(rollouts) < len(played):
+        found["eval/dropped"] = float(len(played) - len(rollouts))
     found |= _usage(graded)
     return {name: value for name, value in found.items() if value is not None}
 

@@ -38,6 +38,8 @@ class ProcessPlan:
     concurrency: int | None = None
     groups_path: Path | None = None
     generation_params: Mapping[str, Any] = field(default_factory=dict)
+    run: str = ""
+    """Fingerprint of the run; each group is marked with it, since its file may be shared."""
 
 
 @dataclass
@@ -117,7 +119,7 @@ class _Process:
                 await self._take(group)
         if self.complete < self.plan.groups and self.summary.stopped is None:
             raise RunError("the dataset has no rows to play; see dataset.filter, .eval and .limit")
-        self.summary.failed = dict(self.budget.failures)
+        self.summary.failed = dict(self.budget.failures + self.budget.left_out)
         self.summary.seconds = time.monotonic() - started
         return self.summary
 
@@ -134,15 +136,25 @@ class _Process:
         keep = group.dropped is None and not (group.uniform and self.plan.drop_uniform)
         if keep:
             await self.encoder.encode(group)
-            self.groups.append(group_record(group, self.plan.generation_params))
+            self.groups.append(group_record(group, self.plan.generation_params, self.plan.run))
             self.summary.written += 1
         elif group.dropped is not None:
             self.progress.note(f"group {group.id} dropped ({group.dropped}): {group.detail}")
         else:
             self._discard()
+        self._give_up()
         self.log.group(group, self.complete if keep else None)
         self.budget.count(group)
         self.progress.step(self.complete, group)
+
+    def _give_up(self) -> None:
+        """End a run that writes nothing, however long it plays."""
+        left_out = self.summary.uniform + self.budget.left_out.total()
+        if self.complete == 0 and left_out > max(10 * self.plan.groups, MANY):
+            raise RunError(
+                f"{left_out} groups were left out ({self.summary.uniform} uniform, the others by `endings`) and none "
+                "was written: the task may be too easy or too hard for this policy"
+            )
 
     def _discard(self) -> None:
         self.summary.uniform += 1
@@ -158,9 +170,11 @@ def _finished(groups: Journal, rollouts: Journal, plan: ProcessPlan) -> tuple[se
 
     Rollouts of groups that were cut short are taken out, so that no id appears twice when they are played again.
     """
-    written = {_group_of(line, groups) for line in groups.read()}
+    written = {_group_of(line, groups, plan) for line in groups.read()}
     scores: dict[str, list[float]] = {}
     for line in rollouts.read():
+        if not {"group", "score"} <= set(line):
+            raise UserError(f"{rollouts.path} holds lines that are no rollouts; move it, or use --fresh")
         if line["score"] is not None:
             scores.setdefault(line["group"], []).append(line["score"])
     discarded = {
@@ -173,7 +187,15 @@ def _finished(groups: Journal, rollouts: Journal, plan: ProcessPlan) -> tuple[se
     return written, discarded
 
 
-def _group_of(line: dict[str, Any], groups: Journal) -> str:
-    if "group" not in line:
+def _group_of(line: dict[str, Any], groups: Journal, plan: ProcessPlan) -> str:
+    """The id of a group that is there; it must be one that this run may go on with."""
+    if "group" not in line or "scores" not in line:
         raise UserError(f"{groups.path} holds groups that no run of process wrote; move it, or choose another place")
+    if line.get("run") != plan.run:
+        raise UserError(f"{groups.path} holds groups of another run; move it, or choose another place")
+    if len(line["scores"]) != plan.group_size:
+        raise UserError(
+            f"{groups.path} holds groups of {len(line['scores'])}, this run makes groups of {plan.group_size}: "
+            "keep the size, or start beside it with --fresh"
+        )
     return str(line["group"])

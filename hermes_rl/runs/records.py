@@ -66,9 +66,9 @@ def scored_data_group(
     }
 
 
-def group_record(group: Group, generation_params: Mapping[str, Any]) -> dict[str, Any]:
-    """The line of `groups.jsonl`."""
-    keys = {"group": group.id, "row_key": group.row.key}
+def group_record(group: Group, generation_params: Mapping[str, Any], run: str = "") -> dict[str, Any]:
+    """The line of `groups.jsonl`; `run` is the fingerprint of the run that made it."""
+    keys = {"group": group.id, "row_key": group.row.key, "run": run}
     return {**scored_data_group(group, generation_params), **keys}
 
 

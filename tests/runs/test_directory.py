@@ -63,6 +63,7 @@ def test_another_run_is_refused_and_a_fresh_one_lies_beside(spec: Spec, tmp_path
     out = tmp_path / "run"
     with RunDirectory.choose(spec, "process", out) as directory:
         directory.describe(spec, {})
+        directory.journal("rollouts.jsonl").append({"id": "a"})
     RunDirectory.choose(spec, "process", out)
     with pytest.raises(UserError, match="holds a run of something else"):
         RunDirectory.choose(other_spec(), "process", out)

@@ -1,0 +1,74 @@
+"""Going on with a run never mixes what does not belong together, and an evaluation destroys no earlier one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_run import hermes, lines
+
+RUN = ["run", "terminal-files", "process", "--out", "run", "--quiet", "--set", "process.groups=1"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    done = hermes(*RUN, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("process.group_size=2", "groups of 4, this run makes groups of 2"),
+        ("rewards.concise.weight=0.5", "graded by other rewards"),
+        ("endings.max_turns=mask", "graded by other rewards"),
+    ],
+)
+def test_another_size_or_grading_is_refused(folder: Path, change: str, said: str) -> None:
+    done = hermes(*RUN, "--set", change, cwd=folder)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "--fresh" in done.stderr
+    assert hermes(*RUN, "--set", change, "--fresh", cwd=folder).returncode == 0
+
+
+def test_a_shared_file_of_groups_is_not_taken_for_ones_own(folder: Path) -> None:
+    other = ["--env.data_path_to_save_groups", "run/groups.jsonl", "--set", "agent.max_turns=5"]
+    done = hermes("run", "terminal-files", "process", "--out", "other", *other, cwd=folder)
+    assert done.returncode == 2
+    assert "groups of another run" in done.stderr
+
+
+def test_a_foreign_line_among_the_rollouts_is_named(folder: Path) -> None:
+    (folder / "run" / "rollouts.jsonl").write_text('{"x": 1}\n')
+    done = hermes(*RUN, cwd=folder)
+    assert done.returncode == 2
+    assert "rollouts.jsonl holds lines that are no rollouts" in done.stderr
+
+
+def test_a_run_that_never_began_leaves_its_place_free(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"name": "x", "fingerprint": "00000000"}))
+    assert hermes(*RUN, cwd=tmp_path).returncode == 0
+
+
+def test_an_evaluation_replaces_an_earlier_one_only_when_it_is_complete(tmp_path: Path) -> None:
+    arguments = ["run", "terminal-files", "evaluate", "--out", "run", "--quiet"]
+    assert hermes(*arguments, cwd=tmp_path).returncode == 0
+    before = lines(tmp_path / "run" / "rollouts.jsonl")
+    failed = hermes(*arguments, "--set", "sandbox.setup=['exit 1']", cwd=tmp_path)
+    assert failed.returncode == 2, "another sandbox is another run"
+    failed = hermes(*arguments, "--set", "rewards.concise.args={best: 2, worst: 1}", cwd=tmp_path)
+    assert failed.returncode == 1
+    assert lines(tmp_path / "run" / "rollouts.jsonl") == before
+
+
+def test_endings_that_the_spec_drops_are_no_failures(tmp_path: Path) -> None:
+    short = ["--set", "agent.max_turns=1", "--set", "endings.max_turns=drop", "--quiet"]
+    done = hermes("run", "terminal-files", "process", "--out", "run", "--set", "process.groups=2", *short, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "groups were left out" in done.stderr
+    assert "max_failures" not in done.stderr

@@ -17,7 +17,8 @@ from hermes_rl.rollouts.groups import play_groups, repeated
 from hermes_rl.rollouts.player import Player
 from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.runs.budget import Budget
-from hermes_rl.runs.directory import Journal, RunDirectory
+from hermes_rl.runs.directory import RunDirectory
+from hermes_rl.runs.journal import Journal
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.records import group_record, rollout_record
 from hermes_rl.runs.wandb_log import WandbLog

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.runs.directory import Journal, RunDirectory
+from hermes_rl.runs.directory import RunDirectory
+from hermes_rl.runs.journal import Journal
 from hermes_rl.spec.load import load_spec, parse_spec
 from hermes_rl.spec.model import Spec
 
@@ -96,4 +97,46 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     journal = Journal(path)
     with pytest.raises(UserError, match=r"lines\.jsonl:2: this line is no JSON object"):
         list(journal.read())
+    journal.close()
+
+
+def test_a_run_that_failed_before_its_first_rollout_gives_its_place_to_the_corrected_spec(
+    spec: Spec, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    with RunDirectory.choose(spec, "process", out) as directory:
+        directory.describe(spec, {})
+    (out / "rollouts.jsonl").write_text("")
+    assert RunDirectory.choose(other_spec(), "process", out).path == out
+
+
+def test_a_file_of_lines_has_one_writer(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    first = Journal(path)
+    first.append({"a": 1})
+    first.keep([{"a": 2}])
+    with pytest.raises(UserError, match=r"another run is using .*lines\.jsonl"):
+        Journal(path)
+    first.close()
+    second = Journal(path)
+    assert list(second.read("a")) == [{"a": 2}]
+    second.close()
+
+
+def test_keep_may_take_what_is_read(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "lines.jsonl")
+    for number in range(4):
+        journal.append({"a": number})
+    journal.keep(line for line in journal.read() if line["a"] % 2)
+    assert [line["a"] for line in journal.read()] == [1, 3]
+    journal.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["lines.jsonl"]
+
+
+def test_a_line_without_a_key_that_is_needed_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}\n{"b": 1}\n')
+    journal = Journal(path)
+    with pytest.raises(UserError, match=r"lines\.jsonl:2: this line has no 'a'"):
+        list(journal.read("a"))
     journal.close()

@@ -111,6 +111,8 @@ def _process_words(spec: Spec, summary: ProcessSummary) -> str:
         words += f"; {summary.uniform} uniform groups left out"
     if summary.failed:
         words += f"; groups dropped: {_counts(summary.failed)}"
+    if summary.dropped:
+        words += f"; groups left out by `endings`: {_counts(summary.dropped)}"
     return words if summary.stopped is None else f"{words}; ended early: {summary.stopped}"
 
 

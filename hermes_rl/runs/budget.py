@@ -45,11 +45,12 @@ class Budget:
         """
         if group.dropped is None:
             return
-        if group.dropped.graded:
+        failed = next((r for r in group.rollouts if r.error is not None and not r.ending.graded), None)
+        if failed is None and group.dropped.graded:
             self.left_out[str(group.dropped)] += 1  # the spec drops this ending; nothing has failed
             return
-        self.failures[str(group.dropped)] += 1
-        self.last_failure = group.detail or ""
+        self.failures[str(failed.ending if failed is not None else group.dropped)] += 1
+        self.last_failure = (failed.error if failed is not None else group.detail) or ""
         if self.max_failures is not None and self.failures.total() > self.max_failures:
             raise RunError(
                 f"{self.failures.total()} groups could not be played ({self.causes()}), more than "

@@ -19,8 +19,6 @@ from hermes_rl.spec.model import Mode, Spec
 
 __all__ = ["Journal", "RunDirectory"]
 
-_RESULTS = ("rollouts.jsonl", "groups.jsonl", "metrics.json")
-
 
 class RunDirectory:
     """The directory of one run. Use as a context manager: it is locked while open."""
@@ -28,8 +26,6 @@ class RunDirectory:
     def __init__(self, path: Path, fingerprint: str = "") -> None:
         self.path = path
         self.fingerprint = fingerprint
-        self.held: dict[str, Any] | None = None
-        """The `run.json` of an earlier run in this place."""
         self._lock: IO[str] | None = None
 
     @classmethod
@@ -46,7 +42,7 @@ class RunDirectory:
         if fresh:
             path = _beside(path)
         directory = cls(path, fingerprint)
-        directory.held = held = _read_json(path / "run.json")
+        held = _read_json(path / "run.json")
         # A run that failed before its first rollout leaves nothing that could be mixed up.
         if held is not None and held.get("fingerprint") != fingerprint and directory.has_rollouts:
             raise UserError(
@@ -113,7 +109,3 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}); choose another --out, or remove it") from error
     return value if isinstance(value, dict) else {}
-
-
-def _has_results(path: Path) -> bool:
-    return any((path / name).is_file() and (path / name).stat().st_size > 0 for name in _RESULTS)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from hermes_rl.rollouts.needs import require_available
 from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import EvaluatePlan, Evaluation, evaluate
-from hermes_rl.runs.grading import grading_of, require_same_grading
+from hermes_rl.runs.grading import Grading
 from hermes_rl.runs.process import ProcessPlan, ProcessSummary, process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.provenance import provenance
 from hermes_rl.runs.records import rollout_record
+from hermes_rl.runs.rescore import Regrading
 from hermes_rl.runs.wandb_log import wandb_log
 from hermes_rl.sandbox.none import WARNING
 from hermes_rl.sandbox.probe import require_bubblewrap
@@ -79,9 +81,13 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
             run=spec.fingerprint("process"),
         )
         with RunDirectory.choose(spec, "process", launch.out, fresh=launch.fresh) as directory:
-            grading = grading_of(spec)
-            require_same_grading(directory, grading)
-            directory.describe(spec, {**_provenance(spec, compiled, rows, encoder), "grading": grading})
+            grading = Grading.of(spec, spec.process.group_size if compiled.has_group_rewards else None)
+            said = {**_provenance(spec, compiled, rows, encoder), "grading": grading.record()}
+            plan = replace(
+                plan,
+                regrade=Regrading(directory.described(), grading, launch.progress.note, spec.process.drop_uniform),
+                ready=partial(directory.describe, spec, said),
+            )
             with wandb_log(spec, directory.path) as log:
                 summary = await process(
                     compiled,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import platform
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -11,7 +12,7 @@ from typing import Any
 
 import hermes_rl
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.shipped import shipped_rewards
+from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.model import Spec
 
 _PACKAGES = (
@@ -53,13 +54,24 @@ def code_hashes(spec: Spec) -> dict[str, str]:
         references["state"] = spec.state
     if spec.dataset.generator is not None:
         references["dataset.generator"] = spec.dataset.generator
+    files = {name: _file_of(reference) for name, reference in references.items()}
+    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items() if file is not None}
+
+
+def _file_of(reference: str) -> Path | None:
+    """The file of code that is named as the spec does: shipped, published, file.py:name, or package.module:name."""
     shipped = shipped_rewards()
-    found = {}
-    for name, reference in references.items():
-        file = shipped.get(reference) or Path(reference.rpartition(":")[0])
-        if file.is_file():
-            found[name] = hashlib.sha256(file.read_bytes()).hexdigest()
-    return found
+    if reference in shipped:
+        return shipped[reference]
+    values = [point.value for point in published_rewards() if point.name == reference]
+    module = (values[0] if values else reference).rpartition(":")[0]
+    if Path(module).is_file():
+        return Path(module)
+    try:
+        found = importlib.util.find_spec(module) if module and "/" not in module else None
+    except (ImportError, ValueError):
+        return None
+    return Path(found.origin) if found is not None and found.origin and Path(found.origin).is_file() else None
 
 
 def _version(package: str) -> str | None:

@@ -1,7 +1,7 @@
 """How rollouts and groups look in files.
 
 A line of `rollouts.jsonl` is ours. A line of `groups.jsonl` is a ScoredDataGroup with the keys that atroposlib
-0.4.0 writes (`atroposlib.envs.base.ScoredDataGroup`), and `group` and `row_key`, which join it to the rollouts.
+0.4.0 writes (`atroposlib.envs.base.ScoredDataGroup`), and `group`, `row_key` and `run`, which join it to the rollouts.
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.tokens.chat import Sequence as TokenSequence
 
 UNTRAINED = -100
 """The mask of a position that is not trained on."""
+ROLLOUT_KEYS = ("id", "row_key", "group", "rewards", "score", "ending", "error")
+"""What a line of rollouts.jsonl has to have, to go on from it."""
+GROUP_KEYS = ("group", "scores")
+"""What a line of groups.jsonl has to have, to go on from it."""
 
 
 def rollout_record(rollout: Rollout) -> dict[str, Any]:
@@ -64,6 +69,18 @@ def scored_data_group(
         "distill_token_ids": None,
         "distill_logprobs": None,
     }
+
+
+def member_of(line: Mapping[str, Any]) -> int:
+    """Which member of its group a line of rollouts.jsonl is, from its id (see `Seat.id`).
+
+    Raises:
+        UserError: the id is not of the line's group.
+    """
+    index = str(line["id"]).removeprefix(f"{line['group']}-").partition("r")[0]
+    if not index.isdecimal():
+        raise UserError(f"rollouts.jsonl: {line['id']!r} is no rollout of group {line['group']!r}; use --fresh")
+    return int(index)
 
 
 def group_record(group: Group, generation_params: Mapping[str, Any], run: str = "") -> dict[str, Any]:

@@ -22,9 +22,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("process.group_size=2", "groups of 4, this run makes groups of 2"),
-        ("rewards.concise.weight=0.5", "graded by other rewards"),
-        ("endings.max_turns=mask", "graded by other rewards"),
+        ("process.group_size=2", "groups of 4, and process.group_size is 2"),
+        ("rewards.concise.args={best: 2, worst: 9}", "the rewards have changed since"),
+        ("rewards.other.fn=tool_usage", "the rewards have changed since"),
     ],
 )
 def test_another_size_or_grading_is_refused(folder: Path, change: str, said: str) -> None:
@@ -33,6 +33,30 @@ def test_another_size_or_grading_is_refused(folder: Path, change: str, said: str
     assert said in done.stderr
     assert "--fresh" in done.stderr
     assert hermes(*RUN, "--set", change, "--fresh", cwd=folder).returncode == 0
+
+
+def test_other_weights_score_what_is_there_anew(folder: Path) -> None:
+    more = [*RUN[:-1], "process.groups=2", "--set", "rewards.concise.weight=-0.5", "--set", "endings.max_turns=mask"]
+    done = hermes(*more, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "the scoring has changed: 4 rollouts that were there are scored anew" in done.stderr
+    rollouts = {line["id"]: line for line in lines(folder / "run" / "rollouts.jsonl")}
+    weights = {"file_matches": 1.0, "concise": -0.5}
+    for line in rollouts.values():
+        parts = [weights[name] * reward["value"] for name, reward in line["rewards"].items()]
+        assert line["score"] == pytest.approx(min(max(sum(parts), 0), 1)), "the spec clamps"
+    groups = lines(folder / "run" / "groups.jsonl")
+    assert len(groups) == 2
+    for group in groups:
+        assert group["scores"] == [rollouts[f"{group['group']}-{index}"]["score"] for index in range(4)]
+    again = hermes(*more, cwd=folder)
+    assert "the scoring has changed" not in again.stderr
+
+
+def test_a_refused_run_leaves_the_description_of_the_one_that_is_there(folder: Path) -> None:
+    before = (folder / "run" / "run.json").read_text()
+    assert hermes(*RUN, "--set", "process.group_size=2", cwd=folder).returncode == 2
+    assert (folder / "run" / "run.json").read_text() == before
 
 
 def test_a_shared_file_of_groups_is_not_taken_for_ones_own(folder: Path) -> None:
@@ -46,7 +70,7 @@ def test_a_foreign_line_among_the_rollouts_is_named(folder: Path) -> None:
     (folder / "run" / "rollouts.jsonl").write_text('{"x": 1}\n')
     done = hermes(*RUN, cwd=folder)
     assert done.returncode == 2
-    assert "rollouts.jsonl holds lines that are no rollouts" in done.stderr
+    assert "rollouts.jsonl:1: this line has no 'id'" in done.stderr
 
 
 def test_a_run_that_never_began_leaves_its_place_free(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ async def test_a_group_that_failed_is_played_again_under_the_same_ids(tmp_path: 
 async def test_a_file_of_groups_from_elsewhere_is_refused_with_its_name(tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text('{"tokens": [[1]], "scores": [1.0]}\n')
-    with pytest.raises(UserError, match=r"other\.jsonl holds groups that no run of process wrote"):
+    with pytest.raises(UserError, match=r"other\.jsonl:1: this line has no 'group', so no run"):
         await play_process(World(), tmp_path / "run", ProcessPlan(1, 2, groups_path=other))
     assert len(lines(other)) == 1
 

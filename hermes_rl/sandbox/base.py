@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from hermes_rl.endings import Ending
-from hermes_rl.errors import SandboxFailure
+from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.config import SandboxConfig
 
 OUTPUT_LIMIT = 1 << 20
@@ -94,6 +94,36 @@ class BackgroundProcess(ABC):
     @abstractmethod
     async def kill(self, signal: int = 9) -> None:
         """Send `signal` to its whole process group; does nothing once it has ended."""
+
+
+class Conversation(ABC):
+    """A process in the sandbox that the host talks to over its standard input and output.
+
+    What it writes is not capped: who reads slowly slows it down. Close it when done, in ``finally``.
+    """
+
+    pid: int
+    """Its process id inside the sandbox."""
+
+    @abstractmethod
+    async def read(self) -> bytes:
+        """What it has written next to standard output; empty once it has ended or closed it."""
+
+    @abstractmethod
+    async def write(self, data: bytes) -> None:
+        """Write to its standard input, waiting while it does not read; `OSError` when it never will again."""
+
+    @abstractmethod
+    def poll(self) -> int | None:
+        """Its exit code, or None while it runs."""
+
+    @abstractmethod
+    def errors(self) -> bytes:
+        """What it has written to standard error so far, head and tail."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End its process group and release it; may be called twice."""
 
 
 class Sandbox(ABC):
@@ -171,6 +201,18 @@ class Sandbox(ABC):
         output_limit: int = OUTPUT_LIMIT,
     ) -> BackgroundProcess:
         """Start a command and come back; its standard input is a pipe. `OSError` if it cannot start."""
+
+    async def converse(
+        self, command: str | Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None
+    ) -> Conversation:
+        """Start a process to talk to, as a tool server over stdio. `OSError` if it cannot start.
+
+        A backend that has no way to do so raises `UserError`.
+        """
+        raise UserError(
+            f"sandbox backend {self.config.backend} cannot hold a conversation with a process, which a tool "
+            "server over stdio and execute_code need; use bubblewrap or docker, or run the server elsewhere"
+        )
 
     # ------------------------------------------------------------------ files
 

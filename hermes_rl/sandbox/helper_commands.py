@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
-from hermes_rl.sandbox.base import OUTPUT_LIMIT, TIMEOUT_EXIT_CODE, BackgroundProcess, CommandResult
+from hermes_rl.sandbox.base import OUTPUT_LIMIT, TIMEOUT_EXIT_CODE, BackgroundProcess, CommandResult, Conversation
 from hermes_rl.sandbox.channel import Channel
 from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.sandbox.conversation import HelperConversation
 from hermes_rl.sandbox.helper_client import HelperFiles, as_field, in_memory
 from hermes_rl.sandbox.jobs import HelperProcess, Job
 
@@ -23,6 +25,8 @@ KILL_SECONDS = 5.0
 SCRIPT_LIMIT = 100_000
 """Bytes of a script that go in as an argument (the kernel takes 128 KiB); a longer one goes in as a file."""
 SCRIPT_FD = 9
+ERRORS_LIMIT = 1 << 16
+"""Bytes of standard error that are kept of a process that is talked to."""
 LOST_EXIT_CODE = 137
 
 
@@ -101,6 +105,22 @@ class HelperCommands(HelperFiles):
         job.ended.add_done_callback(lambda _: self._forget(job))
         return HelperProcess(job, writer, self._signal)
 
+    async def converse(
+        self, command: str | Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None
+    ) -> Conversation:
+        ours, theirs = socket.socketpair()
+        job = Job(self.channel().next_number(), ERRORS_LIMIT, stdout=os.dup(theirs.fileno()))
+        try:
+            await self._start(job, command, cwd, env, theirs.fileno())
+            job.ended.add_done_callback(lambda _: self._forget(job))
+            return await HelperConversation.open(job, ours, lambda: self._signal(job.number, 9))
+        except BaseException:
+            ours.close()
+            self._forget(job)
+            raise
+        finally:
+            theirs.close()
+
     def on_exit(self, number: int, code: int) -> None:
         """The helper says that a process has ended."""
         job = self._jobs.get(number)
@@ -112,6 +132,8 @@ class HelperCommands(HelperFiles):
         for job in [*self._jobs.values(), *self._left]:
             job.end(LOST_EXIT_CODE)
             job.close()
+            if job.hang_up is not None:
+                job.hang_up()
         self._jobs.clear()
         self._left.clear()
 

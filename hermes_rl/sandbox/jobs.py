@@ -14,18 +14,25 @@ from hermes_rl.sandbox.output import OutputBuffer, PipeReader
 
 
 class Job:
-    """One process from the request to start it until it has ended and its output is read."""
+    """One process from the request to start it until it has ended and its output is read.
 
-    def __init__(self, number: int, output_limit: int, *, merge_stderr: bool) -> None:
+    With `stdout`, a descriptor that becomes the job's to close, standard output goes there and is not kept.
+    """
+
+    def __init__(
+        self, number: int, output_limit: int, *, merge_stderr: bool = False, stdout: int | None = None
+    ) -> None:
         self.number = number
         self.pid = 0
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.stdout = OutputBuffer(output_limit)
         self.stderr = OutputBuffer(output_limit)
         self._readers: list[PipeReader] = []
-        out = self._pipe(self.stdout)
+        out = self._pipe(self.stdout) if stdout is None else stdout
         self.writers = [out, out if merge_stderr else self._pipe(self.stderr)]
         """Descriptors that become its standard output and standard error."""
+        self.hang_up: Callable[[], None] | None = None
+        """Ends a conversation with it, once the sandbox is gone."""
 
     def _pipe(self, buffer: OutputBuffer) -> int:
         reader, writer = os.pipe2(os.O_CLOEXEC)

@@ -70,6 +70,7 @@ async def test_killing_takes_the_group(sandbox: Sandbox) -> None:
     await process.kill()
     await process.wait(5)
     child = (await sandbox.read_file("child")).decode().strip()
+    await sandbox.run(f"while kill -0 {child} 2>/dev/null; do sleep 0.01; done", timeout=5)
     assert (await sandbox.run(f"kill -0 {child} 2>/dev/null || echo gone")).output == "gone\n"
 
 

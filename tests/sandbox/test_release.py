@@ -121,9 +121,12 @@ async def start_and_close(backend: str) -> None:
 
 
 @pytest.mark.slow
-async def test_no_descriptor_thread_or_folder_is_left(backend: str) -> None:
+async def test_no_descriptor_thread_or_folder_is_left(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import threading
 
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other tests make folders in the common one
     await start_and_close(backend)
     folders = leftovers()
     before, threads = descriptors(), threading.active_count()

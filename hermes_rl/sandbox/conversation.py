@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable
 
@@ -33,6 +34,8 @@ class HelperConversation(Conversation):
         """The conversation of a started job; `ours` is the other end of its standard input and output."""
         reader, writer = await asyncio.open_connection(sock=ours)
         job.hang_up = writer.transport.abort
+        # A child that outlives it may hold its end of the socket: what was written stays readable, no more comes.
+        job.ended.add_done_callback(lambda _: _shut(ours))
         return cls(job, reader, writer, kill)
 
     async def read(self) -> bytes:
@@ -57,3 +60,8 @@ class HelperConversation(Conversation):
         self._writer.transport.abort()
         if self.poll() is None:
             await self._kill()
+
+
+def _shut(ours: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        ours.shutdown(socket.SHUT_RDWR)

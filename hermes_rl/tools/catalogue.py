@@ -34,7 +34,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "browser_console",
     ),
     "clarify": ("clarify",),
-    "code_execution": ("execute_code",),
     "computer_use": ("computer_use",),
     "cronjob": ("cronjob",),
     "delegation": ("delegate_task",),

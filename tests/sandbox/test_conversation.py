@@ -60,6 +60,13 @@ async def test_closing_ends_the_process_group(sandbox: Sandbox) -> None:
     assert (await sandbox.run(f"kill -0 {child} 2>/dev/null || echo gone")).output == "gone\n"
 
 
+async def test_a_child_that_lives_on_does_not_hold_it_open(sandbox: Sandbox) -> None:
+    conversation = await sandbox.converse("setsid sleep 1000 & head -c 1000000 /dev/zero")
+    async with asyncio.timeout(5):
+        assert len(await everything(conversation)) == 1_000_000
+    await conversation.close()
+
+
 async def test_a_program_that_is_not_there(sandbox: Sandbox) -> None:
     with pytest.raises(FileNotFoundError):
         await sandbox.converse(["no-such-program"])

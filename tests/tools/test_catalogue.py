@@ -38,12 +38,12 @@ def test_toolsets_and_their_tools() -> None:
     assert names(resolve_toolsets(["todo", "todo"])) == ["todo"]
     assert names(resolve_toolsets(["terminal", "file"], ["file"])) == ["terminal", "process"]
     assert resolve_toolsets([]) == ()
-    assert set(describe_toolsets()) == {"terminal", "file", "todo"}
+    assert set(describe_toolsets()) == {"terminal", "file", "code_execution", "todo"}
 
 
 def test_none_is_all_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert len(resolve_toolsets(None)) == 7
+        assert len(resolve_toolsets(None)) == 8
     assert "all of them" in caplog.text
 
 
@@ -53,7 +53,7 @@ def test_unknown_names(arguments: tuple[list[str], ...]) -> None:
         resolve_toolsets(*arguments)
 
 
-@pytest.mark.parametrize("name", ["web", "browser", "vision", "code_execution", "memory"])
+@pytest.mark.parametrize("name", ["web", "browser", "vision", "memory"])
 def test_toolsets_of_a_later_version(name: str) -> None:
     assert name in known_toolsets()
     with pytest.raises(NotYetAvailable, match=name):

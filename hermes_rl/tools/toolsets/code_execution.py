@@ -1,0 +1,148 @@
+"""Toolset ``code_execution``: a Python script in the sandbox that may call the rollout's other tools.
+
+Owns the tool `execute_code`, with the name, parameter and form of answer that models know from hermes-agent.
+The script runs in the rollout's sandbox, whatever the backend; each of its calls is checked and made here
+like one of the model's own, so that it can use no tool that the rollout does not have.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from importlib import resources
+from typing import Any
+
+from hermes_rl.sandbox.base import Conversation
+from hermes_rl.tools.arguments import check_arguments, read_arguments
+from hermes_rl.tools.base import CALL_TIMEOUT, Tool, ToolInputError, Toolset
+from hermes_rl.tools.execute import ToolFailedError, run_tool
+from hermes_rl.tools.lines import Lines
+from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.results import OUTPUT_LIMIT, RESULT_LIMIT, as_json, capped, error_json, readable
+
+SECONDS = 300.0
+"""For one script, where neither the spec nor the sandbox allows less."""
+SPARE_SECONDS = 2.0
+"""The script ends this long before its tool call would, so that the model still gets its output."""
+MOST_CALLS = 50
+ERRORS_LIMIT = 10_000
+LINE_LIMIT = 16 << 20
+"""Bytes of one call that a script makes."""
+
+
+class ExecuteCode(Tool):
+    """Run a script to its end and answer with what it printed."""
+
+    name = "execute_code"
+    on_sandbox = True
+    parallel = False
+    timeout = SECONDS
+
+    @property
+    def description(self) -> str:
+        return (
+            "Run a Python script in the sandbox. It can call your other tools: `from hermes_tools import NAME`, then "
+            "NAME(...) with the parameters that you know; each call gives the tool's answer, parsed where it is "
+            "JSON. Use it for several calls with logic between them: loops, conditions, filtering long output "
+            "before you read it. Print what you want to see; nothing else comes back. hermes_tools also has "
+            "json_parse(text), shell_quote(text) and retry(fn, max_attempts=3, delay=2). Limits: 5 minutes, "
+            f"50 KB of output, {MOST_CALLS} tool calls."
+        )
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {
+                "code": {
+                    "type": "string",
+                    "description": "Python code. Import tools with `from hermes_tools import ...`, print the result.",
+                }
+            },
+            "required": ["code"],
+        }
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        sandbox = await runtime.sandbox()
+        bound = min(CALL_TIMEOUT.get() or SECONDS, sandbox.config.timeout)
+        seconds = bound - min(SPARE_SECONDS, bound / 10)
+        try:
+            conversation = await sandbox.converse(
+                ["python3", "-c", _source("code_runner.py")], cwd=runtime.shell.cwd, env=runtime.shell.variables()
+            )
+        except OSError as error:
+            raise ToolInputError(f"scripts cannot run here: python3: {error.strerror}") from None
+        try:
+            return as_json(await _Script(conversation, runtime, seconds).run(args["code"]))
+        finally:
+            await conversation.close()
+
+
+class _Script:
+    """One script at work: what it asks for, until it says how it ended."""
+
+    def __init__(self, conversation: Conversation, runtime: ToolRuntime, seconds: float) -> None:
+        self._lines = Lines(conversation, LINE_LIMIT)
+        self._runtime = runtime
+        self._seconds = seconds
+        self._began = time.perf_counter()
+        self._made = 0
+
+    async def run(self, code: str) -> dict[str, Any]:
+        await self._lines.write(
+            {
+                "code": code,
+                "tools": _source("hermes_tools.py"),
+                "parameters": {tool.name: list(tool.parameters["properties"]) for tool in self._callable()},
+                "timeout": self._seconds,
+                "stdout_limit": OUTPUT_LIMIT,
+                "stderr_limit": ERRORS_LIMIT,
+            }
+        )
+        async for message in self._lines.read():
+            if "tool" not in message:
+                return self._ended(message)
+            await self._lines.write(await self._answer(message))
+        said = readable(self._lines.conversation.errors())
+        return self._report("error", "", f"the script's runner ended before the script did\n{said}".rstrip())
+
+    def _callable(self) -> list[Tool]:
+        return [tool for tool in self._runtime.toolkit.tools if not isinstance(tool, ExecuteCode)]
+
+    async def _answer(self, message: dict[str, Any]) -> str:
+        self._made += 1
+        tool = next((tool for tool in self._callable() if tool.name == message["tool"]), None)
+        if tool is None:
+            return error_json(f"there is no tool named {message['tool']!r} for a script")
+        if self._made > MOST_CALLS:
+            return error_json(f"a script may make {MOST_CALLS} tool calls at most")
+        left = self._seconds - (time.perf_counter() - self._began)
+        try:
+            args = check_arguments(read_arguments(message.get("arguments")), tool.parameters)
+            return capped(await run_tool(tool, args, self._runtime, max(left, 0.1)), RESULT_LIMIT)
+        except (ToolInputError, ToolFailedError) as problem:
+            return error_json(str(problem))
+
+    def _ended(self, end: dict[str, Any]) -> dict[str, Any]:
+        output, errors = (readable(str(end.get(name, "")).encode()) for name in ("stdout", "stderr"))
+        if end.get("timed_out"):
+            return self._report("timeout", output, f"the script ran past {self._seconds:g} s and was killed")
+        code = end.get("exit_code")
+        if code != 0:
+            return self._report("error", output, errors or f"the script ended with exit code {code}")
+        return self._report("success", output, None)
+
+    def _report(self, status: str, output: str, error: str | None) -> dict[str, Any]:
+        report = {"status": status, "output": output, "tool_calls_made": self._made}
+        report["duration_seconds"] = round(time.perf_counter() - self._began, 2)
+        return report if error is None else report | {"error": error}
+
+
+@functools.cache
+def _source(name: str) -> str:
+    return resources.files("hermes_rl.tools.inside").joinpath(name).read_text("utf-8")
+
+
+TOOLSET = Toolset(
+    "code_execution", "Python scripts in the sandbox that can call the rollout's other tools.", (ExecuteCode(),)
+)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,9 +136,8 @@ def evaluation_lines(found: Evaluation) -> list[str]:
     lines = [f"mean reward {metrics['eval/mean_reward']:.4f}" + (f" ± {error:.4f}" if error is not None else "")]
     if found.ungraded:
         low, high = metrics["eval/mean_reward_lower"], metrics["eval/mean_reward_upper"]
-        causes = Counter(str(r.ending) for r in found.rollouts if r.score is None)
         lines.append(
-            f"{found.ungraded} rollouts could not be graded ({_counts(causes)}): mean in [{low:.4f}, {high:.4f}]"
+            f"{found.ungraded} rollouts could not be graded ({_counts(found.causes)}): mean in [{low:.4f}, {high:.4f}]"
         )
     shown = ("eval/pass", "eval/reward/", "eval/ending/")
     lines += [f"{name.removeprefix('eval/')} {value:.4f}" for name, value in metrics.items() if name.startswith(shown)]
@@ -163,7 +161,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 _AFTERWARDS = {
     "process": "what is complete is kept, and the same command goes on from there",
     "serve": "what was sent is kept with the trainer; the same command serves again",
-    "evaluate": "the finished rollouts are in rollouts.partial.jsonl; the same command evaluates anew",
+    "evaluate": "what is complete is kept, and the same command goes on from there",
 }
 _MODES: dict[str, Callable[[Spec, Launch], int]] = {
     "process": _process,

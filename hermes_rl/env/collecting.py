@@ -55,7 +55,7 @@ class Collecting:
         async with aclosing(playing):
             async for group in playing:
                 if group.dropped is None:
-                    await self.encoder.encode(group)
+                    await self.encoder.encode_group(group)
                 yield group
 
     @property
@@ -85,7 +85,7 @@ class Collecting:
             logger.error("rollout %s was not graded (%s): %s", rollout.id, rollout.ending, rollout.error)
             return None, []
         whole = Group(group, row, [rollout])
-        await self.encoder.encode(whole)
+        await self.encoder.encode_group(whole)
         return _item_of(self.scored(whole)), []
 
     async def collect_trajectories(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
@@ -98,7 +98,7 @@ class Collecting:
         if group.dropped is not None:
             self.track_dropped(group)
             return None, []
-        await self.encoder.encode(group)
+        await self.encoder.encode_group(group)
         return self.scored(group), []
 
     async def _collect_by_hand(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:

@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncIterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
@@ -25,6 +26,7 @@ from hermes_rl.rollouts.needs import require_available
 from hermes_rl.rollouts.rollout import Rollout
 from hermes_rl.runs.directory import Journal, RunDirectory
 from hermes_rl.runs.evaluate import evaluate
+from hermes_rl.runs.kept import Kept
 from hermes_rl.runs.launch import budget, evaluate_plan, write_evaluation
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.records import rollout_record
@@ -101,21 +103,32 @@ class SpecEnv(HermesAgentBaseEnv):
             return
         step = self.curr_step
         try:
-            found = await evaluate(
-                self.compiled,
-                self._eval_rows,
-                evaluate_plan(self.spec, self.compiled),
-                budget=budget(self.spec, None),
-                progress=Progress(quiet=True),
-            )
+            metrics = await self._evaluated(self._eval_rows, step)
         except HermesRLError as error:
             # Atropos never looks at the result of an evaluation, so a failure has to be said here.
             logger.error("the evaluation at step %d failed: %s", step, error)
             return
-        self.pending_metrics |= found.metrics
-        self.progress.note(f"step {step}: evaluation, mean reward {found.metrics['eval/mean_reward']:.3f}")
-        if self.directory is not None:
-            write_evaluation(found, RunDirectory(self.directory.path / "eval" / f"step-{step}"))
+        self.pending_metrics |= metrics
+        self.progress.note(f"step {step}: evaluation, mean reward {metrics['eval/mean_reward']:.3f}")
+
+    async def _evaluated(self, rows: Rows, step: int) -> dict[str, float]:
+        """Evaluate into the step's folder; anew, as the weights of an earlier run at this step may be others."""
+        with ExitStack() as stack:
+            parent = self.directory.path if self.directory is not None else None
+            folder = parent / "eval" / f"step-{step}" if parent else Path(stack.enter_context(TemporaryDirectory()))
+            directory, plan = RunDirectory(folder), evaluate_plan(self.spec, self.compiled)
+            kept = stack.enter_context(closing(Kept.of(directory, self.compiled, plan.rollouts)))
+            kept.clear()
+            found = await evaluate(
+                self.compiled,
+                rows,
+                plan,
+                kept,
+                budget=budget(self.spec, None),
+                progress=Progress(quiet=True),
+            )
+            await asyncio.to_thread(write_evaluation, found, directory)
+            return found.metrics
 
     def record_to(self, directory: RunDirectory, progress: Progress) -> None:
         """Keep every rollout, sent group and evaluation of training in this run directory, and say how it goes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+from hermes_rl.agent.result import AgentResult
 from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.tokens.chat import SampledTurn, chat_tokens
 from hermes_rl.tokens.tokenizer import Tokenizer, TokenizerUnavailable, load_tokenizer
@@ -30,26 +31,27 @@ class Encoder:
         except TokenizerUnavailable as error:
             return cls(None, str(error))
 
-    async def encode(self, group: Group) -> None:
-        """Set `sequence` of every rollout that has none, off the event loop."""
+    async def encode(self, rollout: Rollout) -> None:
+        """Set the `sequence` of a rollout that has none, off the event loop."""
         if self.tokenizer is None:
-            self.reasons[self.missing or "there is no tokenizer"] += len(group.rollouts)
-            return
-        await asyncio.to_thread(self._encode_all, self.tokenizer, group.rollouts)
+            self.reasons[self.missing or "there is no tokenizer"] += 1
+        elif rollout.sequence is None and rollout.result is not None:
+            await asyncio.to_thread(self._encode, self.tokenizer, rollout, rollout.result)
 
-    def _encode_all(self, tokenizer: Tokenizer, rollouts: list[Rollout]) -> None:
-        for rollout in rollouts:
-            result = rollout.result
-            if result is None or rollout.sequence is not None:
-                continue
-            turns = [SampledTurn(reply.finish_reason, reply.logprobs, reply.tokens) for reply in result.replies]
-            encoded = chat_tokens(
-                tokenizer,
-                result.messages,
-                result.tool_schemas or None,
-                sampled_from=result.prompt_length,
-                turns=turns,
-            )
-            rollout.sequence = encoded.sequence
-            if encoded.reason is not None:
-                self.reasons[encoded.reason] += 1
+    async def encode_group(self, group: Group) -> None:
+        """The same for every member."""
+        for rollout in group.rollouts:
+            await self.encode(rollout)
+
+    def _encode(self, tokenizer: Tokenizer, rollout: Rollout, result: AgentResult) -> None:
+        turns = [SampledTurn(reply.finish_reason, reply.logprobs, reply.tokens) for reply in result.replies]
+        encoded = chat_tokens(
+            tokenizer,
+            result.messages,
+            result.tool_schemas or None,
+            sampled_from=result.prompt_length,
+            turns=turns,
+        )
+        rollout.sequence = encoded.sequence
+        if encoded.reason is not None:
+            self.reasons[encoded.reason] += 1

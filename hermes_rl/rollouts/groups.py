@@ -56,7 +56,7 @@ async def play_groups(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def repeated(rows: Iterable[Row], skip: Callable[[str], bool] = lambda group: False) -> Source:
+async def repeated(rows: Iterable[Row], skip: Callable[[Row, str], bool] = lambda row, group: False) -> Source:
     """The rows over and over, each pass under new group ids (``<row key>:<pass>``); ends only where there are none.
 
     `skip` leaves out groups that an earlier run has finished.
@@ -67,7 +67,7 @@ async def repeated(rows: Iterable[Row], skip: Callable[[str], bool] = lambda gro
         async for row in _stream(rows):
             empty = False
             group = f"{row.key}:{epoch}"
-            if not skip(group):
+            if not skip(row, group):
                 yield row, group
         if empty:
             return

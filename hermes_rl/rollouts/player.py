@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import Failure
 from hermes_rl.rollouts.environment import Environment
+from hermes_rl.rollouts.memory import Memory, NoMemory
 from hermes_rl.rollouts.rollout import Group, Rollout, Seat
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.tools.machine import ToolRuntime
@@ -27,6 +28,8 @@ REPLAYS = 2
 Listener = Callable[[Rollout], None]
 """Called with every finished rollout, failed attempts included, before anything else is done with it."""
 
+Encode = Callable[[Rollout], Awaitable[None]]
+
 
 class Player:
     """Plays an environment's rollouts, in training or in evaluation.
@@ -36,6 +39,8 @@ class Player:
         concurrency: rollouts in flight; None: unbounded.
         listener: hears of every finished rollout.
         policy: another policy than the environment's own.
+        memory: rollouts that are there already.
+        encode: gives a graded rollout its tokens before the listener hears of it.
     """
 
     def __init__(
@@ -46,6 +51,8 @@ class Player:
         concurrency: int | None = None,
         listener: Listener | None = None,
         policy: ChatServer | None = None,
+        memory: Memory | None = None,
+        encode: Encode | None = None,
         replays: int = REPLAYS,
     ) -> None:
         self.environment = environment
@@ -53,6 +60,8 @@ class Player:
         self.slots = nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
         self.listener = listener or (lambda rollout: None)
         self.policy = policy if policy is not None else environment.policy
+        self.memory = memory or NoMemory()
+        self.encode = encode
         self.replays = replays
         self.open = 0
         """Members of started groups that have not ended."""
@@ -102,14 +111,26 @@ class Player:
 
     async def member(self, seat: Seat) -> Rollout:
         """Play one seat, anew where infrastructure failed, until it is graded or given up."""
+        known = await self.memory.recall(seat)
+        if known is not None:
+            return known
+        first = self.memory.attempts(seat)
         async with self.slots:
-            for attempt in range(self.replays + 1):
+            for attempt in range(first, first + self.replays + 1):
                 rollout = await self.play(replace(seat, attempt=attempt))
-                if rollout.error is not None or not self.environment.has_group_rewards:
-                    self.listener(rollout)
+                await self._keep(rollout)
                 if rollout.ending.graded:
                     break
         return rollout
+
+    async def _keep(self, rollout: Rollout) -> None:
+        """On disk before it counts; one that is scored with its group is held until then."""
+        if rollout.error is None and self.encode is not None:
+            await self.encode(rollout)
+        if rollout.error is None and self.environment.has_group_rewards:
+            self.memory.hold(rollout)
+        else:
+            self.listener(rollout)
 
     async def play(self, seat: Seat) -> Rollout:
         """Play one rollout to its ending and grade it."""
@@ -152,9 +173,9 @@ class Player:
 
     async def _group_level(self, group: Group) -> Group:
         """The rewards that compare the members; only then are their scores known."""
-        if not self.environment.has_group_rewards:
+        unheard = [rollout for rollout in group.rollouts if rollout.error is None and rollout.score is None]
+        if not self.environment.has_group_rewards or not unheard:
             return group
-        unheard = [rollout for rollout in group.rollouts if rollout.error is None]
         if group.dropped is not None:
             for rollout in unheard:
                 rollout.error = f"not compared with its group, of which another member failed: {group.detail}"

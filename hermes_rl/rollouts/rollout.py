@@ -35,8 +35,11 @@ class Seat:
         return f"{self.group}-{self.index}{replay}"
 
     def seed(self, base: int) -> int:
-        """The rollout's sampling seed, 31 bits: a function of the spec's seed and the seat alone."""
-        digest = hashlib.sha256(f"{base}:{self.id}".encode()).digest()
+        """The rollout's sampling seed, 31 bits: a function of the spec's seed and the place in the group.
+
+        A replay has the same one: where a server samples by it, a failure leaves no trace in the results.
+        """
+        digest = hashlib.sha256(f"{base}:{self.group}-{self.index}".encode()).digest()
         return int.from_bytes(digest[:4], "big") >> 1
 
 

@@ -1,12 +1,15 @@
 """Evaluate mode: every row of the evaluation split, several rollouts each, and what may be concluded.
 
-The same loop with the same tools as in training; rewards, endings and sandboxes are no different.
+The same loop with the same tools as in training; rewards, endings and sandboxes are no different. What it concludes
+is computed from the records of the rollouts, so that a run that was cut short goes on to the same numbers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +17,12 @@ from typing import Any
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.groups import once, play_groups
+from hermes_rl.rollouts.groups import Source, once, play_groups
 from hermes_rl.rollouts.player import Player
-from hermes_rl.rollouts.rollout import Group, Rollout
+from hermes_rl.rollouts.rollout import Rollout
 from hermes_rl.runs.budget import Budget
-from hermes_rl.runs.metrics import metrics_of
+from hermes_rl.runs.kept import Kept
+from hermes_rl.runs.metrics import Played, metrics_of
 from hermes_rl.runs.process import CONCURRENCY
 from hermes_rl.runs.progress import Progress
 from hermes_rl.servers.base import ChatServer
@@ -40,27 +44,33 @@ class EvaluatePlan:
 
 @dataclass
 class Evaluation:
-    """What an evaluation found. `rows` are all groups, those with ungraded members too."""
+    """What an evaluation found, over all rows that were played to their end, now or by an earlier call.
+
+    `causes` counts the rollouts without a grade by their ending; `stopped` is the budget that ended it.
+    """
 
     name: str
-    rows: list[Group]
     metrics: dict[str, float]
-    ungraded: int
-    started: float
-    ended: float
+    causes: Counter[str]
+    rollouts: int
+    kept: Kept = field(repr=False)
+    keys: list[str] = field(repr=False)
+    started: float = 0.0
+    ended: float = 0.0
     model: str | None = None
     generation_params: Mapping[str, Any] = field(default_factory=dict)
     success: float = 1.0
     stopped: str | None = None
 
     @property
-    def rollouts(self) -> list[Rollout]:
-        return [rollout for group in self.rows for rollout in group.rollouts]
+    def ungraded(self) -> int:
+        """Rollouts that infrastructure failed for good."""
+        return self.causes.total()
 
     @property
     def reliable(self) -> bool:
         """False where more rollouts than tolerated could not be graded."""
-        return self.ungraded <= TOLERATED * len(self.rollouts)
+        return self.ungraded <= TOLERATED * self.rollouts
 
     def metrics_file(self) -> dict[str, Any]:
         """The content of metrics.json, with the keys of atroposlib's `BaseEnv.evaluate_log`."""
@@ -73,21 +83,18 @@ class Evaluation:
             "results": {f"atropos|{self.name}_eval|0": self.metrics, "all": self.metrics},
         }
 
-    def samples(self) -> list[dict[str, Any]]:
+    def samples(self) -> Iterator[dict[str, Any]]:
         """The lines of samples.jsonl: atroposlib's `EvaluationSample` fields, and ours to find the rollout."""
-        return [self._sample(rollout) for rollout in self.rollouts]
+        return (self._sample(line) for row in self.kept.lines(self.keys) for line in row)
 
-    def _sample(self, rollout: Rollout) -> dict[str, Any]:
-        score = rollout.score
+    def _sample(self, line: Mapping[str, Any]) -> dict[str, Any]:
+        score = line["score"]
         return {
-            "messages": rollout.result.messages if rollout.result else [],
+            "messages": line["messages"],
             "score": score,
             "correct": None if score is None else score >= self.success,
-            "finish_reason": str(rollout.ending),
-            "id": rollout.id,
-            "row_key": rollout.seat.row.key,
-            "rewards": {name: value.record() for name, value in rollout.rewards.items()},
-            "error": rollout.error,
+            "finish_reason": line["ending"],
+            **{key: line[key] for key in ("id", "row_key", "rewards", "error")},
         }
 
 
@@ -95,63 +102,102 @@ async def evaluate(
     environment: Environment,
     rows: Iterable[Row],
     plan: EvaluatePlan,
+    kept: Kept,
     *,
     budget: Budget,
     progress: Progress,
     listener: Callable[[Rollout], None] | None = None,
     policy: ChatServer | None = None,
 ) -> Evaluation:
-    """Play every row `plan.rollouts` times.
+    """Play every row `plan.rollouts` times, but for the rollouts that are in `kept` already.
 
     Raises:
         RunError: there are no rows, nothing could be graded, or too many rows failed.
     """
-    started = time.time()
-    concurrency = plan.concurrency or CONCURRENCY
-
-    def heard(rollout: Rollout) -> None:
-        budget.spend(rollout)
-        if listener is not None:
-            listener(rollout)
-
-    player = Player(environment, split="eval", concurrency=concurrency, listener=heard, policy=policy)
-    found: list[Group] = []
-    stopped: list[str] = []
-
-    def wanted(running: int) -> bool:
-        reason = budget.used_up()
-        if reason:
-            stopped.append(reason)
-        return not reason
-
-    progress.begin(rows.length if isinstance(rows, Rows) else None, what="rows")
-    playing = play_groups(player, once(rows), plan.rollouts, concurrency=concurrency, whole=False, wanted=wanted)
-    async with aclosing(playing):
-        async for group in playing:
-            budget.count(group)
-            found.append(group)
-            progress.step(len(found), group)
-    if not found:
-        raise RunError(stopped[0] if stopped else "there are no rows to evaluate on; see dataset.eval")
-    return _conclude(environment.name, found, plan, started, stopped[0] if stopped else None)
+    return await _Evaluate(environment, plan, kept, budget, progress, listener).play(rows, policy)
 
 
-def _conclude(name: str, found: list[Group], plan: EvaluatePlan, started: float, stopped: str | None) -> Evaluation:
-    rollouts = [rollout for group in found for rollout in group.rollouts]
-    ungraded = sum(rollout.score is None and not rollout.ending.graded for rollout in rollouts)
-    if all(rollout.score is None for rollout in rollouts):
-        first = next((rollout.error for rollout in rollouts if rollout.error), "")
-        raise RunError(f"none of {len(rollouts)} rollouts could be graded. The first: {first}")
-    models = [rollout.policy["model"] for rollout in rollouts if rollout.policy]
-    return Evaluation(
-        name=name,
-        rows=found,
-        metrics=metrics_of(found, plan.rollouts, plan.success, plan.span),
-        ungraded=ungraded,
-        started=started,
-        ended=time.time(),
-        model=models[0] if models else None,
-        generation_params=plan.generation_params,
-        success=plan.success,
-        stopped=stopped,
-    )
+class _Evaluate:
+    def __init__(
+        self,
+        environment: Environment,
+        plan: EvaluatePlan,
+        kept: Kept,
+        budget: Budget,
+        progress: Progress,
+        listener: Callable[[Rollout], None] | None,
+    ) -> None:
+        self.environment, self.plan, self.kept = environment, plan, kept
+        self.budget, self.progress, self.listener = budget, progress, listener
+        self.started = time.time()
+        self.keys: list[str] = []
+        self.stopped: str | None = None
+        self.done = 0
+
+    async def play(self, rows: Iterable[Row], policy: ChatServer | None) -> Evaluation:
+        concurrency = self.plan.concurrency or CONCURRENCY
+        player = Player(
+            self.environment,
+            split="eval",
+            concurrency=concurrency,
+            listener=self._keep,
+            policy=policy,
+            memory=self.kept,
+        )
+        there = sum(map(self.kept.complete, self.kept.groups))
+        total = rows.length if isinstance(rows, Rows) else None
+        self.progress.begin(total, there, what="rows", further=self.kept.unfinished())
+        size = self.plan.rollouts
+        playing = play_groups(
+            player, self._missing(rows), size, concurrency=concurrency, whole=False, wanted=self._wanted
+        )
+        async with aclosing(playing):
+            async for group in playing:
+                self.budget.count(group)
+                self.done += 1
+                self.progress.step(self.done, group)
+        if not self.keys:
+            raise RunError(self.stopped or "there are no rows to evaluate on; see dataset.eval")
+        return await asyncio.to_thread(self._conclude)
+
+    async def _missing(self, rows: Iterable[Row]) -> Source:
+        """The rows of which something is left to play; all of them are remembered in their order."""
+        async for row, group in once(rows):
+            self.keys.append(group)
+            self.kept.require_same(row, group)
+            if self.kept.complete(group):
+                self.done += 1
+            else:
+                yield row, group
+
+    def _wanted(self, running: int) -> bool:
+        self.stopped = self.stopped or self.budget.used_up()
+        return self.stopped is None
+
+    def _keep(self, rollout: Rollout) -> None:
+        self.budget.spend(rollout)
+        self.kept.keep(rollout)
+        if self.listener is not None:
+            self.listener(rollout)
+
+    def _conclude(self) -> Evaluation:
+        found = [[Played.of(line) for line in row] for row in self.kept.lines(self.keys)]
+        played = [rollout for row in found for rollout in row]
+        if all(rollout.score is None for rollout in played):
+            first = next((rollout.error for rollout in played if rollout.error), self.stopped or "")
+            raise RunError(f"none of {len(played)} rollouts could be graded. The first: {first}")
+        plan = self.plan
+        return Evaluation(
+            name=self.environment.name,
+            metrics=metrics_of(found, plan.rollouts, plan.success, plan.span),
+            causes=Counter(str(rollout.ending) for rollout in played if not rollout.left_out and rollout.score is None),
+            rollouts=len(played),
+            kept=self.kept,
+            keys=self.keys,
+            started=self.started,
+            ended=time.time(),
+            model=next((rollout.model for rollout in played if rollout.model), None),
+            generation_params=plan.generation_params,
+            success=plan.success,
+            stopped=self.stopped,
+        )

@@ -1,21 +1,25 @@
-"""What a run of process mode has written so far, and whether it can be gone on with."""
+"""The file of groups of process mode: what of it belongs to this run, and is as its rollouts say."""
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.runs.journal import Journal
-from hermes_rl.runs.records import GROUP_KEYS, ROLLOUT_KEYS
+from hermes_rl.runs.kept import Kept
+from hermes_rl.runs.records import GROUP_KEYS
 
 
 @dataclass(frozen=True)
-class RunFiles:
-    """Both files of a run, `run` its fingerprint; `moved`: the groups lie outside of the run directory."""
+class GroupsFile:
+    """`groups.jsonl` of the run with the fingerprint `run`; `moved`: it lies outside of the run directory.
 
-    groups: Journal
-    rollouts: Journal
+    It is made from `rollouts.jsonl`: a group that is missing, or differs from its rollouts, is written from them.
+    """
+
+    journal: Journal
     run: str
     moved: bool = False
 
@@ -25,43 +29,51 @@ class RunFiles:
         Raises:
             UserError: what is there, and the way out.
         """
-        for line in self.groups.read(*GROUP_KEYS):
+        for line in self.journal.read(*GROUP_KEYS):
             self._check_run(line)
             size = len(line["scores"]) if isinstance(line["scores"], list) else 0
             if size != group_size:
                 raise UserError(
-                    f"{self.groups.path} holds groups of {size}, and process.group_size is {group_size}: set it to "
+                    f"{self.journal.path} holds groups of {size}, and process.group_size is {group_size}: set it to "
                     f"{size} to go on, or use --fresh to start beside it"
                 )
 
     def _check_run(self, line: dict[str, Any]) -> None:
         if line.get("run", None if self.moved else self.run) != self.run:
             raise UserError(
-                f"{self.groups.path} holds groups of another run ({line.get('run')}; this one is {self.run}): move "
+                f"{self.journal.path} holds groups of another run ({line.get('run')}; this one is {self.run}): move "
                 "it, or choose another place"
             )
 
-    def finished(self, group_size: int, *, drop_uniform: bool) -> tuple[set[str], set[str]]:
-        """The groups that are written, and those that were played and discarded as uniform.
+    def reconcile(self, kept: Kept, changed: Set[str] = frozenset()) -> set[str]:
+        """The groups that are written as their rollouts are; the others, and those `changed`, are taken out.
 
-        Rollouts of groups that were cut short are taken out, so that no id appears twice when they are played again.
+        Raises:
+            UserError: a file elsewhere holds groups whose rollouts are not here.
         """
-        written = {str(line["group"]) for line in self.groups.read(*GROUP_KEYS)}
-        scores: dict[str, list[float]] = {}
-        for line in self.rollouts.read(*ROLLOUT_KEYS):
-            if line["score"] is not None:
-                scores.setdefault(line["group"], []).append(line["score"])
-        foreign = sorted(written - scores.keys())
-        if foreign and self.moved:
-            raise UserError(
-                f"{self.groups.path} holds groups of a run in another directory than {self.rollouts.path.parent} "
-                f"(such as {foreign[0]}): move it, or choose another place"
-            )
-        discarded = {
-            group
-            for group, found in scores.items()
-            if group not in written and drop_uniform and len(found) == group_size > 1 == len(set(found))
-        }
-        kept = written | discarded
-        self.rollouts.keep(line for line in self.rollouts.read() if line["group"] in kept)
-        return written, discarded
+        right: set[str] = set()
+        wrong = False
+        known = set(kept.groups)
+        for line in self.journal.read(*GROUP_KEYS):
+            group = line["group"]
+            if group not in known and self.moved:
+                raise UserError(
+                    f"{self.journal.path} holds groups of a run in another directory than "
+                    f"{kept.rollouts.path.parent} (such as {group}): move it, or choose another place"
+                )
+            same = group not in changed and group not in right and line["scores"] == kept.scores(group)
+            right |= {group} if same else set()
+            wrong = wrong or not same
+        if wrong:
+            self._take_out(right)
+        return right
+
+    def _take_out(self, right: set[str]) -> None:
+        left = set(right)
+
+        def first(group: str) -> bool:
+            present = group in left
+            left.discard(group)
+            return present
+
+        self.journal.keep(line for line in self.journal.read() if first(line["group"]))

@@ -98,6 +98,8 @@ class Grading:
             return None, f"the spec drops rollouts that end with {line['ending']}"
         if not isinstance(treatment, str):
             return float(treatment), None
+        if self.weightings and not line["rewards"]:
+            return None, "it was left out before it was graded"
         try:
             values = {name: RewardValue(reward["value"]) for name, reward in line["rewards"].items()}
             return combine(self.weightings, values, self.clamp), None

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,8 +26,9 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[str] = path.open("a", encoding="utf-8")
+        with cannot_write(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = path.open("ab", buffering=0)
         try:
             _lock(self._file, path)
         except BaseException:
@@ -35,18 +36,24 @@ class Journal:
             raise
         _cut_torn_line(path)
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Write one line and hand it to the system.
+    def append(self, record: dict[str, Any]) -> int:
+        """Write one line and hand it to the system; returns where it begins.
 
         Raises:
-            RunError: the file cannot be written (disk full, permission).
+            RunError: the file cannot be written (disk full, permission); it ends with the line before.
         """
-        line = json.dumps(record, ensure_ascii=False, allow_nan=False)
+        line = _line(record)
+        begin = os.fstat(self._file.fileno()).st_size
         try:
-            self._file.write(line + "\n")
-            self._file.flush()
+            written = 0
+            while written < len(line):
+                written += self._file.write(line[written:]) or 0
         except OSError as error:
-            raise RunError(f"{self.path} cannot be written: {error.strerror}. What is complete is kept") from error
+            # A part of a line would break the next one, where somebody makes room meanwhile.
+            with suppress(OSError):
+                self._file.truncate(begin)
+            raise _unwritable(self.path, error) from error
+        return begin
 
     def read(self, *keys: str) -> Iterator[dict[str, Any]]:
         """The lines that are there.
@@ -54,11 +61,29 @@ class Journal:
         Raises:
             UserError: one of them is no JSON object, or lacks one of `keys`.
         """
-        with self.path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                yield self._parsed(line, number, keys)
+        for _, record in self.scan(*keys):
+            yield record
 
-    def _parsed(self, line: str, number: int, keys: tuple[str, ...]) -> dict[str, Any]:
+    def scan(self, *keys: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """As `read`, each line with where it begins."""
+        begin = 0
+        with self.path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                yield begin, self._parsed(line, number, keys)
+                begin += len(line)
+
+    @property
+    def empty(self) -> bool:
+        return os.fstat(self._file.fileno()).st_size == 0
+
+    def at(self, begin: int) -> dict[str, Any]:
+        """The line that begins there, as `append` or `scan` said."""
+        with self.path.open("rb") as lines:
+            lines.seek(begin)
+            record: dict[str, Any] = json.loads(lines.readline())
+            return record
+
+    def _parsed(self, line: bytes, number: int, keys: tuple[str, ...]) -> dict[str, Any]:
         try:
             record = json.loads(line)
         except ValueError:
@@ -77,15 +102,16 @@ class Journal:
         """Replace the content in one step, so that a crash leaves the old or the new; `lines` may come from `read`."""
         partial = _partial(self.path)
         try:
-            with partial.open("w", encoding="utf-8") as new:
-                for line in lines:
-                    new.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-            # The new file is locked before it takes the place of the old one, so that nobody slips in between.
-            following: IO[str] = partial.open("a", encoding="utf-8")
-            _lock(following, partial)
-            partial.replace(self.path)
+            with cannot_write(self.path):
+                with partial.open("wb") as new:
+                    new.writelines(map(_line, lines))
+                # The new file is locked before it takes the place of the old one, so that nobody slips in between.
+                following: IO[bytes] = partial.open("ab", buffering=0)
+                _lock(following, partial)
+                partial.replace(self.path)
         except BaseException:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
             raise
         self._file.close()
         self._file = following
@@ -95,18 +121,52 @@ class Journal:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that it is never seen half written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a file so that it is never seen half written.
+
+    Raises:
+        RunError: it cannot be written; what was there is still there.
+    """
     partial = _partial(path)
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    with cannot_write(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def cannot_write(path: Path) -> Iterator[None]:
+    """Raise RunError where the file system refuses: the user can make room or choose another place."""
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> RunError:
+    return RunError(
+        f"{path} cannot be written: {error.strerror}. What is complete is kept; the same command goes on from there"
+    )
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    # A lone surrogate, which a model can write, has no UTF-8; escaped, it comes back as it was.
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    try:
+        return text.encode() + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
 def _partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
-def _lock(file: IO[str], path: Path) -> None:
+def _lock(file: IO[bytes], path: Path) -> None:
     taken = False
     try:
         # Some network file systems have no locks; a run there is as safe as its user's care.

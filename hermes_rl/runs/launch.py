@@ -19,10 +19,10 @@ from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import EvaluatePlan, Evaluation, evaluate
 from hermes_rl.runs.grading import Grading
+from hermes_rl.runs.kept import Kept
 from hermes_rl.runs.process import ProcessPlan, ProcessSummary, process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.provenance import provenance
-from hermes_rl.runs.records import rollout_record
 from hermes_rl.runs.rescore import Regrading
 from hermes_rl.runs.wandb_log import wandb_log
 from hermes_rl.sandbox.none import WARNING
@@ -40,10 +40,6 @@ class Launch:
     fresh: bool = False
     environ: Mapping[str, str] | None = None
     progress: Progress = field(default_factory=Progress)
-
-
-PARTIAL = "rollouts.partial.jsonl"
-"""Where an evaluation keeps its rollouts until it is complete."""
 
 
 def prepare(spec: Spec, launch: Launch) -> CompiledSpec:
@@ -85,7 +81,7 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
             said = {**_provenance(spec, compiled, rows, encoder), "grading": grading.record()}
             plan = replace(
                 plan,
-                regrade=Regrading(directory.described(), grading, launch.progress.note, spec.process.drop_uniform),
+                regrade=Regrading(directory.described(), grading, launch.progress.note),
                 ready=partial(directory.describe, spec, said),
             )
             with wandb_log(spec, directory.path) as log:
@@ -110,22 +106,24 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
         await require_reachable("policy", compiled.policy.configs)
         rows, encoder = await _load(spec, "eval", launch)
         with RunDirectory.choose(spec, "evaluate", launch.out, fresh=launch.fresh) as directory:
-            directory.describe(spec, _provenance(spec, compiled, rows, encoder))
-            # What an earlier evaluation found stays until this one is complete.
-            with closing(directory.journal(PARTIAL)) as journal, wandb_log(spec, directory.path) as log:
-                journal.keep([])
+            grading = Grading.of(spec, spec.evaluate.rollouts if compiled.has_group_rewards else None)
+            kept = Kept.of(directory, compiled, spec.evaluate.rollouts)
+            with closing(kept), wandb_log(spec, directory.path) as log:
+                Regrading(directory.described(), grading, launch.progress.note)(kept.rollouts)
+                kept.load()
+                said = {**_provenance(spec, compiled, rows, encoder), "grading": grading.record()}
+                directory.describe(spec, said)
                 found = await evaluate(
                     compiled,
                     rows,
                     evaluate_plan(spec, compiled),
+                    kept,
                     budget=budget(spec, None),
                     progress=launch.progress,
-                    listener=lambda rollout: journal.append(rollout_record(rollout)),
                 )
                 log.metrics(found.metrics)
-            (directory.path / PARTIAL).replace(directory.path / "rollouts.jsonl")
-            moved = spec.env.get("data_dir_to_save_evals")
-            write_evaluation(found, RunDirectory(Path(moved)) if moved else directory)
+                moved = spec.env.get("data_dir_to_save_evals")
+                await asyncio.to_thread(write_evaluation, found, RunDirectory(Path(moved)) if moved else directory)
         return found, directory
 
 

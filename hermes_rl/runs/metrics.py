@@ -3,36 +3,80 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from hermes_rl.rollouts.rollout import Group, Rollout
+from hermes_rl.agent.result import Usage
+from hermes_rl.endings import Ending
+from hermes_rl.runs.restore import reward_of
 from hermes_rl.runs.statistics import bounds, clustered_stderr, ks, mean, pass_at_k, pass_hat_k
+from hermes_rl.scoring.value import RewardValue
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What counts of a rollout: its record without what was said."""
+
+    score: float | None
+    ending: Ending
+    error: str | None
+    rewards: Mapping[str, RewardValue]
+    usage: Usage
+    turns: int = 0
+    calls: int = 0
+    call_errors: int = 0
+    model: str | None = None
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> Played:
+        """From a line of rollouts.jsonl."""
+        return cls(
+            score=line["score"],
+            ending=Ending(line["ending"]),
+            error=line["error"],
+            rewards={name: reward_of(record) for name, record in line["rewards"].items()},
+            usage=Usage(**line["usage"]),
+            turns=line["turns"],
+            calls=len(line["tool_calls"]),
+            call_errors=len(line["tool_errors"]),
+            model=(line["policy"] or {}).get("model"),
+        )
+
+    @property
+    def left_out(self) -> bool:
+        """True where the spec drops how it ended: no failure, and no part of any mean."""
+        return self.score is None and self.ending.graded
+
+
+Row = Sequence[Played]
+"""All rollouts of one row."""
 
 
 def metrics_of(
-    groups: Sequence[Group], rollouts_per_row: int, success: float, span: tuple[float, float]
+    rows: Sequence[Row], rollouts_per_row: int, success: float, span: tuple[float, float]
 ) -> dict[str, float]:
     """All metrics; means are over graded rollouts, `eval/ungraded` says how many there were not.
 
     Where some were not graded, `eval/mean_reward_lower` and `_upper` bound the mean that grading them could give.
     pass@k and pass^k are means over the rows all of whose rollouts were graded.
     """
-    played = [rollout for group in groups for rollout in group.rollouts]
-    # An ending that the spec drops is no failure: such rollouts are left out of every mean.
-    rollouts = [rollout for rollout in played if rollout.score is not None or not rollout.ending.graded]
+    played = [rollout for row in rows for rollout in row]
+    rollouts = [rollout for rollout in played if not rollout.left_out]
     graded = [rollout for rollout in rollouts if rollout.score is not None]
-    scores = [score for group in groups for score in group.scores]
+    clusters = [_scores(row) for row in rows]
+    scores = [score for cluster in clusters for score in cluster]
     low, high = bounds(scores, len(rollouts) - len(graded), span)
     found: dict[str, float | None] = {
         "eval/mean_reward": mean(scores),
-        "eval/mean_reward_stderr": clustered_stderr([group.scores for group in groups]),
+        "eval/mean_reward_stderr": clustered_stderr(clusters),
         "eval/mean_reward_lower": low,
         "eval/mean_reward_upper": high,
-        "eval/rows": float(len(groups)),
+        "eval/rows": float(len(rows)),
         "eval/rollouts": float(len(rollouts)),
         "eval/ungraded": float(len(rollouts) - len(graded)),
     }
-    found |= _passes(groups, rollouts_per_row, success)
+    found |= _passes(clusters, rollouts_per_row, success)
     found |= _rewards(graded)
     found |= _endings(played)
     if len(rollouts) < len(played):
@@ -41,8 +85,12 @@ def metrics_of(
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _passes(groups: Sequence[Group], size: int, success: float) -> dict[str, float]:
-    whole = [group.scores for group in groups if len(group.scores) == size]
+def _scores(row: Row) -> list[float]:
+    return [rollout.score for rollout in row if rollout.score is not None]
+
+
+def _passes(clusters: Sequence[Sequence[float]], size: int, success: float) -> dict[str, float]:
+    whole = [scores for scores in clusters if len(scores) == size]
     if not whole:
         return {}
     wins = [sum(score >= success for score in scores) for scores in whole]
@@ -53,7 +101,7 @@ def _passes(groups: Sequence[Group], size: int, success: float) -> dict[str, flo
     return found
 
 
-def _rewards(graded: Sequence[Rollout]) -> dict[str, float]:
+def _rewards(graded: Row) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for rollout in graded:
         for name, reward in rollout.rewards.items():
@@ -67,21 +115,20 @@ def _rewards(graded: Sequence[Rollout]) -> dict[str, float]:
     return {f"eval/reward/{name}": mean(found) for name, found in values.items()}
 
 
-def _endings(rollouts: Sequence[Rollout]) -> dict[str, float]:
+def _endings(rollouts: Row) -> dict[str, float]:
     counts = Counter(str(rollout.ending) for rollout in rollouts)
     return {f"eval/ending/{ending}": count / len(rollouts) for ending, count in sorted(counts.items())}
 
 
-def _usage(graded: Sequence[Rollout]) -> dict[str, float]:
-    results = [rollout.result for rollout in graded if rollout.result is not None]
-    if not results:
+def _usage(graded: Row) -> dict[str, float]:
+    if not graded:
         return {}
-    calls = sum(len(result.tool_calls) for result in results)
-    errors = sum(len(result.tool_errors) for result in results)
+    calls = sum(rollout.calls for rollout in graded)
+    errors = sum(rollout.call_errors for rollout in graded)
     return {
-        "eval/turns": mean([float(result.turns_used) for result in results]),
-        "eval/tool_calls": calls / len(results),
+        "eval/turns": mean([float(rollout.turns) for rollout in graded]),
+        "eval/tool_calls": calls / len(graded),
         "eval/tool_error_rate": errors / calls if calls else 0.0,
-        "eval/prompt_tokens": mean([float(result.usage.prompt_tokens) for result in results]),
-        "eval/completion_tokens": mean([float(result.usage.completion_tokens) for result in results]),
+        "eval/prompt_tokens": mean([float(rollout.usage.prompt_tokens) for rollout in graded]),
+        "eval/completion_tokens": mean([float(rollout.usage.completion_tokens) for rollout in graded]),
     }

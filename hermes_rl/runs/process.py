@@ -18,10 +18,11 @@ from hermes_rl.rollouts.player import Player
 from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.files import RunFiles
-from hermes_rl.runs.journal import Journal
+from hermes_rl.runs.files import GroupsFile
+from hermes_rl.runs.kept import Kept
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.records import group_record, rollout_record
+from hermes_rl.runs.records import group_record
+from hermes_rl.runs.rescore import Regrading
 from hermes_rl.runs.wandb_log import WandbLog
 
 CONCURRENCY = 64
@@ -48,7 +49,7 @@ class ProcessPlan:
     generation_params: Mapping[str, Any] = field(default_factory=dict)
     run: str = ""
     """Fingerprint of the run; each group is marked with it, since its file may be shared."""
-    regrade: Callable[[Journal, Journal], None] | None = None
+    regrade: Regrading | None = None
     ready: Callable[[], None] | None = None
 
 
@@ -86,10 +87,12 @@ async def process(
         RunError: too many groups failed, there are no rows, or nothing more can be written.
         UserError: what the directory holds cannot be gone on with.
     """
-    groups = directory.journal(plan.groups_path or "groups.jsonl")
-    with closing(groups), closing(directory.journal("rollouts.jsonl")) as rollouts:
-        files = RunFiles(groups, rollouts, plan.run, moved=plan.groups_path is not None)
-        run = _Process(environment, plan, files, encoder, budget, progress, log or WandbLog(None))
+    with (
+        closing(directory.journal(plan.groups_path or "groups.jsonl")) as journal,
+        closing(Kept.of(directory, environment, plan.group_size)) as kept,
+    ):
+        groups = GroupsFile(journal, plan.run, moved=plan.groups_path is not None)
+        run = _Process(environment, plan, groups, kept, encoder, budget, progress, log or WandbLog(None))
         return await run.play(rows)
 
 
@@ -98,25 +101,40 @@ class _Process:
         self,
         environment: Environment,
         plan: ProcessPlan,
-        files: RunFiles,
+        groups: GroupsFile,
+        kept: Kept,
         encoder: Encoder,
         budget: Budget,
         progress: Progress,
         log: WandbLog,
     ) -> None:
         self.plan, self.encoder, self.budget, self.progress, self.log = plan, encoder, budget, progress, log
-        self.files = files
-        files.check(plan.group_size)
-        if plan.regrade is not None:
-            plan.regrade(files.rollouts, files.groups)
-        written, discarded = files.finished(plan.group_size, drop_uniform=plan.drop_uniform)
-        if plan.ready is not None:
-            plan.ready()
-        self.done = written | discarded
+        self.groups, self.kept = groups, kept
+        written = self._look_at_what_is_there()
+        self.done = written | {group for group in kept.groups if self._left_out(group)}
         self.summary = ProcessSummary(kept=len(written))
-        concurrency = plan.concurrency or CONCURRENCY
-        self.concurrency = max(concurrency, 1)
-        self.player = Player(environment, concurrency=self.concurrency, listener=self._keep)
+        self.concurrency = max(plan.concurrency or CONCURRENCY, 1)
+        self.player = Player(
+            environment, concurrency=self.concurrency, listener=self._keep, memory=kept, encode=encoder.encode
+        )
+
+    def _look_at_what_is_there(self) -> set[str]:
+        """The groups that are written; everything is brought to what the spec says now, or refused untouched."""
+        self.groups.check(self.plan.group_size)
+        if self.plan.regrade is not None:
+            self.plan.regrade(self.kept.rollouts)
+        self.kept.load()
+        written = self.groups.reconcile(self.kept, self.plan.regrade.changed if self.plan.regrade else frozenset())
+        if self.plan.ready is not None:
+            self.plan.ready()
+        return written
+
+    def _left_out(self, group: str) -> bool:
+        """Played to its end and discarded: as uniform, or because the spec drops how a member ended."""
+        if not self.kept.complete(group):
+            return False
+        scores = self.kept.scores(group)
+        return None in scores or (self.plan.drop_uniform and len(scores) > 1 == len(set(scores)))
 
     @property
     def complete(self) -> int:
@@ -124,8 +142,8 @@ class _Process:
 
     async def play(self, rows: Iterable[Row]) -> ProcessSummary:
         started = time.monotonic()
-        source = repeated(rows, skip=self.done.__contains__)
-        self.progress.begin(self.plan.groups, self.complete)
+        source = repeated(rows, skip=self._done)
+        self.progress.begin(self.plan.groups, self.complete, further=self.kept.unfinished())
         playing = play_groups(
             self.player, source, self.plan.group_size, concurrency=self.concurrency, wanted=self._wanted
         )
@@ -139,6 +157,10 @@ class _Process:
         self.summary.seconds = time.monotonic() - started
         return self.summary
 
+    def _done(self, row: Row, group: str) -> bool:
+        self.kept.require_same(row, group)
+        return group in self.done
+
     def _wanted(self, running: int) -> bool:
         self.summary.stopped = self.summary.stopped or self.budget.used_up()
         return self.summary.stopped is None and self.complete + running < self.plan.groups
@@ -146,13 +168,12 @@ class _Process:
     def _keep(self, rollout: Rollout) -> None:
         self.summary.rollouts += 1
         self.budget.spend(rollout)
-        self.files.rollouts.append(rollout_record(rollout))
+        self.kept.keep(rollout)
 
     async def _take(self, group: Group) -> None:
         keep = group.dropped is None and not (group.uniform and self.plan.drop_uniform)
         if keep:
-            await self.encoder.encode(group)
-            self.files.groups.append(group_record(group, self.plan.generation_params, self.plan.run))
+            self.groups.journal.append(group_record(group, self.plan.generation_params, self.plan.run))
             self.summary.written += 1
         elif group.dropped is not None:
             self.progress.note(f"group {group.id} dropped ({group.dropped}): {group.detail}")

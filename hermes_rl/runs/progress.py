@@ -26,11 +26,12 @@ class Progress:
         self._open_line = False
         self._last = time.monotonic()
 
-    def begin(self, total: int | None, done: int = 0, *, what: str = "groups") -> None:
-        """Say how much there is to do, and how much of it is there already."""
+    def begin(self, total: int | None, done: int = 0, *, what: str = "groups", further: int = 0) -> None:
+        """Say how much there is to do, and how much of it is there already; `further` rollouts of unfinished ones."""
         self.total, self.what = total, what
-        if done and not self.quiet:
-            self.note(f"going on: {done} of {total} groups are there already")
+        if (done or further) and not self.quiet:
+            more = f", and {further} rollouts of unfinished ones" if further else ""
+            self.note(f"going on: {done} of {total or '?'} {what} are there already{more}")
 
     def step(self, done: int, group: Group) -> None:
         """A group has ended."""

@@ -1,21 +1,26 @@
-"""How rollouts and groups look in files.
+"""How rollouts and groups look in files; the way back is `hermes_rl.runs.restore`.
 
-A line of `rollouts.jsonl` is ours. A line of `groups.jsonl` is a ScoredDataGroup with the keys that atroposlib
-0.4.0 writes (`atroposlib.envs.base.ScoredDataGroup`), and `group`, `row_key` and `run`, which join it to the rollouts.
+A line of `rollouts.jsonl` is ours; it holds all that is needed to score the rollout anew and to make its group's line.
+A line of `groups.jsonl` is a ScoredDataGroup with the keys that atroposlib 0.4.0 writes
+(`atroposlib.envs.base.ScoredDataGroup`), and `group`, `row_key` and `run`, which join it to the rollouts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from hermes_rl.agent.result import AgentResult, ToolCall
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.tokens.chat import Sequence as TokenSequence
 
 UNTRAINED = -100
 """The mask of a position that is not trained on."""
+DIGITS = 16
+"""Of the hash of a row's content, enough to see that it is another."""
 ROLLOUT_KEYS = ("id", "row_key", "group", "rewards", "score", "ending", "error")
 """What a line of rollouts.jsonl has to have, to go on from it."""
 GROUP_KEYS = ("group", "scores")
@@ -39,7 +44,60 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "timings": {name: round(seconds, 6) for name, seconds in rollout.timings.items()},
         "policy": rollout.policy,
         "error": rollout.error,
+        "row_digest": rollout.seat.row.digest[:DIGITS],
+        "prompt_length": result.prompt_length if result else 0,
+        "tool_calls": _calls(result) if result else [],
+        "sequence": _sequence(rollout.sequence),
     }
+
+
+def _calls(result: AgentResult) -> list[dict[str, Any]]:
+    """The calls without their results, which are in the messages; so are arguments that ran as they were written."""
+    written = written_calls(result.messages[result.prompt_length :])
+    return [_call(call, written.get((call.turn, call.id))) for call in result.tool_calls]
+
+
+def _call(call: ToolCall, written: WrittenCall | None) -> dict[str, Any]:
+    record = {"turn": call.turn, "id": call.id, "name": call.name, "seconds": round(call.seconds, 6)}
+    if written is None or call.arguments != written.arguments:
+        # As text: what a tool was given may hold numbers that JSON does not have.
+        record["arguments"] = json.dumps(call.arguments, ensure_ascii=False, default=str)
+    return record if call.error is None else {**record, "error": call.error}
+
+
+@dataclass
+class WrittenCall:
+    """What the messages say of a call: its arguments, parsed where they can be, and what the model was told."""
+
+    arguments: Any
+    result: str = ""
+
+
+def written_calls(messages: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str], WrittenCall]:
+    """The calls of a conversation without its prompt, by turn and id; an id may come again in a later turn."""
+    found: dict[tuple[int, str], WrittenCall] = {}
+    turn = 0
+    for message in messages:
+        if message["role"] == "assistant":
+            turn += 1
+            for call in message.get("tool_calls") or ():
+                found[turn, call["id"]] = WrittenCall(_parsed(call["function"]["arguments"]))
+        elif message["role"] == "tool" and (turn, message["tool_call_id"]) in found:
+            found[turn, message["tool_call_id"]].result = str(message.get("content") or "")
+    return found
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _sequence(sequence: TokenSequence | None) -> dict[str, Any] | None:
+    if sequence is None:
+        return None
+    return {"tokens": sequence.tokens, "masks": sequence.masks, "logprobs": sequence.logprobs}
 
 
 def scored_data_group(

@@ -125,7 +125,7 @@ async def test_examples_in_the_prompt_are_not_trained_on() -> None:
     )
     group = await play(parse_spec(text), size=1)
     encoder = Encoder.load(None)
-    await encoder.encode(group)
+    await encoder.encode_group(group)
     sequence = group.rollouts[0].sequence
     assert sequence is not None and encoder.tokenizer is not None
     assert encoder.tokenizer.decode(sequence.trained) == "real<|im_end|>"
@@ -152,9 +152,11 @@ def test_what_is_not_there_yet_validates_and_a_run_says_so(section: str, what: s
     assert any(what in problem.message for problem in available(spec, "process"))
 
 
-def test_two_members_of_a_group_have_ids_and_seeds_of_their_own() -> None:
+def test_members_have_ids_and_seeds_of_their_own_and_a_replay_the_seed_of_its_member() -> None:
     from tests.rollouts.worlds import row
 
     seats = [Seat(row(), "g", index, 2, attempt) for index in range(2) for attempt in range(2)]
-    assert len({seat.id for seat in seats}) == len({seat.seed(0) for seat in seats}) == 4
+    assert len({seat.id for seat in seats}) == 4
+    assert [seat.seed(0) for seat in seats[::2]] == [seat.seed(0) for seat in seats[1::2]], "a replay leaves no trace"
+    assert len({seat.seed(0) for seat in seats}) == 2
     assert seats[0].seed(0) != seats[0].seed(1)

@@ -57,7 +57,7 @@ async def test_code_of_the_spec_changes_neither_rows_nor_what_is_trained_on(tmp_
     assert group.scores == [12.0] * 3, "3 + 3 for each of the two, every time"
     assert row.columns["stock"] == ["a", "b"]
     encoder = Encoder.load(None)
-    await encoder.encode(group)
+    await encoder.encode_group(group)
     assert encoder.tokenizer is not None
     for rollout in group.rollouts:
         assert rollout.result is not None and rollout.sequence is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import EvaluatePlan, Evaluation, evaluate
+from hermes_rl.runs.kept import Kept
 from hermes_rl.runs.process import ProcessPlan, ProcessSummary, process
 from hermes_rl.runs.progress import Progress
 from tests.rollouts.worlds import World, rows
@@ -49,9 +52,20 @@ async def play_evaluate(
     *,
     given: list[Row] | None = None,
     budget: Budget | None = None,
+    folder: Path | None = None,
     **more: Any,
 ) -> Evaluation:
-    """Evaluate on four rows, or those given."""
+    """Evaluate on four rows, or those given; `lines` of the result are its rollouts."""
     chosen = rows(4) if given is None else given
-    progress = Progress(io.StringIO())
-    return await evaluate(world, chosen, plan or EvaluatePlan(), budget=budget or Budget(), progress=progress, **more)
+    plan = plan or EvaluatePlan()
+    kept = Kept.of(RunDirectory(folder or Path(tempfile.mkdtemp())), world, plan.rollouts)
+    kept.load()
+    with closing(kept):
+        return await evaluate(
+            world, chosen, plan, kept, budget=budget or Budget(), progress=Progress(io.StringIO()), **more
+        )
+
+
+def rollouts_of(found: Evaluation) -> list[dict[str, Any]]:
+    """The lines of the rollouts, in the order of the rows."""
+    return [line for row in found.kept.lines(found.keys) for line in row]

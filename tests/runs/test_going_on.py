@@ -79,15 +79,19 @@ def test_a_run_that_never_began_leaves_its_place_free(tmp_path: Path) -> None:
     assert hermes(*RUN, cwd=tmp_path).returncode == 0
 
 
-def test_an_evaluation_replaces_an_earlier_one_only_when_it_is_complete(tmp_path: Path) -> None:
-    arguments = ["run", "terminal-files", "evaluate", "--out", "run", "--quiet"]
-    assert hermes(*arguments, cwd=tmp_path).returncode == 0
+def test_a_complete_evaluation_plays_nothing_and_more_rollouts_only_the_difference(tmp_path: Path) -> None:
+    arguments = ["run", "terminal-files", "evaluate", "--out", "run", "--quiet", "--set", "agent.temperature=1.0"]
+    first = hermes(*arguments, "--set", "evaluate.rollouts=2", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
     before = lines(tmp_path / "run" / "rollouts.jsonl")
-    failed = hermes(*arguments, "--set", "sandbox.setup=['exit 1']", cwd=tmp_path)
-    assert failed.returncode == 2, "another sandbox is another run"
-    failed = hermes(*arguments, "--set", "rewards.concise.args={best: 2, worst: 1}", cwd=tmp_path)
-    assert failed.returncode == 1
+    again = hermes(*arguments, "--set", "evaluate.rollouts=2", cwd=tmp_path)
+    assert again.stdout == first.stdout
     assert lines(tmp_path / "run" / "rollouts.jsonl") == before
+    assert hermes(*arguments, "--set", "evaluate.rollouts=3", cwd=tmp_path).returncode == 0
+    after = lines(tmp_path / "run" / "rollouts.jsonl")
+    assert after[: len(before)] == before
+    assert len({line["id"] for line in after}) == len(after) == len(before) * 3 // 2
+    assert len(lines(tmp_path / "run" / "samples.jsonl")) == len(after)
 
 
 def test_endings_that_the_spec_drops_are_no_failures(tmp_path: Path) -> None:

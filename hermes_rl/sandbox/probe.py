@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox.bubblewrap import OUTER_UID, namespace_options
+from hermes_rl.sandbox.bubblewrap import namespace_options
 from hermes_rl.sandbox.bwrap_binary import Bwrap, find_bwrap
+from hermes_rl.sandbox.images import OUTER_UID
 
 OTHERWISE = "or choose another backend (`--set sandbox.backend=none` runs on the bare machine, without a fence)"
 

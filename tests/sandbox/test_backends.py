@@ -16,9 +16,10 @@ import pytest
 
 from hermes_rl.errors import NotYetAvailable, UserError
 from hermes_rl.sandbox import BACKENDS, SandboxConfig, SandboxFile, create_sandbox, none, probe
-from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox, lent_prefix
+from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
 from hermes_rl.sandbox.bundle import own_python
 from hermes_rl.sandbox.bwrap_binary import Bwrap, _bundled
+from hermes_rl.sandbox.roots import SystemRoot, lent_prefix
 
 
 @pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"bubblewrap", "none"}))
@@ -27,9 +28,7 @@ def test_backend_of_a_later_version(backend: str) -> None:
         create_sandbox(SandboxConfig(backend=backend))
 
 
-def test_image_and_hosts_are_not_there_yet() -> None:
-    with pytest.raises(NotYetAvailable, match="image"):
-        create_sandbox(SandboxConfig(image="/some/rootfs"))
+def test_hosts_are_not_there_yet() -> None:
     with pytest.raises(NotYetAvailable, match="hosts"):
         create_sandbox(SandboxConfig(network=("pypi.org",)))
 
@@ -115,7 +114,7 @@ async def test_binary_in_a_folder_of_root(tmp_path: Path, monkeypatch: pytest.Mo
         shutil.copytree(bundled.libraries, libraries)
     sandbox = create_sandbox(SandboxConfig())
     assert isinstance(sandbox, BubblewrapSandbox)
-    sandbox.bwrap = Bwrap(str(private / "bwrap"), libraries)
+    sandbox.root.bwrap = Bwrap(str(private / "bwrap"), libraries)
     async with sandbox:
         assert (await sandbox.run("echo $LD_LIBRARY_PATH works")).output == "works\n"
 
@@ -139,11 +138,13 @@ async def test_python_from_elsewhere(python_elsewhere: Path) -> None:
     """Where the system has no Python, one from another place is lent to the sandbox."""
     sandbox = create_sandbox(SandboxConfig())
     assert isinstance(sandbox, BubblewrapSandbox)
-    sandbox.python = str(python_elsewhere / "bin" / "python3")
-    sandbox.python_prefix = lent_prefix(sandbox.python)
+    root = sandbox.root
+    assert isinstance(root, SystemRoot)
+    sandbox.python = root.python = str(python_elsewhere / "bin" / "python3")
+    root.python_prefix = lent_prefix(sandbox.python)
     async with sandbox:
         assert (await sandbox.run("echo works")).output == "works\n"
-        assert (await sandbox.run(["touch", f"{sandbox.python_prefix}/x"])).exit_code != 0
+        assert (await sandbox.run(["touch", f"{root.python_prefix}/x"])).exit_code != 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has folders that the sandbox's user may not enter")

@@ -134,9 +134,12 @@ async def test_limits_in_force_are_named(fenced: Sandbox) -> None:
     ("backend", "limits"),
     [("bubblewrap", Limits(cpu=1)), ("none", Limits(disk=1 << 30)), ("none", Limits(processes=9))],
 )
-async def test_limit_that_cannot_be_kept(backend: str, limits: Limits) -> None:
+async def test_limit_that_cannot_be_kept(backend: str, limits: Limits, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
+    from hermes_rl.sandbox import bubblewrap
+
+    monkeypatch.setattr(bubblewrap, "find_layout", lambda: None)
     with pytest.raises(UserError, match="best_effort"):
         create_sandbox(SandboxConfig(backend=backend, limits=limits))
     create_sandbox(SandboxConfig(backend=backend, limits=replace(limits, best_effort=True)))

@@ -1,0 +1,198 @@
+"""Root file systems for bubblewrap: a folder, or an archive that is unpacked once into a cache.
+
+Owns finding them, and that their files belong to the user whom the agent is outside of its sandbox: only then can it
+change its copy. A folder of somebody else (always so for root, whose sandboxes run as another user) is copied into the
+cache for that. What is in the cache is never changed; sandboxes write into a layer of their own above it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from hermes_rl.errors import UserError
+from hermes_rl.sandbox.bundle import own_python
+
+OUTER_UID = 65534
+"""Who sandboxes of root run as on the host."""
+ZSTANDARD = b"\x28\xb5\x2f\xfd"
+
+
+def cache_folder() -> Path:
+    """Where unpacked images and the like are kept between runs.
+
+    $XDG_CACHE_HOME/hermes-rl where that is set, else ~/.cache/hermes-rl, for root /var/cache/hermes-rl.
+
+    Raises:
+        UserError: we are root, and the user whom its sandboxes run as may not enter the folder.
+    """
+    top = os.environ.get("XDG_CACHE_HOME")
+    default = Path("/var/cache") if os.geteuid() == 0 else Path.home() / ".cache"
+    folder = (Path(top) if top else default) / "hermes-rl"
+    closed = [above for above in folder.parents if above.exists() and not above.stat().st_mode & 0o001]
+    if os.geteuid() == 0 and closed:
+        raise UserError(f"sandboxes of root run as another user, who may not enter {closed[0]}: set XDG_CACHE_HOME")
+    return folder
+
+
+def sandbox_uid() -> int:
+    """The user whom an agent in bubblewrap is outside of it."""
+    return OUTER_UID if os.geteuid() == 0 else os.geteuid()
+
+
+@functools.cache
+def _lock_of(source: str) -> threading.Lock:
+    return threading.Lock()
+
+
+def image_folder(source: str) -> Path:
+    """The folder with the files of an image, ready to lie below a sandbox; blocks while it is unpacked.
+
+    Raises:
+        UserError: there is no such folder or archive, or the archive cannot be used.
+    """
+    path = Path(source)
+    try:
+        stamp = path.stat()
+        with _lock_of(source):
+            return _ready(path.resolve(), stamp.st_mtime_ns, stamp.st_size, stamp.st_ino)
+    except OSError as error:
+        raise UserError(
+            f"sandbox.image {source}: {error.strerror}; for bubblewrap it is a folder or an archive (tar, tar.gz, "
+            "tar.xz) with an unpacked root file system"
+        ) from error
+
+
+@functools.cache
+def _ready(path: Path, *stamp: int) -> Path:
+    """`stamp` makes another archive under the same name another image."""
+    if path.is_dir():
+        if path.stat().st_uid == sandbox_uid():
+            return path
+        return cached(f"images/{_digest_of_folder(path)}", lambda target: _unpack(target, _pack(path), path))
+    return cached(f"images/{_digest_of_file(path)}", lambda target: _unpack(target, _read(path), path))
+
+
+def cached(name: str, make: Callable[[Path], None]) -> Path:
+    """A folder of the cache, made by `make` where it is not there; whole or not at all, once for all processes."""
+    final = cache_folder() / name
+    if final.is_dir():
+        return final
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with (final.parent / f".{final.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not final.is_dir():
+            partial = final.with_name(f".{final.name}.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            try:
+                make(partial)
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+            partial.rename(final)
+    return final
+
+
+Feed = Callable[[IO[bytes]], None]
+"""Writes a tar stream into a pipe."""
+
+
+def _unpack(target: Path, feed: Feed, source: Path) -> None:
+    """Let a process that has no more rights than the agent unpack it."""
+    as_root = os.geteuid() == 0
+    if as_root:
+        os.chown(target, OUTER_UID, OUTER_UID)
+    with _unpacker(target, [str(OUTER_UID)] if as_root else []) as process:
+        assert process.stdin is not None and process.stderr is not None
+        try:
+            feed(process.stdin)
+        except BrokenPipeError:
+            pass  # what it says is the reason
+        finally:
+            process.stdin.close()
+        said = process.stderr.read().decode("utf-8", "replace")[-500:]
+    if process.returncode != 0:
+        raise UserError(f"sandbox.image {source} cannot be unpacked: {said}")
+
+
+@contextmanager
+def _unpacker(folder: Path, user: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    code = Path(__file__).with_name("unpack.py").read_text("utf-8")
+    process = subprocess.Popen(
+        [own_python(), "-I", "-S", "-c", code, *user],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+        env={},
+    )
+    with process:
+        yield process
+
+
+def _read(path: Path) -> Feed:
+    def feed(pipe: IO[bytes]) -> None:
+        with path.open("rb") as file:
+            zstandard = file.read(4) == ZSTANDARD
+            file.seek(0)
+            if not zstandard or sys.version_info >= (3, 14):
+                shutil.copyfileobj(file, pipe, 1 << 20)
+                return
+            _through_zstd(path, file, pipe)
+
+    return feed
+
+
+def _through_zstd(path: Path, file: IO[bytes], pipe: IO[bytes]) -> None:
+    program = shutil.which("zstd")
+    if program is None:
+        raise UserError(f"sandbox.image {path}: zstd archives need Python 3.14 or the program zstd (apt install zstd)")
+    subprocess.run([program, "-dc"], stdin=file, stdout=pipe, check=False)
+
+
+def _pack(folder: Path) -> Feed:
+    def feed(pipe: IO[bytes]) -> None:
+        with tarfile.open(fileobj=pipe, mode="w|") as archive:
+            archive.add(folder, ".")
+
+    return feed
+
+
+def _digest_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+
+
+def _digest_of_folder(folder: Path) -> str:
+    """Of names, sizes, permissions and times, as `make` would tell whether something has changed."""
+    digest = hashlib.sha256(str(folder).encode())
+    for here, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted(folders + files):
+            path = Path(here, name)
+            info = path.lstat()
+            digest.update(f"{path}\0{info.st_size}\0{info.st_mode}\0{info.st_mtime_ns}\n".encode("utf-8", "replace"))
+    return digest.hexdigest()[:32]
+
+
+def overlay_refused(said: str) -> UserError | None:
+    """What to do where bubblewrap says that the kernel has refused the layers of an image."""
+    if "overlay" not in said:
+        return None
+    return UserError(
+        f"this kernel does not lay a sandbox over an image ({said}): it takes Linux 5.11 or later with the module "
+        "overlay (`modprobe overlay`), and a cache folder on an ordinary file system (set XDG_CACHE_HOME); or use "
+        "sandbox.backend docker"
+    )

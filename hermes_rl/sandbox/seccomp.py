@@ -1,0 +1,142 @@
+"""The filter on system calls that bubblewrap lays over a sandbox, as a program of classic BPF.
+
+Owns which calls are refused and the bytes of the filter; it is assembled here, so that no library of the system
+is needed. What is refused is what an agent has no honest use for and what has opened most kernels: namespaces,
+mounts, keys, kernel modules, io_uring, BPF, performance counters, other address families than the usual, typing
+into a terminal. Tracing is left, for debuggers: it reaches only the sandbox's own processes, and never the helper.
+
+Numbers are those of Linux' own tables (`arch/x86/entry/syscalls/syscall_64.tbl`, `include/uapi/asm-generic/unistd.h`);
+the layout of what a filter sees is `struct seccomp_data` of `include/uapi/linux/seccomp.h`.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+NUMBER, ARCHITECTURE = 0, 4
+"""Where in `struct seccomp_data` they are."""
+ARGUMENTS = 16
+"""Where the first argument begins; each takes 8 bytes, the low half first."""
+
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW = 0x7FFF0000
+REFUSE = 0x00050000
+X32_BIT = 0x40000000
+
+NEW_NAMESPACES = 0x7E020000
+"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
+TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+FAMILIES = (1, 2, 10, 16)
+"""AF_UNIX, AF_INET, AF_INET6, AF_NETLINK. Others are not fenced in by a network namespace, such as AF_VSOCK."""
+PERSONALITIES = (0, 0x0008, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
+"""Linux as it is, and without address randomisation, for debuggers."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One processor: how a filter knows it, and its numbers of the calls."""
+
+    audit: int
+    numbers: Mapping[str, int]
+
+
+_COMMON = {
+    "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
+    "mount_setattr": 442, "open_tree_attr": 467, "io_uring_setup": 425, "io_uring_enter": 426,
+    "io_uring_register": 427, "clone3": 435,
+}  # fmt: skip
+"""Newer calls have the same number everywhere."""
+
+X86_64 = Machine(
+    0xC000003E,
+    {
+        **_COMMON,
+        "socket": 41, "clone": 56, "ioctl": 16, "personality": 135, "unshare": 272, "setns": 308,
+        "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "swapon": 167, "swapoff": 168,
+        "reboot": 169, "sethostname": 170, "setdomainname": 171, "iopl": 172, "ioperm": 173, "init_module": 175,
+        "delete_module": 176, "quotactl": 179, "acct": 163, "settimeofday": 164, "adjtimex": 159, "syslog": 103,
+        "vhangup": 153, "modify_ldt": 154, "lookup_dcookie": 212, "clock_settime": 227, "clock_adjtime": 305,
+        "kexec_load": 246, "kexec_file_load": 320, "add_key": 248, "request_key": 249, "keyctl": 250,
+        "perf_event_open": 298, "fanotify_init": 300, "open_by_handle_at": 304, "finit_module": 313, "bpf": 321,
+        "userfaultfd": 323, "quotactl_fd": 443, "create_module": 174, "get_kernel_syms": 177, "query_module": 178,
+        "nfsservctl": 180, "uselib": 134, "ustat": 136, "_sysctl": 156, "move_pages": 279,
+    },
+)  # fmt: skip
+
+AARCH64 = Machine(
+    0xC00000B7,
+    {
+        **_COMMON,
+        "socket": 198, "clone": 220, "ioctl": 29, "personality": 92, "unshare": 97, "setns": 268,
+        "mount": 40, "umount2": 39, "pivot_root": 41, "chroot": 51, "swapon": 224, "swapoff": 225,
+        "reboot": 142, "sethostname": 161, "setdomainname": 162, "init_module": 105, "delete_module": 106,
+        "quotactl": 60, "acct": 89, "settimeofday": 170, "adjtimex": 171, "syslog": 116, "vhangup": 58,
+        "lookup_dcookie": 18, "clock_settime": 112, "clock_adjtime": 266, "kexec_load": 104,
+        "kexec_file_load": 294, "add_key": 217, "request_key": 218, "keyctl": 219, "perf_event_open": 241,
+        "fanotify_init": 262, "open_by_handle_at": 265, "finit_module": 273, "bpf": 280, "userfaultfd": 282,
+        "quotactl_fd": 443, "nfsservctl": 42, "move_pages": 239,
+    },
+)  # fmt: skip
+
+MACHINES = {"x86_64": X86_64, "aarch64": AARCH64}
+INSPECTED = ("socket", "clone", "clone3", "ioctl", "personality")
+"""Calls of which only some are refused, by their arguments."""
+
+
+def filter_program(machine: str | None = None) -> bytes | None:
+    """The filter for a processor (default: this one), as `bwrap --seccomp` reads it; None where it is not known."""
+    known = MACHINES.get(machine or platform.machine())
+    return None if known is None else _assemble(_rules(known))
+
+
+Instruction = tuple[int, int, int, int]
+"""Code, jump if true, jump if false, value."""
+
+
+def _rules(machine: Machine) -> list[Instruction]:
+    """What another processor's convention asks for is refused: it would have other numbers for the same calls."""
+    numbers = machine.numbers
+    rules: list[Instruction] = [
+        (LOAD, 0, 0, ARCHITECTURE),
+        (EQUAL, 1, 0, machine.audit),
+        _refuse(errno.ENOSYS),
+        (LOAD, 0, 0, NUMBER),
+        (AT_LEAST, 0, 1, X32_BIT),
+        _refuse(errno.ENOSYS),
+    ]
+    for name, number in numbers.items():
+        if name not in INSPECTED:
+            rules += [(EQUAL, 0, 1, number), _refuse(errno.EPERM)]
+    # The arguments of clone3 lie in memory, where a filter cannot look; C libraries then take clone.
+    rules += [(EQUAL, 0, 1, numbers["clone3"]), _refuse(errno.ENOSYS)]
+    rules += _with_argument(numbers["clone"], 0, [(ANY_BIT, 0, 1, NEW_NAMESPACES), _refuse(errno.EPERM)])
+    terminal = [(EQUAL, 1, 0, TIOCSTI), (EQUAL, 0, 1, TIOCLINUX), _refuse(errno.EPERM)]
+    rules += _with_argument(numbers["ioctl"], 1, terminal)
+    rules += _with_argument(numbers["socket"], 0, _only(FAMILIES, errno.EAFNOSUPPORT))
+    rules += _with_argument(numbers["personality"], 0, _only(PERSONALITIES, errno.EPERM))
+    return [*rules, (RETURN, 0, 0, ALLOW)]
+
+
+def _with_argument(number: int, index: int, body: Sequence[Instruction]) -> list[Instruction]:
+    """`body` over the low half of an argument, where the call has this number; the kernel takes no more of these."""
+    whole = [(LOAD, 0, 0, ARGUMENTS + 8 * index), *body, (RETURN, 0, 0, ALLOW)]
+    return [(EQUAL, 0, len(whole), number), *whole]
+
+
+def _only(values: Sequence[int], refusal: int) -> list[Instruction]:
+    """Allow an argument that is one of `values`."""
+    checks = [(EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
+    return [*checks, _refuse(refusal)]
+
+
+def _refuse(number: int) -> Instruction:
+    return RETURN, 0, 0, REFUSE | number
+
+
+def _assemble(rules: Sequence[Instruction]) -> bytes:
+    """`struct sock_filter` is 16 bits of code, two jumps of 8, 32 bits of value."""
+    return b"".join(struct.pack("=HBBI", *rule) for rule in rules)

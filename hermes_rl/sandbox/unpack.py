@@ -1,0 +1,118 @@
+"""Unpacking an archive that nobody vouches for into the working directory; runs as a process of its own.
+
+Owns what of an archive becomes a file: folders, regular files, and links that stay what they are. Nothing is written
+through a link or outside of the folder, devices and pipes are left out, and everything belongs to whoever runs this.
+It reads a tar stream, compressed or not, from standard input and needs nothing but Python's own modules. Started by
+root, it is told which user to become first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import shutil
+import sys
+import tarfile
+from pathlib import PurePosixPath
+
+
+class UnsafeArchiveError(Exception):
+    """The archive asks for something outside of its folder."""
+
+
+def unpack(archive: tarfile.TarFile) -> None:
+    """Unpack into the working directory; raises `UnsafeArchiveError`."""
+    for entry in archive:
+        path = _inside(entry.name)
+        if path == "." or not (entry.isreg() or entry.isdir() or entry.issym() or entry.islnk()):
+            continue
+        _parents(path)
+        _place(archive, entry, path)
+
+
+def _place(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: str) -> None:
+    """One entry, in the place of whatever the archive put there before."""
+    folder = os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114
+    if entry.isdir():
+        if not folder:
+            _discard(path)
+            os.mkdir(path)  # noqa: PTH102
+        os.chmod(path, entry.mode & 0o777 | 0o700)  # noqa: PTH101
+        return
+    if folder:
+        raise UnsafeArchiveError(f"{entry.name!r} is in the place of a folder")
+    _discard(path)
+    if entry.issym():
+        os.symlink(entry.linkname, path)  # noqa: PTH211
+    elif entry.islnk():
+        _link(_inside(entry.linkname), path, entry.name)
+    else:
+        _write(archive, entry, path)
+
+
+def _write(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: str) -> None:
+    source = archive.extractfile(entry)
+    if source is None:
+        raise UnsafeArchiveError(f"{entry.name!r} has no content")
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "wb") as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+        os.fchmod(fd, entry.mode & 0o777 | 0o600)
+        os.utime(fd, (entry.mtime, entry.mtime))
+
+
+def _link(target: str, path: str, name: str) -> None:
+    _parents(target)
+    if not os.path.isfile(target) or os.path.islink(target):  # noqa: PTH113, PTH114
+        raise UnsafeArchiveError(f"{name!r} is a hard link to something that is no file of the archive")
+    os.link(target, path, follow_symlinks=False)
+
+
+def _discard(path: str) -> None:
+    if os.path.lexists(path):
+        os.unlink(path)  # noqa: PTH108
+
+
+def _inside(name: str) -> str:
+    parts = PurePosixPath(name).parts
+    kept = [part for part in parts if part not in ("/", "//", ".")]
+    if ".." in kept:
+        raise UnsafeArchiveError(f"{name!r} leads out of the archive")
+    return "/".join(kept) or "."
+
+
+def _parents(path: str) -> None:
+    """Real folders above `path`: one that the archive made a link would lead elsewhere."""
+    above = ""
+    for part in path.split("/")[:-1]:
+        above = f"{above}/{part}" if above else part
+        if os.path.islink(above):  # noqa: PTH114
+            raise UnsafeArchiveError(f"{path!r} lies below {above!r}, which is a link")
+        if not os.path.isdir(above):  # noqa: PTH112
+            os.mkdir(above, 0o755)  # noqa: PTH102
+
+
+def become(uid: int) -> None:
+    """Give up the rights of root. Only now: that user may not be able to read the modules, which are loaded by now."""
+    for name in ("bz2", "gzip", "lzma", "zlib", "compression.zstd"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        become(int(sys.argv[1]))
+    try:
+        with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as archive:
+            unpack(archive)
+    except (UnsafeArchiveError, tarfile.TarError, OSError, EOFError) as error:
+        sys.stderr.write(str(error))
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

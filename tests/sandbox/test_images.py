@@ -1,0 +1,159 @@
+"""Sandboxes with a root file system of their own, from a folder or an archive."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.errors import UserError
+from hermes_rl.sandbox import Limits, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.images import image_folder, overlay_refused
+
+
+async def test_what_is_in_it_is_the_image(rootfs: Path, packed_rootfs: Path) -> None:
+    for image, mark in ((rootfs, "one"), (packed_rootfs, "two")):
+        async with create_sandbox(SandboxConfig(image=str(image), workdir="/testbed")) as sandbox:
+            assert await sandbox.read_file("/etc/issue") == f"image {mark}\n".encode()
+            assert (await sandbox.run("pwd; id -u")).output == "/testbed\n1000\n"
+            assert "perl" not in (await sandbox.run("ls /usr/bin")).output
+            assert (await sandbox.run(["python3", "-c", "print('own python')"])).output == "own python\n"
+
+
+async def test_changes_stay_in_the_sandbox(rootfs: Path) -> None:
+    config = SandboxConfig(image=str(rootfs))
+    async with create_sandbox(config) as one, create_sandbox(config) as two:
+        assert (await one.run("rm -r /usr/bin/python3; echo mine > /etc/issue; touch /bin/new")).exit_code == 0
+        assert await one.read_file("/etc/issue") == b"mine\n"
+        assert await two.read_file("/etc/issue") == b"image one\n"
+        assert (await two.run(["python3", "-c", ""])).exit_code == 0
+    assert (rootfs / "etc/issue").read_text() == "image one\n"
+    assert not (rootfs / "bin/new").exists()
+
+
+async def test_disk_limit(rootfs: Path) -> None:
+    async with create_sandbox(SandboxConfig(image=str(rootfs), limits=Limits(disk=8 << 20))) as sandbox:
+        filled = await sandbox.run("for i in $(seq 1 20); do head -c 1000000 /dev/zero > /usr/$i || exit 7; done")
+        assert filled.exit_code == 7
+
+
+async def test_helper_is_out_of_reach(rootfs: Path) -> None:
+    async with create_sandbox(SandboxConfig(image=str(rootfs))) as sandbox:
+        for command in (
+            "rm -rf /.hermes-rl", "mv /.hermes-rl /x", "touch /.hermes-rl/bin/python3", "chmod 777 /.hermes-rl",
+            "ln -sf /bin/true /.hermes-rl/bin/python3", "cat /proc/1/environ", "ls /proc/1/fd", "echo > /proc/1/mem",
+        ):  # fmt: skip
+            assert (await sandbox.run(command)).exit_code != 0, command
+        await sandbox.run("rm -rf /lib /lib64 /usr /bin/[b-z]*")
+        assert await sandbox.read_file("/etc/issue") == b"image one\n"
+        assert (await sandbox.run("true")).exit_code != 0
+        assert sandbox.alive
+
+
+async def test_nothing_of_this_machine_is_in_it(rootfs: Path) -> None:
+    async with create_sandbox(SandboxConfig(image=str(rootfs))) as sandbox:
+        mounts = (await sandbox.run("cat /proc/self/mountinfo; ls /")).output
+        assert str(rootfs) not in mounts
+        assert "scratch" not in (await sandbox.run("ls -a /")).output
+        assert (await sandbox.run("ls /oldroot /scratch /image /runtime")).exit_code != 0
+
+
+async def test_many_start_at_once_from_an_archive(packed_rootfs: Path, own_cache: Path) -> None:
+    before = {path.name for path in (own_cache / "hermes-rl").glob("images/*")}
+
+    async def issue() -> bytes:
+        async with create_sandbox(SandboxConfig(image=str(packed_rootfs))) as sandbox:
+            return await sandbox.read_file("/etc/issue")
+
+    assert set(await asyncio.gather(*(issue() for _ in range(8)))) == {b"image two\n"}
+    after = {path.name for path in (own_cache / "hermes-rl").glob("images/*")}
+    assert len(after - before) <= 1
+    assert not [name for name in after if name.endswith(".partial")]
+
+
+def archive(path: Path, *entries: tuple[str, bytes, str, bytes]) -> Path:
+    """An archive of (name, kind, link target, content)."""
+    with tarfile.open(path, "w") as packed:
+        for name, kind, link, content in entries:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname, entry.size, entry.mode = kind, link, len(content), 0o4755
+            packed.addfile(entry, io.BytesIO(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [("../out", tarfile.REGTYPE, "", b"x")],
+        [("a/../../out", tarfile.REGTYPE, "", b"x")],
+        [("way", tarfile.SYMTYPE, "/tmp", b""), ("way/out", tarfile.REGTYPE, "", b"x")],
+        [("way", tarfile.SYMTYPE, "..", b""), ("way/sub", tarfile.DIRTYPE, "", b"")],
+        [("hard", tarfile.LNKTYPE, "../../etc/passwd", b"")],
+        [("way", tarfile.SYMTYPE, "/etc", b""), ("hard", tarfile.LNKTYPE, "way/passwd", b"")],
+        [("link", tarfile.SYMTYPE, "/etc/passwd", b""), ("hard", tarfile.LNKTYPE, "link", b"")],
+    ],
+)
+def test_archive_that_leads_out_is_refused(tmp_path: Path, entries: list[tuple[str, bytes, str, bytes]]) -> None:
+    with pytest.raises(UserError, match="cannot be unpacked"):
+        image_folder(str(archive(tmp_path / "bad.tar", *entries)))
+    assert not Path("/tmp/out").exists()
+
+
+def test_archive_with_devices_and_links(tmp_path: Path) -> None:
+    folder = image_folder(
+        str(
+            archive(
+                tmp_path / "odd.tar",
+                ("/dev/sda", tarfile.BLKTYPE, "", b""),
+                ("fifo", tarfile.FIFOTYPE, "", b""),
+                ("real", tarfile.REGTYPE, "", b"first"),
+                ("real", tarfile.REGTYPE, "", b"second"),
+                ("hard", tarfile.LNKTYPE, "real", b""),
+                ("link", tarfile.SYMTYPE, "/etc/passwd", b""),
+                ("link", tarfile.REGTYPE, "", b"replaces the link"),
+            )
+        )
+    )
+    assert sorted(path.name for path in folder.iterdir()) == ["hard", "link", "real"]
+    assert (folder / "hard").read_bytes() == b"second"
+    assert (folder / "link").read_bytes() == b"replaces the link"
+    assert not any(path.stat().st_mode & 0o7000 for path in folder.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes run as another user")
+def test_folder_of_root_is_copied_for_the_agent(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/secret").write_text("x")
+    (tmp_path / "etc/secret").chmod(0o600)
+    copy = image_folder(str(tmp_path))
+    assert copy != tmp_path
+    assert (copy / "etc/secret").stat().st_uid == 65534
+    (tmp_path / "etc/more").write_text("y")
+    os.utime(tmp_path, (1, 1))
+    assert (image_folder(str(tmp_path)) / "etc/more").read_text() == "y"
+
+
+@pytest.mark.parametrize("image", ["/nowhere", "not-an-archive"])
+def test_image_that_is_none(tmp_path: Path, image: str) -> None:
+    (tmp_path / "not-an-archive").write_bytes(b"hello" * 1000)
+    with pytest.raises(UserError, match=r"sandbox\.image"):
+        image_folder(str(tmp_path / image))
+
+
+def test_kernel_that_refuses_layers() -> None:
+    error = overlay_refused("bwrap: Can't make overlay mount on /newroot/ with options …: Operation not permitted")
+    assert error is not None
+    assert "modprobe overlay" in str(error)
+    assert overlay_refused("bwrap: something else") is None
+
+
+async def test_image_without_shell(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    async with create_sandbox(SandboxConfig(image=str(tmp_path))) as sandbox:
+        assert (await sandbox.run("true")).exit_code == 127
+        await sandbox.write_file("x", b"files work")
+        assert await sandbox.read_file("x") == b"files work"

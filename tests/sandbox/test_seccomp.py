@@ -1,0 +1,107 @@
+"""The filter on system calls: what it refuses, asked of the kernel from inside of a sandbox."""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+
+import pytest
+
+from hermes_rl.sandbox import Sandbox
+from hermes_rl.sandbox.seccomp import ALLOW, MACHINES, REFUSE, TIOCSTI, filter_program
+
+NUMBERS = MACHINES[platform.machine()].numbers
+
+CALL = """
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+result = libc.syscall(*(ctypes.c_long(int(word)) for word in sys.argv[1:]))
+print(result, ctypes.get_errno())
+"""
+
+
+async def call(sandbox: Sandbox, name: str, *arguments: int) -> tuple[int, int]:
+    words = [str(number) for number in (NUMBERS[name], *arguments)]
+    answer = await sandbox.run(["python3", "-c", CALL, *words])
+    result, error = answer.output.split()
+    return int(result), int(error)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mount", "umount2", "pivot_root", "setns", "unshare", "keyctl", "add_key", "request_key", "bpf",
+        "perf_event_open", "io_uring_setup", "userfaultfd", "kexec_load", "init_module", "finit_module", "reboot",
+        "open_tree", "fsopen", "move_mount", "open_by_handle_at", "syslog",
+    ],
+)  # fmt: skip
+async def test_refused_whatever_its_arguments(fenced: Sandbox, name: str) -> None:
+    assert await call(fenced, name, 0, 0, 0, 0, 0) == (-1, errno.EPERM)
+
+
+async def test_new_namespaces_are_refused_and_processes_are_not(fenced: Sandbox) -> None:
+    new_user, signal_child = 0x10000000, 17
+    assert await call(fenced, "clone", new_user | signal_child, 0, 0, 0, 0) == (-1, errno.EPERM)
+    assert await call(fenced, "clone3", 0, 0) == (-1, errno.ENOSYS)
+    threads = "import threading; t = threading.Thread(target=print, args=('ran',)); t.start(); t.join()"
+    assert (await fenced.run(["python3", "-c", threads])).output == "ran\n"
+    assert (await fenced.run("sh -c 'echo child'")).output == "child\n"
+
+
+async def test_typing_into_a_terminal_is_refused(fenced: Sandbox) -> None:
+    assert await call(fenced, "ioctl", 0, TIOCSTI, 0) == (-1, errno.EPERM)
+    assert await call(fenced, "ioctl", 0, TIOCSTI | 1 << 40, 0) == (-1, errno.EPERM)
+
+
+@pytest.mark.parametrize(
+    ("family", "allowed"), [(1, True), (2, True), (10, True), (17, False), (38, False), (40, False)]
+)
+async def test_address_families(fenced: Sandbox, family: int, allowed: bool) -> None:
+    result, error = await call(fenced, "socket", family, 1, 0)
+    assert result >= 0 if allowed else error == errno.EAFNOSUPPORT
+
+
+async def test_debuggers_may_switch_off_address_randomisation(fenced: Sandbox) -> None:
+    assert (await call(fenced, "personality", 0x40000))[0] >= 0
+    assert await call(fenced, "personality", 0x400000) == (-1, errno.EPERM)
+
+
+def run_filter(program: bytes, data: bytes) -> int:
+    """What a filter answers, by the rules of classic BPF."""
+    rules = list(struct.iter_unpack("=HBBI", program))
+    place, value = 0, 0
+    while True:
+        code, yes, no, operand = rules[place]
+        place += 1
+        if code == 0x06:
+            return int(operand)
+        if code == 0x20:
+            value = struct.unpack_from("=I", data, operand)[0]
+            continue
+        held = {0x15: value == operand, 0x35: value >= operand, 0x45: bool(value & operand)}[code]
+        place += yes if held else no
+
+
+@pytest.mark.parametrize("machine", sorted(MACHINES))
+def test_another_convention_of_calls_is_refused(machine: str) -> None:
+    program = filter_program(machine)
+    assert program is not None
+    audit = MACHINES[machine].audit
+
+    def answer(number: int, architecture: int, *arguments: int) -> int:
+        return run_filter(
+            program, struct.pack("=IIQ6Q", number, architecture, 0, *arguments, *[0] * (6 - len(arguments)))
+        )
+
+    assert answer(0, audit) == ALLOW
+    assert answer(0, 0x40000003) == REFUSE | errno.ENOSYS
+    assert answer(0x40000000, audit) == REFUSE | errno.ENOSYS
+    assert answer(MACHINES[machine].numbers["mount"], audit) == REFUSE | errno.EPERM
+    assert answer(MACHINES[machine].numbers["socket"], audit, 2) == ALLOW
+    assert answer(MACHINES[machine].numbers["socket"], audit, 40) == REFUSE | errno.EAFNOSUPPORT
+
+
+def test_unknown_processor_has_no_filter() -> None:
+    assert filter_program("vax") is None

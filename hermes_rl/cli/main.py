@@ -99,10 +99,16 @@ def doctor(
     raise typer.Exit(print_checks(examine(spec), as_json=as_json))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def regrade(run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
-    """New rewards or weights over what a run kept (not available yet)."""
-    raise UserError(f"regrade is not available yet: {run_directory} is left as it is")
+@app.command()
+def regrade(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in --set rewards.a.weight=2.")] = None,
+    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+) -> None:
+    """New rewards or weights over what a run kept; nothing is played."""
+    from hermes_rl.cli.regrading import regrade_run
+
+    raise typer.Exit(regrade_run(run_directory, tuple(sets or ()), env_file))
 
 
 @app.callback(invoke_without_command=True)

@@ -29,7 +29,7 @@ async def run_serve(spec: Spec, launch: Launch) -> RunDirectory:
         raise UserError(f"serve needs the policy's tokenizer: {env.encoder.missing}. Set servers.policy.tokenizer")
     launch.progress.note(f"serving {spec.name} to {spec.serve.api_url}; waiting for a trainer")
     with RunDirectory.choose(spec, "serve", launch.out, fresh=launch.fresh) as directory:
-        directory.describe(spec, provenance(spec, env.compiled, None, env.encoder.tokenizer.name))
+        directory.describe(spec, provenance(spec, "serve", None, env.encoder.tokenizer))
         env.record_to(directory, launch.progress)
         await _manage(env)
         return directory

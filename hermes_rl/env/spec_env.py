@@ -116,7 +116,7 @@ class SpecEnv(HermesAgentBaseEnv):
         with ExitStack() as stack:
             parent = self.directory.path if self.directory is not None else None
             folder = parent / "eval" / f"step-{step}" if parent else Path(stack.enter_context(TemporaryDirectory()))
-            directory, plan = RunDirectory(folder), evaluate_plan(self.spec, self.compiled)
+            directory, plan = RunDirectory(folder), evaluate_plan(self.spec)
             kept = stack.enter_context(closing(Kept.of(directory, self.compiled, plan.rollouts)))
             kept.clear()
             found = await evaluate(

@@ -74,17 +74,17 @@ class CompiledSpec:
         self.roles = _roles(spec, os.environ if environ is None else environ)
         self._python_tools = tuple(python_tool(tool.python) for tool in spec.tools if tool.python is not None)
         self._state_class = load_object(spec.state) if spec.state is not None else None
-        self._grader = _grader(spec, self.roles)
+        self.grader = _grader(spec, self.roles)
         self._fixed: tuple[Tool, ...] | None = None
 
     @property
     def has_group_rewards(self) -> bool:
-        return self._grader.has_group_rewards
+        return self.grader.has_group_rewards
 
     @property
     def uses_context(self) -> bool:
         """Whether a reward may touch the sandbox."""
-        return any(reward.function.uses_context for reward in self._grader.rewards)
+        return any(reward.function.uses_context for reward in self.grader.rewards)
 
     @property
     def policy(self) -> Role:
@@ -159,15 +159,15 @@ class CompiledSpec:
         ctx = ToolContext(runtime.task_id)
         item = dict(rollout.seat.row.columns)
         result = _played(rollout).for_rewards()
-        await self._grader.grade_rollout(item, result, ctx, runtime.state, rollout.rewards)
+        await self.grader.grade_rollout(item, result, ctx, runtime.state, rollout.rewards)
 
     async def grade_group(self, rollouts: list[Rollout]) -> None:
         item = dict(rollouts[0].seat.row.columns)
         results = [_played(rollout).for_rewards() for rollout in rollouts]
-        await self._grader.grade_group(item, results, [rollout.rewards for rollout in rollouts])
+        await self.grader.grade_group(item, results, [rollout.rewards for rollout in rollouts])
 
     def score(self, rollout: Rollout) -> float:
-        return self._grader.score(rollout.rewards)
+        return self.grader.score(rollout.rewards)
 
     def treatment(self, ending: Ending) -> Treatment:
         return self.spec.endings.get(str(ending), "grade")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +16,7 @@ import yaml
 
 from hermes_rl.errors import UserError
 from hermes_rl.runs.journal import Journal, write_atomically
+from hermes_rl.spec.fingerprint import fingerprint_parts
 from hermes_rl.spec.model import Mode, Spec
 
 __all__ = ["Journal", "RunDirectory"]
@@ -45,11 +47,20 @@ class RunDirectory:
         held = _read_json(path / "run.json")
         # A run that failed before its first rollout leaves nothing that could be mixed up.
         if held is not None and held.get("fingerprint") != fingerprint and directory.has_rollouts:
+            changed = ", ".join(changed_parts(held, spec, mode))
             raise UserError(
                 f"{path} holds a run of something else ({held.get('name')}, {held.get('fingerprint')}; this one is "
-                f"{spec.name}, {fingerprint}): choose another --out, or --fresh to start beside it"
+                f"{spec.name}, {fingerprint}{f'; changed: {changed}' if changed else ''}): nothing was touched. "
+                "Choose another --out, or --fresh to start beside it"
             )
         return directory
+
+    def sibling(self) -> RunDirectory | None:
+        """The latest other run of the same spec and mode beside this one, where it lies in its default place."""
+        runs = self.path.parent.glob(f"{self.path.name.partition('-')[0]}-*/run.json")
+        others = [RunDirectory(file.parent) for file in sorted(runs, key=lambda file: file.stat().st_mtime)]
+        others = [other for other in others if other.path != self.path and other.has_rollouts]
+        return others[-1] if others else None
 
     @property
     def has_rollouts(self) -> bool:
@@ -62,7 +73,9 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("w")
         except OSError as error:
-            raise UserError(f"{self.path} cannot be written: {error.strerror}; choose another --out") from error
+            raise UserError(
+                f"{self.path} cannot be written: {error.strerror}; make room there, or choose another --out"
+            ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -76,9 +89,13 @@ class RunDirectory:
 
     def describe(self, spec: Spec, provenance: dict[str, Any]) -> None:
         """Write `spec.yaml` and `run.json`."""
+        self.rewrite(spec, {"name": spec.name, "fingerprint": self.fingerprint, **provenance})
+
+    def rewrite(self, spec: Spec, described: Mapping[str, Any]) -> None:
+        """The same with all that `run.json` says."""
         text = yaml.safe_dump(spec.resolved(), sort_keys=False, allow_unicode=True, width=110)
         write_atomically(self.path / "spec.yaml", text)
-        self.write_json("run.json", {"name": spec.name, "fingerprint": self.fingerprint, **provenance})
+        self.write_json("run.json", dict(described))
 
     def described(self) -> dict[str, Any]:
         """What `run.json` says of the run that was here before; empty where there was none."""
@@ -90,6 +107,13 @@ class RunDirectory:
 
     def write_json(self, name: str, value: Any) -> None:
         write_atomically(self.path / name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def changed_parts(described: Mapping[str, Any], spec: Spec, mode: Mode) -> list[str]:
+    """Which parts of what defines a rollout are others than `run.json` says; empty where it does not say."""
+    before = described.get("parts") or {}
+    now = fingerprint_parts(spec, mode)
+    return [name for name in now if name in before and before[name] != now[name]]
 
 
 def _beside(path: Path) -> Path:

@@ -158,7 +158,9 @@ class _Evaluate:
                 self.progress.step(self.done, group)
         if not self.keys:
             raise RunError(self.stopped or "there are no rows to evaluate on; see dataset.eval")
-        return await asyncio.to_thread(self._conclude)
+        found = await asyncio.to_thread(conclude, self.environment.name, self.plan, self.kept, self.keys)
+        found.started, found.ended, found.stopped = self.started, time.time(), self.stopped
+        return found
 
     async def _missing(self, rows: Iterable[Row]) -> Source:
         """The rows of which something is left to play; all of them are remembered in their order."""
@@ -180,24 +182,26 @@ class _Evaluate:
         if self.listener is not None:
             self.listener(rollout)
 
-    def _conclude(self) -> Evaluation:
-        found = [[Played.of(line) for line in row] for row in self.kept.lines(self.keys)]
-        played = [rollout for row in found for rollout in row]
-        if all(rollout.score is None for rollout in played):
-            first = next((rollout.error for rollout in played if rollout.error), self.stopped or "")
-            raise RunError(f"none of {len(played)} rollouts could be graded. The first: {first}")
-        plan = self.plan
-        return Evaluation(
-            name=self.environment.name,
-            metrics=metrics_of(found, plan.rollouts, plan.success, plan.span),
-            causes=Counter(str(rollout.ending) for rollout in played if not rollout.left_out and rollout.score is None),
-            rollouts=len(played),
-            kept=self.kept,
-            keys=self.keys,
-            started=self.started,
-            ended=time.time(),
-            model=next((rollout.model for rollout in played if rollout.model), None),
-            generation_params=plan.generation_params,
-            success=plan.success,
-            stopped=self.stopped,
-        )
+
+def conclude(name: str, plan: EvaluatePlan, kept: Kept, keys: list[str]) -> Evaluation:
+    """What the rollouts of these rows show, as far as all of a row were played.
+
+    Raises:
+        RunError: nothing was graded.
+    """
+    found = [[Played.of(line) for line in row] for row in kept.lines(keys)]
+    played = [rollout for row in found for rollout in row]
+    if all(rollout.score is None for rollout in played):
+        first = next((rollout.error for rollout in played if rollout.error), "")
+        raise RunError(f"none of {len(played)} rollouts could be graded. The first: {first}")
+    return Evaluation(
+        name=name,
+        metrics=metrics_of(found, plan.rollouts, plan.success, plan.span),
+        causes=Counter(str(rollout.ending) for rollout in played if not rollout.left_out and rollout.score is None),
+        rollouts=len(played),
+        kept=kept,
+        keys=keys,
+        model=next((rollout.model for rollout in played if rollout.model), None),
+        generation_params=plan.generation_params,
+        success=plan.success,
+    )

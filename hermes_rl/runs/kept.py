@@ -90,6 +90,11 @@ class Kept:
             treatment=environment.treatment,
         )
 
+    @property
+    def journals(self) -> list[Journal]:
+        """Every file that holds rollouts."""
+        return [self.rollouts, *([self._waiting] if self._waiting is not None else [])]
+
     def load(self) -> None:
         """Read what is there; again whenever the files were rewritten."""
         self._index()
@@ -152,7 +157,8 @@ class Kept:
 
     def _unfinished(self, line: dict[str, Any]) -> bool:
         held = self._held.get((line["group"], member_of(line)))
-        return line["score"] is not None or (held is not None and held.attempt == attempt_of(line))
+        waits = line["score"] is not None or line["error"] is None
+        return waits or (held is not None and held.attempt == attempt_of(line))
 
     def complete(self, group: str) -> bool:
         """True where nothing of the group is left to be played or scored."""
@@ -160,6 +166,17 @@ class Kept:
         if self.together and any(self._left_out(member) for member in members.values()):
             return True  # the others are never compared without it
         return all(index in members and self._final(members[index]) for index in range(self.size))
+
+    def whole(self, group: str) -> bool:
+        """True where every member was played to its end, also to a failure."""
+        return all(index in self._entries.get(group, {}) for index in range(self.size))
+
+    def discarded(self, group: str, *, drop_uniform: bool) -> bool:
+        """Played to its end and left out: because the spec drops how a member ended, or as uniform."""
+        if not self.complete(group):
+            return False
+        scores = self.scores(group)
+        return None in scores or (drop_uniform and len(scores) > 1 == len(set(scores)))
 
     def require_same(self, row: Row, group: str) -> None:
         """Refuse a row whose content is no longer that of the rollouts that are here.
@@ -235,7 +252,7 @@ class Kept:
         """For each group whose members have all been played: a line per member, the last where it failed."""
         for group in groups:
             members = self._entries.get(group, {})
-            if all(index in members for index in range(self.size)):
+            if self.whole(group):
                 yield [self.rollouts.at(members[index].begin) for index in range(self.size)]
 
     def close(self) -> None:

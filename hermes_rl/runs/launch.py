@@ -16,9 +16,8 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.needs import require_available
 from hermes_rl.runs.budget import Budget
-from hermes_rl.runs.directory import RunDirectory
+from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.evaluate import EvaluatePlan, Evaluation, evaluate
-from hermes_rl.runs.grading import Grading
 from hermes_rl.runs.kept import Kept
 from hermes_rl.runs.process import ProcessPlan, ProcessSummary, process
 from hermes_rl.runs.progress import Progress
@@ -73,17 +72,17 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
             drop_uniform=spec.process.drop_uniform,
             concurrency=spec.process.concurrency,
             groups_path=Path(moved) if moved else None,
-            generation_params=generation_params(compiled, "train"),
+            generation_params=generation_params(spec, "process"),
             run=spec.fingerprint("process"),
         )
         with RunDirectory.choose(spec, "process", launch.out, fresh=launch.fresh) as directory:
-            grading = Grading.of(spec, spec.process.group_size if compiled.has_group_rewards else None)
-            said = {**_provenance(spec, compiled, rows, encoder), "grading": grading.record()}
-            plan = replace(
-                plan,
-                regrade=Regrading(directory.described(), grading, launch.progress.note),
-                ready=partial(directory.describe, spec, said),
-            )
+            say_what_is_new(directory, spec, launch)
+            regrade = Regrading.of(directory, compiled, rows, plan.group_size, launch.progress)
+            said = {
+                **provenance(spec, launch.mode, rows.fingerprint, encoder.tokenizer),
+                "grading": regrade.grading.record(),
+            }
+            plan = replace(plan, regrade=regrade, ready=partial(directory.describe, spec, said))
             with wandb_log(spec, directory.path) as log:
                 summary = await process(
                     compiled,
@@ -106,17 +105,22 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
         await require_reachable("policy", compiled.policy.configs)
         rows, encoder = await _load(spec, "eval", launch)
         with RunDirectory.choose(spec, "evaluate", launch.out, fresh=launch.fresh) as directory:
-            grading = Grading.of(spec, spec.evaluate.rollouts if compiled.has_group_rewards else None)
-            kept = Kept.of(directory, compiled, spec.evaluate.rollouts)
+            say_what_is_new(directory, spec, launch)
+            size = spec.evaluate.rollouts
+            regrade = Regrading.of(directory, compiled, rows, size, launch.progress)
+            kept = Kept.of(directory, compiled, size)
             with closing(kept), wandb_log(spec, directory.path) as log:
-                Regrading(directory.described(), grading, launch.progress.note)(kept.rollouts)
+                await regrade(kept)
                 kept.load()
-                said = {**_provenance(spec, compiled, rows, encoder), "grading": grading.record()}
+                said = {
+                    **provenance(spec, launch.mode, rows.fingerprint, encoder.tokenizer),
+                    "grading": regrade.grading.record(),
+                }
                 directory.describe(spec, said)
                 found = await evaluate(
                     compiled,
                     rows,
-                    evaluate_plan(spec, compiled),
+                    evaluate_plan(spec),
                     kept,
                     budget=budget(spec, None),
                     progress=launch.progress,
@@ -127,14 +131,26 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
         return found, directory
 
 
-def evaluate_plan(spec: Spec, compiled: CompiledSpec) -> EvaluatePlan:
+def say_what_is_new(directory: RunDirectory, spec: Spec, launch: Launch) -> None:
+    """Where a run begins although one of this spec is there: which parts have changed, so that it is played anew."""
+    if directory.has_rollouts or launch.fresh or launch.out is not None:
+        return
+    earlier = directory.sibling()
+    if earlier is not None:
+        changed = ", ".join(changed_parts(earlier.described(), spec, launch.mode)) or "the spec"
+        launch.progress.note(
+            f"{changed} changed since {earlier.path}: all rollouts are played anew; what is there stays"
+        )
+
+
+def evaluate_plan(spec: Spec) -> EvaluatePlan:
     """How many rollouts, and what counts as success, from the spec."""
     return EvaluatePlan(
         rollouts=spec.evaluate.rollouts,
         concurrency=spec.evaluate.concurrency,
         success=spec.evaluate.success,
         span=spec.score.clamp or (0.0, 1.0),
-        generation_params=generation_params(compiled, "eval"),
+        generation_params=generation_params(spec, "evaluate"),
     )
 
 
@@ -156,10 +172,10 @@ def budget(spec: Spec, groups: int | None) -> Budget:
     )
 
 
-def generation_params(compiled: CompiledSpec, split: str) -> dict[str, Any]:
+def generation_params(spec: Spec, mode: Mode) -> dict[str, Any]:
     """How the policy sampled, for trainers and records."""
-    options = compiled.options(split)
-    given = {"temperature": options.temperature, "top_p": options.top_p, "max_tokens": options.max_tokens}
+    agent = spec.agent_for(mode)
+    given = {"temperature": agent.temperature, "top_p": agent.top_p, "max_tokens": agent.max_tokens}
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -179,10 +195,6 @@ async def _load(spec: Spec, split: Split, launch: Launch) -> tuple[Rows, Encoder
     if split == "eval":
         return rows, Encoder(None)
     return rows, await asyncio.to_thread(Encoder.load, name)
-
-
-def _provenance(spec: Spec, compiled: CompiledSpec, rows: Rows, encoder: Encoder) -> dict[str, Any]:
-    return provenance(spec, compiled, rows.fingerprint, encoder.tokenizer.name if encoder.tokenizer else None)
 
 
 def _require_sandbox(spec: Spec, launch: Launch) -> None:

@@ -110,31 +110,25 @@ class _Process:
     ) -> None:
         self.plan, self.encoder, self.budget, self.progress, self.log = plan, encoder, budget, progress, log
         self.groups, self.kept = groups, kept
-        written = self._look_at_what_is_there()
-        self.done = written | {group for group in kept.groups if self._left_out(group)}
-        self.summary = ProcessSummary(kept=len(written))
+        self.done: set[str] = set()
+        self.summary = ProcessSummary()
         self.concurrency = max(plan.concurrency or CONCURRENCY, 1)
         self.player = Player(
             environment, concurrency=self.concurrency, listener=self._keep, memory=kept, encode=encoder.encode
         )
 
-    def _look_at_what_is_there(self) -> set[str]:
-        """The groups that are written; everything is brought to what the spec says now, or refused untouched."""
+    async def _look_at_what_is_there(self) -> None:
+        """Everything is brought to what the spec says now, or refused untouched."""
         self.groups.check(self.plan.group_size)
         if self.plan.regrade is not None:
-            self.plan.regrade(self.kept.rollouts)
+            await self.plan.regrade(self.kept)
         self.kept.load()
         written = self.groups.reconcile(self.kept, self.plan.regrade.changed if self.plan.regrade else frozenset())
         if self.plan.ready is not None:
             self.plan.ready()
-        return written
-
-    def _left_out(self, group: str) -> bool:
-        """Played to its end and discarded: as uniform, or because the spec drops how a member ended."""
-        if not self.kept.complete(group):
-            return False
-        scores = self.kept.scores(group)
-        return None in scores or (self.plan.drop_uniform and len(scores) > 1 == len(set(scores)))
+        drop = self.plan.drop_uniform
+        self.done = written | {group for group in self.kept.groups if self.kept.discarded(group, drop_uniform=drop)}
+        self.summary.kept = len(written)
 
     @property
     def complete(self) -> int:
@@ -142,6 +136,7 @@ class _Process:
 
     async def play(self, rows: Iterable[Row]) -> ProcessSummary:
         started = time.monotonic()
+        await self._look_at_what_is_there()
         source = repeated(rows, skip=self._done)
         self.progress.begin(self.plan.groups, self.complete, further=self.kept.unfinished())
         playing = play_groups(

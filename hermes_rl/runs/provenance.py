@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import hermes_rl
-from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.shipped import published_rewards, shipped_rewards
-from hermes_rl.spec.model import Spec
+from hermes_rl.spec.fingerprint import fingerprint_parts
+from hermes_rl.spec.model import Mode, Spec
+from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 
 _PACKAGES = (
     "atroposlib",
@@ -28,10 +29,14 @@ _PACKAGES = (
 
 
 def provenance(
-    spec: Spec, compiled: CompiledSpec, rows_fingerprint: str | None, tokenizer: str | None
+    spec: Spec, mode: Mode, rows_fingerprint: str | None = None, tokenizer: Tokenizer | None = None
 ) -> dict[str, Any]:
-    """The content of `run.json`, beside name and fingerprint; no addresses with credentials, no keys."""
+    """The content of `run.json`, beside name and fingerprint; no addresses with credentials, no keys.
+
+    `parts` are hashes of what defines a rollout, so that a later run can say which of it has changed.
+    """
     return {
+        "mode": mode,
         "hermes_rl": hermes_rl.__version__,
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
@@ -40,10 +45,46 @@ def provenance(
         "demo": spec.demo,
         "seed": spec.seed,
         "dataset": {"fingerprint": rows_fingerprint},
-        "policy": [{"type": c.type, "model": c.model} for c in compiled.policy.configs],
-        "tokenizer": tokenizer,
+        "policy": [{"type": server.type, "model": server.model} for server in spec.servers.get("policy", ())],
+        "tokenizer": tokenizer_hashes(tokenizer) if tokenizer is not None else None,
         "code": code_hashes(spec),
+        "parts": fingerprint_parts(spec, mode),
     }
+
+
+def tokenizer_hashes(tokenizer: Tokenizer) -> dict[str, str | None]:
+    """What a tokenizer is by what it does: the ids of a text, and how its template writes a conversation with a tool.
+
+    Files would differ between releases that tokenise the same.
+    """
+    ids = ",".join(map(str, tokenizer.encode(_PROBE + "".join(sorted(tokenizer.control | tokenizer.markup)))))
+    try:
+        rendered: str | None = tokenizer.render(_CONVERSATION, [_TOOL], add_generation_prompt=True)
+    except TemplateRefused:
+        rendered = None
+    return {"name": tokenizer.name, "ids": _digest(ids), "template": None if rendered is None else _digest(rendered)}
+
+
+_PROBE = "".join(map(chr, range(32, 0x250))) + " \n\n\t  def f(x):\n    return x**2 == 1234567.89  # Привет 你好 🙂"
+_CALL = {"id": "c0", "type": "function", "function": {"name": "look", "arguments": {"path": "a b"}}}
+_CONVERSATION: list[dict[str, Any]] = [
+    {"role": "system", "content": "s"},
+    {"role": "user", "content": "u"},
+    {"role": "assistant", "content": "a", "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "c0", "content": "t"},
+]
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+    },
+}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def code_hashes(spec: Spec) -> dict[str, str]:

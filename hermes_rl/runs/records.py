@@ -44,6 +44,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "timings": {name: round(seconds, 6) for name, seconds in rollout.timings.items()},
         "policy": rollout.policy,
         "error": rollout.error,
+        "played": str(result.ending) if result else None,
         "row_digest": rollout.seat.row.digest[:DIGITS],
         "prompt_length": result.prompt_length if result else 0,
         "tool_calls": _calls(result) if result else [],

@@ -7,7 +7,7 @@ reward is offered. A failure leaves as an exception; what was computed before it
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -70,34 +70,47 @@ class Grader:
         return any(reward.function.group_level for reward in self.rewards)
 
     async def grade_rollout(
-        self, item: Mapping[str, Any], result: Any, ctx: Staging, state: Any, values: dict[str, RewardValue]
+        self,
+        item: Mapping[str, Any],
+        result: Any,
+        ctx: Staging | None,
+        state: Any,
+        values: dict[str, RewardValue],
+        only: Container[str] | None = None,
     ) -> None:
         """Call the per-rollout rewards in order, each value put into `values` as soon as it is known.
+
+        `ctx` is None where the sandbox is gone and no reward that is called looks into it; `only` are their names,
+        None is all.
 
         Raises:
             Failure: a reward failed; `values` keeps those before it.
         """
         for reward in self.ordered:
-            if reward.function.group_level:
+            if reward.function.group_level or (only is not None and reward.name not in only):
                 continue
             own = copy.deepcopy(item)  # a reward that changes its row must not change anybody else's
             offered = {"item": own, "result": result, "ctx": ctx, "state": state, **self.roles}
             arguments = self._arguments(reward, own, offered)
             # What it laid down goes away in the same thread: ToolContext waits for this loop.
-            restore = ctx.restore if reward.function.uses_context else None
+            restore = ctx.restore if reward.function.uses_context and ctx is not None else None
             returned, seconds = await call_reward(reward.function, arguments, after=restore)
             values[reward.name] = interpret(reward.name, returned, seconds, result.turns_used)
 
     async def grade_group(
-        self, item: Mapping[str, Any], results: Sequence[Any], values: Sequence[dict[str, RewardValue]]
+        self,
+        item: Mapping[str, Any],
+        results: Sequence[Any],
+        values: Sequence[dict[str, RewardValue]],
+        only: Container[str] | None = None,
     ) -> None:
-        """Call the group-level rewards; `values[i]` receives those of rollout *i*.
+        """Call the group-level rewards (those named `only`); `values[i]` receives those of rollout *i*.
 
         Raises:
             Failure: a reward failed, or did not return one value per rollout.
         """
         for reward in self.ordered:
-            if not reward.function.group_level:
+            if not reward.function.group_level or (only is not None and reward.name not in only):
                 continue
             own = copy.deepcopy(item)
             offered = {"item": own, "group": list(results), **self.roles}

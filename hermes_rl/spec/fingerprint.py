@@ -29,6 +29,14 @@ def fingerprint(spec: Spec, mode: Mode = "process") -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+def fingerprint_parts(spec: Spec, mode: Mode) -> dict[str, str]:
+    """A hash of each part, so that one can say which of them has changed."""
+    return {
+        name: hashlib.sha256(json.dumps(part, sort_keys=True, default=str).encode()).hexdigest()[:8]
+        for name, part in _material(spec, mode).items()
+    }
+
+
 def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
     agent = _plain(spec.agent_for(mode))
     dataset = _plain(spec.dataset)

@@ -159,7 +159,7 @@ def test_ctrl_c_keeps_what_is_complete_and_the_same_command_goes_on(tmp_path: Pa
             "vllm",
         ),
         (["run", "terminal-files", "process", "--env-file", "missing.env"], "missing.env"),
-        (["regrade", "outputs"], "not available yet"),
+        (["regrade", "outputs"], "outputs cannot be graded anew: there is no run"),
         (["validate", "terminal-files", "--deep"], "not available yet"),
     ],
 )

@@ -23,11 +23,16 @@ def folder(tmp_path: Path) -> Path:
     ("change", "said"),
     [
         ("process.group_size=2", "groups of 4, and process.group_size is 2"),
-        ("rewards.concise.args={best: 2, worst: 9}", "the rewards have changed since"),
-        ("rewards.other.fn=tool_usage", "the rewards have changed since"),
+        (
+            "rewards.file_matches.args={path: other, content: x}",
+            "file_matches has changed and cannot be judged",
+        ),
+        ("prompt.user=other", "changed: prompt"),
     ],
 )
-def test_another_size_or_grading_is_refused(folder: Path, change: str, said: str) -> None:
+def test_another_size_a_reward_that_needs_the_sandbox_or_another_prompt_is_refused(
+    folder: Path, change: str, said: str
+) -> None:
     done = hermes(*RUN, "--set", change, cwd=folder)
     assert done.returncode == 2
     assert said in done.stderr

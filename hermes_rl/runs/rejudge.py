@@ -1,0 +1,253 @@
+"""Calling rewards for rollouts that are there: what they said is kept, so nothing is played again.
+
+What has been judged is in `regrade.jsonl` until all of it is, so that a judge is never asked twice for the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+from hermes_rl.data.rows import Row
+from hermes_rl.endings import Ending
+from hermes_rl.errors import Failure, RewardFailure, RunError, UserError
+from hermes_rl.runs.directory import RunDirectory
+from hermes_rl.runs.grading import Grading
+from hermes_rl.runs.journal import Journal
+from hermes_rl.runs.kept import Kept
+from hermes_rl.runs.records import ROLLOUT_KEYS, member_of
+from hermes_rl.runs.restore import result_of, reward_of
+from hermes_rl.scoring.grader import GradedReward, Grader
+from hermes_rl.scoring.value import RewardValue
+
+PROGRESS = "regrade.jsonl"
+AT_ONCE = 64
+"""Rollouts that are judged at a time."""
+JUDGEABLE = {Ending.REWARD_FAILURE, Ending.JUDGE_FAILURE}
+"""Failures of ours that left the whole conversation, so that a reward that was mended can judge it."""
+
+Line = dict[str, Any]
+
+
+def obstacle(reward: GradedReward) -> str | None:
+    """Why a reward cannot judge what a run kept; None where it can."""
+    if reward.function.uses_context:
+        return "it looks into the sandbox (ctx), of which no artifacts were kept"
+    if "state" in reward.function.parameters:
+        return "it reads the state object, which ended with its rollout"
+    return None
+
+
+def require_judgeable(grader: Grader, names: Iterable[str]) -> None:
+    """Refuse, before anything is touched, what can only be had by playing.
+
+    Raises:
+        UserError: a line for each reward that cannot be called.
+    """
+    wanted = set(names)
+    found = [(reward.name, why) for reward in grader.rewards if reward.name in wanted and (why := obstacle(reward))]
+    if found:
+        lines = [
+            f"rewards.{name} has changed and cannot be judged from what the run kept: {why}" for name, why in found
+        ]
+        raise UserError("\n".join([*lines, "give it back as it was, or use --fresh to start beside the run"]))
+
+
+class Rejudging:
+    """Judges the rollouts of a store by the rewards that have changed.
+
+    Args:
+        directory: of the run.
+        grader: all rewards of the spec.
+        grading: what they are now.
+        rows: where the rollouts started from.
+        note: told what is done.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        grader: Grader,
+        grading: Grading,
+        rows: Iterable[Row],
+        note: Callable[[str], None],
+    ) -> None:
+        self.directory, self.grader, self.grading, self.note = directory, grader, grading, note
+        self.rows = rows
+        self.found: defaultdict[str, dict[str, RewardValue]] = defaultdict(dict)
+        """Values by id of the rollout."""
+        self.failed: dict[str, str] = {}
+        """Why a reward could not judge a rollout, by its id."""
+
+    async def judge(self, kept: Kept, changed: set[str]) -> None:
+        """Fill `found` and `failed`.
+
+        Raises:
+            UserError: a reward cannot judge what was kept, or a row is no longer there.
+            RunError: a judge could not be asked, or most rollouts cannot be judged; nothing was changed.
+        """
+        require_judgeable(self.grader, changed)
+        lines = {line["id"]: self._wanted(line, changed) for line in _lines(kept)}
+        wanted = {name: rewards for name, rewards in lines.items() if rewards}
+        if not wanted:
+            return
+        columns = await asyncio.to_thread(self._columns, {line["row_key"] for line in _lines(kept)})
+        self.note(f"{_listed(changed)} changed: {len(wanted)} rollouts that were there are judged anew, none is played")
+        with closing(self.directory.journal(PROGRESS)) as journal:
+            self._resume(journal, changed)
+            await self._rollouts(kept, wanted, columns, journal)
+            await self._groups(kept, changed, columns, journal)
+        if len(self.failed) > len(wanted) / 2:
+            first = next(iter(self.failed.values()))
+            raise RunError(
+                f"{len(self.failed)} of {len(wanted)} rollouts cannot be judged; nothing was changed: {first}"
+            )
+
+    def forget(self) -> None:
+        """The values are in the rollouts now."""
+        (self.directory.path / PROGRESS).unlink(missing_ok=True)
+
+    def _wanted(self, line: Line, changed: set[str]) -> set[str]:
+        """The rewards to be called for a rollout: those that changed, and those that a failure kept from being."""
+        if line["score"] is None and line["error"] is not None:
+            if Ending(line["ending"]) not in JUDGEABLE or line.get("played") is None:
+                return set()
+            missing = {reward.name for reward in self.grader.rewards} - set(line["rewards"])
+            judgeable = all(obstacle(reward) is None for reward in self.grader.rewards if reward.name in missing)
+            return missing | changed if judgeable else set()
+        return changed
+
+    def _columns(self, keys: set[str]) -> dict[str, Mapping[str, Any]]:
+        found: dict[str, Mapping[str, Any]] = {}
+        for row in self.rows:
+            if row.key in keys:
+                found[row.key] = row.columns
+            if len(found) == len(keys):
+                return found
+        missing = sorted(keys - set(found))[0]
+        raise UserError(
+            f"row {missing} is no longer in the dataset, so its rollouts cannot be judged anew; use --fresh"
+        )
+
+    def _resume(self, journal: Journal, changed: set[str]) -> None:
+        """What an earlier call has judged by the same rewards."""
+        text = json.dumps({name: self.grading.rewards[name] for name in sorted(changed)})
+        key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        lines = list(journal.read("id", "rewards"))
+        if not lines or lines[0]["id"] != key:
+            journal.keep([{"id": key, "rewards": {}}])
+        for line in lines[1:] if lines and lines[0]["id"] == key else ():
+            self.found[line["id"]] |= {name: reward_of(record) for name, record in line["rewards"].items()}
+
+    async def _rollouts(
+        self, kept: Kept, wanted: Mapping[str, set[str]], columns: Mapping[str, Any], journal: Journal
+    ) -> None:
+        own = {reward.name for reward in self.grader.rewards if not reward.function.group_level}
+
+        async def one(line: Line) -> None:
+            names = (wanted[line["id"]] & own) - set(self.found[line["id"]])
+            if not names or line["id"] in self.failed:
+                return
+            values: dict[str, RewardValue] = {}
+            try:
+                result = result_of(line)
+                await self.grader.grade_rollout(columns[line["row_key"]], result, None, None, values, names)
+            except RewardFailure as failure:
+                self.failed[line["id"]] = failure.detail
+            else:
+                self._remember(journal, line["id"], values)
+
+        await _all(one(line) for line in _lines(kept) if line["id"] in wanted)
+
+    async def _groups(self, kept: Kept, changed: set[str], columns: Mapping[str, Any], journal: Journal) -> None:
+        names = {reward.name for reward in self.grader.rewards if reward.function.group_level} & changed
+        if not names:
+            return
+        kept.load()
+
+        async def one(members: list[Line]) -> None:
+            if all(names <= set(self.found[line["id"]]) for line in members):
+                return
+            values: list[dict[str, RewardValue]] = [{} for _ in members]
+            try:
+                results = [result_of(line) for line in members]
+                await self.grader.grade_group(columns[members[0]["row_key"]], results, values, names)
+            except RewardFailure as failure:
+                self.failed.update({line["id"]: failure.detail for line in members})
+                return
+            for line, found in zip(members, values, strict=True):
+                self._remember(journal, line["id"], found)
+
+        whole = (group for group in kept.groups if kept.complete(group))
+        await _all(one(members) for members in kept.lines(whole) if all(line["score"] is not None for line in members))
+
+    def _remember(self, journal: Journal, name: str, values: Mapping[str, RewardValue]) -> None:
+        journal.append({"id": name, "rewards": {key: value.record() for key, value in values.items()}})
+        self.found[name] |= values
+
+    def apply(self, line: Line) -> bool:
+        """Put the values into a rollout's line; False where it was not judged anew."""
+        if line["id"] in self.failed:
+            line |= {"ending": str(Ending.REWARD_FAILURE), "score": None, "error": self.failed[line["id"]]}
+            return False
+        judged = self.found.get(line["id"])
+        if not judged:
+            return False
+        recorded = {**line["rewards"], **{name: value.record() for name, value in judged.items()}}
+        line["rewards"] = {name: recorded[name] for name in self.grading.rewards if name in recorded}
+        line["ending"] = line.get("played") or line["ending"]
+        return True
+
+
+def _lines(kept: Kept) -> Iterator[Line]:
+    """Every rollout; of several attempts at a seat that a reward failed, the first."""
+    seen: set[tuple[str, int]] = set()
+    for journal in kept.journals:
+        for line in journal.read(*ROLLOUT_KEYS):
+            seat = line["group"], member_of(line)
+            failed = line["score"] is None and line["error"] is not None
+            if failed and seat in seen:
+                continue
+            if not failed or Ending(line["ending"]) in JUDGEABLE:
+                seen.add(seat)
+            yield line
+
+
+async def _all(works: Iterable[Any]) -> None:
+    """Run them, so many at a time; the first failure ends the others."""
+    places = asyncio.Semaphore(AT_ONCE)
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def placed(work: Any) -> None:
+        try:
+            await work
+        finally:
+            places.release()
+
+    try:
+        for work in works:
+            await places.acquire()
+            tasks.add(asyncio.create_task(placed(work)))
+            done = {task for task in tasks if task.done()}
+            tasks -= done
+            await asyncio.gather(*done)
+        await asyncio.gather(*tasks)
+    except Failure as failure:
+        raise RunError(
+            f"a rollout could not be judged anew: {failure.detail}. Nothing was changed, and what has been judged is "
+            "kept: the same command goes on"
+        ) from failure
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _listed(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    return f"reward{'s' if len(listed) > 1 else ''} {', '.join(listed)} {'have' if len(listed) > 1 else 'has'}"

@@ -1,0 +1,138 @@
+"""New reward code judges what was said again; nothing is played, and what cannot be judged is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_run import hermes, lines
+
+SPEC = """
+dataset: {items: [{word: ab}, {word: cde}, {word: fg}, {word: hijk}], eval: only}
+prompt: {user: "Say {{ word }}"}
+rewards:
+  long: {fn: "rewards.py:long", args: {word: "{{ word }}"}}
+  place: {fn: "rewards.py:place", weight: 0}
+solution: {turns: [{say: "{{ word }}"}]}
+servers: {policy: {type: scripted, deviate: 0.5}}
+evaluate: {rollouts: 2, agent: {temperature: 1.0}}
+process: {groups: 4, group_size: 2}
+"""
+CODE = """
+def long(item, result, *, word):
+    return float(len(result.final_response)) * {factor}
+
+def place(group):
+    return [float(index) * {factor} for index in range(len(group))]
+"""
+
+
+def write(folder: Path, *, factor: str = "1", only: bool = True) -> None:
+    (folder / "spec.yaml").write_text(SPEC if only else SPEC.replace(", eval: only", ""))
+    (folder / "rewards.py").write_text(CODE.format(factor=factor))
+
+
+def rollouts(folder: Path) -> list[dict[str, Any]]:
+    return lines(folder / "run" / "rollouts.jsonl")
+
+
+EVALUATE = ["run", "spec.yaml", "evaluate", "--out", "run", "--quiet"]
+
+
+def test_new_code_judges_an_evaluation_anew_and_the_run_says_so(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert hermes(*EVALUATE, cwd=tmp_path).returncode == 0
+    before = rollouts(tmp_path)
+    write(tmp_path, factor="10")
+    done = hermes(*EVALUATE, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "rewards long, place have changed: 8 rollouts that were there are judged anew, none is played" in done.stderr
+    after = rollouts(tmp_path)
+    assert [line["messages"] for line in after] == [line["messages"] for line in before]
+    assert [line["score"] for line in after] == [line["score"] * 10 for line in before]
+    assert {line["rewards"]["place"]["value"] for line in after} == {0.0, 10.0}
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())["results"]["all"]
+    assert metrics["eval/mean_reward"] == sum(line["score"] for line in after) / 8
+    assert not (tmp_path / "run" / "regrade.jsonl").exists()
+
+
+def test_regrade_does_the_same_on_purpose_and_writes_the_groups_anew(tmp_path: Path) -> None:
+    write(tmp_path, only=False)
+    assert hermes("run", "spec.yaml", "process", "--out", "run", "--quiet", cwd=tmp_path).returncode == 0
+    before = {line["group"]: line for line in lines(tmp_path / "run" / "groups.jsonl")}
+    write(tmp_path, factor="3", only=False)
+    (tmp_path / "spec.yaml").unlink()
+    done = hermes("regrade", "run", "--set", "rewards.place.weight=0.5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "4 groups are in groups.jsonl" in done.stdout
+    after = {line["group"]: line for line in lines(tmp_path / "run" / "groups.jsonl")}
+    assert after.keys() == before.keys()
+    for name, group in after.items():
+        assert group["tokens"] == before[name]["tokens"]
+        assert group["scores"] == [3 * score + 1.5 * index for index, score in enumerate(before[name]["scores"])]
+    again = hermes("regrade", "run", cwd=tmp_path)
+    assert "anew" not in again.stderr, "the directory knows its weights and code now"
+
+
+def test_a_reward_that_was_broken_is_mended_without_playing(tmp_path: Path) -> None:
+    write(tmp_path, factor="undefined")
+    failed = hermes(*EVALUATE, cwd=tmp_path)
+    assert failed.returncode == 1
+    assert "none of 8 rollouts could be graded" in failed.stderr
+    played = len(rollouts(tmp_path))
+    write(tmp_path)
+    done = hermes(*EVALUATE, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(rollouts(tmp_path)) == played, "nothing was played"
+    assert sum(line["score"] is not None for line in rollouts(tmp_path)) == 8
+
+
+def test_code_that_breaks_what_was_judged_changes_nothing(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert hermes(*EVALUATE, cwd=tmp_path).returncode == 0
+    before = (tmp_path / "run" / "rollouts.jsonl").read_text()
+    write(tmp_path, factor="undefined")
+    done = hermes(*EVALUATE, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "8 of 8 rollouts cannot be judged; nothing was changed" in done.stderr
+    assert (tmp_path / "run" / "rollouts.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def long(ctx, *, word):\n    return 1.0\n", "it looks into the sandbox (ctx)"),
+        ("def long(state, *, word):\n    return 1.0\n", "it reads the state object"),
+    ],
+)
+def test_what_needs_more_than_the_messages_is_refused_by_name(tmp_path: Path, code: str, said: str) -> None:
+    write(tmp_path)
+    assert hermes(*EVALUATE, cwd=tmp_path).returncode == 0
+    before = (tmp_path / "run" / "rollouts.jsonl").read_text()
+    (tmp_path / "rewards.py").write_text(code + "\ndef place(group):\n    return [1.0 for _ in group]\n")
+    for command in (EVALUATE, ["regrade", "run"]):
+        done = hermes(*command, cwd=tmp_path)
+        assert done.returncode == 2
+        assert f"rewards.long has changed and cannot be judged from what the run kept: {said}" in done.stderr
+        assert "rewards.place" not in done.stderr
+    assert (tmp_path / "run" / "rollouts.jsonl").read_text() == before
+
+
+def test_regrade_does_not_change_what_is_played(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert hermes(*EVALUATE, cwd=tmp_path).returncode == 0
+    done = hermes("regrade", "run", "--set", "prompt.user=other", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "prompt would be other than when the rollouts were played" in done.stderr
+
+
+def test_a_new_prompt_runs_anew_and_the_run_says_so_before_it_starts(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert hermes("run", "spec.yaml", "evaluate", "--quiet", cwd=tmp_path).returncode == 0
+    done = hermes("run", "spec.yaml", "evaluate", "--quiet", "--set", "prompt.user=other", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "prompt changed since outputs/spec/evaluate-" in done.stderr
+    assert "all rollouts are played anew" in done.stderr

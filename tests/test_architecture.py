@@ -26,6 +26,9 @@ DOORS = {
     "aiohttp": ("servers/", "env/", "cli/"),
     "jinja2": ("spec/", "tokens/"),
     "yaml": ("spec/", "runs/directory.py", "env/program.py"),
+    "mcp": "tools/mcp_client.py",
+    "mcp_types": "tools/mcp_client.py",
+    "anyio": "tools/mcp_client.py",
     "renderers": (),
     "ray": (),
 }

@@ -75,11 +75,12 @@ class SpecEnv(HermesAgentBaseEnv):
 
     def toolkit_for(self, group: str) -> Toolkit:
         """The spec's tools, its own Python tools included; those of a state object belong to a rollout."""
-        return self.compiled.shared_toolkit(group)
+        return self.compiled.tooling.shared(group)
 
     async def setup(self) -> None:
         """Load the rows of training and evaluation; may wait for a hub."""
         rows = await asyncio.to_thread(load_rows, self.spec, "train", notify=logger.warning)
+        await self.compiled.open(rows[0])
         self._rows, self._taken = repeated(rows), 0
         if self.spec.dataset.eval is not None:
             self._eval_rows = await asyncio.to_thread(load_rows, self.spec, "eval", notify=logger.warning)

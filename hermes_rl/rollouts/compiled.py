@@ -25,6 +25,7 @@ from hermes_rl.rollouts.environment import Treatment
 from hermes_rl.rollouts.prompts import messages_of, with_thinking
 from hermes_rl.rollouts.rollout import Rollout, Seat
 from hermes_rl.rollouts.sandboxes import sandbox_config
+from hermes_rl.rollouts.tooling import Tooling
 from hermes_rl.scoring.combine import Weighting
 from hermes_rl.scoring.find import find_reward
 from hermes_rl.scoring.grader import GradedReward, Grader
@@ -34,13 +35,8 @@ from hermes_rl.servers.factory import config_from_spec, create_role
 from hermes_rl.servers.scripted import Script, Turn, deviate_script, deviations
 from hermes_rl.spec.model import Agent, Spec, is_template
 from hermes_rl.spec.templates import render
-from hermes_rl.tools.base import Tool
-from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
 from hermes_rl.tools.context import ToolContext
 from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.python_tools import python_tool
-from hermes_rl.tools.state_tools import state_tools
-from hermes_rl.tools.toolkit import Toolkit
 
 POLICY = "policy"
 
@@ -72,10 +68,9 @@ class CompiledSpec:
         self.name = spec.name
         self.seed = spec.seed
         self.roles = _roles(spec, os.environ if environ is None else environ)
-        self._python_tools = tuple(python_tool(tool.python) for tool in spec.tools if tool.python is not None)
+        self.tooling = Tooling(spec, os.environ if environ is None else environ)
         self._state_class = load_object(spec.state) if spec.state is not None else None
         self.grader = _grader(spec, self.roles)
-        self._fixed: tuple[Tool, ...] | None = None
 
     @property
     def has_group_rewards(self) -> bool:
@@ -90,8 +85,17 @@ class CompiledSpec:
     def policy(self) -> Role:
         return self.roles[POLICY]
 
+    async def open(self, row: Row) -> None:
+        """Start what the tools of all rollouts need; `row` stands for any. A rollout does it where nobody did.
+
+        Raises:
+            RunError, UserError: they cannot be had; see `Tooling.open`.
+        """
+        await self.tooling.open(sandbox_config(self.spec, row))
+
     async def close(self) -> None:
-        """Release the servers of all roles."""
+        """Release the servers of tools and of all roles."""
+        await self.tooling.close()
         for role in self.roles.values():
             await role.close()
 
@@ -114,8 +118,9 @@ class CompiledSpec:
     @asynccontextmanager
     async def machine(self, seat: Seat) -> AsyncIterator[ToolRuntime]:
         state = self._state(seat.row)
-        toolkit = self.toolkit(seat.group, state)
         config = sandbox_config(self.spec, seat.row)
+        await self.tooling.open(config)
+        toolkit = self.tooling.toolkit(seat.group, state)
         for role in self.roles.values():
             role.live_here()
         self._register_script(seat)
@@ -134,26 +139,6 @@ class CompiledSpec:
         except Exception as error:  # the spec's own code: whatever it raises is the spec's mistake
             where = place_of(error, self._state_class.__init__)
             raise UserError(f"state: {self.spec.state} raised {where} (row {row.key})") from error
-
-    def toolkit(self, group: str, state: Any) -> Toolkit:
-        """The tools of a rollout: those of its group, and those of its own state object."""
-        shared = self.shared_toolkit(group)
-        names = [tool.state for tool in self.spec.tools if tool.state is not None]
-        own = [tool for name in names for tool in state_tools(state, name)]
-        return Toolkit([*shared.tools, *own]) if own else shared
-
-    def shared_toolkit(self, group: str) -> Toolkit:
-        """The tools that all rollouts of a group have: toolsets, drawn for the group, and Python tools."""
-        return Toolkit([*self._catalogue_tools(group), *self._python_tools])
-
-    def _catalogue_tools(self, group: str) -> tuple[Tool, ...]:
-        toolsets = self.spec.toolsets
-        if toolsets.distribution is not None:
-            drawn = sample_distribution(toolsets.distribution, f"{self.seed}:{group}")
-            return resolve_toolsets(drawn, toolsets.disabled)
-        if self._fixed is None:
-            self._fixed = resolve_toolsets(toolsets.enabled, toolsets.disabled)
-        return self._fixed
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         ctx = ToolContext(runtime.task_id)

@@ -93,9 +93,6 @@ def _listed(names: list[str]) -> str:
 
 
 def _tools(spec: Spec) -> Iterator[tuple[Place, str]]:
-    for number, tool in enumerate(spec.tools):
-        if tool.mcp is not None:
-            yield ("tools", number, "mcp"), "an MCP server"
     for key in ("record", "replay"):
         if getattr(spec.toolsets, key) is not None:
             yield ("toolsets", key), f"toolsets.{key}"

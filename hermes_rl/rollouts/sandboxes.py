@@ -26,7 +26,7 @@ def sandbox_config(spec: Spec, row: Row) -> SandboxConfig:
         image=_image(section, spec.folder),
         workdir=section.workdir,
         env=dict(section.env),
-        files=_files(section.files, spec.folder),
+        files=laid_files(section.files, spec.folder),
         setup=tuple(section.setup),
         network=section.network,
         limits=Limits(**section.limits.model_dump()),
@@ -43,12 +43,13 @@ def _image(section: Sandbox, folder: Path) -> str | None:
     return str(folder / section.image)
 
 
-def _files(files: tuple[File, ...], folder: Path) -> tuple[SandboxFile, ...]:
+def laid_files(files: tuple[File, ...], folder: Path, where: str = "sandbox.files") -> tuple[SandboxFile, ...]:
+    """The files that a spec lays down; raises `UserError` for one that cannot be had, or that is there twice."""
     laid = [file for entry in files for file in _expand(entry, folder)]
     targets = [file.to for file in laid]
     for target in targets:
         if targets.count(target) > 1:
-            raise UserError(f"sandbox.files lays {target!r} down twice")
+            raise UserError(f"{where} lays {target!r} down twice")
     return tuple(laid)
 
 

@@ -65,6 +65,7 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
     async with prepare(spec, launch) as compiled:
         await require_reachable("policy", compiled.policy.configs)
         rows, encoder = await _load(spec, "train", launch)
+        await compiled.open(rows[0])
         moved = spec.env.get("data_path_to_save_groups")
         plan = ProcessPlan(
             group_size=spec.process.group_size,
@@ -79,7 +80,7 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
             say_what_is_new(directory, spec, launch)
             regrade = Regrading.of(directory, compiled, rows, plan.group_size, launch.progress)
             said = {
-                **provenance(spec, launch.mode, rows.fingerprint, encoder.tokenizer),
+                **provenance(spec, launch.mode, rows.fingerprint, encoder.tokenizer, compiled.tooling.fingerprints),
                 "grading": regrade.grading.record(),
             }
             plan = replace(plan, regrade=regrade, ready=partial(directory.describe, spec, said))
@@ -104,6 +105,7 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
     async with prepare(spec, launch) as compiled:
         await require_reachable("policy", compiled.policy.configs)
         rows, encoder = await _load(spec, "eval", launch)
+        await compiled.open(rows[0])
         with RunDirectory.choose(spec, "evaluate", launch.out, fresh=launch.fresh) as directory:
             say_what_is_new(directory, spec, launch)
             size = spec.evaluate.rollouts
@@ -113,7 +115,7 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
                 await regrade(kept)
                 kept.load()
                 said = {
-                    **provenance(spec, launch.mode, rows.fingerprint, encoder.tokenizer),
+                    **provenance(spec, launch.mode, rows.fingerprint, encoder.tokenizer, compiled.tooling.fingerprints),
                     "grading": regrade.grading.record(),
                 }
                 directory.describe(spec, said)
@@ -208,4 +210,5 @@ def _require_sandbox(spec: Spec, launch: Launch) -> None:
 def _may_use_sandbox(compiled: CompiledSpec) -> bool:
     """Whether a rollout can come to use its sandbox, so that it must work here."""
     spec = compiled.spec
-    return bool(spec.toolsets.enabled or spec.toolsets.distribution or compiled.uses_context)
+    servers = any(tool.mcp is not None and tool.mcp.where == "sandbox" for tool in spec.tools)
+    return bool(spec.toolsets.enabled or spec.toolsets.distribution or servers or compiled.uses_context)

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import platform
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,16 @@ _PACKAGES = (
 
 
 def provenance(
-    spec: Spec, mode: Mode, rows_fingerprint: str | None = None, tokenizer: Tokenizer | None = None
+    spec: Spec,
+    mode: Mode,
+    rows_fingerprint: str | None = None,
+    tokenizer: Tokenizer | None = None,
+    tool_servers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The content of `run.json`, beside name and fingerprint; no addresses with credentials, no keys.
 
-    `parts` are hashes of what defines a rollout, so that a later run can say which of it has changed.
+    `parts` are hashes of what defines a rollout, so that a later run can say which of it has changed;
+    `tool_servers` are fingerprints of what each MCP server offers.
     """
     return {
         "mode": mode,
@@ -49,6 +55,7 @@ def provenance(
         "tokenizer": tokenizer_hashes(tokenizer) if tokenizer is not None else None,
         "code": code_hashes(spec),
         "parts": fingerprint_parts(spec, mode),
+        "tool_servers": dict(tool_servers or {}),
     }
 
 

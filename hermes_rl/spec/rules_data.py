@@ -115,7 +115,12 @@ def _mcp(path: NodePath, server: dict[str, Any]) -> Iterator[Fault]:
         for key in ("files", "where", "env"):
             if key in server:
                 yield Fault((*path, key), f"`{key}` is for a server started by `command`", at="key")
-    elif "headers_env" in server:
+        if server.get("scope") == "rollout":
+            yield Fault((*path, "scope"), "a server at a `url` is shared by all rollouts", at="key")
+        return
+    if server.get("scope") == "shared" and server.get("where", "sandbox") == "sandbox":
+        yield Fault((*path, "scope"), "a server in the rollout's sandbox cannot be shared; `where: host` can", at="key")
+    if "headers_env" in server:
         yield Fault((*path, "headers_env"), "`headers_env` is for a server at a `url`", at="key")
 
 

@@ -36,6 +36,10 @@ TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
+MOST_REFERENCES = 32
+"""Steps from one ``$ref`` to the next."""
+
+
 def read_arguments(raw: object) -> dict[str, Any]:
     """The JSON object that the model wrote; raises `ToolInputError` for anything else."""
     if isinstance(raw, str):
@@ -51,7 +55,10 @@ def read_arguments(raw: object) -> dict[str, Any]:
 def check_arguments(arguments: dict[str, Any], schema: Schema) -> dict[str, Any]:
     """The arguments converted to `schema`; raises `ToolInputError` with everything that is wrong."""
     problems: list[str] = []
-    checked = _Check(schema, problems).object(arguments, schema, "")
+    try:
+        checked = _Check(schema, problems).object(arguments, schema, "")
+    except RecursionError:
+        raise ToolInputError("the tool's schema refers to itself without end, so nothing can be checked") from None
     if problems:
         raise ToolInputError("; ".join(problems))
     return checked
@@ -146,12 +153,14 @@ class _Check:
         return not _types(schema) or "null" in _types(schema)
 
     def _resolved(self, schema: Schema) -> Schema:
-        while "$ref" in schema:
+        for _ in range(MOST_REFERENCES):
+            if "$ref" not in schema:
+                return schema
             found: Any = self.root
             for part in schema["$ref"].removeprefix("#/").split("/"):
                 found = found[part]
             schema = {**found, **{key: value for key, value in schema.items() if key != "$ref"}}
-        return schema
+        raise RecursionError
 
     def _wrong(self, where: str, what: str) -> None:
         self.problems.append(f"parameter {where!r} {what}")

@@ -31,6 +31,8 @@ class Tool(ABC):
     after it wait for it, so that its effects keep their order."""
     on_sandbox: bool = False
     """Acts on the sandbox. It is started before the call's time begins: a slow start is not the policy's doing."""
+    outside: bool = False
+    """Acts on the world outside of the rollout's machine, so that its answers may be recorded and replayed."""
     timeout: float | None = None
     """Seconds for one call, where the tool has a bound of its own; the smaller of it and the spec's wins."""
 

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.backends import create_sandbox
@@ -28,6 +28,13 @@ T = TypeVar("T")
 
 _live: dict[str, ToolRuntime] = {}
 """Runtimes by task id, from the moment they are made until they are closed."""
+
+
+class Held(Protocol):
+    """Something that a tool keeps open between calls."""
+
+    async def close(self) -> None:
+        """Release it; may be called twice."""
 
 
 class ToolRuntime:
@@ -52,6 +59,8 @@ class ToolRuntime:
         self.shell = ShellState()
         self.staging = Staging()
         """Files that a reward has put in place."""
+        self.held: dict[str, Held] = {}
+        """What tools opened for this rollout, by name; closed with it."""
         self.start_seconds = 0.0
         """Seconds that starting the sandbox took; 0 where nothing used it."""
         self.loop: asyncio.AbstractEventLoop | None = loop or _running_loop()
@@ -97,8 +106,12 @@ class ToolRuntime:
         self._closed = True
         if _live.get(self.task_id) is self:
             del _live[self.task_id]
-        if self._sandbox is not None:
-            await self._sandbox.close()
+        try:
+            for held in self.held.values():
+                await held.close()
+        finally:
+            if self._sandbox is not None:
+                await self._sandbox.close()
 
     async def _start(self) -> Sandbox:
         self.loop = asyncio.get_running_loop()

@@ -110,8 +110,8 @@ async def test_a_draw_of_toolsets_is_the_same_for_a_group_and_differs_between_gr
         "toolsets: {distribution: {terminal: 0.5, file: 0.5, todo: 0.5}}\n"
     )
     async with CompiledSpec(parse_spec(text)) as world:
-        drawn = {group: world.shared_toolkit(group).names for group in map(str, range(20))}
-        assert all(world.shared_toolkit(group).names == names for group, names in drawn.items())
+        drawn = {group: world.tooling.shared(group).names for group in map(str, range(20))}
+        assert all(world.tooling.shared(group).names == names for group, names in drawn.items())
         assert len(set(drawn.values())) > 1
 
 
@@ -137,7 +137,6 @@ async def test_examples_in_the_prompt_are_not_trained_on() -> None:
         ("sandbox: {backend: docker, image: debian}", "docker"),
         ("sandbox: {network: [example.com]}", "network limited"),
         ("artifacts: {a: {path: x}}", "artifacts"),
-        ("tools: [{mcp: {name: m, command: [python3, m.py], where: host}}]", "MCP"),
         ("user: {system: be a user}", "simulated user"),
         ("process: {format: sft}", "format sft"),
         ("budget: {max_cost: 3}", "cost"),

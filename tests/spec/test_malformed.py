@@ -123,6 +123,14 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "state-tool-without-state": (BASE + "tools: [{state: ▶desk}]\n", "no `state:`"),
     "not-code": (BASE + "tools: [{python: ▶calculator}]\n", "expected file.py:function"),
+    "mcp-url-of-a-rollout": (
+        BASE + "tools: [{mcp: {name: a, url: 'http://localhost:1', ▶scope: rollout}}]\n",
+        "is shared by all rollouts",
+    ),
+    "mcp-shared-in-the-sandbox": (
+        BASE + "tools: [{mcp: {name: a, command: a, ▶scope: shared}}]\n",
+        "cannot be shared; `where: host` can",
+    ),
     "mcp-url-and-files": (
         BASE + "tools: [{mcp: {name: a, url: 'http://localhost:1', ▶where: host}}]\n",
         "is for a server started by `command`",

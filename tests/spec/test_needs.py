@@ -35,5 +35,5 @@ def test_toolsets_that_are_elsewhere(toolsets: str, expected: list[str]) -> None
 
 
 def test_all_places_are_told() -> None:
-    spec = parse_spec(f"{BASE}toolsets: [web, tts]\ntools: [{{mcp: {{name: m, command: [m]}}}}]\n")
+    spec = parse_spec(f"{BASE}toolsets: [web, tts]\nprocess: {{format: sft}}\n")
     assert len(available(spec, "process")) == 3

@@ -7,7 +7,9 @@ like one of the model's own, so that it can use no tool that the rollout does no
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import time
 from importlib import resources
 from typing import Any
@@ -16,7 +18,7 @@ from hermes_rl.sandbox.base import Conversation
 from hermes_rl.tools.arguments import check_arguments, read_arguments
 from hermes_rl.tools.base import CALL_TIMEOUT, Tool, ToolInputError, Toolset
 from hermes_rl.tools.execute import ToolFailedError, run_tool
-from hermes_rl.tools.lines import Lines
+from hermes_rl.tools.lines import LineTooLongError, lines_of
 from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.results import OUTPUT_LIMIT, RESULT_LIMIT, as_json, capped, error_json, readable
 
@@ -82,14 +84,14 @@ class _Script:
     """One script at work: what it asks for, until it says how it ended."""
 
     def __init__(self, conversation: Conversation, runtime: ToolRuntime, seconds: float) -> None:
-        self._lines = Lines(conversation, LINE_LIMIT)
+        self._conversation = conversation
         self._runtime = runtime
         self._seconds = seconds
         self._began = time.perf_counter()
         self._made = 0
 
     async def run(self, code: str) -> dict[str, Any]:
-        await self._lines.write(
+        await self._write(
             {
                 "code": code,
                 "tools": _source("hermes_tools.py"),
@@ -99,12 +101,21 @@ class _Script:
                 "stderr_limit": ERRORS_LIMIT,
             }
         )
-        async for message in self._lines.read():
-            if "tool" not in message:
-                return self._ended(message)
-            await self._lines.write(await self._answer(message))
-        said = readable(self._lines.conversation.errors())
+        try:
+            async for line in lines_of(self._conversation, LINE_LIMIT):
+                message = _object(line)
+                if "tool" not in message:
+                    return self._ended(message)
+                await self._write(await self._answer(message))
+        except LineTooLongError:
+            raise ToolInputError(f"the script made a tool call of more than {LINE_LIMIT} bytes") from None
+        said = readable(self._conversation.errors())
         return self._report("error", "", f"the script's runner ended before the script did\n{said}".rstrip())
+
+    async def _write(self, value: Any) -> None:
+        # Where nobody listens any more, the end of what it writes tells.
+        with contextlib.suppress(OSError):
+            await self._conversation.write(json.dumps(value).encode() + b"\n")
 
     def _callable(self) -> list[Tool]:
         return [tool for tool in self._runtime.toolkit.tools if not isinstance(tool, ExecuteCode)]
@@ -136,6 +147,16 @@ class _Script:
         report = {"status": status, "output": output, "tool_calls_made": self._made}
         report["duration_seconds"] = round(time.perf_counter() - self._began, 2)
         return report if error is None else report | {"error": error}
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ToolInputError("the script wrote to the pipe of its tool calls")
+    return value
 
 
 @functools.cache

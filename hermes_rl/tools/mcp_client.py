@@ -1,0 +1,269 @@
+"""The Model Context Protocol: one session with one server. The only module that imports the SDK.
+
+Owns the transport over a process that the host talks to, and telling a server that is gone from one that
+says no. Sources: the MCP specification of 2025-11-25 (stdio: one JSON-RPC message a line) and the SDK
+`mcp` 2.3, whose client belongs to the task that opened it; so each session has a task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hermes_rl.errors import UserError
+from hermes_rl.sandbox.base import Conversation
+from hermes_rl.tools.lines import LineTooLongError, lines_of
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.client._transport import TransportStreams
+    from mcp_types import CallToolResult
+
+LINE_LIMIT = 16 << 20
+"""Bytes of one message."""
+FLOOD_LIMIT = 64 << 20
+"""Bytes that a server may send between two of our messages before it counts as gone."""
+MOST_PAGES = 100
+MOST_TOOLS = 1000
+CLOSE_SECONDS = 5.0
+
+Transport = AbstractAsyncContextManager["TransportStreams"]
+
+
+class McpLostError(Exception):
+    """The session is over, or never began; the message says why."""
+
+
+class McpTimeoutError(Exception):
+    """The server did not answer a call in time."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One tool as its server lists it; `parameters` is its JSON Schema."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+def fingerprint(listed: tuple[Listed, ...]) -> str:
+    """SHA-256 over names, descriptions and schemas, whatever the order of the list."""
+    tools = sorted([one.name, one.description, json.dumps(one.parameters, sort_keys=True)] for one in listed)
+    return hashlib.sha256(json.dumps(tools).encode()).hexdigest()
+
+
+def require_mcp() -> None:
+    """Raise `UserError` where the SDK is not installed."""
+    try:
+        import mcp  # noqa: F401
+    except ImportError as error:
+        raise UserError("MCP servers need the extra `mcp`: pip install 'hermes-rl[mcp]'") from error
+
+
+def over_process(conversation: Conversation) -> Transport:
+    """The transport to a server whose standard input and output are `conversation`, which it closes."""
+    return _over_process(conversation)
+
+
+def over_http(url: str, headers: Mapping[str, str]) -> Transport:
+    """The transport to a server at a streamable HTTP endpoint."""
+    return _over_http(url, headers)
+
+
+class McpSession:
+    """A session that is open from `open` until `close` or until the server is gone."""
+
+    def __init__(self) -> None:
+        self.tools: tuple[Listed, ...] = ()
+        self._client: Client | None = None
+        self._ready = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, transport: Transport, seconds: float) -> McpSession:
+        """Shake hands and list the tools; raises `McpLostError` when that fails or takes longer."""
+        session = cls()
+        session._task = asyncio.create_task(session._live(transport))
+        try:
+            async with asyncio.timeout(seconds):
+                await session._ready.wait()
+                session.tools = await session._list()
+        except TimeoutError:
+            await session.close()
+            raise McpLostError(f"it did not begin to work within {seconds:g} s") from None
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    @property
+    def alive(self) -> bool:
+        """False once a call has found the server gone, or the session is closed."""
+        return self._client is not None
+
+    async def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> tuple[str, bool]:
+        """The answer as text, and whether the tool calls it an error.
+
+        Raises `McpTimeoutError`, and `McpLostError` when the server is gone.
+        """
+        from mcp.shared.exceptions import MCPError
+        from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+        from pydantic import ValidationError
+
+        client = self._open_client()
+        try:
+            result = await client.call_tool(name, dict(arguments), read_timeout_seconds=seconds)
+        except MCPError as error:
+            if error.code == REQUEST_TIMEOUT:
+                raise McpTimeoutError(f"no answer within {seconds:g} s") from None
+            if error.code == CONNECTION_CLOSED:
+                self._client = None
+                raise McpLostError("it ended during the call") from None
+            return error.message, True
+        except (RuntimeError, ValidationError) as error:
+            # The SDK checks answers against what the server promised of them.
+            return f"the tool server's answer is not what it promised: {str(error).splitlines()[0]}", True
+        return _text(result), result.is_error
+
+    async def close(self) -> None:
+        """End the session and whatever its transport holds; may be called twice."""
+        self._closing.set()
+        self._client = None
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _live(self, transport: Transport) -> None:
+        from mcp import Client
+
+        try:
+            async with Client(transport, cache=None) as client:
+                self._client = client
+                self._ready.set()
+                await self._closing.wait()
+        finally:
+            self._client = None
+            self._ready.set()
+
+    def _open_client(self) -> Client:
+        if self._client is None:
+            raise McpLostError(self._why())
+        return self._client
+
+    def _why(self) -> str:
+        error = self._task.exception() if self._task is not None and self._task.done() else None
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        return str(error) or type(error).__name__ if error is not None else "it has ended"
+
+    async def _list(self) -> tuple[Listed, ...]:
+        from mcp.shared.exceptions import MCPError
+        from pydantic import ValidationError
+
+        found: list[Listed] = []
+        cursor: str | None = None
+        try:
+            for _ in range(MOST_PAGES):
+                page = await self._open_client().list_tools(cursor=cursor)
+                found += [Listed(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
+                cursor = page.next_cursor
+                if cursor is None and len(found) <= MOST_TOOLS:
+                    return tuple(found)
+        except (MCPError, RuntimeError, ValidationError) as error:
+            raise McpLostError(f"its tools cannot be listed: {str(error).splitlines()[0]}") from None
+        raise McpLostError(f"it lists more than {MOST_TOOLS} tools")
+
+
+def _text(result: CallToolResult) -> str:
+    """What the model reads: texts as they are, a word for what is no text; structured content alone as JSON."""
+    parts = [_block(block.model_dump(by_alias=True, exclude_none=True)) for block in result.content]
+    if not parts and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(parts)
+
+
+def _block(block: dict[str, Any]) -> str:
+    if "text" in block:
+        return str(block["text"])
+    resource = block.get("resource", {})
+    if "text" in resource:
+        return str(resource["text"])
+    what = block.get("mimeType") or resource.get("mimeType") or block.get("uri") or resource.get("uri") or "content"
+    return f"[{block.get('type', 'content')}: {what}]"
+
+
+@contextlib.asynccontextmanager
+async def _over_http(url: str, headers: Mapping[str, str]) -> AsyncIterator[TransportStreams]:
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.shared._httpx_utils import create_mcp_http_client
+
+    async with (
+        create_mcp_http_client(headers=dict(headers)) as client,
+        streamable_http_client(url, http_client=client) as streams,
+    ):
+        yield streams
+
+
+@contextlib.asynccontextmanager
+async def _over_process(conversation: Conversation) -> AsyncIterator[TransportStreams]:
+    import anyio
+    from mcp.shared.message import SessionMessage
+
+    to_session, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    outgoing, from_session = anyio.create_memory_object_stream[SessionMessage](0)
+    pump = _Pump(conversation, to_session, from_session)
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(pump.receive)
+            group.start_soon(pump.send)
+            yield incoming, outgoing
+            group.cancel_scope.cancel()
+    finally:
+        for stream in (to_session, incoming, outgoing, from_session):
+            stream.close()
+        with anyio.CancelScope(shield=True):  # a cancelled session must not leave its process behind
+            await conversation.close()
+
+
+class _Pump:
+    """Messages between a process and a session, one a line; a flood ends it."""
+
+    def __init__(self, conversation: Conversation, to_session: Any, from_session: Any) -> None:
+        self._conversation = conversation
+        self._to_session = to_session
+        self._from_session = from_session
+        self._received = 0
+
+    async def receive(self) -> None:
+        import anyio
+        from mcp.shared.message import SessionMessage
+        from mcp_types import jsonrpc_message_adapter
+
+        with self._to_session, contextlib.suppress(LineTooLongError, OSError, anyio.BrokenResourceError):
+            async for line in lines_of(self._conversation, LINE_LIMIT):
+                self._received += len(line) + 1
+                if self._received > FLOOD_LIMIT:
+                    return
+                try:
+                    message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                except ValueError:
+                    continue  # a server that prints to its standard output; nobody waits for that
+                await self._to_session.send(SessionMessage(message))
+
+    async def send(self) -> None:
+        with contextlib.suppress(OSError):
+            async for message in self._from_session:
+                self._received = 0
+                text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                await self._conversation.write(text.encode() + b"\n")
+        # Nobody reads any more: the session has to hear that, or its calls would wait for ever.
+        self._to_session.close()

@@ -1,0 +1,183 @@
+"""One running MCP server: started when it is first needed, and again after it was lost.
+
+Owns the life of the process and of the session with it, and whose doing its loss is. A call that the server
+does not survive is a tool error: the model is told, and the next call finds a new server. A server of ours
+that cannot be started is a failure of ours; one inside the sandbox that started once and then cannot start
+again is the agent's doing, who shares that machine with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.errors import ToolServerFailure
+from hermes_rl.sandbox.base import Conversation, Sandbox
+from hermes_rl.sandbox.config import SandboxFile
+from hermes_rl.threads import in_thread
+from hermes_rl.tools.errors import ToolInputError
+from hermes_rl.tools.host_process import HostProcess
+from hermes_rl.tools.mcp_client import (
+    Listed,
+    McpLostError,
+    McpSession,
+    McpTimeoutError,
+    Transport,
+    fingerprint,
+    over_http,
+    over_process,
+)
+
+START_SECONDS = 30.0
+"""For the handshake and the list of tools; a server in Python takes a second, many at once take longer."""
+
+
+@dataclass(frozen=True)
+class McpSettings:
+    """What a spec says about one server; see the spec's key `tools[].mcp`."""
+
+    name: str
+    command: tuple[str, ...] = ()
+    url: str | None = None
+    files: tuple[SandboxFile, ...] = ()
+    shared: bool = False
+    """One server for all rollouts; a server at a URL always is."""
+    on_host: bool = False
+    """Run the command on this machine instead of in the rollout's sandbox."""
+    folder: Path = Path()
+    """Working directory of a command on the host that brings no files."""
+    allow: tuple[str, ...] | None = None
+    prefix: str | None = None
+    timeout: float = 60.0
+    """Seconds for one call."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+class McpServer(ABC):
+    """One server and the session with it. Belongs to one event loop."""
+
+    def __init__(self, settings: McpSettings, expected: str | None = None) -> None:
+        self.settings = settings
+        self._expected = expected
+        """Fingerprint of the tools that it has to list; None takes whatever it lists."""
+        self._session: McpSession | None = None
+        self._process: Conversation | None = None
+        self._opening = asyncio.Lock()
+        self._worked = False
+
+    @abstractmethod
+    async def transport(self) -> Transport:
+        """Start what is needed to talk to it; `OSError` where that cannot start."""
+
+    def blames_agent(self) -> bool:
+        """It worked once and cannot be started again: was that the agent's doing?"""
+        return False
+
+    async def tools(self) -> tuple[Listed, ...]:
+        """What it lists; raises `ToolServerFailure` where it cannot be started."""
+        return (await self._open()).tools
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """The answer to one call; `ToolInputError` with what to tell the model, `ToolServerFailure` for our part."""
+        session = await self._open()
+        try:
+            text, is_error = await session.call(name, arguments, self.settings.timeout)
+        except McpTimeoutError as error:
+            if not self.settings.shared:  # what hangs in one call may never answer again
+                await session.close()
+            raise ToolInputError(f"the tool server gave {error}") from None
+        except McpLostError as error:
+            await session.close()
+            raise ToolInputError(f"the tool server was lost: {error}; the next call finds it started anew") from None
+        if is_error:
+            raise ToolInputError(text)
+        return text
+
+    async def close(self) -> None:
+        """End the session, and the process with it."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _open(self) -> McpSession:
+        async with self._opening:
+            if self._session is None or not self._session.alive:
+                self._session = await self._start()
+                self._worked = True
+            return self._session
+
+    async def _start(self) -> McpSession:
+        try:
+            session = await McpSession.open(await self.transport(), START_SECONDS)
+            if self._expected is not None and fingerprint(session.tools) != self._expected:
+                await session.close()
+                raise McpLostError("it lists other tools than when the run began")
+            return session
+        except (McpLostError, OSError) as error:
+            said = self._process.errors().decode("utf-8", "replace").strip()[-1000:] if self._process else ""
+            detail = f"MCP server {self.settings.name} cannot be started: {error}" + (f"\n{said}" if said else "")
+            if self._worked and self.blames_agent():
+                raise ToolInputError(f"the tool server {self.settings.name} cannot be started again") from None
+            raise ToolServerFailure(detail) from None
+
+
+class HttpServer(McpServer):
+    """A server at a URL."""
+
+    async def transport(self) -> Transport:
+        assert self.settings.url is not None
+        return over_http(self.settings.url, self.settings.headers)
+
+
+class SandboxServer(McpServer):
+    """A command in the rollout's sandbox, in a folder of its own below the home directory."""
+
+    def __init__(self, settings: McpSettings, expected: str | None, sandbox: Callable[[], Awaitable[Sandbox]]) -> None:
+        super().__init__(settings, expected)
+        self._sandbox = sandbox
+
+    async def transport(self) -> Transport:
+        sandbox = await self._sandbox()
+        folder = f"{sandbox.home}/.mcp/{self.settings.name}"
+        await sandbox.make_dir(folder)
+        for file in self.settings.files:
+            await sandbox.write_file(sandbox.resolve(file.to, folder), file.data, file.mode)
+        self._process = await sandbox.converse(self.settings.command, cwd=folder, env=self.settings.env)
+        return over_process(self._process)
+
+    def blames_agent(self) -> bool:
+        return True
+
+
+class HostServer(McpServer):
+    """A command on this machine, outside of every sandbox."""
+
+    _folder: Path | None = None
+
+    async def transport(self) -> Transport:
+        if self._folder is None and self.settings.files:
+            self._folder = await in_thread(self._lay)
+        folder = self._folder or self.settings.folder
+        self._process = await HostProcess.start(self.settings.command, folder, self.settings.env)
+        return over_process(self._process)
+
+    async def close(self) -> None:
+        await super().close()
+        if self._folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _lay(self) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix="hermes-rl-mcp-"))
+        for file in self.settings.files:
+            path = folder / file.to
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(file.data)
+            path.chmod(file.mode)
+        return folder

@@ -1,0 +1,154 @@
+"""Tools of an MCP server: ``tools: [{mcp: {…}}]``.
+
+Owns what the model sees of a server (which tools, under which names, with which schemas) and which running
+server answers which rollout. The tools are listed once, before the first rollout, so that every rollout is
+offered the same; a server that later lists others is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from hermes_rl.errors import RunError, ToolServerFailure, UserError
+from hermes_rl.plugins import did_you_mean
+from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.tools.base import Tool
+from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.mcp_client import Listed, fingerprint, require_mcp
+from hermes_rl.tools.mcp_server import HostServer, HttpServer, McpServer, McpSettings, SandboxServer
+from hermes_rl.tools.python_tools import NAME
+
+SCHEMA_LIMIT = 100_000
+"""Characters of one tool's schema."""
+
+
+class McpTool(Tool):
+    """One tool of a server. Not parallel where the server is the rollout's own: its calls may depend on each other."""
+
+    def __init__(self, source: McpSource, listed: Listed, name: str) -> None:
+        self.name = name
+        self.listed = listed
+        self.parallel = source.settings.shared
+        self.on_sandbox = source.in_sandbox
+        self.outside = not source.in_sandbox
+        self._source = source
+        self._parameters = {"type": "object", "properties": {}, **_without_patterns(listed.parameters)}
+
+    @property
+    def description(self) -> str:
+        return self.listed.description
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return self._parameters
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        return await self._source.server(runtime).call(self.listed.name, args)
+
+
+class McpSource:
+    """The server of one entry of `tools`.
+
+    Attributes:
+        fingerprint: SHA-256 of the names, descriptions and schemas that it listed; None before `list_tools`.
+    """
+
+    def __init__(self, settings: McpSettings) -> None:
+        require_mcp()
+        self.settings = replace(settings, shared=settings.shared or settings.url is not None)
+        self.in_sandbox = settings.url is None and not settings.on_host
+        self.fingerprint: str | None = None
+        self._shared: McpServer | None = None
+        self._tools: tuple[McpTool, ...] = ()
+        self._listing = asyncio.Lock()
+
+    async def list_tools(self, config: SandboxConfig, taken: Collection[str] = ()) -> tuple[McpTool, ...]:
+        """Start the server once and take its tools; a name in `taken` gets the server's name in front.
+
+        Raises:
+            RunError: it cannot be started, in a sandbox of `config` where it runs in one.
+            UserError: `allow` names a tool that it does not have, or a tool cannot be offered to a model.
+        """
+        async with self._listing:
+            if self.fingerprint is None:
+                try:
+                    listed = await self._listed(config)
+                except ToolServerFailure as failure:
+                    raise RunError(failure.detail) from failure
+                self._tools = tuple(self._tool(one, taken) for one in self._allowed(listed))
+                self.fingerprint = fingerprint(listed)
+            return self._tools
+
+    def server(self, runtime: ToolRuntime) -> McpServer:
+        """Who answers this rollout."""
+        if self.settings.shared:
+            if self._shared is None:
+                self._shared = self._make(runtime)
+            return self._shared
+        held = runtime.held.get(self.settings.name)
+        if not isinstance(held, McpServer):
+            held = runtime.held[self.settings.name] = self._make(runtime)
+        return held
+
+    async def close(self) -> None:
+        """End the server that all rollouts share."""
+        if self._shared is not None:
+            await self._shared.close()
+
+    def _make(self, runtime: ToolRuntime) -> McpServer:
+        if self.settings.url is not None:
+            return HttpServer(self.settings, self.fingerprint)
+        if self.settings.on_host:
+            return HostServer(self.settings, self.fingerprint)
+        return SandboxServer(self.settings, self.fingerprint, runtime.sandbox)
+
+    async def _listed(self, config: SandboxConfig) -> tuple[Listed, ...]:
+        async with ToolRuntime(config) as runtime:
+            return await self.server(runtime).tools()
+
+    def _allowed(self, listed: tuple[Listed, ...]) -> list[Listed]:
+        names = [one.name for one in listed]
+        allow = self.settings.allow
+        for name in allow or ():
+            if name not in names:
+                have = ", ".join(names) or "none"
+                raise UserError(
+                    f"MCP server {self.settings.name} has no tool {name!r}{did_you_mean(name, names)} (it has {have})"
+                )
+        return [one for one in listed if allow is None or one.name in allow]
+
+    def _tool(self, listed: Listed, taken: Collection[str]) -> McpTool:
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", (self.settings.prefix or "") + listed.name)
+        if name in taken:
+            name = f"{self.settings.name}_{name}"
+        where = f"tool {listed.name!r} of the MCP server {self.settings.name}"
+        if not NAME.fullmatch(name):
+            raise UserError(f"{where} cannot be offered as {name!r}: a name has 1 to 64 letters, digits, _ and -")
+        _check_schema(listed.parameters, where)
+        return McpTool(self, listed, name)
+
+
+def _check_schema(schema: Mapping[str, Any], where: str) -> None:
+    """Refuse what no model could be offered, rather than show it something else than the server said."""
+    if schema.get("type", "object") != "object":
+        raise UserError(f"{where} has parameters of type {schema['type']!r}; only objects can be offered to a model")
+    if not isinstance(schema.get("properties", {}), Mapping):
+        raise UserError(f"{where} has no JSON Schema for its parameters: properties are no mapping")
+    if len(json.dumps(schema)) > SCHEMA_LIMIT:
+        raise UserError(f"{where} has a schema of more than {SCHEMA_LIMIT} characters")
+
+
+def _without_patterns(schema: Any) -> Any:
+    """The schema without regular expressions: they come from elsewhere, and one can take for ever to match."""
+    if isinstance(schema, Mapping):
+        return {
+            key: _without_patterns(value)
+            for key, value in schema.items()
+            if not (key == "pattern" and isinstance(value, str))
+        }
+    return [_without_patterns(value) for value in schema] if isinstance(schema, list) else schema

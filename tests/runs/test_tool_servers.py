@@ -1,0 +1,61 @@
+"""A spec with MCP servers, in the sandbox and on the host, from the command line's entry to its files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.errors import RunError
+from hermes_rl.runs.launch import Launch, run_process
+from hermes_rl.spec.load import load_spec
+from tests.runs.playing import lines
+
+SERVER = Path(__file__).parents[1] / "tools" / "bad_mcp_server.py"
+SPEC = """
+version: 1
+name: sums
+dataset: {items: [{a: 1, b: 2}, {a: 3, b: 4}]}
+prompt: {user: "{{ a }} + {{ b }}"}
+tools:
+  - mcp: {name: near, command: [python3, server.py], files: [{to: server.py, from: server.py}], allow: [add, count]}
+  - mcp: {name: far, command: [python3, server.py], where: host, prefix: far_, allow: [count, crash], timeout: 5}
+rewards:
+  right: {fn: exact_match, args: {target: "{{ a + b }}"}}
+solution:
+  turns:
+    - tools: [{name: far_crash, args: {}}]
+    - tools: [{name: add, args: {a: "{{ a }}", b: "{{ b }}"}}, {name: count, args: {}}, {name: far_count, args: {}}]
+    - say: "{{ a + b }}"
+servers: {policy: {type: scripted, deviate: 0}}
+process: {group_size: 2, groups: 2}
+"""
+
+
+@pytest.fixture
+def spec_file(tmp_path: Path) -> Path:
+    shutil.copy(SERVER, tmp_path / "server.py")
+    (tmp_path / "sums.yaml").write_text(SPEC)
+    return tmp_path / "sums.yaml"
+
+
+async def test_each_rollout_has_servers_of_its_own(spec_file: Path, tmp_path: Path) -> None:
+    summary, directory = await run_process(load_spec(spec_file), Launch("process", out=tmp_path / "out"))
+    assert summary.written == 2
+    for record in lines(directory.path / "rollouts.jsonl"):
+        answers = [message["content"] for message in record["messages"] if message["role"] == "tool"]
+        total = record["messages"][-1]["content"]
+        assert answers[1:] == [total, "1", "1"]
+        assert "started anew" in answers[0]
+        assert record["score"] == 1.0
+    listed = directory.described()["tool_servers"]
+    assert set(listed) == {"near", "far"}
+    assert all(len(digest) == 64 for digest in listed.values())
+
+
+async def test_a_server_that_cannot_start_stops_the_run_before_it_begins(spec_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text("raise SystemExit('no licence')")
+    with pytest.raises(RunError, match=r"(?s)MCP server near cannot be started.*no licence"):
+        await run_process(load_spec(spec_file), Launch("process", out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,225 @@
+"""Tools of MCP servers: in the sandbox, on the host and over HTTP; and servers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calling import Player
+from http_mcp_server import serve
+
+from hermes_rl.errors import RunError, ToolServerFailure, UserError
+from hermes_rl.sandbox import SandboxConfig, SandboxFile
+from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.mcp_server import McpSettings
+from hermes_rl.tools.mcp_tools import McpSource
+from hermes_rl.tools.toolkit import Toolkit
+
+SERVER = Path(__file__).with_name("bad_mcp_server.py").read_bytes()
+CONFIG = SandboxConfig(timeout=10)
+
+
+def settings(**changes: Any) -> McpSettings:
+    on_host = changes.get("on_host", False)
+    python = sys.executable if on_host else "python3"
+    values = {"command": (python, "server.py"), "files": (SandboxFile("server.py", SERVER),), "timeout": 3.0}
+    return McpSettings("bad", **{**values, **changes})
+
+
+@asynccontextmanager
+async def playing(source: McpSource, taken: Sequence[str] = ()) -> AsyncIterator[Player]:
+    tools = await source.list_tools(CONFIG, taken)
+    try:
+        async with ToolRuntime(CONFIG, toolkit=Toolkit(tools)) as runtime:
+            yield Player(runtime)
+    finally:
+        await source.close()
+
+
+async def said(play: Player, name: str, **arguments: Any) -> str:
+    return (await play.outcome(name, json.dumps(arguments))).content
+
+
+PLACES = {
+    "sandbox": {},
+    "host": {"on_host": True},
+    "host, shared": {"on_host": True, "shared": True},
+}
+
+
+@pytest.fixture(params=list(PLACES))
+async def play(request: pytest.FixtureRequest) -> AsyncIterator[Player]:
+    async with playing(McpSource(settings(**PLACES[request.param]))) as player:
+        yield player
+
+
+async def test_calls_and_schemas(play: Player) -> None:
+    schemas = {schema["function"]["name"]: schema["function"] for schema in play.runtime.toolkit.schemas}
+    assert schemas["add"]["description"] == "Does add."
+    assert schemas["add"]["parameters"]["required"] == ["a", "b"]
+    assert await said(play, "add", a=2, b="3") == "5"  # the text is converted by the schema
+    assert "missing parameter 'b'" in await said(play, "add", a=2)
+    assert [await said(play, "count") for _ in range(3)] == ["1", "2", "3"]
+    assert await said(play, "image") == "[image: image/png]"
+
+
+async def test_a_tool_that_says_no_is_an_error_of_the_call(play: Player) -> None:
+    outcome = await play.outcome("refuse", "{}")
+    assert outcome.error is not None
+    assert json.loads(outcome.content) == {"error": "not today"}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("crash", "the next call finds it started anew"),
+        ("flood", "the next call finds it started anew"),
+        ("huge", "the next call finds it started anew"),
+        ("lie", "not what it promised"),
+    ],
+)
+async def test_a_server_that_misbehaves_harms_only_its_own_call(play: Player, name: str, told: str) -> None:
+    before = await said(play, "pid")
+    outcome = await play.outcome(name, "{}")
+    assert outcome.error is not None
+    assert told in outcome.content
+    assert await said(play, "add", a=1, b=1) == "2"
+    assert (await said(play, "pid") == before) == (name == "lie")
+
+
+@pytest.mark.parametrize("place", ["sandbox", "host"])
+async def test_a_server_that_hangs_is_started_anew(place: str) -> None:
+    async with playing(McpSource(settings(**PLACES[place], timeout=1.0))) as play:
+        assert "no answer within 1 s" in (await play.outcome("hang", "{}")).content
+        assert await said(play, "add", a=1, b=1) == "2"
+
+
+async def test_what_is_no_message_is_passed_over(play: Player) -> None:
+    assert await said(play, "junk") == "after junk"
+
+
+async def test_no_variable_of_ours_reaches_it(play: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "secret")
+    await said(play, "crash")
+    assert "secret" not in await said(play, "environment")
+
+
+async def test_one_server_per_rollout_or_one_for_all() -> None:
+    for shared in (False, True):
+        source = McpSource(settings(on_host=True, shared=shared))
+        tools = await source.list_tools(CONFIG)
+        async with (
+            ToolRuntime(CONFIG, toolkit=Toolkit(tools)) as one,
+            ToolRuntime(CONFIG, toolkit=Toolkit(tools)) as other,
+        ):
+            pids = {await said(Player(runtime), "pid") for runtime in (one, other)}
+            assert len(pids) == (1 if shared else 2)
+            assert not one.started
+        await source.close()
+        for pid in map(int, pids):
+            assert not Path(f"/proc/{pid}").exists()
+
+
+async def test_the_agent_shares_the_machine_with_a_server_in_the_sandbox() -> None:
+    async with playing(McpSource(settings())) as play:
+        sandbox = await play.runtime.sandbox()
+        assert await said(play, "count") == "1"
+        await sandbox.run("pkill -9 -f server.py")
+        assert "started anew" in await said(play, "count")
+        assert await said(play, "count") == "1"
+        # Its own files come back with it; what it needs beyond them is the agent's to break.
+        await sandbox.run("rm -rf ~/.mcp; pkill -9 -f server.py")
+        assert "started anew" in await said(play, "count")
+        assert await said(play, "count") == "1"
+        await sandbox.run("pkill -9 -f server.py; sleep 0.1")
+        await sandbox.run("touch ~/.mcp/bad/fewer")
+        await said(play, "count")
+        assert "cannot be started again" in await said(play, "count")
+
+
+async def test_a_server_of_ours_that_cannot_come_back_is_our_failure(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_bytes(SERVER)
+    source = McpSource(settings(on_host=True, files=(), folder=tmp_path))
+    async with playing(source) as play:
+        pid = int(await said(play, "pid"))
+        (tmp_path / "server.py").write_text("raise SystemExit('out of order')")
+        os.kill(pid, signal.SIGKILL)
+        await said(play, "count")
+        with pytest.raises(ToolServerFailure, match=r"(?s)MCP server bad cannot be started.*out of order"):
+            await said(play, "count")
+
+
+async def test_a_server_that_lists_other_tools_later_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_bytes(SERVER)
+    source = McpSource(settings(on_host=True, files=(), folder=tmp_path))
+    async with playing(source) as play:
+        (tmp_path / "fewer").touch()
+        with pytest.raises(ToolServerFailure, match="other tools than when the run began"):
+            await said(play, "count")
+
+
+async def test_names() -> None:
+    async with playing(McpSource(settings(allow=("add", "count"), prefix="my.")), ["my_add"]) as play:
+        assert play.runtime.toolkit.names == {"bad_my_add", "my_count"}
+        assert await said(play, "bad_my_add", a=1, b=2) == "3"
+    with pytest.raises(UserError, match="has no tool 'ad'; did you mean 'add'"):
+        await McpSource(settings(allow=("ad",))).list_tools(CONFIG)
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("no-such-program",), "No such file"),
+        ((sys.executable, "-c", "raise SystemExit('broken set-up')"), "broken set-up"),
+    ],
+)
+async def test_a_server_that_never_starts_stops_the_run(on_host: bool, command: tuple[str, ...], told: str) -> None:
+    if not on_host:
+        command = ("python3", *command[1:]) if len(command) > 1 else command
+    source = McpSource(settings(command=command, on_host=on_host))
+    with pytest.raises(RunError, match=told):
+        await source.list_tools(CONFIG)
+
+
+async def test_over_http(unused_tcp_port: int) -> None:
+    async with serve(unused_tcp_port) as (url, stop):
+        source = McpSource(McpSettings("web", url=url, headers={"Authorization": "Bearer sesame"}, timeout=5))
+        async with playing(source) as play:
+            assert await said(play, "double", n=21) == "42"
+            assert await said(play, "knock") == "Bearer sesame"
+            together = await play.outcomes(
+                *({"id": str(n), "function": {"name": "double", "arguments": f'{{"n": {n}}}'}} for n in range(20))
+            )
+            assert [outcome.content for outcome in together] == [str(2 * n) for n in range(20)]
+            await stop()
+            with pytest.raises(ToolServerFailure):
+                for _ in range(3):
+                    assert (await play.outcome("double", '{"n": 1}')).error is not None
+
+
+async def test_cancelling_a_rollout_leaves_no_process() -> None:
+    source = McpSource(settings(on_host=True))
+    tools = await source.list_tools(CONFIG)
+    pids: list[int] = []
+
+    async def rollout() -> None:
+        async with ToolRuntime(CONFIG, toolkit=Toolkit(tools)) as runtime:
+            pids.append(int(await said(Player(runtime), "pid")))
+            await said(Player(runtime), "hang")
+
+    task = asyncio.create_task(rollout())
+    while not pids:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert not Path(f"/proc/{pids[0]}").exists()

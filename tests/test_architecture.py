@@ -29,7 +29,7 @@ DOORS = {
     "mcp": "tools/mcp_client.py",
     "mcp_types": "tools/mcp_client.py",
     "anyio": "tools/mcp_client.py",
-    "renderers": (),
+    "renderers": "tokens/families.py",
     "ray": (),
 }
 """Foreign package → where it may be imported."""

@@ -56,6 +56,8 @@ def _call(call: Mapping[str, Any], default_id: str, taken: set[str]) -> dict[str
     function = function if isinstance(function, dict) else {}
     arguments = function.get("arguments", "")
     given_id = str(call.get("id") or "")
+    # What our own parser says of a call that cannot be executed.
+    problem = {"error": call["error"]} if isinstance(call.get("error"), str) else {}
     return {
         "id": default_id if not given_id or given_id in taken else given_id,
         "type": "function",
@@ -63,6 +65,7 @@ def _call(call: Mapping[str, Any], default_id: str, taken: set[str]) -> dict[str
             "name": str(function.get("name") or ""),
             "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False),
         },
+        **problem,
     }
 
 

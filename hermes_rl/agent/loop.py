@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hermes_rl.agent.history import kept_message, sendable
+from hermes_rl.agent.managed import ManagedState
 from hermes_rl.agent.result import AgentResult, Message, ToolCall, reasoning_of, text_of, tokens_of
 from hermes_rl.agent.server import as_chat_server
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, ServerFailure
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, Reasoning
+from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
 from hermes_rl.tools.machine import ToolRuntime, runtime_for
 from hermes_rl.tools.toolkit import Toolkit
@@ -89,6 +91,7 @@ class HermesAgentLoop:
             messages=[dict(message) for message in messages],
             prompt_length=len(messages),
             tool_schemas=self.toolkit.schemas,
+            transcript=Transcript(),
         )
         if self.task_id is not None:
             return await self._run(result, runtime_for(self.task_id, self.toolkit))
@@ -105,6 +108,8 @@ class HermesAgentLoop:
             if not failure.ending.graded:
                 raise
         result.finished_naturally = result.ending.finished_naturally
+        if result.transcript is not None and result.transcript.turns:
+            result.managed_state = ManagedState(result.transcript)
         return result
 
     async def _play(self, result: AgentResult, runtime: ToolRuntime) -> Ending:
@@ -152,7 +157,7 @@ class HermesAgentLoop:
     def _request(self, result: AgentResult, runtime: ToolRuntime) -> ChatRequest:
         options = self.options
         return ChatRequest(
-            messages=sendable(result.messages) if result.tool_errors else result.messages,
+            messages=self._history(result),
             tools=self.toolkit.schemas or None,
             temperature=options.temperature,
             top_p=options.top_p,
@@ -162,7 +167,13 @@ class HermesAgentLoop:
             extra_body=options.extra_body,
             logprobs=options.logprobs,
             rollout_id=runtime.task_id,
+            transcript=result.transcript,
         )
+
+    def _history(self, result: AgentResult) -> list[Message]:
+        """What the server is sent. One that has the tokens reads no calls again, so nothing needs to be mended."""
+        exact = result.transcript is not None and bool(result.transcript.turns)
+        return sendable(result.messages) if result.tool_errors and not exact else result.messages
 
     def _turn_limit(self, result: AgentResult) -> int | None:
         """`max_tokens`, or what is left of the trajectory where that is less.
@@ -182,7 +193,7 @@ class HermesAgentLoop:
         result.usage.add(reply.usage)
         result.reasoning_per_turn.append(reasoning_of(message))
         result.timings.generation += reply.timing.generating
-        result.timings.queue += reply.timing.queued + reply.timing.retrying
+        result.timings.queue += reply.timing.queued + reply.timing.retrying + reply.timing.paused
         calls: list[dict[str, Any]] = message.get("tool_calls") or []
         return calls
 

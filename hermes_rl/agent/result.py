@@ -14,6 +14,7 @@ from typing import Any
 
 from hermes_rl.endings import Ending
 from hermes_rl.servers.base import ChatReply
+from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.errors import ToolError
 
 Message = dict[str, Any]
@@ -72,12 +73,12 @@ class AgentResult:
     """One conversation from the prompt to its ending.
 
     `turns_used` counts completed model calls. `reasoning_per_turn` has one entry per turn, None without reasoning.
-    `replies` are the server's answers as they came, from which tokens are made; the first `prompt_length` messages
-    were given, and `tool_schemas` are what the model was told it may call.
+    `replies` are the server's answers as they came, `transcript` what a token-level server sampled; the first
+    `prompt_length` messages were given, and `tool_schemas` are what the model was told it may call.
     """
 
     messages: list[Message] = field(default_factory=list)
-    managed_state: dict[str, Any] | None = None
+    managed_state: Mapping[str, Any] | None = None
     turns_used: int = 0
     finished_naturally: bool = False
     reasoning_per_turn: list[str | None] = field(default_factory=list)
@@ -87,6 +88,7 @@ class AgentResult:
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     replies: list[ChatReply] = field(default_factory=list, repr=False)
+    transcript: Transcript | None = field(default=None, repr=False)
     prompt_length: int = 0
     tool_schemas: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
@@ -101,6 +103,7 @@ class AgentResult:
             usage=replace(self.usage),
             timings=replace(self.timings),
             replies=[],
+            transcript=None,
         )
 
     @property

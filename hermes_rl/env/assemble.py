@@ -10,6 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hermes_rl.runs.layers import FILLER_OVERRIDE
+from hermes_rl.tokens.sequence import MASKED, MASKED_LOGPROB
+
+FURTHER = "further"
+"""Key of an item under which its rollout's other sequences lie, as items."""
 _OPTIONAL = ("advantages", "ref_logprobs", "messages", "inference_logprobs", "overrides", "images",
              "distill_token_ids", "distill_logprobs")  # fmt: skip
 
@@ -31,8 +36,25 @@ def assemble(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
         group["inference_logprobs"] = []  # trainers take its length
     overrides = [item["group_overrides"] for item in items if item.get("group_overrides")]
     group["group_overrides"] = {key: value for part in overrides for key, value in part.items()}
+    if any("layer" in item for item in items):
+        group["layer"] = max(item.get("layer", 0) for item in items)
     group["generation_params"] = next((i["generation_params"] for i in items if i.get("generation_params")), None)
     return with_content(group)
+
+
+def layered(items: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The items of each layer, as many as there are members; a member without a further sequence gets a filler."""
+    deepest = max(len(item.get(FURTHER) or ()) for item in items)
+    further = [[_further(item, number) for item in items] for number in range(deepest)]
+    return [list(items), *further]
+
+
+def _further(item: dict[str, Any], number: int) -> dict[str, Any]:
+    given = item.get(FURTHER) or ()
+    if number < len(given):
+        return {"overrides": {}, **given[number], "layer": number + 1}
+    filler = {"tokens": item["tokens"][:1], "masks": [MASKED], "inference_logprobs": [MASKED_LOGPROB]}
+    return {**filler, "scores": item["scores"], "overrides": dict(FILLER_OVERRIDE), "layer": number + 1}
 
 
 def with_content(group: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from hermes_rl.env.config import HermesAgentEnvConfig
 from hermes_rl.env.handwritten import HandWritten
 from hermes_rl.env.sending import Sending
 from hermes_rl.env.servers import HermesServer, HermesServerManager
+from hermes_rl.env.too_long import TooLong
 from hermes_rl.env.tracking import Tracking
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.encode import Encoder
@@ -73,6 +74,7 @@ class HermesAgentBaseEnv(Collecting, Sending, Tracking, BaseEnv):  # type: ignor
         self.server = self.make_server(configs)
         self.core: Environment = self.make_core()
         self._numbers = itertools.count()
+        self.too_long = TooLong("drop", self.sequence_counts)
 
     def _initialise_base(self, config: HermesAgentEnvConfig, configs: list[APIServerConfig]) -> None:
         """Run BaseEnv's constructor, kept from opening the output file and from a tokenizer that cannot be had.
@@ -127,6 +129,7 @@ class HermesAgentBaseEnv(Collecting, Sending, Tracking, BaseEnv):  # type: ignor
             configs,
             server_class=self.server_cls,
             reasoning_config=ReasoningConfig.from_env_config(self.config),
+            tool_parser=self.config.tool_call_parser if "tool_call_parser" in self.config.model_fields_set else None,
         )
 
     def make_core(self) -> Environment:

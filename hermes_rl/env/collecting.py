@@ -13,14 +13,14 @@ from contextlib import aclosing
 from typing import Any
 
 from hermes_rl.data.rows import Row
-from hermes_rl.env.assemble import assemble, checked
+from hermes_rl.env.assemble import FURTHER, assemble, checked, layered
 from hermes_rl.env.handwritten import row_of
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.groups import play_groups
 from hermes_rl.rollouts.player import REPLAYS, Player
 from hermes_rl.rollouts.rollout import Group, Rollout, Seat
-from hermes_rl.runs.records import scored_data_group
+from hermes_rl.runs.records import scored_data_groups
 from hermes_rl.servers.base import ChatServer
 
 logger = logging.getLogger(__name__)
@@ -86,9 +86,10 @@ class Collecting:
             return None, []
         whole = Group(group, row, [rollout])
         await self.encoder.encode_group(whole)
-        return _item_of(self.scored(whole)), []
+        first, *further = self.layers(whole)
+        return {**_item_of(first), FURTHER: [_item_of(layer) for layer in further]}, []
 
-    async def collect_trajectories(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+    async def collect_trajectories(self, item: Any) -> tuple[Any, list[Any]]:
         """Play a group: whole, or None. An overridden `collect_trajectory` is called once per member."""
         if type(self).collect_trajectory is not Collecting.collect_trajectory:
             return await self._collect_by_hand(item)
@@ -99,9 +100,10 @@ class Collecting:
             self.track_dropped(group)
             return None, []
         await self.encoder.encode_group(group)
-        return self.scored(group), []
+        layers = await asyncio.to_thread(self.layers, group)
+        return layers if len(layers) > 1 else layers[0], []
 
-    async def _collect_by_hand(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+    async def _collect_by_hand(self, item: Any) -> tuple[Any, list[Any]]:
         calls = [asyncio.create_task(self._one_by_hand(item)) for _ in range(self.config.group_size)]
         try:
             results = await asyncio.gather(*calls)
@@ -111,7 +113,10 @@ class Collecting:
             await asyncio.gather(*calls, return_exceptions=True)
         backlog = [further for _, more in results for further in more]
         items = [scored for scored, _ in results if scored is not None]
-        return (assemble(items) if len(items) == len(results) else None), backlog
+        if len(items) < len(results):
+            return None, backlog
+        layers = [assemble(layer) for layer in layered(items)]
+        return layers if len(layers) > 1 else layers[0], backlog
 
     async def _one_by_hand(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         """One overridden `collect_trajectory`, repeated where it raises or gives nothing."""
@@ -124,10 +129,14 @@ class Collecting:
                 logger.exception("collect_trajectory failed (attempt %d of %d)", attempt + 1, REPLAYS + 1)
         return None, []
 
-    def scored(self, group: Group) -> dict[str, Any]:
-        """The group as Atropos' ScoredDataGroup."""
-        params = {"temperature": self.core.options("train").temperature}
-        return scored_data_group(group, params)
+    def layers(self, group: Group) -> list[dict[str, Any]]:
+        """The group as Atropos' ScoredDataGroups: one where each rollout has one sequence."""
+        options = self.core.options("train")
+        params = {"temperature": options.temperature, "top_p": options.top_p}
+        layers = scored_data_groups(group, {name: value for name, value in params.items() if value is not None})
+        proof = group.certificate.record() if group.certificate is not None else None
+        numbered = [{"layer": number} if len(layers) > 1 else {} for number in range(len(layers))]
+        return [{**layer, "certificate": proof, **number} for layer, number in zip(layers, numbered, strict=True)]
 
 
 def _item_of(group: dict[str, Any]) -> dict[str, Any]:

@@ -95,6 +95,9 @@ class HandWritten:
             raise RewardFailure("compute_reward returned None: it could not tell")
         return value
 
+    def credit(self, rollout: Rollout) -> tuple[float, ...] | None:
+        return rollout.rewards[REWARD].per_turn
+
     def treatment(self, ending: Ending) -> Treatment:
         return "grade"
 

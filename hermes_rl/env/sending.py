@@ -7,25 +7,26 @@ loop, and drops a group that the API refuses with a line in a debug log.
 from __future__ import annotations
 
 import asyncio
-import gzip
-import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from hermes_rl.endings import Ending
 from hermes_rl.env.assemble import with_content
+from hermes_rl.env.too_long import TooLong
 from hermes_rl.runs.directory import Journal
+from hermes_rl.runs.encoding import body_of, encoded
+from hermes_rl.tokens.sequence import MASKED
 
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 """Tries at sending a group, with pauses of 1, 2, 4, … seconds between them."""
-COMPRESS_FROM = 1024
-"""Bytes from which a body is compressed."""
 
 
 class GroupsWriter:
@@ -34,8 +35,9 @@ class GroupsWriter:
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
 
-    def write(self, group: dict[str, Any]) -> None:
-        self.journal.append(group)
+    async def keep(self, groups: list[dict[str, Any]]) -> None:
+        """Write groups that belong together at once; their JSON is made off the event loop."""
+        self.journal.append_lines([await encoded(group) for group in groups])
 
     def close(self) -> None:
         self.journal.close()
@@ -45,10 +47,17 @@ class Sending:
     """Mixin of `HermesAgentBaseEnv`: replaces how BaseEnv posts scored data."""
 
     config: Any
-    dropped: Any
+    dropped: Counter[str]
     longest_sent: int | None = None
     """Tokens of the longest sequence that may be sent, where that is less than the trainer takes."""
     jsonl_writer: GroupsWriter | None
+    allow_inexact: bool = True
+    """Send groups without a certificate that their tokens are those that were sampled."""
+    max_staleness: int | None = None
+    """Versions that the oldest weights of a group may be behind when it is sent."""
+    keep_stale: bool = False
+    """Send what is older all the same, counted."""
+    too_long: TooLong
 
     def keep_groups(self) -> None:
         """Write every group that is sent to `data_path_to_save_groups`, if there is one."""
@@ -69,25 +78,70 @@ class Sending:
         do_send_to_api: bool = True,
         abort_on_any_max_length_exceeded: bool = True,
     ) -> None:
-        """As BaseEnv's, for the groups that a trainer can use; the others are counted by cause and said."""
+        """Send the groups that a trainer can use, written down before; the others are counted by cause and said.
+
+        Layers of one group leave together in one call, or not at all. Nothing here holds up the event loop.
+        """
         given = scored_data if isinstance(scored_data, list) else [scored_data]
-        fit = [group for group in map(_completed, filter(None, given)) if self._fit(group)]
+        whole = list(map(_completed, filter(None, given)))
+        if any("layer" in part for part in whole):
+            fitting = self.too_long.applied(whole, self._longest())
+            fit = fitting if all(self._fit(part) for part in fitting) else []
+        else:
+            fit = [part for part in self.too_long.applied(whole, self._longest()) if self._fit(part)]
+        fit = await self._fresh(fit)
         if not fit:
             return
-        await super().handle_send_to_api(  # type: ignore[misc]
-            fit if isinstance(scored_data, list) else fit[0],
-            item,
-            do_send_to_api=do_send_to_api,
-            abort_on_any_max_length_exceeded=abort_on_any_max_length_exceeded,
-        )
+        for part in fit:
+            self.completion_lengths += [_trained(mask) for mask in part["masks"]]  # type: ignore[attr-defined]
+            await self.add_rollouts_for_wandb(part, item)  # type: ignore[attr-defined]
+        if self.jsonl_writer is not None:
+            await self.jsonl_writer.keep(fit)
+        if do_send_to_api:
+            await self._send(fit if len(fit) > 1 or isinstance(scored_data, list) else fit[0], len(fit))
+
+    async def _send(self, data: Any, count: int) -> None:
+        self.items_sent_this_step += count  # type: ignore[attr-defined]
+        try:
+            await self._send_scored_data_to_api(data)
+        except RuntimeError as error:
+            logger.error("a group was lost: %s", error)
 
     def _fit(self, group: dict[str, Any]) -> bool:
         size = group["group_overrides"].get("group_size", self.config.group_size)
-        for cause, words in _faults(group, size, self._longest()):
+        faults = _faults(group, size, self._longest(), exact=not self.allow_inexact)
+        for cause, words in faults:
             self.dropped[cause] += 1
             logger.warning("a group was not sent (%s): %s", cause, words)
             return False
-        return True
+        uniform = self.config.ensure_scores_are_not_same and len(set(group["scores"])) == 1
+        if uniform:
+            self.dropped["uniform"] += 1
+            logger.warning("a group was not sent: all of its scores are the same, %s", group["scores"][0])
+        return not uniform
+
+    async def _fresh(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Those whose weights are not too old now, however long they have waited."""
+        if self.max_staleness is None or not groups:
+            return groups
+        now = await self.weights_now()
+        return [group for group in groups if self._young(group, now)]
+
+    def _young(self, group: dict[str, Any], now: int | None) -> bool:
+        oldest = (group.get("certificate") or {}).get("oldest")
+        if oldest is None or now is None:
+            words = "the version of the weights is not known; see weights_path of the server"
+        elif now - oldest <= (self.max_staleness or 0):
+            return True
+        else:
+            words = f"its oldest weights are {now - oldest} versions behind, {self.max_staleness} are allowed"
+        self.dropped[str(Ending.STALE)] += 1
+        logger.warning("a group %s (stale): %s", "was sent all the same" if self.keep_stale else "was not sent", words)
+        return self.keep_stale
+
+    async def weights_now(self) -> int | None:
+        """The newest version of the weights that a policy server has; None where none tells it."""
+        return None
 
     def _longest(self) -> int | None:
         """Tokens of the longest sequence that is of use; a trainer leaves out those that reach its own bound."""
@@ -121,7 +175,7 @@ class Sending:
             if not self.config.include_messages:
                 group["messages"] = None  # until here they were there for logs and files
         path = "scored_data_list" if isinstance(scored_data, list) else "scored_data"
-        body, headers = await asyncio.to_thread(_encode, scored_data)
+        body, headers = await body_of(scored_data)
         await _post(f"{self.config.rollout_server_url}/{path}", body, headers)
 
 
@@ -134,7 +188,11 @@ def _completed(group: dict[str, Any]) -> dict[str, Any]:
     return with_content({**group, **more})
 
 
-def _faults(group: dict[str, Any], size: int, longest: int | None) -> Iterator[tuple[str, str]]:
+def _trained(mask: list[int]) -> int:
+    return len(mask) - mask.count(MASKED)
+
+
+def _faults(group: dict[str, Any], size: int, longest: int | None, *, exact: bool) -> Iterator[tuple[str, str]]:
     """Why a trainer could not use the group: a cause to count, and words."""
     if group.get("tokens") is None or group.get("masks") is None:
         yield "no_tokens", "the tokens of its rollouts cannot be known"
@@ -147,6 +205,10 @@ def _faults(group: dict[str, Any], size: int, longest: int | None) -> Iterator[t
     length = max(map(len, group["tokens"]), default=0)
     if longest is not None and length > longest:
         yield "too_long", f"a sequence has {length} tokens, and the trainer takes up to {longest}"
+    if exact:
+        certificate = group.get("certificate") or {"problems": ["it has no certificate"]}
+        for problem in certificate["problems"][:1]:
+            yield "uncertified", problem
 
 
 async def _post(url: str, body: bytes, headers: dict[str, str]) -> None:
@@ -168,12 +230,3 @@ async def _post(url: str, body: bytes, headers: dict[str, str]) -> None:
             problem = f"{type(error).__name__}: {error}"
         logger.warning("sending a group failed (attempt %d of %d): %s", attempt + 1, ATTEMPTS, problem)
     raise RuntimeError(f"a group could not be sent to {url}: {problem}")
-
-
-def _encode(scored_data: Any) -> tuple[bytes, dict[str, str]]:
-    """The body and its headers. Runs in a thread: encoding a long group takes most of a second."""
-    body = json.dumps(scored_data, allow_nan=False).encode()
-    headers = {"Content-Type": "application/json"}
-    if len(body) < COMPRESS_FROM:
-        return body, headers
-    return gzip.compress(body, compresslevel=1), {**headers, "Content-Encoding": "gzip"}

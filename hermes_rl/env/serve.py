@@ -38,9 +38,9 @@ async def run_serve(spec: Spec, launch: Launch) -> RunDirectory:
 def require_exact(spec: Spec) -> None:
     """Refuse a policy whose sampled tokens are not known, unless the spec accepts that.
 
-    A scripted policy is deterministic: what it says, encoded by its own tokenizer, is what it "sampled".
+    What a token-level or scripted server sampled is certified for each group.
     """
-    if spec.serve.allow_inexact or all(server.type == "scripted" for server in spec.servers["policy"]):
+    if spec.serve.allow_inexact or all(server.type != "openai" for server in spec.servers["policy"]):
         return
     raise UserError(
         "serve: a chat server does not say which tokens it sampled, so a trainer would train on a reconstruction "

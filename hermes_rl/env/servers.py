@@ -22,7 +22,7 @@ from hermes_rl.servers.factory import create_role
 _REQUEST_FIELDS = ("tools", "temperature", "top_p", "max_tokens", "seed", "stop", "extra_body", "logprobs")
 
 
-def server_config(config: APIServerConfig) -> ServerConfig:
+def server_config(config: APIServerConfig, tool_parser: str | None = None) -> ServerConfig:
     """Atropos' description of a server as ours; an empty key, or atroposlib's placeholder "x", is no key."""
     key = config.api_key if config.api_key not in (None, "", "x") else None
     return ServerConfig(
@@ -33,6 +33,7 @@ def server_config(config: APIServerConfig) -> ServerConfig:
         timeout=float(config.timeout),
         max_concurrency=config.num_max_requests_at_once,
         tokenizer=None if config.tokenizer_name == "none" else config.tokenizer_name,
+        renderer=None if tool_parser is None else {"tool_parser": tool_parser},
     )
 
 
@@ -92,7 +93,7 @@ class HermesServer(APIServer):  # type: ignore[misc]
         raise NotYetAvailable("text completions are not available; call env.server.chat_completion(...)")
 
     async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> tuple[list[Any], ...]:
-        raise NotYetAvailable("token-level servers are not available yet")
+        raise NotYetAvailable("call env.server.chat_completion(...): tokens are kept by the agent loop")
 
 
 class HermesServerManager(ServerManager):  # type: ignore[misc]
@@ -101,6 +102,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
     Args:
         configs: one per server; atroposlib's bare `ServerBaseline` stands for its local ports 9004 to 9007.
         role: a role that exists already; None makes one from `configs`.
+        tool_parser: the format of tool calls on token-level servers; None: the one that the template writes.
     """
 
     def __init__(
@@ -110,9 +112,10 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         server_class: type[APIServer] = HermesServer,
         reasoning_config: ReasoningConfig | None = None,
         role: Role | None = None,
+        tool_parser: str | None = None,
     ) -> None:
         super().__init__(configs, server_class=server_class, reasoning_config=reasoning_config)
-        self.role = role or create_role("policy", [server_config(config) for config in configs])
+        self.role = role or create_role("policy", [server_config(config, tool_parser) for config in configs])
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         """The fast path of the agent loop."""

@@ -19,6 +19,7 @@ from hermes_rl.env.base import HermesAgentBaseEnv
 from hermes_rl.env.sending import GroupsWriter
 from hermes_rl.env.servers import HermesServerManager, server_config
 from hermes_rl.env.settings import env_config, server_configs
+from hermes_rl.env.too_long import TooLong
 from hermes_rl.errors import HermesRLError
 from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
 from hermes_rl.rollouts.groups import repeated
@@ -44,12 +45,15 @@ class SpecEnv(HermesAgentBaseEnv):
     environ: ClassVar[Mapping[str, str] | None] = None
 
     def __init__(self, config: Any, server_configs: Any, slurm: bool = False, testing: bool = False) -> None:
-        require_available(self.spec, "serve" if self.spec.serve.max_staleness is None else "process")
+        require_available(self.spec, "serve")
         self.compiled = CompiledSpec(self.spec, self.environ)
         self.wandb_mode = self.spec.wandb.mode if self.spec.wandb else "online"
         super().__init__(config, server_configs, slurm, testing)
         self.wandb_project = self.spec.wandb.project if self.spec.wandb else None
-        self.longest_sent = self.spec.serve.max_token_length
+        serve = self.spec.serve
+        self.longest_sent, self.allow_inexact = serve.max_token_length, serve.allow_inexact
+        self.max_staleness, self.keep_stale = serve.max_staleness, serve.on_stale == "keep"
+        self.too_long = TooLong(serve.on_too_long, self.sequence_counts)
         self.directory: RunDirectory | None = None
         self.progress = Progress(quiet=True)
         self._journal: Journal | None = None
@@ -69,6 +73,9 @@ class SpecEnv(HermesAgentBaseEnv):
         if configs != server_configs(self.spec):
             self.compiled.roles[POLICY] = create_role(POLICY, [server_config(config) for config in configs])
         return HermesServerManager(configs, server_class=self.server_cls, role=self.compiled.policy)
+
+    async def weights_now(self) -> int | None:
+        return await self.compiled.policy.weights()
 
     def make_core(self) -> CompiledSpec:
         return self.compiled
@@ -165,10 +172,10 @@ class _GroupsWriter(GroupsWriter):
         super().__init__(journal)
         self._env, self._sent = env, 0
 
-    def write(self, group: dict[str, Any]) -> None:
-        super().write(group)
-        self._sent += 1
-        self._env.progress.show(f"step {self._env.curr_step} · {self._sent} groups sent", group["scores"])
+    async def keep(self, groups: list[dict[str, Any]]) -> None:
+        await super().keep(groups)
+        self._sent += sum(not group.get("layer") for group in groups)
+        self._env.progress.show(f"step {self._env.curr_step} · {self._sent} groups sent", groups[0]["scores"])
 
 
 def compile_spec(spec: Spec, environ: Mapping[str, str] | None = None) -> type[SpecEnv]:

@@ -57,6 +57,11 @@ class Tracking:
         return self._training.tool_errors
 
     @property
+    def sequence_counts(self) -> Counter[str]:
+        """Sequences that were cut or masked for their length, since the last log."""
+        return self._training.sequences
+
+    @property
     def dropped(self) -> Counter[str]:
         """Groups by the cause for which they were not sent, since the last log."""
         return self._training.dropped

@@ -154,6 +154,9 @@ class CompiledSpec:
     def score(self, rollout: Rollout) -> float:
         return self.grader.score(rollout.rewards)
 
+    def credit(self, rollout: Rollout) -> tuple[float, ...] | None:
+        return self.grader.credit(rollout.rewards)
+
     def treatment(self, ending: Ending) -> Treatment:
         return self.spec.endings.get(str(ending), "grade")
 

@@ -1,7 +1,7 @@
-"""Tokens and masks of finished rollouts, for policies that speak text.
+"""Tokens of finished rollouts: those that a token-level server sampled, else those of the rendered messages.
 
-Where the tokenizer cannot be had, or its template does not allow one exact sequence, a rollout keeps its messages and
-has no tokens; the reasons are counted, for the user to hear.
+Where a chat server's tokenizer cannot be had, or its template does not allow exact sequences, a rollout keeps its
+messages and has no tokens; the reasons are counted, for the user to hear.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import asyncio
 from collections import Counter
 
 from hermes_rl.agent.result import AgentResult
+from hermes_rl.rollouts.certificate import certify
 from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.tokens.chat import SampledTurn, chat_tokens
 from hermes_rl.tokens.tokenizer import Tokenizer, TokenizerUnavailable, load_tokenizer
 
 
 class Encoder:
-    """Encodes groups with one tokenizer; `missing` says why there is none."""
+    """Encodes rollouts with one tokenizer; `missing` says why there is none."""
 
     def __init__(self, tokenizer: Tokenizer | None, missing: str | None = None) -> None:
         self.tokenizer = tokenizer
@@ -32,18 +33,25 @@ class Encoder:
             return cls(None, str(error))
 
     async def encode(self, rollout: Rollout) -> None:
-        """Set the `sequence` of a rollout that has none, off the event loop."""
-        if self.tokenizer is None:
+        """Set the `sequences` of a rollout that has none, off the event loop."""
+        result = rollout.result
+        if result is None or rollout.sequences is not None:
+            return
+        if result.transcript is not None and result.transcript.turns:
+            rollout.sequences = result.transcript.sequences()
+        elif self.tokenizer is None:
             self.reasons[self.missing or "there is no tokenizer"] += 1
-        elif rollout.sequence is None and rollout.result is not None:
-            await asyncio.to_thread(self._encode, self.tokenizer, rollout, rollout.result)
+        else:
+            await asyncio.to_thread(self._render, self.tokenizer, rollout, result)
 
     async def encode_group(self, group: Group) -> None:
-        """The same for every member."""
+        """The same for every member, and the group's certificate."""
         for rollout in group.rollouts:
             await self.encode(rollout)
+        if group.certificate is None:
+            group.certificate = await asyncio.to_thread(certify, group)
 
-    def _encode(self, tokenizer: Tokenizer, rollout: Rollout, result: AgentResult) -> None:
+    def _render(self, tokenizer: Tokenizer, rollout: Rollout, result: AgentResult) -> None:
         turns = [SampledTurn(reply.finish_reason, reply.logprobs, reply.tokens) for reply in result.replies]
         encoded = chat_tokens(
             tokenizer,
@@ -52,6 +60,6 @@ class Encoder:
             sampled_from=result.prompt_length,
             turns=turns,
         )
-        rollout.sequence = encoded.sequence
+        rollout.sequences = encoded.sequences
         if encoded.reason is not None:
             self.reasons[encoded.reason] += 1

@@ -57,6 +57,10 @@ class Environment(Protocol):
         """The score from `rollout.rewards`. Raises Failure."""
         ...
 
+    def credit(self, rollout: Rollout) -> tuple[float, ...] | None:
+        """What the rewards give to each turn; None where none does."""
+        ...
+
     def treatment(self, ending: Ending) -> Treatment:
         """What the environment does with an ending of the policy's doing."""
         ...

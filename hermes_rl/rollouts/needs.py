@@ -9,7 +9,6 @@ from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.tools.catalogue import known_toolsets, toolsets
 from hermes_rl.tools.distributions import DISTRIBUTIONS
 
-_TOKEN_LEVEL = {"vllm", "sglang", "atropos"}
 _BACKENDS = {"bubblewrap", "none"}
 
 
@@ -31,7 +30,6 @@ Place = tuple[str | int, ...]
 
 
 def _missing(spec: Spec, mode: Mode) -> Iterator[tuple[Place, str]]:
-    yield from _servers(spec)
     yield from _sandbox(spec)
     yield from _toolsets(spec)
     yield from _tools(spec)
@@ -40,21 +38,8 @@ def _missing(spec: Spec, mode: Mode) -> Iterator[tuple[Place, str]]:
         yield ("user",), "a simulated user"
     if mode == "process" and spec.process.format != "atropos":
         yield ("process", "format"), f"the format {spec.process.format}"
-    if mode == "serve" and spec.serve.max_staleness is not None:
-        yield ("serve", "max_staleness"), "a bound on the age of the weights (it needs a token-level server)"
     if spec.budget.max_cost is not None:
         yield ("budget", "max_cost"), "a budget of cost"
-
-
-def _servers(spec: Spec) -> Iterator[tuple[Place, str]]:
-    for role, servers in spec.servers.items():
-        for number, server in enumerate(servers):
-            if server.type in _TOKEN_LEVEL:
-                place = ("servers", role, number, "type") if len(servers) > 1 else ("servers", role, "type")
-                yield (
-                    place,
-                    f"the token-level server type {server.type} (type: openai speaks to its chat endpoint)",
-                )
 
 
 def _sandbox(spec: Spec) -> Iterator[tuple[Place, str]]:

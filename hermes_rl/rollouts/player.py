@@ -113,6 +113,7 @@ class Player:
         """Play one seat, anew where infrastructure failed, until it is graded or given up."""
         known = await self.memory.recall(seat)
         if known is not None:
+            self._credit(known)
             return known
         first = self.memory.attempts(seat)
         async with self.slots:
@@ -170,6 +171,12 @@ class Player:
         treatment = self.environment.treatment(rollout.ending)
         fixed = isinstance(treatment, int | float)
         rollout.score = float(treatment) if fixed else self.environment.score(rollout)
+        self._credit(rollout)
+
+    def _credit(self, rollout: Rollout) -> None:
+        """Credit per turn follows from the rewards, so that it needs no place in a file."""
+        fixed = isinstance(self.environment.treatment(rollout.ending), int | float)
+        rollout.credit = None if fixed or rollout.score is None else self.environment.credit(rollout)
 
     async def _group_level(self, group: Group) -> Group:
         """The rewards that compare the members; only then are their scores known."""

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure
 from hermes_rl.scoring.value import RewardValue
-from hermes_rl.tokens.chat import Sequence as TokenSequence
+from hermes_rl.tokens.sequence import Sequence as TokenSequence
+
+if TYPE_CHECKING:
+    from hermes_rl.rollouts.certificate import Certificate
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,15 @@ class Rollout:
     error: str | None = None
     masked: bool = False
     timings: dict[str, float] = field(default_factory=dict)
-    sequence: TokenSequence | None = None
+    sequences: list[TokenSequence] | None = None
+    """Its tokens; several where the policy did not see all in one context. None where they are not known."""
+    credit: tuple[float, ...] | None = None
+    """One value per turn, where a reward gives credit to turns."""
+
+    @property
+    def sequence(self) -> TokenSequence | None:
+        """The only sequence; None where there are none or several."""
+        return self.sequences[0] if self.sequences is not None and len(self.sequences) == 1 else None
 
     @property
     def id(self) -> str:
@@ -72,7 +83,8 @@ class Rollout:
         if self.result is None or not self.result.replies:
             return {}
         last = self.result.replies[-1]
-        return {"type": last.server_type, "model": last.model, "version": None}
+        version = last.sampled.weights.after if last.sampled is not None else None
+        return {"type": last.server_type, "model": last.model, "version": version}
 
     def fail(self, failure: Failure) -> None:
         """Record that infrastructure failed: no score, the cause, and what was played so far."""
@@ -93,6 +105,8 @@ class Group:
     rollouts: list[Rollout]
     dropped: Ending | None = None
     detail: str | None = None
+    certificate: Certificate | None = None
+    """Made with its tokens."""
 
     @property
     def scores(self) -> list[float]:

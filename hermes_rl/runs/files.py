@@ -51,29 +51,36 @@ class GroupsFile:
         Raises:
             UserError: a file elsewhere holds groups whose rollouts are not here.
         """
-        right: set[str] = set()
-        wrong = False
+        layers: dict[str, set[int]] = {}
+        totals: dict[str, int] = {}
+        wrong: set[str] = set()
+        extra = False
         known = set(kept.groups)
         for line in self.journal.read(*GROUP_KEYS):
-            group = line["group"]
+            group, layer = line["group"], line.get("layer", 0)
             if group not in known and self.moved:
                 raise UserError(
                     f"{self.journal.path} holds groups of a run in another directory than "
                     f"{kept.rollouts.path.parent} (such as {group}): move it, or choose another place"
                 )
-            same = group not in changed and group not in right and line["scores"] == kept.scores(group)
-            right |= {group} if same else set()
-            wrong = wrong or not same
-        if wrong:
-            self._take_out(right)
+            seen = layers.setdefault(group, set())
+            extra = extra or layer in seen
+            seen.add(layer)
+            if group in changed or line["scores"] != kept.scores(group):
+                wrong.add(group)
+            totals[group] = line.get("layers", 1)
+        right = {group for group, seen in layers.items() if group not in wrong and seen == set(range(totals[group]))}
+        if extra or len(right) < len(layers):
+            self._take_out({(group, layer) for group in right for layer in layers[group]})
         return right
 
-    def _take_out(self, right: set[str]) -> None:
+    def _take_out(self, right: set[tuple[str, int]]) -> None:
         left = set(right)
 
-        def first(group: str) -> bool:
-            present = group in left
-            left.discard(group)
+        def first(line: dict[str, Any]) -> bool:
+            place = line["group"], line.get("layer", 0)
+            present = place in left
+            left.discard(place)
             return present
 
-        self.journal.keep(line for line in self.journal.read() if first(line["group"]))
+        self.journal.keep(line for line in self.journal.read() if first(line))

@@ -28,6 +28,7 @@ from hermes_rl.sandbox.none import WARNING
 from hermes_rl.sandbox.probe import require_bubblewrap
 from hermes_rl.servers.reach import require_reachable
 from hermes_rl.spec.model import Mode, Spec
+from hermes_rl.tokens.rendering import RendererSettings, load_renderer
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,10 @@ class Launch:
     fresh: bool = False
     environ: Mapping[str, str] | None = None
     progress: Progress = field(default_factory=Progress)
+
+
+TOKEN_LEVEL = ("vllm", "sglang", "atropos")
+"""Server types whose policy needs a tokenizer that can be had, and a template that allows exact tokens."""
 
 
 def prepare(spec: Spec, launch: Launch) -> CompiledSpec:
@@ -194,6 +199,11 @@ async def _load(spec: Spec, split: Split, launch: Launch) -> tuple[Rows, Encoder
     name = tokenizer_of(spec)
     if name is None and spec.servers["policy"][0].type != "scripted":
         return rows, Encoder(None, "the policy names neither a model nor a tokenizer")
+    policy = spec.servers["policy"][0]
+    if policy.type in TOKEN_LEVEL:
+        settings = policy.renderer.model_dump(exclude_none=True) if policy.renderer is not None else None
+        renderer = await asyncio.to_thread(load_renderer, name, RendererSettings.of(settings))
+        return rows, Encoder(renderer.tokenizer)
     if split == "eval":
         return rows, Encoder(None)
     return rows, await asyncio.to_thread(Encoder.load, name)

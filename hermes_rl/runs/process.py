@@ -18,10 +18,11 @@ from hermes_rl.rollouts.player import Player
 from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.directory import RunDirectory
+from hermes_rl.runs.encoding import encoded
 from hermes_rl.runs.files import GroupsFile
 from hermes_rl.runs.kept import Kept
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.records import group_record
+from hermes_rl.runs.records import group_records
 from hermes_rl.runs.rescore import Regrading
 from hermes_rl.runs.wandb_log import WandbLog
 
@@ -168,7 +169,9 @@ class _Process:
     async def _take(self, group: Group) -> None:
         keep = group.dropped is None and not (group.uniform and self.plan.drop_uniform)
         if keep:
-            self.groups.journal.append(group_record(group, self.plan.generation_params, self.plan.run))
+            await self.encoder.encode_group(group)
+            records = group_records(group, self.plan.generation_params, self.plan.run)
+            self.groups.journal.append_lines([await encoded(record) for record in records])
             self.summary.written += 1
         elif group.dropped is not None:
             self.progress.note(f"group {group.id} dropped ({group.dropped}): {group.detail}")

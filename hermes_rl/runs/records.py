@@ -14,8 +14,10 @@ from typing import Any
 
 from hermes_rl.agent.result import AgentResult, ToolCall
 from hermes_rl.errors import UserError
+from hermes_rl.rollouts.certificate import sampled_of
 from hermes_rl.rollouts.rollout import Group, Rollout
-from hermes_rl.tokens.chat import Sequence as TokenSequence
+from hermes_rl.runs.layers import token_layers
+from hermes_rl.tokens.packing import packed
 
 UNTRAINED = -100
 """The mask of a position that is not trained on."""
@@ -48,7 +50,8 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "row_digest": rollout.seat.row.digest[:DIGITS],
         "prompt_length": result.prompt_length if result else 0,
         "tool_calls": _calls(result) if result else [],
-        "sequence": _sequence(rollout.sequence),
+        "sequences": None if rollout.sequences is None else [packed(one) for one in rollout.sequences],
+        "sampled": _sampled(rollout),
     }
 
 
@@ -95,39 +98,48 @@ def _parsed(arguments: str) -> Any:
         return arguments
 
 
-def _sequence(sequence: TokenSequence | None) -> dict[str, Any] | None:
-    if sequence is None:
-        return None
-    return {"tokens": sequence.tokens, "masks": sequence.masks, "logprobs": sequence.logprobs}
+def _sampled(rollout: Rollout) -> list[list[Any]]:
+    """What the servers said of each call: count, digest, length and check of the prompt, versions of the weights."""
+    return [
+        [one.count, one.digest.hex(), one.prompt, one.prompt_check, one.weights.before, one.weights.after]
+        for one in sampled_of(rollout)
+    ]
 
 
 def scored_data_group(
     group: Group, generation_params: Mapping[str, Any], *, with_messages: bool = True
 ) -> dict[str, Any]:
-    """A whole group as Atropos' ScoredDataGroup.
+    """A whole group as Atropos' ScoredDataGroup: its first layer, which is all of it where rollouts have one sequence.
 
     `tokens` and `masks` are None where the tokens of any rollout cannot be known; nothing is invented.
     `inference_logprobs` is an empty list where the server gave none: trainers take its length.
     """
-    sequences = [rollout.sequence for rollout in group.rollouts]
-    known = [sequence for sequence in sequences if sequence is not None]
-    whole = len(known) == len(sequences)
-    logprobs = [sequence.logprobs for sequence in known if sequence.logprobs is not None]
-    return {
-        "tokens": [list(sequence.tokens) for sequence in known] if whole else None,
-        "masks": [_mask(r, s) for r, s in zip(group.rollouts, known, strict=True)] if whole else None,
-        "scores": group.scores,
-        "advantages": None,  # the trainer normalises the scores within the group
-        "ref_logprobs": None,
-        "messages": [atropos_messages(rollout) for rollout in group.rollouts] if with_messages else None,
-        "generation_params": dict(generation_params),
-        "inference_logprobs": [list(line) for line in logprobs] if len(logprobs) == len(sequences) else [],
-        "overrides": None,
-        "group_overrides": {},  # BaseEnv looks into it
-        "images": None,
-        "distill_token_ids": None,
-        "distill_logprobs": None,
-    }
+    return scored_data_groups(group, generation_params, with_messages=with_messages)[0]
+
+
+def scored_data_groups(
+    group: Group, generation_params: Mapping[str, Any], *, with_messages: bool = True
+) -> list[dict[str, Any]]:
+    """One ScoredDataGroup per layer (see `layers`); only the first has the messages."""
+    messages = [atropos_messages(rollout) for rollout in group.rollouts] if with_messages else None
+    return [
+        {
+            "tokens": layer["tokens"],
+            "masks": layer["masks"],
+            "scores": group.scores,
+            "advantages": layer["advantages"],  # None: the trainer normalises the scores within the group
+            "ref_logprobs": None,
+            "messages": messages if number == 0 else None,
+            "generation_params": dict(generation_params),
+            "inference_logprobs": layer["inference_logprobs"],
+            "overrides": layer["overrides"],
+            "group_overrides": {},  # BaseEnv looks into it
+            "images": None,
+            "distill_token_ids": None,
+            "distill_logprobs": None,
+        }
+        for number, layer in enumerate(token_layers(group))
+    ]
 
 
 def member_of(line: Mapping[str, Any]) -> int:
@@ -142,17 +154,22 @@ def member_of(line: Mapping[str, Any]) -> int:
     return int(index)
 
 
+def group_records(group: Group, generation_params: Mapping[str, Any], run: str = "") -> list[dict[str, Any]]:
+    """The lines of `groups.jsonl`, one per layer; `run` is the fingerprint of the run that made them."""
+    layers = scored_data_groups(group, generation_params)
+    keys: dict[str, Any] = {"group": group.id, "row_key": group.row.key, "run": run}
+    if group.certificate is not None:
+        keys["certificate"] = group.certificate.record()
+    numbered = [{"layer": number, "layers": len(layers)} if len(layers) > 1 else {} for number in range(len(layers))]
+    return [{**layer, **keys, **number} for layer, number in zip(layers, numbered, strict=True)]
+
+
 def group_record(group: Group, generation_params: Mapping[str, Any], run: str = "") -> dict[str, Any]:
-    """The line of `groups.jsonl`; `run` is the fingerprint of the run that made it."""
-    keys = {"group": group.id, "row_key": group.row.key, "run": run}
-    return {**scored_data_group(group, generation_params), **keys}
+    """The first line of a group, which is the only one where rollouts have one sequence."""
+    return group_records(group, generation_params, run)[0]
 
 
 def atropos_messages(rollout: Rollout) -> list[dict[str, Any]]:
     """The conversation; run-api refuses a message without a `content` key."""
     messages = rollout.result.messages if rollout.result else []
     return [{**message, "content": message.get("content")} for message in messages]
-
-
-def _mask(rollout: Rollout, sequence: TokenSequence) -> list[int]:
-    return [UNTRAINED] * len(sequence.masks) if rollout.masked else list(sequence.masks)

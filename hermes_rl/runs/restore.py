@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +13,9 @@ from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Rollout, Seat
 from hermes_rl.runs.records import WrittenCall, written_calls
 from hermes_rl.scoring.value import RewardValue
-from hermes_rl.servers.base import ChatReply
-from hermes_rl.tokens.chat import Sequence as TokenSequence
+from hermes_rl.servers.base import ChatReply, Sampled
+from hermes_rl.tokens.packing import unpacked
+from hermes_rl.tokens.transcript import Weights
 from hermes_rl.tools.errors import ToolError
 
 
@@ -35,7 +36,7 @@ def rollout_of(line: Mapping[str, Any], seat: Seat, seed: int, *, masked: bool =
             error=line["error"],
             masked=masked,
             timings=dict(line.get("timings") or {}),
-            sequence=_sequence(line.get("sequence")),
+            sequences=None if line.get("sequences") is None else [unpacked(one) for one in line["sequences"]],
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"rollout {line.get('id')} of rollouts.jsonl cannot be read ({error}); use --fresh") from error
@@ -53,7 +54,6 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
     said = messages[line.get("prompt_length", 0) :]
     written = written_calls(said)
     policy = line.get("policy") or {}
-    reply = ChatReply({}, None, {}, policy.get("model") or "", policy.get("type") or "")
     ending = Ending(line["ending"])
     return AgentResult(
         messages=messages,
@@ -65,9 +65,21 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
         tool_calls=[_call(call, written) for call in line.get("tool_calls") or ()],
         usage=Usage(**(line.get("usage") or {})),
         timings=Timings(**{k: v for k, v in (line.get("timings") or {}).items() if k in _TIMINGS}),
-        replies=[reply] if policy else [],
+        replies=list(_replies(line, said)) if policy else [],
         prompt_length=line.get("prompt_length", 0),
     )
+
+
+def _replies(line: Mapping[str, Any], said: list[dict[str, Any]]) -> Iterator[ChatReply]:
+    """The server's answers as far as they are recorded: what was sampled, else only who answered."""
+    model, kind = line["policy"].get("model") or "", line["policy"].get("type") or ""
+    messages = [message for message in said if message["role"] == "assistant"]
+    if not line.get("sampled"):
+        yield ChatReply({}, None, {}, model, kind)
+        return
+    for message, (count, digest, prompt, check, before, after) in zip(messages, line["sampled"], strict=True):
+        sampled = Sampled(count, bytes.fromhex(digest), prompt, check, Weights(before, after))
+        yield ChatReply(message, None, {}, model, kind, sampled=sampled)
 
 
 def _call(record: Mapping[str, Any], written: Mapping[tuple[int, str], WrittenCall]) -> ToolCall:
@@ -88,7 +100,3 @@ def reward_of(record: Mapping[str, Any]) -> RewardValue:
         dict(record.get("metrics") or {}),
         None if per_turn is None else tuple(per_turn),
     )
-
-
-def _sequence(record: Mapping[str, Any] | None) -> TokenSequence | None:
-    return None if record is None else TokenSequence(record["tokens"], record["masks"], record["logprobs"])

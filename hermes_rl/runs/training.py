@@ -21,6 +21,7 @@ class TrainingMetrics:
         self.scores: list[float] = []
         self.tool_errors: list[dict[str, Any]] = []
         self.dropped: Counter[str] = Counter()
+        self.sequences: Counter[str] = Counter()
         self._rewards: dict[str, list[float]] = {}
 
     def add_rollout(self, rollout: Rollout) -> None:
@@ -56,5 +57,7 @@ class TrainingMetrics:
             metrics["train/tool_error_details"] = "\n".join(lines[:DETAILS])
         for cause, count in self.dropped.items():
             metrics[f"train/groups_dropped/{cause}"] = count
+        for what, count in self.sequences.items():
+            metrics[f"train/sequences_{what}"] = count
         self._clear()
         return metrics

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.scoring.call import CONTEXT, RewardFunction, call_reward
 from hermes_rl.scoring.combine import Weighting, combine
-from hermes_rl.scoring.value import RewardValue, interpret
+from hermes_rl.scoring.value import RewardValue, interpret, total
 
 
 class Staging(Protocol):
@@ -122,6 +122,15 @@ class Grader:
     def score(self, values: Mapping[str, RewardValue]) -> float:
         """The score of a rollout whose rewards are all known; see `combine`."""
         return combine([reward.weighting for reward in self.rewards], values, self.clamp)
+
+    def credit(self, values: Mapping[str, RewardValue]) -> tuple[float, ...] | None:
+        """The weighted sum of what rewards give to each turn; None where none does."""
+        given = [
+            [reward.weighting.weight * turn for turn in value.per_turn]
+            for reward in self.rewards
+            if not reward.weighting.gate and (value := values.get(reward.name)) is not None and value.per_turn
+        ]
+        return tuple(map(total, zip(*given, strict=True))) if given else None
 
     def _arguments(self, reward: GradedReward, item: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
         function = reward.function

@@ -33,6 +33,13 @@ class Playable(Protocol):
     def forget(self, rollout_id: str) -> None: ...
 
 
+@runtime_checkable
+class Versioned(Protocol):
+    """A backend that may know which weights its server has."""
+
+    async def weights(self) -> int | None: ...
+
+
 class Role:
     """What plays a part in a run: `policy`, `judge`, `user`, or a name of the spec's own."""
 
@@ -82,6 +89,11 @@ class Role:
         reply = await self.chat(ChatRequest(messages, temperature=temperature, max_tokens=max_tokens, extra_body=body))
         content = reply.message.get("content")
         return _THINKING.sub("", content) if isinstance(content, str) else ""
+
+    async def weights(self) -> int | None:
+        """The newest version of the weights that any server has; None where none tells it."""
+        telling = [backend for backend in self._backends if isinstance(backend, Versioned)]
+        return await self._at_home(_newest(telling))
 
     async def close(self) -> None:
         """Close every server; may be called twice."""
@@ -133,6 +145,11 @@ class Role:
         if home is asyncio.get_running_loop():
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, home))
+
+
+async def _newest(backends: Sequence[Versioned]) -> int | None:
+    versions = [version for backend in backends if (version := await backend.weights()) is not None]
+    return max(versions, default=None)
 
 
 def _accounted(reply: ChatReply, attempts: int, total: float) -> ChatReply:

@@ -7,11 +7,15 @@ These types are dataclasses, not pydantic models: they are built once per model 
 
 from __future__ import annotations
 
+import hashlib
+import zlib
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hermes_rl.errors import HermesRLError
+from hermes_rl.tokens.transcript import Step, Transcript, Weights
 
 Message = Mapping[str, Any]
 """One message as the chat-completions API has it."""
@@ -62,6 +66,8 @@ class ServerConfig:
     """Hub name or path; None is the model's own (the small one for `scripted`)."""
     renderer: Mapping[str, Any] | None = None
     """Settings of the renderer, for token-level types."""
+    weights_path: str | None = None
+    """Where a token-level server tells the version of its weights; None: where its type usually does."""
     deviate: float = 0.0
     """Share of a group's rollouts that a `scripted` server plays wrong."""
     seed: int = 0
@@ -99,6 +105,8 @@ class ChatRequest:
     """Ask for the log-probability of each sampled token."""
     rollout_id: str | None = None
     """Calls of one rollout go to one server of the role, for its prefix cache."""
+    transcript: Transcript | None = None
+    """What the rollout has sampled so far; a token-level server goes on from it, and adds to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +118,35 @@ class Timing:
     retrying: float = 0.0
     """Failed attempts and the pauses between them."""
     generating: float = 0.0
-    """The attempt that succeeded, from sending to the last byte."""
+    """The attempt that succeeded, from sending to the last byte, without pauses."""
+    paused: float = 0.0
+    """The server had stopped to take new weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a token-level server said that it sampled in one call, kept to be compared with what is trained on."""
+
+    count: int
+    """Tokens."""
+    digest: bytes
+    """Of their ids and log-probabilities."""
+    prompt: int
+    """Tokens of the prompt that was sent."""
+    prompt_check: int
+    """CRC-32 of the ids of that prompt."""
+    weights: Weights = field(default_factory=Weights)
+
+    @classmethod
+    def of(cls, step: Step) -> Sampled:
+        """What a step is to be found with again."""
+        digest = sampled_digest(step.completion, step.logprobs)
+        return cls(len(step.completion), digest, len(step.prompt), zlib.crc32(step.prompt), step.weights)
+
+
+def sampled_digest(ids: array[int], logprobs: array[float]) -> bytes:
+    """16 bytes that stand for sampled tokens and their log-probabilities."""
+    return hashlib.blake2b(ids.tobytes() + logprobs.tobytes(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +165,8 @@ class ChatReply:
     """One per sampled token, where they were asked for and sent."""
     tokens: list[str] | None = None
     """The text of each sampled token, beside `logprobs`."""
+    sampled: Sampled | None = None
+    """From token-level servers."""
     attempts: int = 1
     timing: Timing = Timing()
 

@@ -10,18 +10,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from hermes_rl.errors import NotYetAvailable, UserError
+from hermes_rl.errors import UserError
+from hermes_rl.servers.atropos import LegacyGenerate
 from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import Backend, Secret, ServerConfig
 from hermes_rl.servers.openai import OpenAIServer
 from hermes_rl.servers.retry import RetryPolicy
 from hermes_rl.servers.scripted.backend import ScriptedBackend
+from hermes_rl.servers.sglang import Generate
+from hermes_rl.servers.token_level import TokenServer
+from hermes_rl.servers.vllm import Completions
 
 _TYPES: dict[str, Callable[[ServerConfig], Backend]] = {
     "openai": OpenAIServer,
+    "vllm": lambda config: TokenServer(config, [Completions(), LegacyGenerate()]),
+    "sglang": lambda config: TokenServer(config, [Generate()]),
+    "atropos": lambda config: TokenServer(config, [LegacyGenerate()]),
     "scripted": ScriptedBackend,
 }
-_TOKEN_LEVEL = frozenset({"vllm", "sglang", "atropos"})
 _PLAIN = frozenset(field.name for field in fields(ServerConfig)) - {"api_key", "headers"}
 
 
@@ -56,11 +62,6 @@ def config_from_spec(
 
 
 def _backend(role: str, config: ServerConfig) -> Backend:
-    if config.type in _TOKEN_LEVEL:
-        raise NotYetAvailable(
-            f"servers.{role}: token-level servers are not there yet, so type {config.type!r} cannot run. "
-            "With type 'openai' the same server answers through its /v1/chat/completions."
-        )
     if config.type == "trl":
         raise UserError(
             f"servers.{role}: type 'trl' cannot play an agent: its endpoint takes plain prompts, not "
@@ -68,7 +69,7 @@ def _backend(role: str, config: ServerConfig) -> Backend:
         )
     make = _TYPES.get(config.type)
     if make is None:
-        known = ", ".join(sorted({*_TYPES, *_TOKEN_LEVEL}))
+        known = ", ".join(sorted(_TYPES))
         raise UserError(f"servers.{role}: unknown type {config.type!r}; there are {known}")
     return make(config)
 

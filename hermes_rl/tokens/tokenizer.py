@@ -27,6 +27,8 @@ class TemplateRefused(ValueError):
 class Tokenizer(Protocol):
     """What the program needs of a tokenizer. Safe to use from several threads."""
 
+    def __hash__(self) -> int: ...
+
     @property
     def name(self) -> str:
         """Hub name or path, for records."""

@@ -50,6 +50,8 @@ class _Call:
     name: str
     raw: object
     tool: Tool | None
+    problem: str | None = None
+    """Why it cannot be executed, where whoever parsed it says so."""
 
     @property
     def parallel(self) -> bool:
@@ -92,7 +94,14 @@ def _read(call: Mapping[str, Any], toolkit: Toolkit, turn: int, position: int) -
     name = function.get("name")
     name = name if isinstance(name, str) else ""
     identity = call.get("id") or f"call_{turn}_{position}"
-    return _Call(str(identity), name, function.get("arguments"), toolkit.get(name))
+    problem = call.get("error")
+    return _Call(
+        str(identity),
+        name,
+        function.get("arguments"),
+        toolkit.get(name),
+        problem if isinstance(problem, str) else None,
+    )
 
 
 def _batches(calls: Sequence[_Call]) -> Iterator[list[_Call]]:
@@ -126,6 +135,8 @@ async def _answer(
     arguments: Mapping[str, Any] | str = _written(call.raw)
     error: ToolError | None = None
     try:
+        if call.problem is not None:
+            raise ToolInputError(call.problem)
         if call.tool is None:
             raise ToolInputError(_unknown(call.name, toolkit))
         checked = check_arguments(read_arguments(call.raw), call.tool.parameters)

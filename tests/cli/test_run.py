@@ -148,16 +148,6 @@ def test_ctrl_c_keeps_what_is_complete_and_the_same_command_goes_on(tmp_path: Pa
         (["run", "terminal-files", "process", "--set", "agent.max_turn=3"], "max_turns"),
         (["run", "terminal-files", "process", "--env.group_sizes", "3"], "group_size"),
         (["run", "terminal-files", "process", "--slurm", "true"], "--slurm"),
-        (
-            [
-                "run",
-                "terminal-files",
-                "process",
-                "--set",
-                "servers.policy={type: vllm, model: m, base_url: 'http://x/v1'}",
-            ],
-            "vllm",
-        ),
         (["run", "terminal-files", "process", "--env-file", "missing.env"], "missing.env"),
         (["regrade", "outputs"], "outputs cannot be graded anew: there is no run"),
         (["validate", "terminal-files", "--deep"], "not available yet"),

@@ -127,10 +127,10 @@ async def test_two_specs_in_one_process_do_not_meet() -> None:
 def test_what_is_not_there_yet_is_said_with_its_place() -> None:
     text = (
         "dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\n"
-        "servers: {policy: {type: vllm, base_url: 'http://x/v1', model: m}}\n"
+        "servers: {policy: {type: scripted}}\nbudget: {max_cost: 3}\n"
     )
     cls = compile_spec(parse_spec(text, name="later.yaml"))
-    with pytest.raises(NotYetAvailable, match=r"later\.yaml:3:\d+: .*vllm"):
+    with pytest.raises(NotYetAvailable, match=r"later\.yaml:4:\d+: .*cost"):
         cls(*cls.config_init())
 
 

@@ -96,5 +96,8 @@ class World:
     def score(self, rollout: Rollout) -> float:
         return sum(value.value or 0.0 for value in rollout.rewards.values())
 
+    def credit(self, rollout: Rollout) -> tuple[float, ...] | None:
+        return None
+
     def treatment(self, ending: Ending) -> Treatment:
         return self.treatments.get(ending, "grade")

@@ -200,9 +200,9 @@ def test_a_record_gives_the_rollout_back(
     result.replies.append(ChatReply({}, None, {}, "m", "stub"))
     seat = Seat(row("r"), group, 1, 2, attempt)
     rewards = {"a": RewardValue(1.0, "why", {"m": 2.0}, (1.0,))}
-    sequence = TokenSequence([1, 2], [-100, 2], [1.0, -0.5])
+    sequence = TokenSequence.of([1, 2], [-100, 2], [1.0, -0.5])
     rollout = Rollout(seat, seat.seed(0), ending, result, rewards, score, None if score is not None else "e")
-    rollout.sequence = sequence
+    rollout.sequences = [sequence]
     line = json.loads(json.dumps(rollout_record(rollout)))
     back = rollout_of(line, Seat(row("r"), group, 1, 2), seat.seed(0))
     assert repr(back) == repr(rollout), "nan is not equal to itself"

@@ -21,7 +21,8 @@ ROW = Row(key="row", columns={}, index=0, digest="0" * 64)
 def rollout(index: int, score: float, sequence: Sequence | None, *, masked: bool = False) -> Rollout:
     result = AgentResult(messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": []}])
     made = Rollout(Seat(ROW, "row:0", index, 2), seed=1, ending=Ending.FINISHED, result=result)
-    made.score, made.sequence, made.masked = score, sequence, masked
+    made.score, made.masked = score, masked
+    made.sequences = None if sequence is None else [sequence]
     made.rewards = {"r": RewardValue(score, reason="because", metrics={"m": 1.0})}
     return made
 
@@ -31,7 +32,7 @@ def group(*rollouts: Rollout) -> Group:
 
 
 def tokens(logprobs: bool = True) -> Sequence:
-    return Sequence([1, 2, 3], [-100, 2, 3], [1.0, -0.5, -0.25] if logprobs else None)
+    return Sequence.of([1, 2, 3], [-100, 2, 3], [1.0, -0.5, -0.25] if logprobs else None)
 
 
 def test_the_keys_are_those_of_scored_data_group() -> None:

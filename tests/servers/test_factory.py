@@ -6,16 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from hermes_rl.errors import NotYetAvailable, UserError
+from hermes_rl.errors import UserError
 from hermes_rl.servers.base import Secret, ServerConfig
 from hermes_rl.servers.factory import config_from_spec, create_role
 from hermes_rl.spec.model.servers import Server
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "atropos"])
-def test_token_level_servers_say_that_they_are_not_there_yet(kind: str) -> None:
-    with pytest.raises(NotYetAvailable, match=rf"servers.policy: token-level.*{kind}"):
-        create_role("policy", [ServerConfig(kind, "http://localhost:1/v1")])
+def test_token_level_servers_are_made_without_asking_them_anything(kind: str) -> None:
+    role = create_role("policy", [ServerConfig(kind, "http://localhost:1/v1", model="m")])
+    assert [config.type for config in role.configs] == [kind]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -193,16 +194,24 @@ class Rewritten:
 
 def _drops_thinking(text: str, messages: Any) -> str:
     """Only the thinking of the last message stays."""
-    block = "<think>\nhm\n</think>\n\n"
     asked = messages[-1]["role"] != "assistant"
-    earlier, last, rest = (text, "", "") if asked else text.rpartition(block)
-    return earlier.replace(block, "") + last + rest
+    earlier, last, rest = (text, "", "") if asked else text.rpartition("<think>\n")
+    return re.sub(r"<think>\n.*?\n</think>\n\n", "", earlier) + last + rest
+
+
+def test_a_template_that_drops_thinking_gives_a_sequence_for_each_context() -> None:
+    thinking = {"role": "assistant", "content": "ok", "reasoning_content": "hm"}
+    tokenizer: Tokenizer = Rewritten(_drops_thinking)
+    found = chat_tokens(tokenizer, [*HI, thinking, *HI, thinking]).sequences
+    assert found is not None
+    said = "<think>\nhm\n</think>\n\nok" + STOP
+    assert [SMALL.decode(sequence.trained) for sequence in found] == [said, said]
+    assert "hm" not in SMALL.decode(found[1].tokens[: found[1].spans[0].start])
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (_drops_thinking, "rewrites earlier turns"),
         (lambda text, messages: text.replace(STOP, ""), "does not end a turn"),
         (
             lambda text, messages: text.replace("assistant\n<think>", "assistant: <think>"),
@@ -248,4 +257,4 @@ def test_a_hub_tokenizer_gives_the_same_sequence(monkeypatch: pytest.MonkeyPatch
 
 def test_lists_of_different_lengths_are_no_sequence() -> None:
     with pytest.raises(ValueError, match="differ in length"):
-        Sequence([1, 2], [1])
+        Sequence.of([1, 2], [1])

@@ -1,6 +1,7 @@
 """The HTTP server that plays scripts: it listens on loopback, on a port that the system chooses.
 
-Owns the routes and the scripts that were registered. Leaves the answers to `play`.
+Owns the routes, the scripts that were registered, and the pretence of weights that change. Leaves the answers to
+`play` (messages) and `tokens` (ids).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from aiohttp import web
 
 from hermes_rl.servers.scripted.play import completion
 from hermes_rl.servers.scripted.script import Script
+from hermes_rl.servers.scripted.tokens import LEGACY, SGLANG, VLLM, LogprobOf, TokenDialect, play_tokens
+from hermes_rl.servers.scripted.weights import Weights
 from hermes_rl.tokens.tokenizer import Tokenizer
 
 ROLLOUT_HEADER = "X-Rollout-Id"
@@ -25,9 +28,11 @@ _LARGEST_BODY = 2**28
 class ScriptedServer:
     """Runs in the event loop that starts it; a request without a registered script gets a fixed sentence."""
 
-    def __init__(self, model: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: str, tokenizer: Tokenizer, logprob: LogprobOf | None = None) -> None:
         self._model = model
         self._tokenizer = tokenizer
+        self._logprob = logprob
+        self.weights = Weights()
         self._scripts: dict[str, Script] = {}
         self._runner: web.AppRunner | None = None
 
@@ -43,7 +48,10 @@ class ScriptedServer:
         """Listen; returns the base URL for clients."""
         app = web.Application(client_max_size=_LARGEST_BODY)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/generate", self._generate)
         app.router.add_get("/v1/models", self._models)
+        self.weights.add_routes(app)
         app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
@@ -67,6 +75,26 @@ class ScriptedServer:
             return _refused(problem)
         script = self._scripts.get(request.headers.get(ROLLOUT_HEADER, ""), Script())
         return web.json_response(completion(script, body, self._model, self._tokenizer))
+
+    async def _completions(self, request: web.Request) -> web.Response:
+        return await self._ids(request, VLLM)
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        return await self._ids(request, None)
+
+    async def _ids(self, request: web.Request, dialect: TokenDialect | None) -> web.Response:
+        """Token ids in and out; without a dialect the body tells which one is meant."""
+        try:
+            body = json.loads(await request.read())
+            dialect = dialect or (SGLANG if "input_ids" in body else LEGACY)
+            asked = dialect.read(body)
+        except (ValueError, TypeError, KeyError):
+            return _refused("the body is no request for token ids")
+        cut = await self.weights.gate()
+        script = self._scripts.get(request.headers.get(ROLLOUT_HEADER, ""), Script())
+        played = play_tokens(script, asked, self._tokenizer, self._logprob)
+        answer = played.broken_off() if cut else played
+        return web.json_response(dialect.write(answer, self._model, self.weights.version))
 
     async def _models(self, _: web.Request) -> web.Response:
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "hermes-rl"}

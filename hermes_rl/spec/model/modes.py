@@ -28,6 +28,10 @@ class Serve(Section):
         description="Oldest weights that may be trained on, in versions behind; default: no bound.",
     )
     on_stale: Literal["drop", "keep"] = Field("drop", description="What happens to a group that is too old.")
+    on_too_long: Literal["drop", "truncate", "mask"] = Field(
+        "drop",
+        description="A sequence longer than the trainer takes: drop its group, truncate its end, or mask it.",
+    )
     drop_uniform: bool = Field(True, description="Leave out groups in which every score is the same.")
     concurrency: int | None = Field(None, ge=1, description=_CONCURRENCY)
     allow_inexact: bool = Field(

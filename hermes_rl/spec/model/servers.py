@@ -51,6 +51,10 @@ class Server(Section):
         None, description="Hub name or path; default: the model's own, or a small built-in one for scripted."
     )
     renderer: Renderer | None = Field(None, description="How messages become tokens; default: auto.")
+    weights_path: str | None = Field(
+        None,
+        description="Path at the server that answers with the version of its weights; default: its type's own.",
+    )
     deviate: float = Field(
         0.0, ge=0, le=1, description="scripted: share of each group that goes wrong on purpose, from 0 to 1."
     )

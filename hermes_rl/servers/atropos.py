@@ -1,0 +1,57 @@
+"""`type: atropos`: the older ``/generate`` of Atropos' example server, which other servers also speak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hermes_rl.servers.base import ServerConfig
+from hermes_rl.servers.generation import Generated, Sampling, generated
+from hermes_rl.servers.wire import Malformed
+
+_NAMES = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_tokens"}
+
+
+class LegacyGenerate:
+    """See `generation.Dialect`."""
+
+    path = "/generate"
+    paused_path: str | None = "/bridge/is_paused"
+    weights_path: str | None = "/bridge/info"
+
+    def body(self, sampling: Sampling, config: ServerConfig) -> dict[str, Any]:
+        return {
+            "prompt": {"prompt_token_ids": sampling.prompt.tolist()},
+            "logprobs": 0,
+            "skip_special_tokens": False,
+            "stop_token_ids": list(sampling.stop_ids),
+            **sampling.parameters(_NAMES),
+        }
+
+    def read(self, data: Any) -> Generated:
+        """`logprobs` is [completion][position][{id: logprob}]; ids are the keys where `token_ids` is not sent."""
+        if not isinstance(data, dict):
+            raise Malformed("the answer is not a JSON object")
+        positions = _first(data.get("logprobs"), "logprobs")
+        given = data.get("token_ids")
+        ids = _first(given, "token_ids") if given is not None else [int(_entry(one, None)[0]) for one in positions]
+        if not isinstance(positions, list) or len(positions) != len(ids):
+            raise Malformed(f"the answer has {len(ids)} tokens and {len(positions)} log-probabilities")
+        values = [_entry(one, token)[1] for one, token in zip(positions, ids, strict=True)]
+        return generated(ids, values, _first(data.get("finish_reasons"), "finish_reasons"))
+
+
+def _first(value: Any, name: str) -> Any:
+    if not isinstance(value, list) or not value:
+        raise Malformed(f"the answer has no {name}")
+    return value[0]
+
+
+def _entry(position: Any, token: int | None) -> tuple[str, Any]:
+    """Id and log-probability at one position: those of the sampled token, where it is known which that is."""
+    entry = position[0] if isinstance(position, list) and position else position
+    if not isinstance(entry, dict) or not entry:
+        raise Malformed("a sampled token has no log-probability")
+    key = next(iter(entry)) if token is None else str(token)
+    if key not in entry or not str(key).isdecimal():
+        raise Malformed(f"the log-probabilities do not have the sampled token {token}")
+    return str(key), entry[key]

@@ -1,0 +1,117 @@
+"""Token ids in, token ids and log-probabilities out: what the dialects of token-level servers have in common.
+
+Owns the types, the checks of an answer, and reading numbers that may be wrong. A wrong answer is a failure: it is
+asked for again, and never trained on.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hermes_rl.servers.base import ChatRequest, ServerConfig
+from hermes_rl.servers.wire import Malformed
+
+SENTINEL = -9999.0
+"""vLLM's log-probability of a token that it could not give one for."""
+ABORT = "abort"
+"""The server broke off, to take new weights; what it sampled so far is good."""
+_FINISH = {"stop": "stop", "eos": "stop", "length": "length", "abort": ABORT, "aborted": ABORT, "cancelled": ABORT}
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """One request: a prompt, and how to sample from it."""
+
+    prompt: array[int]
+    max_tokens: int
+    stop_ids: tuple[int, ...]
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+
+    @classmethod
+    def of(cls, request: ChatRequest, prompt: array[int], max_tokens: int, stop_ids: tuple[int, ...]) -> Sampling:
+        return cls(prompt, max_tokens, stop_ids, request.temperature, request.top_p, request.seed)
+
+    def parameters(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """What is set, under the server's own names."""
+        return {theirs: value for ours, theirs in names.items() if (value := getattr(self, ours)) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """One answer; ids and log-probabilities have one length."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish: str
+    """stop, length or abort."""
+    version: int | None = None
+    """Of the weights, where the answer tells it."""
+    model: str | None = None
+
+
+class Dialect(Protocol):
+    """How one type of server is asked; paths that begin with ``/`` are below the root, others below base_url."""
+
+    path: str
+    paused_path: str | None
+    """Answers whether generation is stopped."""
+    weights_path: str | None
+    """Answers with the version of the weights."""
+
+    def body(self, sampling: Sampling, config: ServerConfig) -> dict[str, Any]:
+        """The request's JSON."""
+        ...
+
+    def read(self, data: Any) -> Generated:
+        """The answer's JSON; raises `Malformed`."""
+        ...
+
+
+def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: Any = None) -> Generated:
+    """An answer that was checked.
+
+    Raises:
+        Malformed: lengths differ, something is no number, a log-probability is None, positive or a sentinel, or the
+            server ended the answer for a reason of its own.
+    """
+    if not _is_list(ids) or not all(isinstance(one, int) and one >= 0 for one in ids):
+        raise Malformed("the answer has no list of token ids")
+    if not _is_list(logprobs) or len(logprobs) != len(ids):
+        count = len(logprobs) if _is_list(logprobs) else "no"
+        raise Malformed(f"the answer has {len(ids)} tokens and {count} log-probabilities")
+    values = [_logprob(value) for value in logprobs]
+    reason = _FINISH.get(str(finish))
+    if reason is None:
+        raise Malformed(f"the server broke its answer off ({finish})")
+    if not ids and reason != ABORT:
+        raise Malformed("the answer has no tokens")
+    return Generated(list(ids), values, reason, version_of(version), model if isinstance(model, str) else None)
+
+
+def version_of(value: Any) -> int | None:
+    """A version as a number; the name that servers give to the weights they started with is 0."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str):
+        return int(value) if value.isdecimal() else 0 if value == "default" else None
+    return None
+
+
+def _logprob(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise Malformed(f"a sampled token has the log-probability {value!r}")
+    if value > 0 or value <= SENTINEL:
+        raise Malformed(f"a sampled token has the log-probability {value}, which no token can have")
+    return float(value)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -1,0 +1,133 @@
+"""A scripted answer in token ids, in the three dialects of token-level servers.
+
+Owns which turn a prompt asks for (its assistant headers are counted) and the JSON of each dialect. A prompt that
+already holds the beginning of the turn gets the rest of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from hermes_rl.servers.scripted.script import Script
+from hermes_rl.tokens.chat import turn_ids
+from hermes_rl.tokens.tokenizer import Tokenizer
+
+LogprobOf = Callable[[int, int], float]
+"""Position in the sequence and token id → log-probability."""
+_QUESTION = ({"role": "user", "content": "u"},)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt, and how many tokens the answer may have."""
+
+    prompt: list[int]
+    max_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """An answer."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish: str
+    prompt: list[int]
+
+    def broken_off(self) -> Played:
+        """The first half of it, as a server that takes new weights gives it back."""
+        half = len(self.ids) // 2
+        return replace(self, ids=self.ids[:half], logprobs=self.logprobs[:half], finish="abort")
+
+
+class TokenDialect(Protocol):
+    """The JSON of one kind of server."""
+
+    def read(self, body: Mapping[str, Any]) -> Asked: ...
+
+    def write(self, played: Played, model: str, version: int) -> dict[str, Any]: ...
+
+
+def play_tokens(script: Script, asked: Asked, tokenizer: Tokenizer, logprob: LogprobOf | None) -> Played:
+    """The turn that follows the prompt, or the rest of it."""
+    spoken, begun = _place(asked.prompt, _header(tokenizer))
+    message = script.next_message([{"role": "assistant"}] * spoken)
+    whole = turn_ids(tokenizer, _QUESTION, None, message)[1]
+    ids = whole[len(begun) :] if whole[: len(begun)] == begun else whole
+    finish = "stop"
+    if asked.max_tokens is not None and asked.max_tokens < len(ids):
+        ids, finish = ids[: asked.max_tokens], "length"
+    start = len(asked.prompt)
+    logprobs = [0.0 if logprob is None else logprob(start + place, token) for place, token in enumerate(ids)]
+    return Played(ids, logprobs, finish, asked.prompt)
+
+
+def _place(prompt: list[int], header: tuple[int, ...]) -> tuple[int, list[int]]:
+    """How many turns were spoken before the one that is asked for, and what of that is there already."""
+    size = len(header)
+    places = [
+        i for i in range(len(prompt) - size + 1) if prompt[i] == header[0] and tuple(prompt[i : i + size]) == header
+    ]
+    if not places:
+        return 0, []
+    return len(places) - 1, prompt[places[-1] + size :]
+
+
+@functools.lru_cache(maxsize=8)
+def _header(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids with which the template asks for a turn."""
+    asked = tokenizer.render(_QUESTION, None, add_generation_prompt=True)
+    told = tokenizer.render(_QUESTION, None, add_generation_prompt=False)
+    return tuple(tokenizer.encode(asked[len(told) :] if asked.startswith(told) else asked[-1:]))
+
+
+class _Vllm:
+    def read(self, body: Mapping[str, Any]) -> Asked:
+        return Asked([int(token) for token in body["prompt"]], body.get("max_tokens"))
+
+    def write(self, played: Played, model: str, version: int) -> dict[str, Any]:
+        choice = {
+            "index": 0,
+            "text": "",
+            "token_ids": played.ids,
+            "prompt_token_ids": played.prompt,
+            "finish_reason": played.finish,
+            "logprobs": {"token_logprobs": played.logprobs},
+        }
+        count = {"prompt_tokens": len(played.prompt), "completion_tokens": len(played.ids)}
+        return {"id": "scripted", "object": "text_completion", "model": model, "choices": [choice], "usage": count}
+
+
+class _Sglang:
+    def read(self, body: Mapping[str, Any]) -> Asked:
+        return Asked([int(token) for token in body["input_ids"]], body["sampling_params"].get("max_new_tokens"))
+
+    def write(self, played: Played, model: str, version: int) -> dict[str, Any]:
+        meta = {
+            "finish_reason": {"type": played.finish},
+            "output_token_logprobs": [
+                [value, token, None] for value, token in zip(played.logprobs, played.ids, strict=True)
+            ],
+            "weight_version": str(version),
+        }
+        return {"text": "", "output_ids": played.ids, "meta_info": meta}
+
+
+class _Legacy:
+    def read(self, body: Mapping[str, Any]) -> Asked:
+        return Asked([int(token) for token in body["prompt"]["prompt_token_ids"]], body.get("max_tokens"))
+
+    def write(self, played: Played, model: str, version: int) -> dict[str, Any]:
+        pairs = zip(played.ids, played.logprobs, strict=True)
+        return {
+            "text": [""],
+            "finish_reasons": [played.finish],
+            "token_ids": [played.ids],
+            "logprobs": [[[{str(token): value}] for token, value in pairs]],
+        }
+
+
+VLLM, SGLANG, LEGACY = _Vllm(), _Sglang(), _Legacy()

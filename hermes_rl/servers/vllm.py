@@ -1,0 +1,44 @@
+"""`type: vllm`: stock vLLM over ``/v1/completions`` with token ids (0.10.2 and later)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hermes_rl.servers.base import ServerConfig
+from hermes_rl.servers.generation import Generated, Sampling, generated
+from hermes_rl.servers.wire import Malformed
+
+_NAMES = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_tokens"}
+
+
+class Completions:
+    """See `generation.Dialect`."""
+
+    path = "completions"
+    paused_path: str | None = "/is_paused"
+    weights_path: str | None = None
+    """vLLM does not tell a version by itself; `weights_path` of the server names who does."""
+
+    def body(self, sampling: Sampling, config: ServerConfig) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": config.model} if config.model else {}
+        return {
+            **body,
+            "prompt": sampling.prompt.tolist(),
+            "logprobs": 0,  # that of the sampled token alone
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+            "stop_token_ids": list(sampling.stop_ids),
+            **sampling.parameters(_NAMES),
+        }
+
+    def read(self, data: Any) -> Generated:
+        choices = data.get("choices") if isinstance(data, dict) else None
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+            raise Malformed("the answer has no choices")
+        choice = choices[0]
+        if choice.get("token_ids") is None:
+            raise Malformed("the answer has no token_ids: vLLM from 0.10.2 on returns them")
+        logprobs = choice.get("logprobs")
+        values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
+        version = data.get("weight_version")
+        return generated(choice["token_ids"], values, choice.get("finish_reason"), version, data.get("model"))

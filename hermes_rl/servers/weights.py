@@ -1,0 +1,125 @@
+"""Which weights a server has, and when it stops to take new ones.
+
+Owns the questions beside the calls. A version that was read before a call was sent is a lower bound of what it was
+sampled with, one that is read after it came back an upper bound: versions only rise. While calls are in flight it is
+asked now and then whether the server is paused, so that a pause is not taken for working time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from hermes_rl.servers.generation import version_of
+from hermes_rl.servers.transport import Transport
+
+LOOK = 0.25
+"""Seconds between two looks at whether a server is paused."""
+_VERSIONS = ("weight_version", "version", "update_count", "step")
+_PAUSED = ("is_paused", "paused")
+
+
+class Versions:
+    """The version of a server's weights; None where it does not tell."""
+
+    def __init__(self, transport: Transport, path: str | None) -> None:
+        self._transport, self._path = transport, path
+        self.known: int | None = None
+        """The newest that was heard of: a lower bound of what the server has."""
+        self._reading: asyncio.Task[None] | None = None
+
+    async def before(self) -> int | None:
+        """A lower bound, before something is sent."""
+        if self.known is None:
+            await self._read()
+        return self.known
+
+    async def after(self, told: int | None = None) -> int | None:
+        """What the server has now; `told` by the answer itself, where it does that."""
+        if told is not None:
+            self._hear(told)
+            return told
+        await self._read()
+        return self.known
+
+    async def _read(self) -> None:
+        """Ask; a question that was begun before this call says nothing about what came after."""
+        if self._path is None:
+            return
+        if self._reading is not None and not self._reading.done():
+            await asyncio.shield(self._reading)
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._ask(self._path))
+        await asyncio.shield(self._reading)
+
+    async def _ask(self, path: str) -> None:
+        status, data = await self._transport.get_json(path)
+        if status in (404, 405, 501):
+            self._path = None  # it does not tell, and is not asked again
+        self._hear(_field(data, _VERSIONS))
+
+    def _hear(self, value: Any) -> None:
+        version = version_of(value)
+        if version is not None and (self.known is None or version > self.known):
+            self.known = version
+
+
+class Pauses:
+    """How long a server has been paused, seen while calls are in flight."""
+
+    def __init__(self, transport: Transport, path: str | None) -> None:
+        self._transport, self._path = transport, path
+        self.seconds = 0.0
+        """Paused so far, as far as it was seen."""
+        self._calls = 0
+        self._watching: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """While something is in flight."""
+        self._calls += 1
+        if self._path is not None and (self._watching is None or self._watching.done()):
+            self._watching = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if self._calls == 0 and self._watching is not None:
+                self._watching.cancel()
+
+    async def now(self) -> bool:
+        """Whether the server is paused; False where it does not tell."""
+        if self._path is None:
+            return False
+        status, data = await self._transport.get_json(self._path)
+        if status in (404, 405, 501):
+            self._path = None
+        return _field(data, _PAUSED) is True
+
+    async def over(self) -> float:
+        """Wait until the server is not paused; seconds that took."""
+        started = time.monotonic()
+        while await self.now():  # noqa: ASYNC110 - it is another machine that is waited for
+            await asyncio.sleep(LOOK)
+        return time.monotonic() - started
+
+    async def _watch(self) -> None:
+        looked, was_paused = time.monotonic(), False
+        while self._calls and self._path is not None:
+            await asyncio.sleep(LOOK)
+            paused = await self.now()
+            now = time.monotonic()
+            if paused or was_paused:
+                # The pause began, or ended, somewhere between two looks: half of the time between counts.
+                self.seconds += (now - looked) * (1.0 if paused and was_paused else 0.5)
+            looked, was_paused = now, paused
+
+
+def _field(data: Any, names: tuple[str, ...]) -> Any:
+    """A value of an answer: the object's field, or the answer itself."""
+    if not isinstance(data, dict):
+        return data
+    return next((data[name] for name in names if name in data), None)

@@ -1,0 +1,70 @@
+"""DeepSeek V3 and R1: ``<｜tool▁call▁begin｜>function<｜tool▁sep｜>name`` and a fenced block of JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from hermes_rl.tokens.parsers.base import Call, Status, Tools, decode, made
+from hermes_rl.tokens.parsers.text import quoted
+
+SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+_FENCED = re.compile(r"\s*([^\n`]*?)\s*\n?```(?:json)?\s*")
+
+
+class DeepSeek:
+    """A section of calls; `read` makes one call of what stands between its tags."""
+
+    markers = (SECTION, SECTION_END, CALL, CALL_END, SEPARATOR)
+
+    def __init__(self, read: Callable[[str], Call]) -> None:
+        self._read = read
+
+    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[Call]]:
+        start = min((place for place in (text.find(SECTION), text.find(CALL)) if place >= 0), default=-1)
+        if start < 0 or quoted(text[:start], text[start + 1 :]):
+            return text, []
+        calls: list[Call] = []
+        place = start
+        while (found := text.find(CALL, place)) >= 0:
+            begin = found + len(CALL)
+            end = _end(text, begin)
+            if end is None:
+                calls.append(Call(text[begin:].strip(), Status.UNCLOSED))
+                break
+            calls.append(self._read(text[begin:end]))
+            place = end + len(CALL_END)
+        return text[:start].strip(), calls
+
+
+def _end(text: str, begin: int) -> int | None:
+    """Where the call ends; an end tag inside of its JSON does not count."""
+    opened = text.find("{", begin)
+    first = text.find(CALL_END, begin)
+    if 0 <= opened < first:
+        try:
+            _, behind = decode(text, opened)
+        except ValueError:
+            return first
+        first = text.find(CALL_END, behind)
+    return first if first >= 0 else None
+
+
+def _fenced(body: str) -> Call:
+    raw = body.strip()
+    kind, separator, rest = body.partition(SEPARATOR)
+    head = _FENCED.match(rest)
+    if not separator or head is None or kind.strip() != "function":
+        return Call(raw, Status.MALFORMED)
+    name = head[1]
+    try:
+        value, end = decode(rest, head.end())
+    except ValueError:
+        return Call(raw, Status.INVALID_JSON, name)
+    if rest[end:].strip() not in ("```", ""):
+        return Call(raw, Status.INVALID_JSON, name)
+    return made(raw, name, value)
+
+
+PARSER = DeepSeek(_fenced)

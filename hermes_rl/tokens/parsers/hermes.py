@@ -1,0 +1,22 @@
+"""``<tool_call>{"name": …, "arguments": {…}}</tool_call>``: Hermes 2 and later, and all that took it over."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hermes_rl.tokens.parsers.base import Call, Tools
+from hermes_rl.tokens.parsers.text import json_block, openings
+
+
+class Tagged:
+    """A JSON object between two tags."""
+
+    def __init__(self, opening: str, closing: str) -> None:
+        self.markers = (opening, closing)
+
+    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[Call]]:
+        opening, closing = self.markers
+        return openings(text, opening, partial(json_block, text, closing=closing))
+
+
+PARSER = Tagged("<tool_call>", "</tool_call>")

@@ -1,0 +1,64 @@
+"""Kimi K2: ``<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`` in a section."""
+
+from __future__ import annotations
+
+import re
+
+from hermes_rl.tokens.parsers.base import Call, Status, Tools, decode, loads, made
+from hermes_rl.tokens.parsers.text import quoted
+
+_SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_CALL, _ARGUMENTS, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+_ID = re.compile(r"(?:functions\.)?(?P<name>.*?)(?::\d+)?")
+
+
+class KimiK2:
+    """See `base.Parser`."""
+
+    markers = (_SECTION, _SECTION_END, _CALL, _ARGUMENTS, _END)
+
+    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[Call]]:
+        start = min((place for place in (text.find(_SECTION), text.find(_CALL)) if place >= 0), default=-1)
+        if start < 0 or quoted(text[:start], text[start + 1 :]):
+            return text, []
+        calls: list[Call] = []
+        place = start
+        while (found := text.find(_CALL, place)) >= 0:
+            call, place = _read(text, found + len(_CALL))
+            calls.append(call)
+        return text[:start].strip(), calls
+
+
+def _read(text: str, begin: int) -> tuple[Call, int]:
+    separator, end = text.find(_ARGUMENTS, begin), text.find(_END, begin)
+    if separator >= 0 and (end < 0 or separator < end):
+        try:
+            _, behind = decode(text, _opened(text, separator + len(_ARGUMENTS)))
+            end = text.find(_END, behind)
+        except ValueError:
+            pass
+    if end < 0:
+        return Call(text[begin:].strip(), Status.UNCLOSED), len(text)
+    return _call(text[begin:end]), end + len(_END)
+
+
+def _opened(text: str, place: int) -> int:
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place
+
+
+def _call(body: str) -> Call:
+    raw = body.strip()
+    identity, separator, arguments = body.partition(_ARGUMENTS)
+    found = _ID.fullmatch(identity.strip())
+    if not separator or found is None:
+        return Call(raw, Status.MALFORMED)
+    try:
+        value = loads(arguments) if arguments.strip() else {}
+    except ValueError:
+        return Call(raw, Status.INVALID_JSON, found["name"], id=identity.strip())
+    return made(raw, found["name"], value, identity.strip())
+
+
+PARSER = KimiK2()

@@ -1,0 +1,67 @@
+"""Llama 3: a turn that is nothing but JSON, ``{"name": …, "parameters": {…}}``, several with ``;`` between them.
+
+A text with JSON in it is no call; neither is a JSON object that names none of the tools, unless ``<|python_tag|>``
+says that it is meant as a call.
+"""
+
+from __future__ import annotations
+
+from hermes_rl.tokens.parsers.base import Call, Status, Tools, decode, of_object
+
+_TAG = "<|python_tag|>"
+
+
+class Llama3Json:
+    """See `base.Parser`."""
+
+    markers = (_TAG,)
+
+    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[Call]]:
+        body = text.strip()
+        tagged = body.startswith(_TAG)
+        body = body.removeprefix(_TAG).strip()
+        if not body.startswith("{"):
+            return (text, []) if not tagged else ("", [Call(body, Status.MALFORMED)])
+        found = _read(body)
+        if tagged or _meant(body, found, tools):
+            return "", found
+        return text, []
+
+
+def _read(text: str) -> list[Call]:
+    calls: list[Call] = []
+    place = 0
+    while place < len(text):
+        try:
+            value, end = decode(text, place)
+        except ValueError:
+            following = text.find("};", place)
+            raw = text[place : following + 1 if following >= 0 else len(text)]
+            closed = following >= 0 or raw.rstrip().endswith("}")
+            calls.append(Call(raw.strip(), Status.INVALID_JSON if closed else Status.UNCLOSED))
+            end = following + 1 if following >= 0 else len(text)
+        else:
+            calls.append(of_object(text[place:end], value))
+        place = end
+        while place < len(text) and text[place] in "; \t\r\n":
+            place += 1
+        if place < len(text) and text[place] != "{":
+            calls.append(Call(text[place:], Status.MALFORMED))
+            break
+    return calls
+
+
+def _meant(text: str, found: list[Call], tools: Tools | None) -> bool:
+    """Whether a bare JSON is a call: it is one by its form, of a tool that there is."""
+    if any(call.status is Status.MALFORMED for call in found):
+        return False
+    names = {str((tool.get("function") or tool).get("name")) for tool in tools or ()}
+    named = [call for call in found if call.name]
+    if not named:
+        return bool(names) and any(f'"name": "{name}"' in text[:200] for name in names)
+    return all('"parameters"' in call.raw or '"arguments"' in call.raw for call in named) and (
+        not names or any(call.name in names for call in named)
+    )
+
+
+PARSER = Llama3Json()

@@ -1,0 +1,95 @@
+"""Mistral: ``[TOOL_CALLS][{…}, …]`` up to version 7, ``[TOOL_CALLS]name[CALL_ID]id[ARGS]{…}`` from version 11 on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hermes_rl.tokens.parsers.base import Call, Status, Tools, decode, made, of_object
+from hermes_rl.tokens.parsers.text import quoted
+
+_OPENING = "[TOOL_CALLS]"
+_HEAD = re.compile(r"\s*(?P<name>[^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*(?P<id>[^\s\[\]{}]*)\s*)?(?:\[ARGS\])?\s*")
+
+
+class Mistral:
+    """See `base.Parser`."""
+
+    markers = (_OPENING, "[CALL_ID]", "[ARGS]")
+
+    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[Call]]:
+        start = 0
+        while (found := text.find(_OPENING, start)) >= 0:
+            start = found + len(_OPENING)
+            if not quoted(text[:found], text[start:]):
+                return text[:found].strip(), list(_section(text[start:]))
+        return text, []
+
+
+def _section(text: str) -> Iterator[Call]:
+    """All that follows the first marker is calls."""
+    for piece in text.split(_OPENING):
+        if piece.lstrip().startswith("["):
+            yield from _listed(piece.strip())
+        elif piece.lstrip().startswith("{"):
+            yield _object(piece.strip())
+        elif piece.strip():
+            yield _named(piece)
+
+
+def _listed(text: str) -> Iterator[Call]:
+    """A JSON list, read one by one, so that a broken call does not take the good ones with it."""
+    place = 1
+    while True:
+        while place < len(text) and text[place] in " \t\r\n,":
+            place += 1
+        if place >= len(text):
+            yield Call(text[:200], Status.UNCLOSED)
+            return
+        if text[place] == "]":
+            return
+        try:
+            value, end = decode(text, place)
+        except ValueError:
+            following = re.compile(r'\}\s*,\s*(?=\{\s*")').search(text, place)
+            broken = text[place : following.end() if following else len(text)]
+            closed = following is not None or text.rstrip().endswith("]")
+            yield Call(broken.strip(" ,]"), Status.INVALID_JSON if closed else Status.UNCLOSED)
+            if following is None:
+                return
+            place = following.end()
+            continue
+        yield of_object(text[place:end], value)
+        place = end
+
+
+def _object(text: str) -> Call:
+    try:
+        value, _ = decode(text, 0)
+    except ValueError:
+        return Call(text, _status(text))
+    return of_object(text, value)
+
+
+def _named(text: str) -> Call:
+    raw, head = text.strip(), _HEAD.match(text)
+    if head is None:
+        return Call(raw, Status.MALFORMED)
+    arguments = text[head.end() :]
+    if not arguments.strip():
+        return Call(raw, Status.UNCLOSED, head["name"], id=head["id"])
+    try:
+        value, end = decode(arguments, 0)
+    except ValueError:
+        return Call(raw, _status(raw), head["name"], id=head["id"])
+    if arguments[end:].strip():
+        return Call(raw, Status.INVALID_JSON, head["name"], id=head["id"])
+    return made(raw, head["name"], value, head["id"])
+
+
+def _status(text: str) -> Status:
+    """A JSON that does not end was cut off."""
+    return Status.INVALID_JSON if text.rstrip().endswith(("}", "]")) else Status.UNCLOSED
+
+
+PARSER = Mistral()

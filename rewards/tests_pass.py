@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import posixpath
 import secrets
+import shlex
+import sys
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 from hermes_rl import Score
-from hermes_rl.errors import NotYetAvailable
+from hermes_rl.errors import UserError
+
+STEERING = (
+    *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
+    *("pyproject.toml", "sitecustomize.py", "usercustomize.py", "*.pth", "*.pyc"),
+    *("*.egg-info/*", "*.dist-info/*", "*.egg-link"),
+)
+"""Files that steer how Python and pytest run, wherever they lie."""
+MODULES = (*sorted(sys.stdlib_module_names), "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
+"""What pytest itself imports; a file of that name in front of it would be imported instead."""
 
 
 def tests_pass(
@@ -17,23 +29,30 @@ def tests_pass(
     files: list[dict[str, Any]] | None = None,
     expected: list[str] | None = None,
     apply: str | None = None,
+    trust: list[str] | None = None,
     timeout: float = 180.0,
 ) -> Score:
-    """1 if `command` exits with 0 in the rollout's sandbox, else 0; with `expected`, if those tests passed.
+    """1 if `command` exits with 0 in the reward's sandbox, else 0; with `expected`, if those tests passed.
 
     Args:
         command: a shell command, run in the working directory.
-        files: laid down before, removed after: a list of {to, content} with `to` relative to the working directory.
+        files: laid down before, removed after: a list of {to, content | from} with `to` relative to the working
+            directory, and `from` a file or folder below the spec's.
         expected: tests (``test_x``, ``file.py::test_x``, ``file.py::Class::test_x[case]``) that the report of this
             very pytest run must show as passed, each of that name, whatever the command's exit status says about
             others. The report is written to a path that nobody could know beforehand.
-        apply: name of an artifact to apply first.
+        apply: name of an artifact, a patch as `git diff` writes it, to apply first.
+        trust: patterns of files of the artifacts that count although they steer how tests run, such as
+            ``pyproject.toml``; without it these stay as they are in the image.
         timeout: seconds; a command that takes longer scores 0.
     """
-    if apply is not None:
-        raise NotYetAvailable("tests_pass: `apply` needs artifacts, which are not available yet")
-    for file in files or []:
-        ctx.write_file(file["to"], file["content"])
+    steering = _steering(files or [], trust or [])
+    problem = _apply(ctx, apply, steering) if apply is not None else None
+    if problem is None:
+        ctx.withdraw(steering)
+        problem = _lay(ctx, files or [])
+    if problem is not None:
+        return Score(0.0, reason=problem)
     report = f"/tmp/report-{secrets.token_hex(16)}.xml"
     answer = ctx.terminal(_with_report(command, report) if expected else command, timeout=timeout)
     if answer.get("timed_out"):
@@ -41,6 +60,47 @@ def tests_pass(
     if expected:
         return _compare(ctx.read_file(report), expected, answer)
     return Score(1.0) if answer["exit_code"] == 0 else _failed(answer)
+
+
+def _steering(files: list[dict[str, Any]], trust: list[str]) -> list[str]:
+    """Patterns of what an artifact may not bring: it would decide over the tests instead of passing them."""
+    # Python looks first where the command runs, and pytest adds the folder of each test.
+    folders = {"", *(posixpath.dirname(posixpath.normpath(file["to"])) for file in files)}
+    inside = [posixpath.join(folder, name) for folder in folders if folder[:1] != "/" for name in MODULES]
+    anywhere = [pattern for name in STEERING for pattern in (name, f"*/{name}")]
+    shadowing = [pattern for path in inside for pattern in (f"{path}.py", f"{path}/*")]
+    return [pattern for pattern in (*anywhere, *shadowing) if not any(pattern in (t, f"*/{t}") for t in trust)]
+
+
+def _apply(ctx: Any, name: str, steering: list[str]) -> str | None:
+    """Apply a patch, but for the files that steer; what went wrong, if anything."""
+    try:
+        patch = ctx.artifact(name)
+    except OSError as error:
+        return f"artifact {name}: {error.strerror}"
+    if not patch.strip():
+        return None
+    path = f"/tmp/patch-{secrets.token_hex(16)}"
+    # What the spec lays into every sandbox is in a fresh one already, and in the agent's patch as something new.
+    left_out = [*steering, *ctx.provided()]
+    script = ["git", "apply", "--whitespace=nowarn", *(f"--exclude={pattern}" for pattern in left_out), path]
+    written = ctx.write_file(path, patch)
+    answer = ctx.terminal(shlex.join(script))
+    if answer["exit_code"] == 127:
+        raise UserError("tests_pass: `apply` needs git in the image")
+    if "error" in written or answer["exit_code"] != 0:
+        return f"artifact {name} cannot be applied: {written.get('error') or answer['output'][-400:]}"
+    return None
+
+
+def _lay(ctx: Any, files: list[dict[str, Any]]) -> str | None:
+    """Put the files in place; what went wrong, if anything."""
+    for file in files:
+        to = file["to"]
+        answer = ctx.upload(file["from"], to) if "from" in file else ctx.write_file(to, file["content"])
+        if "error" in answer:
+            return f"the tests cannot be put in place: {answer['error']}"
+    return None
 
 
 def _with_report(command: str, report: str) -> str:

@@ -30,6 +30,7 @@ async def run_serve(spec: Spec, launch: Launch) -> RunDirectory:
     launch.progress.note(f"serving {spec.name} to {spec.serve.api_url}; waiting for a trainer")
     with RunDirectory.choose(spec, "serve", launch.out, fresh=launch.fresh) as directory:
         directory.describe(spec, provenance(spec, "serve", None, env.encoder.tokenizer))
+        env.compiled.artifact_folder = directory.artifacts
         env.record_to(directory, launch.progress)
         await _manage(env)
         return directory

@@ -6,11 +6,14 @@ Compiling loads the code that the spec names and makes its roles; it starts noth
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Any, Self
@@ -19,12 +22,14 @@ from hermes_rl.agent.loop import LoopOptions
 from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.errors import UserError
+from hermes_rl.errors import RunError, UserError
 from hermes_rl.plugins import load_object, place_of
+from hermes_rl.rollouts.artifact_files import keep_artifacts
 from hermes_rl.rollouts.environment import Treatment
 from hermes_rl.rollouts.prompts import messages_of, with_thinking
+from hermes_rl.rollouts.reward_machines import RewardMachines
 from hermes_rl.rollouts.rollout import Rollout, Seat
-from hermes_rl.rollouts.sandboxes import sandbox_config
+from hermes_rl.rollouts.sandboxes import reward_args, sandbox_config
 from hermes_rl.rollouts.tooling import Tooling
 from hermes_rl.scoring.combine import Weighting
 from hermes_rl.scoring.find import find_reward
@@ -34,8 +39,8 @@ from hermes_rl.servers.base import Reasoning
 from hermes_rl.servers.factory import config_from_spec, create_role
 from hermes_rl.servers.scripted import Script, Turn, deviate_script, deviations
 from hermes_rl.spec.model import Agent, Spec, is_template
-from hermes_rl.spec.templates import render
-from hermes_rl.tools.context import ToolContext
+from hermes_rl.spec.templates import render, render_section
+from hermes_rl.tools.artifacts import Artifact, Request
 from hermes_rl.tools.machine import ToolRuntime
 
 POLICY = "policy"
@@ -71,6 +76,8 @@ class CompiledSpec:
         self.tooling = Tooling(spec, os.environ if environ is None else environ)
         self._state_class = load_object(spec.state) if spec.state is not None else None
         self.grader = _grader(spec, self.roles)
+        self.artifact_folder: Path | None = None
+        """Where artifacts are kept; None where a run keeps none."""
 
     @property
     def has_group_rewards(self) -> bool:
@@ -141,10 +148,20 @@ class CompiledSpec:
             raise UserError(f"state: {self.spec.state} raised {where} (row {row.key})") from error
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
-        ctx = ToolContext(runtime.task_id)
         item = dict(rollout.seat.row.columns)
         result = _played(rollout).for_rewards()
-        await self.grader.grade_rollout(item, result, ctx, runtime.state, rollout.rewards)
+        machines = RewardMachines(runtime, self.grader.ordered)
+        taken = await machines.take(self._artifacts(rollout.seat.row), self.spec.command_timeout)
+        if self.artifact_folder is not None and taken:
+            rollout.artifacts = await _kept(self.artifact_folder, rollout.id, taken)
+        await self.grader.grade_rollout(item, result, machines, runtime.state, rollout.rewards)
+
+    def _artifacts(self, row: Row) -> list[Request]:
+        """The artifacts that the spec asks for, rendered for a row."""
+        return [
+            Request(name, **render_section(artifact, row.columns, where=f"artifacts.{name}", key=row.key).model_dump())
+            for name, artifact in self.spec.artifacts.items()
+        ]
 
     async def grade_group(self, rollouts: list[Rollout]) -> None:
         item = dict(rollouts[0].seat.row.columns)
@@ -181,6 +198,13 @@ class CompiledSpec:
         plain: Any = turns if is_template(turns) else [turn.model_dump(exclude_none=True) for turn in turns]
         rendered = render(plain, row.columns, where="solution.turns", key=row.key)
         return Script(tuple(Turn.of(turn) for turn in rendered), prior)
+
+
+async def _kept(folder: Path, rollout: str, taken: Mapping[str, Artifact]) -> dict[str, Any]:
+    try:
+        return await asyncio.to_thread(keep_artifacts, folder, rollout, taken)
+    except OSError as error:
+        raise RunError(f"artifacts cannot be written to {folder}: {error.strerror}") from error
 
 
 def _played(rollout: Rollout) -> AgentResult:
@@ -222,10 +246,15 @@ def _roles(spec: Spec, environ: Mapping[str, str]) -> dict[str, Role]:
 def _grader(spec: Spec, roles: Mapping[str, Role]) -> Grader:
     return Grader(
         rewards=tuple(
-            GradedReward(find_reward(name, reward.fn), Weighting(name, reward.weight, reward.gate), reward.args)
+            GradedReward(
+                find_reward(name, reward.fn),
+                Weighting(name, reward.weight, reward.gate),
+                reward.args,
+                fresh=reward.sandbox == "fresh",
+            )
             for name, reward in spec.rewards.items()
         ),
-        render=lambda args, columns: render(args, columns, where="rewards"),
+        render=partial(reward_args, spec.folder),
         clamp=spec.score.clamp,
         roles={name: RoleHandle(role) for name, role in roles.items()},
     )

@@ -48,8 +48,6 @@ def _sandbox(spec: Spec) -> Iterator[tuple[Place, str]]:
         yield ("sandbox", "backend"), f"the sandbox backend {sandbox.backend}"
     if isinstance(sandbox.network, tuple):
         yield ("sandbox", "network"), "a network limited to some hosts"
-    if spec.artifacts:
-        yield ("artifacts",), "taking artifacts from the sandbox"
 
 
 def _toolsets(spec: Spec) -> Iterator[tuple[Place, str]]:
@@ -85,7 +83,5 @@ def _tools(spec: Spec) -> Iterator[tuple[Place, str]]:
 
 def _scoring(spec: Spec) -> Iterator[tuple[Place, str]]:
     for name, reward in spec.rewards.items():
-        if reward.sandbox == "fresh":
-            yield ("rewards", name, "sandbox"), "grading in a fresh sandbox"
         if reward.fn.startswith("atropos:"):
             yield ("rewards", name, "fn"), "a reward of atroposlib's registry"

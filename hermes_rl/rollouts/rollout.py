@@ -63,6 +63,8 @@ class Rollout:
     error: str | None = None
     masked: bool = False
     timings: dict[str, float] = field(default_factory=dict)
+    artifacts: dict[str, Any] = field(default_factory=dict)
+    """What was kept of its sandbox, and where, by the artifact's name."""
     sequences: list[TokenSequence] | None = None
     """Its tokens; several where the policy did not see all in one context. None where they are not known."""
     credit: tuple[float, ...] | None = None

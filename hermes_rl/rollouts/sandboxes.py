@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.config import Limits, SandboxConfig, SandboxFile
 from hermes_rl.spec.model import File, Sandbox, Spec
-from hermes_rl.spec.templates import render_section
+from hermes_rl.spec.templates import render, render_section
 
 
 def sandbox_config(spec: Spec, row: Row) -> SandboxConfig:
@@ -34,6 +36,26 @@ def sandbox_config(spec: Spec, row: Row) -> SandboxConfig:
         lifetime=section.lifetime,
         keep_processes=section.keep_processes,
     )
+
+
+def reward_args(folder: Path, args: Mapping[str, Any], columns: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of a reward for a row; files to lay down `from` this machine are found in the spec's folder.
+
+    Raises:
+        TemplateError: a template does not work for this row.
+        UserError: a file lies outside of that folder.
+    """
+    given: Mapping[str, Any] = render(args, columns, where="rewards")
+    files = given.get("files")
+    if not isinstance(files, list | tuple):
+        return given
+    found = [
+        {**file, "from": str(_inside(str(file["from"]), folder))}
+        if isinstance(file, Mapping) and "from" in file
+        else file
+        for file in files
+    ]
+    return {**given, "files": found}
 
 
 def _image(section: Sandbox, folder: Path) -> str | None:
@@ -74,7 +96,7 @@ def _inside(source: str, folder: Path) -> Path:
     """The path after symlinks; it must stay below the spec's folder, so that a spec cannot take the host's files."""
     path = (folder / source).resolve()
     if not path.is_relative_to(folder.resolve()):
-        raise UserError(f"sandbox.files: from: {source} lies outside of {folder}")
+        raise UserError(f"files: from: {source} lies outside of {folder}")
     return path
 
 

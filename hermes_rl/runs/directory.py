@@ -63,6 +63,11 @@ class RunDirectory:
         return others[-1] if others else None
 
     @property
+    def artifacts(self) -> Path:
+        """Where the artifacts of rollouts are kept, one folder each."""
+        return self.path / "artifacts"
+
+    @property
     def has_rollouts(self) -> bool:
         """True where an earlier run has finished a rollout here."""
         files = (self.path / name for name in ("rollouts.jsonl", "groups.jsonl"))

@@ -82,6 +82,7 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
             run=spec.fingerprint("process"),
         )
         with RunDirectory.choose(spec, "process", launch.out, fresh=launch.fresh) as directory:
+            compiled.artifact_folder = directory.artifacts
             say_what_is_new(directory, spec, launch)
             regrade = Regrading.of(directory, compiled, rows, plan.group_size, launch.progress)
             said = {
@@ -112,6 +113,7 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
         rows, encoder = await _load(spec, "eval", launch)
         await compiled.open(rows[0])
         with RunDirectory.choose(spec, "evaluate", launch.out, fresh=launch.fresh) as directory:
+            compiled.artifact_folder = directory.artifacts
             say_what_is_new(directory, spec, launch)
             size = spec.evaluate.rollouts
             regrade = Regrading.of(directory, compiled, rows, size, launch.progress)

@@ -233,6 +233,10 @@ class Sandbox(ABC):
         """The entries of a folder, sorted by name; symlinks are not followed."""
 
     @abstractmethod
+    async def set_mode(self, path: str, mode: int) -> None:
+        """Change the permission bits of a file or folder; a symlink is followed."""
+
+    @abstractmethod
     async def make_dir(self, path: str) -> None:
         """Make a folder and those above it; does nothing when it is there."""
 

@@ -87,6 +87,10 @@ class HelperFiles(Sandbox):
         found = [_info(answer.fields[i : i + 5]) for i in range(0, len(answer.fields), 5)]
         return sorted(found, key=lambda info: info.name)
 
+    async def set_mode(self, path: str, mode: int) -> None:
+        with _named(path):
+            await self.ask("chmod", self._path(path), str(mode).encode())
+
     async def make_dir(self, path: str) -> None:
         with _named(path):
             await self.ask("mkdir", self._path(path))

@@ -5,7 +5,7 @@ that the agent plants (a FIFO, a device, an endless file) can make the helper wa
 that the system gives. Arguments and results are the fields of `wire`.
 """
 
-# ruff: noqa: PTH103, PTH104, PTH106, PTH108, PTH116, PTH119, PTH120
+# ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH116, PTH119, PTH120
 
 from __future__ import annotations
 
@@ -111,6 +111,12 @@ def make_folder(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     return [], b"", []
 
 
+def set_mode(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
+    """path, permission bits."""
+    os.chmod(fields[0], int(fields[1]))
+    return [], b"", []
+
+
 def rename(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     os.rename(fields[0], fields[1])
     return [], b"", []
@@ -132,7 +138,9 @@ def remove(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
 
 
 def _empty(folder: bytes) -> list[bytes]:
-    """Remove what is no folder; the folders that are left."""
+    """Remove what is no folder; the folders that are left. Permissions that forbid it are those of our own files."""
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        os.chmod(folder, 0o700)
     with os.scandir(folder) as entries:
         found = list(entries)
     for entry in found:
@@ -147,6 +155,7 @@ OPERATIONS = {
     b"stat": status,
     b"list": list_folder,
     b"mkdir": make_folder,
+    b"chmod": set_mode,
     b"rename": rename,
     b"remove": remove,
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -30,6 +31,8 @@ class GradedReward:
     function: RewardFunction
     weighting: Weighting
     args: Mapping[str, Any] = field(default_factory=dict)
+    fresh: bool = False
+    """It looks into a new sandbox with the artifacts laid in, not into the rollout's own."""
 
     @property
     def name(self) -> str:
@@ -38,6 +41,9 @@ class GradedReward:
 
 Render = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 """(arguments with templates, columns of the row) → arguments."""
+
+Machines = Callable[[GradedReward], AbstractAsyncContextManager[Staging]]
+"""The sandbox that a reward looks into, there for as long as it runs."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +79,14 @@ class Grader:
         self,
         item: Mapping[str, Any],
         result: Any,
-        ctx: Staging | None,
+        machines: Machines | None,
         state: Any,
         values: dict[str, RewardValue],
         only: Container[str] | None = None,
     ) -> None:
         """Call the per-rollout rewards in order, each value put into `values` as soon as it is known.
 
-        `ctx` is None where the sandbox is gone and no reward that is called looks into it; `only` are their names,
+        `machines` is None where the sandbox is gone and no reward that is called looks into it; `only` are their names,
         None is all.
 
         Raises:
@@ -90,11 +96,12 @@ class Grader:
             if reward.function.group_level or (only is not None and reward.name not in only):
                 continue
             own = copy.deepcopy(item)  # a reward that changes its row must not change anybody else's
-            offered = {"item": own, "result": result, "ctx": ctx, "state": state, **self.roles}
-            arguments = self._arguments(reward, own, offered)
-            # What it laid down goes away in the same thread: ToolContext waits for this loop.
-            restore = ctx.restore if reward.function.uses_context and ctx is not None else None
-            returned, seconds = await call_reward(reward.function, arguments, after=restore)
+            async with machines(reward) if machines is not None else nullcontext() as ctx:
+                offered = {"item": own, "result": result, "ctx": ctx, "state": state, **self.roles}
+                arguments = self._arguments(reward, own, offered)
+                # What it laid down goes away in the same thread: ToolContext waits for this loop.
+                restore = ctx.restore if reward.function.uses_context and ctx is not None else None
+                returned, seconds = await call_reward(reward.function, arguments, after=restore)
             values[reward.name] = interpret(reward.name, returned, seconds, result.turns_used)
 
     async def grade_group(

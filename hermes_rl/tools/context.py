@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -29,6 +30,10 @@ T = TypeVar("T")
 
 KILLED = 137
 """Exit code of a command in a sandbox that is gone: 128 + SIGKILL, as a shell has it."""
+
+
+FULL = frozenset({errno.ENODEV, errno.ENOSPC, errno.EDQUOT})
+"""What the agent does by using up its disk, or by ending its sandbox."""
 
 
 class KilledByAgentError(OSError):
@@ -82,9 +87,58 @@ class ToolContext:
         staging = self._runtime().staging
         try:
             self._on_sandbox(lambda sandbox: staging.write(sandbox, path, data, mode))
-        except KilledByAgentError as error:
-            return {"bytes_written": 0, "error": str(error)}
+        except OSError as error:
+            # Nothing but the agent's own doing, such as a disk that it has filled, is in the way of a file.
+            return {"bytes_written": 0, "error": f"{path}: {error.strerror}"}
         return {"bytes_written": len(data)}
+
+    def artifact(self, name: str) -> bytes:
+        """What was kept of the sandbox under this name: a file, or what a command printed.
+
+        Raises:
+            OSError: it could not be taken from the agent's sandbox, with the reason.
+            UserError: the spec has no such artifact, or it is a folder.
+        """
+        artifacts = self._runtime().artifacts
+        if name not in artifacts:
+            known = ", ".join(artifacts) or "none"
+            raise UserError(f"the spec has no artifact {name!r} (there are: {known})")
+        found = artifacts[name]
+        if found.problem is not None:
+            raise OSError(errno.ENODATA, found.problem, f"artifact {name}")
+        if len(found.files) != 1 or found.files[0].path:
+            raise UserError(f"the artifact {name!r} is a folder; read its files in the fresh sandbox")
+        return found.files[0].data
+
+    def provided(self) -> list[str]:
+        """The files that the spec itself lays into the sandbox; relative to the working directory where in it."""
+        runtime = self._runtime()
+
+        async def work(sandbox: Sandbox) -> list[str]:
+            top = f"{sandbox.workdir.rstrip('/')}/"
+            return [sandbox.resolve(file.to).removeprefix(top) for file in runtime.config.files]
+
+        return self._on_sandbox(work)
+
+    def withdraw(self, patterns: Sequence[str]) -> list[str]:
+        """Take away those files of artifacts in this fresh sandbox that match a pattern; what they replaced is back.
+
+        Patterns are those of `fnmatch`, over paths relative to the working directory where they lie in it.
+        """
+        runtime = self._runtime()
+
+        async def work(sandbox: Sandbox) -> list[str]:
+            top = f"{sandbox.workdir.rstrip('/')}/"
+            found = [
+                path
+                for path in runtime.laid.replaced
+                if any(fnmatchcase(path.removeprefix(top), pattern) for pattern in patterns)
+            ]
+            for path in found:
+                await runtime.laid.withdraw(sandbox, path)
+            return found
+
+        return self._on_sandbox(work)
 
     def search(self, query: str, path: str = ".") -> dict[str, Any]:
         """Lines that match a regular expression, as the tool `search_files` answers."""
@@ -99,13 +153,28 @@ class ToolContext:
         source = Path(local)
         return self.write_file(remote, source.read_bytes(), source.stat().st_mode & 0o777)
 
-    def upload_dir(self, local: str | Path, remote: str) -> dict[str, Any]:
-        """Copy a folder of this machine into the sandbox; files that are there already are replaced."""
+    def upload(self, local: str | Path, remote: str) -> dict[str, Any]:
+        """Copy a file or a folder of this machine into the sandbox, in the place of whatever is there."""
+        if Path(local).is_dir():
+            return self.upload_dir(local, remote, replace=True)
+        return self.upload_file(local, remote)
+
+    def upload_dir(self, local: str | Path, remote: str, *, replace: bool = False) -> dict[str, Any]:
+        """Copy a folder of this machine into the sandbox; files that are there already are replaced.
+
+        With `replace` nothing of a folder that is there already stays.
+        """
         staging = self._runtime().staging
+
+        async def work(sandbox: Sandbox) -> int:
+            return await upload_tree(sandbox, staging, Path(local), remote, replace=replace)
+
         try:
-            count = self._on_sandbox(lambda sandbox: upload_tree(sandbox, staging, Path(local), remote))
-        except KilledByAgentError as error:
-            return {"files": 0, "error": str(error)}
+            count = self._on_sandbox(work)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            return {"files": 0, "error": f"{remote}: {error.strerror}"}
         return {"files": count}
 
     def download_file(self, remote: str, local: str | Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -18,6 +18,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.tools.artifacts import Artifact, Laid
 from hermes_rl.tools.own_loop import own_loop
 from hermes_rl.tools.processes import ProcessTable
 from hermes_rl.tools.shell import ShellState
@@ -61,6 +62,10 @@ class ToolRuntime:
         """Files that a reward has put in place."""
         self.held: dict[str, Held] = {}
         """What tools opened for this rollout, by name; closed with it."""
+        self.artifacts: Mapping[str, Artifact] = {}
+        """What was taken of the sandbox when the agent had ended."""
+        self.laid = Laid()
+        """The artifacts that lie in this sandbox, where it is a fresh one for a reward."""
         self.start_seconds = 0.0
         """Seconds that starting the sandbox took; 0 where nothing used it."""
         self.loop: asyncio.AbstractEventLoop | None = loop or _running_loop()
@@ -101,17 +106,21 @@ class ToolRuntime:
         if self._sandbox is not None and self._sandbox.alive and not self.config.keep_processes:
             await self._sandbox.kill_all()
 
-    async def close(self) -> None:
-        """Release the sandbox and leave the registry; may be called twice, and while being cancelled."""
+    async def release(self) -> None:
+        """Give the sandbox back before the end; what is asked of it from now on is a mistake of ours."""
         self._closed = True
-        if _live.get(self.task_id) is self:
-            del _live[self.task_id]
         try:
             for held in self.held.values():
                 await held.close()
         finally:
             if self._sandbox is not None:
                 await self._sandbox.close()
+
+    async def close(self) -> None:
+        """Release the sandbox and leave the registry; may be called twice, and while being cancelled."""
+        if _live.get(self.task_id) is self:
+            del _live[self.task_id]
+        await self.release()
 
     async def _start(self) -> Sandbox:
         self.loop = asyncio.get_running_loop()

@@ -1,12 +1,13 @@
 """Files that a reward puts into the sandbox: what they replace is set aside, and comes back afterwards.
 
 Owns that nothing which the agent planted is written through or kept in place: a file, folder, FIFO or
-symlink at the target is moved away first, and so is a symlink among the folders above it, as far as they
-are in the agent's own home or working directory.
+symlink at the target is moved away first, and so is a symlink among the folders above it, but for those that a
+system has of its own. Folders that the agent has closed are opened meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import posixpath
 import uuid
@@ -15,6 +16,13 @@ from dataclasses import dataclass
 from hermes_rl.sandbox.base import FileInfo, Sandbox
 
 log = logging.getLogger(__name__)
+
+
+SYSTEM = frozenset(
+    {"bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "opt", "proc", "root", "run", "sbin"}
+    | {"srv", "sys", "tmp", "usr", "var"}
+)
+"""Folders of the root in which symlinks are a system's own, such as /var/run."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,8 @@ class Staging:
 
     def __init__(self) -> None:
         self._placed: list[_Placed] = []
+        self._opened: list[tuple[str, int]] = []
+        """Folders whose permissions were in the way, and what these were."""
         self._aside: str | None = None
 
     @property
@@ -42,6 +52,12 @@ class Staging:
         await self._folders(sandbox, posixpath.dirname(full))
         await self._clear(sandbox, full)
         await sandbox.write_file(full, data, 0o644 if mode is None else mode)
+
+    async def clear(self, sandbox: Sandbox, path: str) -> None:
+        """Set aside whatever is at `path`."""
+        full = sandbox.resolve(path)
+        await self._folders(sandbox, posixpath.dirname(full))
+        await self._clear(sandbox, full)
 
     async def make_dir(self, sandbox: Sandbox, path: str) -> None:
         """Put a folder at `path`; one that is there already stays with what is in it."""
@@ -58,6 +74,10 @@ class Staging:
                     await sandbox.rename(placed.aside, placed.path)
             except OSError as error:
                 log.warning("sandbox %s: %s could not be restored: %s", sandbox.id, placed.path, error)
+        for path, mode in reversed(self._opened):
+            with contextlib.suppress(OSError):  # what ran meanwhile may have removed it
+                await sandbox.set_mode(path, mode)
+        self._opened.clear()
         if self._aside is not None:
             await sandbox.remove(self._aside)
             self._aside = None
@@ -74,6 +94,14 @@ class Staging:
             elif found.kind != "directory" and (found.kind != "symlink" or _owned(sandbox, path)):
                 await self._clear(sandbox, path)
                 await sandbox.make_dir(path)
+            elif found.kind == "directory" and _owned(sandbox, path):
+                await self._open(sandbox, path, found)
+
+    async def _open(self, sandbox: Sandbox, path: str, found: FileInfo) -> None:
+        """Make a folder one that its owner may change."""
+        if found.mode & 0o700 != 0o700:
+            await sandbox.set_mode(path, found.mode | 0o700)
+            self._opened.append((path, found.mode))
 
     async def _clear(self, sandbox: Sandbox, path: str) -> None:
         """Make room at `path`: what we put there goes, what was there is set aside."""
@@ -85,6 +113,8 @@ class Staging:
         aside = None
         if found is not None:
             aside = f"{await self._aside_folder(sandbox)}/{len(self._placed)}"
+            if found.kind == "directory":
+                await self._open(sandbox, path, found)  # a closed folder cannot be moved
             await sandbox.rename(path, aside)
         self._placed.append(_Placed(path, aside))
 
@@ -105,5 +135,6 @@ async def _there(sandbox: Sandbox, path: str) -> FileInfo | None:
 
 
 def _owned(sandbox: Sandbox, path: str) -> bool:
-    """True below the agent's home or working directory."""
-    return any(path.startswith(f"{top.rstrip('/')}/") for top in (sandbox.home, sandbox.workdir))
+    """True in the agent's home or working directory, and wherever else no system has folders of its own."""
+    inside = any(f"{path}/".startswith(f"{top.rstrip('/')}/") for top in (sandbox.home, sandbox.workdir))
+    return inside or path.split("/")[1] not in SYSTEM

@@ -10,8 +10,10 @@ from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.tools.staging import Staging
 
 
-async def upload_tree(sandbox: Sandbox, staging: Staging, local: Path, remote: str) -> int:
+async def upload_tree(sandbox: Sandbox, staging: Staging, local: Path, remote: str, *, replace: bool = False) -> int:
     """Copy a folder into the sandbox with the permissions of its files; the number of files."""
+    if replace:
+        await staging.clear(sandbox, remote)
     await staging.make_dir(sandbox, remote)
     count = 0
     for path in await asyncio.to_thread(_inside, local):

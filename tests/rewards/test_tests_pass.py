@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from played import graded, write
 
-from hermes_rl.errors import NotYetAvailable
-from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.errors import UserError
+from hermes_rl.sandbox.config import Limits, SandboxConfig
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.tools.context import ToolContext
 from hermes_rl.tools.machine import ToolRuntime
@@ -77,9 +77,19 @@ async def test_a_command_past_its_time_scores_0(ctx: ToolContext) -> None:
     assert (value.value, value.reason) == (0, "no end within 0.3 s")
 
 
-async def test_artifacts_are_said_to_come_later(ctx: ToolContext) -> None:
-    with pytest.raises(NotYetAvailable, match="artifacts"):
+async def test_an_artifact_that_the_spec_does_not_have(ctx: ToolContext) -> None:
+    with pytest.raises(UserError, match="no artifact 'patch'"):
         await plain(ctx, apply="patch")
+
+
+async def test_a_disk_that_the_agent_has_filled_passes_nothing() -> None:
+    async with ToolRuntime(SandboxConfig(limits=Limits(disk=1 << 20))) as runtime:
+        ctx = ToolContext(runtime.task_id)
+        await write(ctx, solution=RIGHT)
+        await asyncio.to_thread(ctx.terminal, "mkdir hidden; echo > hidden/check.py; cat /dev/zero > full")
+        value = await plain(ctx)
+    assert value.value == 0
+    assert "cannot be put in place" in str(value.reason)
 
 
 async def suite(ctx: ToolContext, *expected: str, command: str = f"{PYTEST} hidden/test_hidden.py") -> RewardValue:

@@ -136,7 +136,6 @@ async def test_examples_in_the_prompt_are_not_trained_on() -> None:
     [
         ("sandbox: {backend: docker, image: debian}", "docker"),
         ("sandbox: {network: [example.com]}", "network limited"),
-        ("artifacts: {a: {path: x}}", "artifacts"),
         ("user: {system: be a user}", "simulated user"),
         ("process: {format: sft}", "format sft"),
         ("budget: {max_cost: 3}", "cost"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -28,6 +29,10 @@ class Ctx:
         self.log.append("restore")
 
 
+def machine(ctx: Ctx) -> Callable[[GradedReward], nullcontext[Ctx]]:
+    return lambda reward: nullcontext(ctx)
+
+
 def graded(function: Callable[..., Any], weight: float = 1.0, gate: bool = False, **args: Any) -> GradedReward:
     name = function.__name__
     return GradedReward(RewardFunction.of(name, function), Weighting(name, weight, gate), args)
@@ -39,7 +44,7 @@ def grader(*rewards: GradedReward, clamp: tuple[float, float] | None = None, **r
 
 async def grade(judge: Grader, ctx: Ctx | None = None, state: Any = None, turns: int = 2) -> dict[str, RewardValue]:
     values: dict[str, RewardValue] = {}
-    await judge.grade_rollout(ITEM, AgentResult(turns_used=turns), ctx or Ctx(), state, values)
+    await judge.grade_rollout(ITEM, AgentResult(turns_used=turns), machine(ctx or Ctx()), state, values)
     return values
 
 
@@ -105,7 +110,7 @@ async def test_what_was_computed_before_a_failure_is_kept() -> None:
 
     values: dict[str, RewardValue] = {}
     with pytest.raises(RewardFailure, match="'broken' returned str"):
-        await grader(graded(fine), graded(broken)).grade_rollout(ITEM, AgentResult(), Ctx(), None, values)
+        await grader(graded(fine), graded(broken)).grade_rollout(ITEM, AgentResult(), machine(Ctx()), None, values)
     assert [(name, value.value, value.reason) for name, value in values.items()] == [("fine", 0.5, "half")]
 
 

@@ -1,0 +1,167 @@
+"""What is kept of a rollout's sandbox: taken when the agent has ended, laid into the sandboxes of fresh rewards.
+
+Owns taking (a file, a folder, or what a command prints), the digest, and laying. Symlinks inside of a folder are left
+out: whatever they point at would be somebody else's file elsewhere. What cannot be taken is the agent's doing; it is
+an artifact with a `problem`, and rewards that need it see that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hermes_rl.errors import SandboxFailure
+from hermes_rl.sandbox.base import Sandbox
+
+LIMIT = 64 << 20
+"""Bytes that all artifacts of one rollout may have together."""
+MOST_FILES = 10_000
+OUTPUTS = "~/.artifacts"
+"""Where a fresh sandbox finds what commands have printed, each under its artifact's name."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """An artifact that the spec asks for: exactly one of `path`, `command`."""
+
+    name: str
+    path: str | None = None
+    command: str | None = None
+
+
+@dataclass(frozen=True)
+class File:
+    """A file; `path` is relative to the artifact's own, empty for that itself."""
+
+    path: str
+    data: bytes
+    mode: int
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What was taken. `target` is where it belongs in a sandbox."""
+
+    name: str
+    target: str
+    files: tuple[File, ...] = ()
+    problem: str | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(len(file.data) for file in self.files)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over names and contents."""
+        whole = hashlib.sha256()
+        for file in self.files:
+            whole.update(f"{len(file.path)} {file.path} {len(file.data)}\n".encode("utf-8", "surrogateescape"))
+            whole.update(file.data)
+        return whole.hexdigest()
+
+
+class _TooMuchError(Exception):
+    """More than may be kept."""
+
+
+@dataclass
+class _Budget:
+    left: int = LIMIT
+    files: int = MOST_FILES
+
+    def spend(self, size: int) -> None:
+        self.left -= size
+        self.files -= 1
+        if self.left < 0 or self.files < 0:
+            raise _TooMuchError(f"more than {LIMIT >> 20} MiB or {MOST_FILES} files")
+
+
+async def take(sandbox: Sandbox, requests: Sequence[Request], timeout: float) -> dict[str, Artifact]:
+    """Take artifacts in order; `timeout` in seconds is for each command. Raises `SandboxFailure` where it is ours."""
+    budget = _Budget()
+    taken = {}
+    for request in requests:
+        target = f"{OUTPUTS}/{request.name}" if request.path is None else request.path
+        try:
+            files = [file async for file in _files(sandbox, request, budget, timeout)]
+            taken[request.name] = Artifact(request.name, target, tuple(files))
+        except (OSError, _TooMuchError) as error:
+            taken[request.name] = Artifact(request.name, target, problem=_said(error))
+        except SandboxFailure as failure:
+            if not failure.ending.graded:
+                raise
+            taken[request.name] = Artifact(request.name, target, problem=failure.detail)
+    return taken
+
+
+def _said(error: Exception) -> str:
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+
+
+async def _files(sandbox: Sandbox, request: Request, budget: _Budget, timeout: float) -> AsyncIterator[File]:
+    if request.path is None:
+        assert request.command is not None
+        yield File("", await _output(sandbox, request.command, budget, timeout), 0o644)
+        return
+    info = await sandbox.stat(request.path)
+    if info.kind != "directory":
+        yield await _file(sandbox, request.path, "", info.mode, budget)
+        return
+    pending = [""]
+    while pending:
+        inner = pending.pop()
+        for info in await sandbox.list_dir(f"{request.path}/{inner}" if inner else request.path):
+            path = f"{inner}/{info.name}" if inner else info.name
+            if info.kind == "directory":
+                pending.append(path)
+            elif info.kind == "file":
+                yield await _file(sandbox, f"{request.path}/{path}", path, info.mode, budget)
+
+
+async def _file(sandbox: Sandbox, source: str, path: str, mode: int, budget: _Budget) -> File:
+    data = await sandbox.read_file(source, limit=max(budget.left, 0))
+    budget.spend(len(data))
+    return File(path, data, mode & 0o777)
+
+
+async def _output(sandbox: Sandbox, command: str, budget: _Budget, timeout: float) -> bytes:
+    done = await sandbox.run(command, timeout=timeout, output_limit=max(budget.left, 0) * 2, merge_stderr=False)
+    if done.exit_code != 0:
+        tail = done.stderr.decode("utf-8", "replace")[-400:]
+        raise OSError(0, f"exit status {done.exit_code}: {tail}", command)
+    budget.spend(len(done.stdout))
+    return done.stdout
+
+
+@dataclass
+class Laid:
+    """The artifacts in a fresh sandbox, and what each of their files has replaced there."""
+
+    replaced: dict[str, File | None] = field(default_factory=dict)
+    """Absolute path → the file that was there before, if any."""
+
+    async def lay(self, sandbox: Sandbox, artifacts: Mapping[str, Artifact]) -> None:
+        """Write all files of artifacts to where they belong. What was removed by the agent stays there."""
+        for artifact in artifacts.values():
+            for file in artifact.files:
+                path = sandbox.resolve(f"{artifact.target}/{file.path}" if file.path else artifact.target)
+                self.replaced[path] = await _there(sandbox, path)
+                await sandbox.write_file(path, file.data, file.mode)
+
+    async def withdraw(self, sandbox: Sandbox, path: str) -> None:
+        """Take one file away again, and bring back what was there before."""
+        before = self.replaced.pop(path)
+        if before is None:
+            await sandbox.remove(path)
+        else:
+            await sandbox.write_file(path, before.data, before.mode)
+
+
+async def _there(sandbox: Sandbox, path: str) -> File | None:
+    try:
+        info = await sandbox.stat(path)
+        return File(path, await sandbox.read_file(path), info.mode)
+    except FileNotFoundError:
+        return None

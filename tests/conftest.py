@@ -1,0 +1,47 @@
+"""What tests of several rooms share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.rootfs import make_rootfs
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache() -> Iterator[Path]:
+    """What tests unpack must not fill the cache of whoever runs them. Sandboxes of root enter it as another user."""
+    folder = Path(tempfile.mkdtemp(prefix="cache-"))
+    folder.chmod(0o755)
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    yield folder
+    del os.environ["XDG_CACHE_HOME"]
+    if before is not None:
+        os.environ["XDG_CACHE_HOME"] = before
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a root file system."""
+    return make_rootfs(tmp_path_factory.mktemp("rootfs"), "one")
+
+
+@pytest.fixture(scope="session")
+def packed_rootfs(rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same as an archive, with another word in /etc/issue."""
+    archive = tmp_path_factory.mktemp("packed") / "two.tar.gz"
+    plain = archive.with_suffix("")
+    subprocess.run(["tar", "-cf", plain, "-C", rootfs, "--exclude", "./etc/issue", "."], check=True)
+    (archive.parent / "etc").mkdir()
+    (archive.parent / "etc/issue").write_text("image two\n")
+    subprocess.run(["tar", "-rf", plain, "-C", archive.parent, "./etc/issue"], check=True)
+    subprocess.run(["gzip", "-1", plain], check=True)
+    return archive

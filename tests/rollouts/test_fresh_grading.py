@@ -1,0 +1,214 @@
+"""Grading out of the agent's reach: a spec in the shape of swe-tests, each row on a root file system of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_rl.runs.launch import Launch, run_process
+from hermes_rl.spec.load import load_spec
+from tests.rootfs import make_rootfs
+
+SPEC = """
+version: 1
+name: swe-tests
+dataset: {path: json, data_files: tasks.jsonl, split: train, key: instance_id}
+prompt:
+  system: Work in the repository in the current directory.
+  user: "{{ problem_statement }}"
+toolsets: {enabled: [terminal, file]}
+sandbox:
+  image: "{{ image }}"
+  workdir: /testbed
+  files: [{to: TASK.md, content: "{{ problem_statement }}"}]
+  setup: ["git rev-parse HEAD"]
+  network: false
+  limits: {memory: 2GiB, processes: 256, disk: 1GiB}
+  timeout: 60
+artifacts:
+  patch: {command: "git add -A && git diff --cached --binary {{ base_commit }}"}
+rewards:
+  tests_pass:
+    sandbox: fresh
+    args:
+      apply: patch
+      files: [{to: tests/test_hidden.py, content: "{{ test_code }}"}]
+      command: python3 -m pytest -q tests/test_hidden.py
+      expected: "{{ fail_to_pass }}"
+      timeout: 60
+solution:
+  turns:
+    - tools: [{name: terminal, args: {command: "{{ command }}"}}]
+    - say: done
+servers: {policy: {type: scripted, deviate: 0}}
+process: {group_size: 1, groups: 1}
+"""
+TEST = "import repo\n\ndef test_value():\n    assert repo.value() == {value}\n"
+FIX = "sed -i 's/WRONG/{value}/' repo.py"
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory, own_cache: Path) -> Path:
+    """A folder with the spec and two images: a folder and an archive with other content."""
+    folder = tmp_path_factory.mktemp("swe")
+    (folder / "swe.yaml").write_text(SPEC)
+    image = make_rootfs(folder / "one", "one")
+    python = next(image.glob("usr/lib/python3*"))
+    for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py"):
+        spec = find_spec(name)
+        assert spec is not None and spec.origin is not None
+        source = Path(spec.origin)
+        if source.name == "__init__.py":
+            shutil.copytree(source.parent, python / name)
+        else:
+            shutil.copy(source, python)
+    commit(image / "testbed", 'NAME = "one"\n\ndef value():\n    return WRONG\n')
+    subprocess.run(["cp", "-a", image, folder / "two"], check=True)
+    shutil.rmtree(folder / "two/testbed")
+    (folder / "two/testbed").mkdir()
+    commit(folder / "two/testbed", 'NAME = "two"\n\ndef value():\n    return int(WRONG)\n')
+    subprocess.run(["tar", "-cf", folder / "two.tar", "-C", folder / "two", "."], check=True)
+    return folder
+
+
+def commit(folder: Path, source: str) -> str:
+    (folder / "repo.py").write_text(source)
+    (folder / "conftest.py").write_text("# the repository's own\n")
+    config = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "init.defaultBranch=main"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "base"]):
+        subprocess.run(["git", *config, *words], cwd=folder, check=True)
+    return "HEAD"
+
+
+def row(image: str, value: int, command: str, name: str = "row") -> dict[str, Any]:
+    return {
+        "instance_id": f"{image}-{name}",
+        "image": image,
+        "problem_statement": "value() is wrong",
+        "base_commit": "HEAD",
+        "test_code": TEST.format(value=value),
+        "fail_to_pass": ["tests/test_hidden.py::test_value"],
+        "command": command,
+    }
+
+
+async def play(tasks: Path, out: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    (tasks / "tasks.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    spec = load_spec(tasks / "swe.yaml", overrides=None)
+    spec = spec.model_copy(update={"process": spec.process.model_copy(update={"groups": len(rows)})})
+    await run_process(spec, Launch("process", out=out))
+    lines = [json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines()]
+    return sorted(lines, key=lambda line: [each["instance_id"] for each in rows].index(line["row_key"]))
+
+
+HOOK = """import pytest
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport():
+    outcome = yield
+    outcome.get_result().outcome = "passed"
+"""
+EXIT = "echo 'import os; os._exit(0)'"
+FORGED = '<testsuite><testcase classname="tests.test_hidden" name="test_value"/></testsuite>'
+PLANTS = {
+    "conftest": f"mkdir -p tests; cat > conftest.py <<'END'\n{HOOK}END\ncp conftest.py tests/",
+    "own test": "mkdir -p tests; echo 'def test_value(): pass' > tests/test_hidden.py",
+    "sitecustomize": f"{EXIT} | tee sitecustomize.py usercustomize.py",
+    "shadowing": f"for m in pytest pluggy json argparse; do {EXIT} > $m.py; done",
+    "shadowing beside the tests": f"mkdir -p tests; {EXIT} | tee tests/argparse.py tests/pytest.py",
+    "options": "printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini; cp pytest.ini tox.ini",
+    "project options": "printf '[tool.pytest.ini_options]\\npython_functions=\"nothing\"\\n' > pyproject.toml",
+    "plugin": "mkdir x.egg-info; printf '[pytest11]\\nx = evil\\n' > x.egg-info/entry_points.txt; echo > evil.py",
+    "profile": "printf 'alias python3=true\\nexit 0\\n' | tee ~/.bashrc ~/.profile ~/.bash_profile",
+    "path": "mkdir -p bin; printf '#!/bin/sh\\nexit 0\\n' | tee bin/python3 > python3; chmod 755 python3 bin/python3",
+    "interpreter": "cp /bin/true /usr/bin/python3; cp /bin/true /bin/python3",
+    "user site": f"d=~/.local/lib/python3.11/site-packages; mkdir -p $d; {EXIT} > $d/usercustomize.py",
+    "module path": f"for d in /usr/lib/python3*; do {EXIT} > $d/sitecustomize.py; done",
+    "report": f"echo '{FORGED}' | tee /tmp/report.xml report.xml",
+    "git": "git config diff.external 'echo diff; true'; echo '* -diff' > .git/info/attributes",
+    "link to the tests": "mkdir -p /tmp/x; ln -s /tmp/x tests",
+}
+
+
+HARMLESS = ("conftest", "sitecustomize", "shadowing", "options")
+
+
+@pytest.mark.slow
+async def test_rows_with_images_of_their_own_are_graded_in_fresh_sandboxes(tasks: Path, tmp_path: Path) -> None:
+    right = [row("one", 11, FIX.format(value=11), "right"), row("two.tar", 22, FIX.format(value=22), "right")]
+    wrong = [row("one", 11, FIX.format(value=12), "wrong"), row("two.tar", 22, "rm -rf .git", "broken")]
+    planted = [row("one", 11, plant, name) for name, plant in sorted(PLANTS.items())]
+    solved = [row("two.tar", 22, f"{FIX.format(value=22)}; {PLANTS[name]}", name) for name in HARMLESS]
+    lines = await play(tasks, tmp_path / "run", [*right, *wrong, *planted, *solved])
+    scores = {line["row_key"]: line["score"] for line in lines}
+    ones = {"one-right", "two.tar-right", *(f"two.tar-{name}" for name in HARMLESS)}
+    assert {key for key, score in scores.items() if score == 1} == ones, [line["rewards"] for line in lines]
+    assert {score for key, score in scores.items() if key not in ones} == {0}
+    assert "artifact patch" in lines[3]["rewards"]["tests_pass"]["reason"]
+    for line, value in zip(lines[:2], ("11", "int(22)"), strict=True):
+        kept = line["artifacts"]["patch"]
+        assert f"+    return {value}" in (tmp_path / "run" / kept["path"]).read_text()
+        assert len(kept["sha256"]) == 64
+
+
+LAID = """
+dataset: {items: [{q: hi, c: "mkdir work; echo a > work/a; echo n > note; echo x > gone"}]}
+prompt: {user: "{{ q }}"}
+toolsets: [terminal]
+artifacts: {work: {path: work}, note: {command: cat note}}
+rewards:
+  own: {fn: "look.py:own"}
+  fresh: {fn: "look.py:fresh", sandbox: fresh}
+solution: {turns: [{tools: [{name: terminal, args: {command: "{{ c }}"}}]}]}
+servers: {policy: {type: scripted, deviate: 0}}
+process: {group_size: 2, groups: 1}
+"""
+LOOK = """
+def own(ctx):
+    return ctx.terminal("cat gone")["output"] == "x\\n"
+
+def fresh(ctx):
+    assert ctx.terminal("ls -A ~; cat work/a .artifacts/note")["output"] == ".artifacts\\nwork\\na\\nn\\n"
+    assert ctx.artifact("note") == b"n\\n"
+    return not ctx.terminal("cat gone")["exit_code"] == 0
+"""
+
+
+async def test_artifacts_are_all_that_a_fresh_sandbox_has_of_the_agent(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(LAID)
+    (tmp_path / "look.py").write_text(LOOK)
+    await run_process(load_spec(tmp_path / "spec.yaml"), Launch("process", out=tmp_path / "run"))
+    lines = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
+    assert [line["score"] for line in lines] == [2, 2], lines
+    assert sorted(path.name for path in (tmp_path / "run/artifacts").iterdir()) == sorted(line["id"] for line in lines)
+
+
+async def test_own_sandbox_is_given_back_before_a_fresh_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: list[int] = []
+    (tmp_path / "spec.yaml").write_text(LAID)
+    (tmp_path / "look.py").write_text(LOOK)
+    monkeypatch.setattr("hermes_rl.rollouts.reward_machines.ToolRuntime", _counting(alive))
+    spec = load_spec(tmp_path / "spec.yaml")
+    spec = spec.model_copy(update={"process": spec.process.model_copy(update={"group_size": 1})})
+    await run_process(spec, Launch("process", out=tmp_path / "run"))
+    assert alive == [0]
+
+
+def _counting(alive: list[int]) -> Any:
+    """Each fresh runtime notes how many other sandboxes are alive when it is made."""
+    from hermes_rl.tools import machine
+
+    class Counting(machine.ToolRuntime):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            others = [each._sandbox for each in machine._live.values()]
+            alive.append(sum(sandbox is not None and sandbox.alive for sandbox in others))
+            super().__init__(*given, **named)
+
+    return Counting

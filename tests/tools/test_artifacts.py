@@ -1,0 +1,106 @@
+"""Artifacts: taken from a sandbox, kept on the host, laid into another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.rollouts.artifact_files import keep_artifacts
+from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.tools.artifacts import LIMIT, Artifact, File, Laid, Request, take
+
+
+@pytest.fixture(params=["bubblewrap", "none"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def taken(sandbox: Sandbox, **request: str) -> Artifact:
+    found = await take(sandbox, [Request("a", **request)], timeout=10)
+    return found["a"]
+
+
+async def test_files_folders_and_outputs(backend: str) -> None:
+    async with create_sandbox(SandboxConfig(backend=backend)) as sandbox:
+        await sandbox.run(
+            "mkdir -p d/e; printf 'x\\0y' > d/f; echo run > d/e/g; chmod 755 d/e/g; ln -s /etc/passwd d/l"
+        )
+        await sandbox.run("mkfifo d/pipe")
+        assert (await taken(sandbox, path="d/f")).files == (File("", b"x\0y", 0o644),)
+        folder = await taken(sandbox, path="d")
+        assert sorted(folder.files, key=lambda file: file.path) == [
+            File("e/g", b"run\n", 0o755),
+            File("f", b"x\0y", 0o644),
+        ]
+        assert folder.size == 7
+        printed = await taken(sandbox, command="echo out; echo err >&2")
+        assert printed.files == (File("", b"out\n", 0o644),)
+        assert printed.digest != folder.digest
+
+
+async def test_what_cannot_be_taken_is_a_problem_of_the_agent(backend: str) -> None:
+    async with create_sandbox(SandboxConfig(backend=backend)) as sandbox:
+        assert "No such file" in str((await taken(sandbox, path="missing")).problem)
+        assert "exit status 3: why" in str((await taken(sandbox, command="echo why >&2; exit 3")).problem)
+        await sandbox.run(f"truncate -s {LIMIT + 1} big; mkfifo pipe")
+        assert "too large" in str((await taken(sandbox, path="big")).problem)
+        assert "more than 64 MiB" in str((await taken(sandbox, command="cat big")).problem)
+        assert (await taken(sandbox, path="pipe")).problem is not None
+        await sandbox.run("rm big; mkdir many; cd many; seq 1 10001 | xargs touch")
+        assert "10000 files" in str((await taken(sandbox, path="many")).problem)
+
+
+async def test_a_command_that_does_not_end(backend: str) -> None:
+    async with create_sandbox(SandboxConfig(backend=backend)) as sandbox:
+        found = await take(sandbox, [Request("a", command="sleep 60")], timeout=0.2)
+        assert found["a"].problem is not None
+
+
+async def test_laid_into_another_and_withdrawn() -> None:
+    artifacts = {
+        "patch": Artifact("patch", "~/.artifacts/patch", (File("", b"diff", 0o644),)),
+        "src": Artifact("src", "src", (File("a.py", b"new", 0o644), File("sub/b.py", b"b", 0o755))),
+    }
+    async with create_sandbox(SandboxConfig()) as sandbox:
+        await sandbox.write_file("src/a.py", b"old", 0o600)
+        laid = Laid()
+        await laid.lay(sandbox, artifacts)
+        assert await sandbox.read_file("~/.artifacts/patch") == b"diff"
+        assert await sandbox.read_file("src/a.py") == b"new"
+        assert (await sandbox.stat("src/sub/b.py")).mode == 0o755
+        for path in list(laid.replaced):
+            await laid.withdraw(sandbox, path)
+        assert await sandbox.read_file("src/a.py") == b"old"
+        assert (await sandbox.stat("src/a.py")).mode == 0o600
+        with pytest.raises(FileNotFoundError):
+            await sandbox.read_file("src/sub/b.py")
+
+
+def test_kept_on_the_host_as_files_and_folders_only(tmp_path: Path) -> None:
+    artifacts = {
+        "one": Artifact("one", "x", (File("", b"1", 0o755),)),
+        "tree": Artifact("tree", "t", (File("a/b", b"2", 0o644), File("\udcff", b"3", 0o600))),
+        "none": Artifact("none", "n", problem="it is not there"),
+    }
+    for _ in range(2):  # a second attempt under the same id replaces the first
+        record = keep_artifacts(tmp_path / "artifacts", "group/../7-0", artifacts)
+    folder = tmp_path / "artifacts" / "group%2F..%2F7-0"
+    assert (folder / "one").read_bytes() == b"1"
+    assert (folder / "one").stat().st_mode & 0o777 == 0o711
+    assert (folder / "tree/a/b").read_bytes() == b"2"
+    assert record["one"] == {
+        "path": "artifacts/group%2F..%2F7-0/one",
+        "files": 1,
+        "bytes": 1,
+        "sha256": artifacts["one"].digest,
+    }
+    assert record["none"] == {"problem": "it is not there"}
+    assert list(tmp_path.iterdir()) == [tmp_path / "artifacts"]
+
+
+@pytest.mark.parametrize("path", ["../out", "a/../../out", "/out", "a//b"])
+def test_no_name_leads_out_of_the_folder(tmp_path: Path, path: str) -> None:
+    with pytest.raises(ValueError, match="artifact file"):
+        keep_artifacts(tmp_path, "r", {"a": Artifact("a", "a", (File(path, b"x", 0o644),))})
+    assert not (tmp_path / "out").exists()

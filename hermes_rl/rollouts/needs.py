@@ -46,8 +46,6 @@ def _sandbox(spec: Spec) -> Iterator[tuple[Place, str]]:
     sandbox = spec.sandbox
     if sandbox.backend not in _BACKENDS:
         yield ("sandbox", "backend"), f"the sandbox backend {sandbox.backend}"
-    if isinstance(sandbox.network, tuple):
-        yield ("sandbox", "network"), "a network limited to some hosts"
 
 
 def _toolsets(spec: Spec) -> Iterator[tuple[Place, str]]:

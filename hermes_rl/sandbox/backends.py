@@ -34,5 +34,3 @@ def check_available(config: SandboxConfig) -> None:
         raise NotYetAvailable(
             f"sandbox.backend {config.backend!r} is not there yet; this version runs {' and '.join(AVAILABLE)}"
         )
-    if isinstance(config.network, tuple):
-        raise NotYetAvailable("sandbox.network with a list of hosts is not there yet; use true or false")

@@ -11,6 +11,7 @@ import asyncio
 import functools
 import os
 import platform
+import socket
 from collections.abc import Iterator, Mapping
 
 from hermes_rl.errors import SandboxFailure, UserError
@@ -20,6 +21,7 @@ from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.sandbox.helper_sandbox import Descriptors, HelperSandbox
 from hermes_rl.sandbox.images import OUTER_UID, overlay_refused
 from hermes_rl.sandbox.launcher import Program
+from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
 from hermes_rl.sandbox.roots import HOME, UID, ImageRoot, Root, SystemRoot
 from hermes_rl.sandbox.seccomp import filter_program
 
@@ -42,6 +44,8 @@ class BubblewrapSandbox(HelperSandbox):
         self.python = self.root.python
         self.limits = _limits(config, find_layout())
         self._filter = _filter()
+        hosts = config.network if isinstance(config.network, tuple) else ()
+        self._proxy = Proxy(hosts) if hosts else None
         layout = find_layout()
         self._group = Group(layout, self.id) if layout is not None else None
 
@@ -70,6 +74,7 @@ class BubblewrapSandbox(HelperSandbox):
             "SHELL": self.shell,
             "LANG": "C.UTF-8",
             "TERM": "dumb",
+            **(ENVIRONMENT if self._proxy is not None else {}),
         }
 
     def rlimits(self) -> dict[str, int]:
@@ -107,6 +112,9 @@ class BubblewrapSandbox(HelperSandbox):
         return Program(argv, executable, descriptors.all(), descriptors.stderr, uid, env)
 
     async def launched(self) -> None:
+        if self._proxy is not None:
+            answer = await self.ask("listen", str(PORT).encode())
+            await self._proxy.listen(socket.socket(fileno=answer.fds[0]))
         if self._group is not None:
             await asyncio.to_thread(self._enter, self._group)
 
@@ -121,6 +129,10 @@ class BubblewrapSandbox(HelperSandbox):
 
     def blames_agent(self) -> bool:
         return self._group is not None and self._group.killed_for_memory()
+
+    async def released(self) -> None:
+        if self._proxy is not None:
+            await self._proxy.close()
 
     def buried(self) -> None:
         if self._group is not None:

@@ -59,6 +59,7 @@ class Helper:
         """Process id → number of the request that started it."""
         self.operations = dict(OPERATIONS)
         self.operations.update({b"init": self.init, b"kill": self.kill, b"killall": self.kill_all})
+        self.operations[b"listen"] = self.listen
 
     # ------------------------------------------------------------------ the loop
 
@@ -140,6 +141,16 @@ class Helper:
                 limit = min(limit, hard)  # what is stricter already cannot be raised
             resource.setrlimit(kind, (limit, limit))
         return [], b"", []
+
+    def listen(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
+        """port → a socket that listens on the sandbox's own loopback."""
+        listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+        try:
+            listener.bind((b"127.0.0.1", int(fields[0])))
+            listener.listen(128)
+            return [], b"", [os.dup(listener.fileno())]
+        finally:
+            listener.close()
 
     def spawn(self, job: bytes, fields: list[bytes], fds: list[int]) -> Answer:
         """cwd, descriptors as target:index, number of arguments, arguments …, variables … → process id."""

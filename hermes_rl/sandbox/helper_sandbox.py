@@ -81,7 +81,7 @@ class HelperSandbox(HelperCommands):
         """The first process is there, and nothing of the agent runs yet."""
 
     async def released(self) -> None:
-        """All processes are gone; not called where `close` was cancelled."""
+        """All processes are gone, or about to be where `close` was cancelled."""
 
     def buried(self) -> None:
         """All processes are gone; called in the launcher's thread, also where nobody waits any more."""
@@ -130,10 +130,12 @@ class HelperSandbox(HelperCommands):
 
     async def close(self) -> None:
         self._shut("the sandbox is closed")
-        if self._buried is not None:
-            # What is left to do is done by the launcher's thread, whether somebody waits for it or not.
-            await asyncio.shield(asyncio.wrap_future(self._buried))
-        await self.released()
+        try:
+            if self._buried is not None:
+                # What is left to do is done by the launcher's thread, whether somebody waits for it or not.
+                await asyncio.shield(asyncio.wrap_future(self._buried))
+        finally:
+            await self.released()
 
     def channel(self) -> Channel:
         if self._channel is None or not self._channel.open:

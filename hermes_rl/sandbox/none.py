@@ -94,6 +94,8 @@ class NoSandbox(HelperSandbox):
             await asyncio.to_thread(_clear, self.id, self._folder)
 
     def _check(self) -> None:
+        if isinstance(self.config.network, tuple):
+            raise UserError("sandbox.network with a list of hosts needs a fence; the backend none has no such thing")
         limits = self.config.limits
         missing = [name for name in limits.requested() if name not in ENFORCED]
         if missing and not limits.best_effort:

@@ -28,9 +28,15 @@ def test_backend_of_a_later_version(backend: str) -> None:
         create_sandbox(SandboxConfig(backend=backend))
 
 
-def test_hosts_are_not_there_yet() -> None:
-    with pytest.raises(NotYetAvailable, match="hosts"):
-        create_sandbox(SandboxConfig(network=("pypi.org",)))
+@pytest.mark.parametrize("host", ["http://pypi.org", "*", "a b", "pypi.org/simple", "*.*.org", ""])
+def test_host_that_is_none(host: str) -> None:
+    with pytest.raises(UserError, match="no host name"):
+        create_sandbox(SandboxConfig(network=(host,)))
+
+
+def test_none_cannot_limit_the_hosts() -> None:
+    with pytest.raises(UserError, match="needs a fence"):
+        create_sandbox(SandboxConfig(backend="none", network=("pypi.org",)))
 
 
 def test_unknown_backend() -> None:

@@ -1,0 +1,153 @@
+"""The way out of a sandbox whose spec lists hosts: an HTTP proxy on the host's side, for this sandbox alone.
+
+Owns speaking HTTP with the agent's programs and passing bytes on. Whom they may reach is `hosts`. The socket that it
+listens on is one of the sandbox's own network, which has no other way out: the helper opens it and hands it over. Each
+request is judged for itself, so that following a redirect is asking anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from hermes_rl.sandbox.hosts import HostList, RefusedError, public_address
+
+PORT = 3128
+ADDRESS = f"http://127.0.0.1:{PORT}"
+ENVIRONMENT = {
+    **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), ADDRESS),
+    **dict.fromkeys(("no_proxy", "NO_PROXY"), "localhost,127.0.0.1,::1"),
+}
+"""What programs in the sandbox read to find it."""
+
+HEAD_LIMIT = 1 << 16
+CONNECTIONS = 64
+"""Open connections of one sandbox."""
+HEAD_SECONDS = 30.0
+CONNECT_SECONDS = 30.0
+IDLE_SECONDS = 300.0
+OWN_HEADERS = ("connection", "proxy-connection", "proxy-authorization", "keep-alive", "host")
+"""Headers that are between the agent and us, or that we write ourselves."""
+
+Resolve = Callable[[str, int], Awaitable[str]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The head of a request: where to, and what to send there first; a tunnel has nothing to send."""
+
+    host: str
+    port: int
+    head: bytes | None
+
+
+class Proxy:
+    """See above. `resolve` gives the address of a host that may be reached, or raises `RefusedError`."""
+
+    def __init__(self, hosts: Sequence[str], resolve: Resolve = public_address) -> None:
+        self._hosts = HostList(hosts)
+        self._resolve = resolve
+        self._places = asyncio.Semaphore(CONNECTIONS)
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def listen(self, listener: socket.socket) -> None:
+        """Serve what comes in at a listening socket, which is ours to close from now on."""
+        self._server = await asyncio.start_server(self._accept, sock=listener, limit=HEAD_LIMIT)
+
+    async def close(self) -> None:
+        """End it and every connection."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with self._places:
+                await self._answer(reader, writer)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # either side is gone, or says nothing: the connection is all there is to end
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_SECONDS)
+        try:
+            request = read_request(head)
+            if not self._hosts.allows(request.host):
+                raise RefusedError(f"{request.host} is not among the hosts of sandbox.network")
+            address = await self._resolve(request.host, request.port)
+            connecting = asyncio.open_connection(address, request.port)
+            far_reader, far_writer = await asyncio.wait_for(connecting, CONNECT_SECONDS)
+        except RefusedError as error:
+            await _say(writer, "403 Forbidden", str(error))
+        except (OSError, TimeoutError) as error:
+            await _say(writer, "502 Bad Gateway", f"{request.host} does not answer: {error}")
+        else:
+            await _pass_on(request, (reader, writer), (far_reader, far_writer))
+
+
+Side = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def _pass_on(request: Request, near: Side, far: Side) -> None:
+    try:
+        if request.head is None:
+            near[1].write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        else:
+            far[1].write(request.head)
+        await asyncio.gather(_relay(near[0], far[1]), _relay(far[0], near[1]))
+    finally:
+        far[1].close()
+
+
+async def _relay(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    while data := await asyncio.wait_for(source.read(1 << 16), IDLE_SECONDS):
+        target.write(data)
+        await target.drain()
+    with contextlib.suppress(OSError):
+        target.write_eof()
+
+
+async def _say(writer: asyncio.StreamWriter, status: str, why: str) -> None:
+    body = f"{why}\n".encode()
+    writer.write(f"HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    await writer.drain()
+
+
+def read_request(head: bytes) -> Request:
+    """The head of a request to a proxy, as RFC 9112 has it: authority form for CONNECT, else absolute form.
+
+    Raises:
+        RefusedError: it is none.
+    """
+    lines = head.decode("latin-1").split("\r\n")
+    words = lines[0].split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        raise RefusedError("this is not a request to a proxy")
+    method, target, version = words
+    try:
+        parts = urlsplit(f"//{target}" if method == "CONNECT" else target)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise RefusedError(f"{target}: {error}") from error
+    if host is None or (method == "CONNECT" and port is None) or (method != "CONNECT" and parts.scheme != "http"):
+        raise RefusedError("ask for http://HOST/…, or CONNECT HOST:PORT")
+    if method == "CONNECT":
+        return Request(host, port or 0, None)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    kept = [line for line in lines[1:-2] if line.partition(":")[0].strip().lower() not in OWN_HEADERS]
+    own = [f"Host: {parts.netloc.rpartition('@')[2]}", "Connection: close"]
+    text = "\r\n".join([f"{method} {path} {version}", *own, *kept, "", ""])
+    return Request(host, port or 80, text.encode("latin-1"))

@@ -1,0 +1,211 @@
+"""A sandbox that may reach some hosts, through the proxy of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
+from hermes_rl.sandbox.hosts import HostList, RefusedError, is_public
+from hermes_rl.sandbox.proxy import Proxy, read_request
+
+FETCH = """
+import sys, urllib.request
+try:
+    with urllib.request.urlopen(sys.argv[1], timeout=10) as answer:
+        print(answer.status, answer.read().decode())
+except urllib.error.HTTPError as error:
+    print(error.code, error.read().decode())
+except OSError as error:
+    print("error", error)
+"""
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1", "127.8.8.8", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1",
+        "224.0.0.1", "255.255.255.255", "192.0.2.1", "198.18.0.1", "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1",
+        "fd00:ec2::254", "ff02::1", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::7f00:1",
+        "2002:7f00:1::", "2001:db8::1", "nonsense", "",
+    ],
+)  # fmt: skip
+def test_special_addresses_are_not_public(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("address", ["1.1.1.1", "93.184.215.14", "2606:4700::1111", "64:ff9b::101:101"])
+def test_public_addresses(address: str) -> None:
+    assert is_public(address)
+
+
+@given(st.ip_addresses(v=4))
+def test_an_address_means_the_same_packed_into_another(address: object) -> None:
+    assert is_public(f"::ffff:{address}") == is_public(str(address))
+
+
+def test_names() -> None:
+    hosts = HostList(["pypi.org", "*.Example.com"])
+    assert hosts.allows("PyPI.org") and hosts.allows("pypi.org.") and hosts.allows("a.b.example.com")
+    for other in ("example.com", "evilexample.com", "pypi.org.evil.com", "xpypi.org", "", "127.0.0.1"):
+        assert not hosts.allows(other)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET / HTTP/1.1", "GET https://pypi.org/ HTTP/1.1", "CONNECT pypi.org HTTP/1.1", "CONNECT :443 HTTP/1.1", "x",
+        "GET http:///x HTTP/1.1", "CONNECT pypi.org:99999 HTTP/1.1", "GET  http://pypi.org HTTP/1.1", "\xff \xff \xff",
+    ],
+)  # fmt: skip
+def test_what_is_no_request_to_a_proxy(head: str) -> None:
+    with pytest.raises(RefusedError):
+        read_request(f"{head}\r\n\r\n".encode("latin-1"))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_request_or_refused(data: bytes) -> None:
+    try:
+        request = read_request(data + b"\r\n\r\n")
+    except RefusedError:
+        return
+    assert request.host
+
+
+def test_what_is_sent_on() -> None:
+    request = read_request(
+        b"GET http://User:pw@Pypi.org:81/a?b=c HTTP/1.1\r\nHost: 127.0.0.1\r\nProxy-Authorization: x\r\nX-A: 1\r\n\r\n"
+    )
+    assert (request.host, request.port) == ("pypi.org", 81)
+    assert request.head == b"GET /a?b=c HTTP/1.1\r\nHost: Pypi.org:81\r\nConnection: close\r\nX-A: 1\r\n\r\n"
+
+
+class Web(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        if self.path == "/away":
+            self.send_response(302)
+            self.send_header("Location", "http://metadata.test:1/latest")
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(f"hello {self.headers['Host']}".encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def web() -> Iterator[int]:
+    """The port of a web server on this machine's loopback."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Web) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+async def everything_is_here(host: str, port: int) -> str:
+    """A name service for which all allowed names but one are of this machine, so that tests need no other."""
+    if host == "metadata.test":
+        raise RefusedError(f"{host} is not an address of the internet")
+    return "127.0.0.1"
+
+
+@asynccontextmanager
+async def reaching(*hosts: str, real: bool = False) -> AsyncIterator[Sandbox]:
+    sandbox = create_sandbox(SandboxConfig(network=hosts))
+    assert isinstance(sandbox, BubblewrapSandbox)
+    if not real:
+        sandbox._proxy = Proxy(hosts, everything_is_here)
+    async with sandbox:
+        yield sandbox
+
+
+async def fetch(sandbox: Sandbox, url: str) -> str:
+    return (await sandbox.run(["python3", "-c", FETCH, url])).output.strip()
+
+
+async def test_listed_hosts_are_reached_and_others_are_not(web: int) -> None:
+    async with reaching("files.test", "metadata.test") as sandbox:
+        assert await fetch(sandbox, f"http://files.test:{web}/") == f"200 hello files.test:{web}"
+        assert (
+            await fetch(sandbox, f"http://other.test:{web}/")
+            == "403 other.test is not among the hosts of sandbox.network"
+        )
+        away = await fetch(sandbox, f"http://files.test:{web}/away")
+        assert away == "403 metadata.test is not an address of the internet"
+
+
+async def test_tunnels(web: int) -> None:
+    script = (
+        "import socket, sys\ns = socket.create_connection(('127.0.0.1', 3128))\n"
+        "s.sendall(f'CONNECT {sys.argv[1]}:{sys.argv[2]} HTTP/1.1\\r\\n\\r\\n'.encode())\n"
+        "head = s.recv(1000)\nprint(head.split()[1].decode())\n"
+        "s.sendall(b'GET / HTTP/1.0\\r\\nHost: inner\\r\\n\\r\\n')\nprint(s.makefile().read()[-11:])\n"
+    )
+    async with reaching("files.test") as sandbox:
+        assert (await sandbox.run(["python3", "-c", script, "files.test", str(web)])).output == "200\nhello inner\n"
+        assert (await sandbox.run(["python3", "-c", script, "other.test", str(web)])).output.startswith("403")
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "::1", "169.254.169.254"])
+async def test_a_listed_name_that_is_of_this_machine_is_refused(web: int, name: str) -> None:
+    async with reaching(name, real=True) as sandbox:
+        script = (
+            "import socket, sys\ns = socket.create_connection(('127.0.0.1', 3128))\n"
+            "s.sendall(f'CONNECT {sys.argv[1]}:{sys.argv[2]} HTTP/1.1\\r\\n\\r\\n'.encode())\n"
+            "print(s.recv(1000).decode())"
+        )
+        host = f"[{name}]" if ":" in name else name
+        said = (await sandbox.run(["python3", "-c", script, host, str(web)])).output
+        assert "403" in said and "not an address of the internet" in said
+
+
+async def test_there_is_no_way_around_the_proxy(web: int) -> None:
+    async with reaching("files.test") as sandbox:
+        direct = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 3)"
+        assert (await sandbox.run(["python3", "-c", direct, str(web)])).exit_code != 0
+        routes = (await sandbox.run("cat /proc/net/route /proc/net/dev")).output
+        assert "eth" not in routes
+
+
+async def test_a_proxy_goes_with_its_sandbox(web: int) -> None:
+    async with reaching("files.test") as sandbox:
+        await sandbox.spawn(
+            ["python3", "-c", "import socket; s=socket.create_connection(('127.0.0.1',3128)); s.recv(1)"]
+        )
+        await asyncio.sleep(0.1)
+        assert isinstance(sandbox, BubblewrapSandbox)
+        proxy = sandbox._proxy
+    assert proxy is not None
+    assert not proxy._tasks
+    await asyncio.sleep(0)
+
+
+@contextmanager
+def listening() -> Iterator[int]:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+async def test_an_upstream_that_is_not_there() -> None:
+    with listening() as port:
+        pass
+    async with reaching("files.test") as sandbox:
+        assert (await fetch(sandbox, f"http://files.test:{port}/")).startswith("502 files.test does not answer")
+
+
+async def test_no_hosts_is_no_network() -> None:
+    async with create_sandbox(SandboxConfig(network=())) as sandbox:
+        assert "proxy" not in (await sandbox.run("env")).output

@@ -7,33 +7,23 @@ The table decides what is graded (the policy's doing), what is played anew (ours
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Ending(StrEnum):
     """The last thing that happened to a rollout; the value is its name in specs and in records."""
 
-    # The policy's doing: graded.
     FINISHED = "finished"
-    """It answered without calling a tool."""
     MAX_TURNS = "max_turns"
-    """`agent.max_turns` model calls were made."""
     TOKEN_BUDGET = "token_budget"
-    """`agent.max_trajectory_tokens` was used up."""
     LENGTH = "length"
-    """A turn was cut at `agent.max_tokens`."""
     TIMEOUT = "timeout"
-    """`agent.timeout` seconds of working time were used up."""
     EMPTY = "empty"
-    """It answered with no text and no tool call."""
     REFUSED = "refused"
-    """The server reported a refusal or a content filter."""
     SANDBOX_KILLED = "sandbox_killed"
-    """The agent's own commands hit a limit of the sandbox or killed it."""
     USER_STOP = "user_stop"
-    """The simulated user said a stop phrase, or its turns were used up."""
-
-    # Ours: never graded, played anew.
     SERVER_FAILURE = "server_failure"
     SANDBOX_FAILURE = "sandbox_failure"
     TOOL_SERVER_FAILURE = "tool_server_failure"
@@ -41,12 +31,16 @@ class Ending(StrEnum):
     JUDGE_FAILURE = "judge_failure"
     CANCELLED = "cancelled"
     STALE = "stale"
-    """The weights that sampled it are older than `serve.max_staleness`."""
+
+    @property
+    def rule(self) -> Rule:
+        """What happened, whose doing it was, and what is done."""
+        return RULES[self]
 
     @property
     def graded(self) -> bool:
         """True where the ending is the policy's doing, so that its rewards are computed."""
-        return self not in OURS
+        return self.rule.policys
 
     @property
     def finished_naturally(self) -> bool:
@@ -54,18 +48,57 @@ class Ending(StrEnum):
         return self in {Ending.FINISHED, Ending.USER_STOP}
 
 
-OURS = frozenset(
-    {
-        Ending.SERVER_FAILURE,
-        Ending.SANDBOX_FAILURE,
-        Ending.TOOL_SERVER_FAILURE,
-        Ending.REWARD_FAILURE,
-        Ending.JUDGE_FAILURE,
-        Ending.CANCELLED,
-        Ending.STALE,
-    }
-)
+@dataclass(frozen=True)
+class Rule:
+    """One line of the table: `policys` endings are graded, the others are ours and never are.
+
+    `retried`: the rollout is played anew on a fresh machine; when that is in vain its group is dropped and counted.
+    """
+
+    what: str
+    policys: bool
+    retried: bool = False
+
+
+def _policys(what: str) -> Rule:
+    return Rule(what, policys=True)
+
+
+def _ours(what: str, *, retried: bool = True) -> Rule:
+    return Rule(what, policys=False, retried=retried)
+
+
+RULES: Mapping[Ending, Rule] = {
+    Ending.FINISHED: _policys("it answered without calling a tool"),
+    Ending.MAX_TURNS: _policys("`agent.max_turns` model calls were made, refused and malformed tool calls included"),
+    Ending.TOKEN_BUDGET: _policys("`agent.max_trajectory_tokens`, or the model's context, was used up"),
+    Ending.LENGTH: _policys("a turn was cut at `agent.max_tokens`"),
+    Ending.TIMEOUT: _policys("`agent.timeout` seconds of working time were used up"),
+    Ending.EMPTY: _policys("it answered with no text and no tool call"),
+    Ending.REFUSED: _policys("the server reported a refusal or a content filter"),
+    Ending.SANDBOX_KILLED: _policys("its own commands hit a limit of the sandbox, or killed it"),
+    Ending.USER_STOP: _policys("the simulated user said a stop phrase, or its turns were used up"),
+    Ending.SERVER_FAILURE: _ours("a model server gave no usable answer after all attempts"),
+    Ending.SANDBOX_FAILURE: _ours("a sandbox could not start, its setup failed, or its backend was lost"),
+    Ending.TOOL_SERVER_FAILURE: _ours("a server behind a tool was lost"),
+    Ending.REWARD_FAILURE: _ours("a reward raised, could not tell although it counts, or was not finite"),
+    Ending.JUDGE_FAILURE: _ours("a judge failed, or its verdict could not be read"),
+    Ending.CANCELLED: _ours("the run ended, or its group was given up, before it had", retried=False),
+    Ending.STALE: _ours("the weights that sampled it are older than `serve.max_staleness`"),
+}
+"""What is graded, and what is not: the one table. A tool call that the model got wrong ends nothing."""
+
+OURS = frozenset(ending for ending, rule in RULES.items() if not rule.policys)
 """Endings that infrastructure caused: no score, played anew, then the group is dropped and replaced."""
 
 POLICYS = tuple(ending for ending in Ending if ending not in OURS)
 """Endings that a spec may treat differently under `endings:`."""
+
+
+def table() -> str:
+    """The rules as a Markdown table, for the documentation."""
+    lines = ["| ending | what happened | whose doing | graded | played anew |", "|---|---|---|---|---|"]
+    for ending, rule in RULES.items():
+        whose, graded = ("the policy's", "yes, unless `endings` says otherwise") if rule.policys else ("ours", "never")
+        lines.append(f"| `{ending}` | {rule.what} | {whose} | {graded} | {'yes' if rule.retried else 'no'} |")
+    return "\n".join(lines)

@@ -43,13 +43,22 @@ class Usage:
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cost: float | None = None
+    """US dollars, where the server tells them (`usage.cost`)."""
 
     def add(self, usage: Mapping[str, Any] | None) -> None:
+        cost = (usage or {}).get("cost")
+        if isinstance(cost, int | float) and math.isfinite(cost):
+            self.cost = (self.cost or 0.0) + float(cost)
         self.prompt_tokens += tokens_of(usage, "prompt_tokens")
         self.completion_tokens += tokens_of(usage, "completion_tokens")
 
-    def record(self) -> dict[str, int]:
-        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
+    def record(self) -> dict[str, float]:
+        counts: dict[str, float] = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+        }
+        return counts if self.cost is None else {**counts, "cost": self.cost}
 
 
 @dataclass

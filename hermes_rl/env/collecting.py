@@ -15,6 +15,7 @@ from typing import Any
 from hermes_rl.data.rows import Row
 from hermes_rl.env.assemble import FURTHER, assemble, checked, layered
 from hermes_rl.env.handwritten import row_of
+from hermes_rl.rollouts.admission import Fixed
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.groups import play_groups
@@ -51,7 +52,8 @@ class Collecting:
             policy: another policy than the environment's own.
         """
         player = Player(self.core, policy=policy)
-        playing = play_groups(player, self._source(rows), self.config.group_size, concurrency=self.rollouts_in_flight)
+        fixed = Fixed(self.rollouts_in_flight)
+        playing = play_groups(player, self._source(rows), self.config.group_size, admission=fixed)
         async with aclosing(playing):
             async for group in playing:
                 if group.dropped is None:

@@ -8,10 +8,11 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from hermes_rl.env.config import HermesAgentEnvConfig
 from hermes_rl.runs.launch import tokenizer_of
-from hermes_rl.runs.process import CONCURRENCY
 from hermes_rl.spec.model import Spec
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 
+CONCURRENCY = 64
+"""Rollouts that Atropos' workers play at a time where the spec does not say."""
 MAX_TOKEN_LENGTH = 32768
 """Tokens of a sequence where neither the spec nor the trainer bounds it."""
 

@@ -6,9 +6,11 @@ This is the heart of every mode; what is done with a group is up to who asks for
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Iterable, Iterator
+from contextlib import suppress
 
 from hermes_rl.data.rows import Row, Rows
+from hermes_rl.rollouts.admission import LOOK, Admission
 from hermes_rl.rollouts.player import Player
 from hermes_rl.rollouts.rollout import Group
 
@@ -21,21 +23,22 @@ async def play_groups(
     source: Source,
     size: int,
     *,
-    concurrency: int,
+    admission: Admission,
     whole: bool = True,
     wanted: Callable[[int], bool] = lambda running: True,
 ) -> AsyncGenerator[Group, None]:
     """Yield groups in the order in which they end.
 
-    Begins another group while fewer than `concurrency` rollouts are open and `wanted(groups running)` holds. When
-    the generator is closed, everything in flight is cancelled and released. Close it with `contextlib.aclosing`.
+    Begins another group while `admission` admits another rollout and `wanted(groups running)` holds; one that takes
+    long holds up no other. When the generator is closed, everything in flight is cancelled and released. Close it with
+    `contextlib.aclosing`.
     """
     running: set[asyncio.Task[Group]] = set()
     changed = asyncio.Event()
     exhausted = False
     try:
         while True:
-            while not exhausted and player.open < concurrency and wanted(len(running)):
+            while not exhausted and admission.admits(player.open) and wanted(len(running)):
                 following = await anext(source, None)
                 if following is None:
                     exhausted = True
@@ -45,7 +48,9 @@ async def play_groups(
                 running.add(task)
             if not running:
                 return
-            await changed.wait()
+            # Nobody says when a server, the cores or the memory have room again: that is looked at now and then.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), None if exhausted else LOOK)
             changed.clear()
             for task in [task for task in running if task.done()]:
                 running.discard(task)
@@ -56,15 +61,21 @@ async def play_groups(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def repeated(rows: Iterable[Row], skip: Callable[[Row, str], bool] = lambda row, group: False) -> Source:
+async def repeated(
+    rows: Iterable[Row],
+    skip: Callable[[Row, str], bool] = lambda row, group: False,
+    aside: Container[str] = frozenset(),
+) -> Source:
     """The rows over and over, each pass under new group ids (``<row key>:<pass>``); ends only where there are none.
 
-    `skip` leaves out groups that an earlier run has finished.
+    `skip` leaves out groups that an earlier run has finished, `aside` rows of which nothing more is played.
     """
     epoch = 0
     while True:
         empty = True
         async for row in _stream(rows):
+            if row.key in aside:
+                continue
             empty = False
             group = f"{row.key}:{epoch}"
             if not skip(row, group):

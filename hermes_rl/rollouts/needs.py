@@ -38,8 +38,6 @@ def _missing(spec: Spec, mode: Mode) -> Iterator[tuple[Place, str]]:
         yield ("user",), "a simulated user"
     if mode == "process" and spec.process.format != "atropos":
         yield ("process", "format"), f"the format {spec.process.format}"
-    if spec.budget.max_cost is not None:
-        yield ("budget", "max_cost"), "a budget of cost"
 
 
 def _sandbox(spec: Spec) -> Iterator[tuple[Place, str]]:

@@ -120,7 +120,7 @@ class Player:
             for attempt in range(first, first + self.replays + 1):
                 rollout = await self.play(replace(seat, attempt=attempt))
                 await self._keep(rollout)
-                if rollout.ending.graded:
+                if not rollout.ending.rule.retried:
                     break
         return rollout
 

@@ -102,6 +102,10 @@ class RunDirectory:
         write_atomically(self.path / "spec.yaml", text)
         self.write_json("run.json", dict(described))
 
+    def add(self, entries: Mapping[str, Any]) -> None:
+        """Say more in `run.json`."""
+        self.write_json("run.json", {**self.described(), **entries})
+
     def described(self) -> dict[str, Any]:
         """What `run.json` says of the run that was here before; empty where there was none."""
         return _read_json(self.path / "run.json") or {}

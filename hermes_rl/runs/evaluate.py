@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import RunError
+from hermes_rl.rollouts.admission import admission
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.groups import Source, once, play_groups
 from hermes_rl.rollouts.player import Player
@@ -23,7 +24,6 @@ from hermes_rl.rollouts.rollout import Rollout
 from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.kept import Kept
 from hermes_rl.runs.metrics import Played, metrics_of
-from hermes_rl.runs.process import CONCURRENCY
 from hermes_rl.runs.progress import Progress
 from hermes_rl.servers.base import ChatServer
 
@@ -61,6 +61,9 @@ class Evaluation:
     generation_params: Mapping[str, Any] = field(default_factory=dict)
     success: float = 1.0
     stopped: str | None = None
+
+    ungraded_rows: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    """Rows with a rollout that has no grade: row_key, cause, detail."""
 
     @property
     def ungraded(self) -> int:
@@ -135,11 +138,10 @@ class _Evaluate:
         self.done = 0
 
     async def play(self, rows: Iterable[Row], policy: ChatServer | None) -> Evaluation:
-        concurrency = self.plan.concurrency or CONCURRENCY
         player = Player(
             self.environment,
             split="eval",
-            concurrency=concurrency,
+            concurrency=self.plan.concurrency,
             listener=self._keep,
             policy=policy,
             memory=self.kept,
@@ -147,9 +149,13 @@ class _Evaluate:
         there = sum(map(self.kept.complete, self.kept.groups))
         total = rows.length if isinstance(rows, Rows) else None
         self.progress.begin(total, there, what="rows", further=self.kept.unfinished())
-        size = self.plan.rollouts
         playing = play_groups(
-            player, self._missing(rows), size, concurrency=concurrency, whole=False, wanted=self._wanted
+            player,
+            self._missing(rows),
+            self.plan.rollouts,
+            admission=admission(self.plan.concurrency, policy or self.environment.policy),
+            whole=False,
+            wanted=self._wanted,
         )
         async with aclosing(playing):
             async for group in playing:
@@ -191,6 +197,7 @@ def conclude(name: str, plan: EvaluatePlan, kept: Kept, keys: list[str]) -> Eval
     """
     found = [[Played.of(line) for line in row] for row in kept.lines(keys)]
     played = [rollout for row in found for rollout in row]
+    whole = (key for key in keys if kept.whole(key))
     if all(rollout.score is None for rollout in played):
         first = next((rollout.error for rollout in played if rollout.error), "")
         raise RunError(f"none of {len(played)} rollouts could be graded. The first: {first}")
@@ -204,4 +211,13 @@ def conclude(name: str, plan: EvaluatePlan, kept: Kept, keys: list[str]) -> Eval
         model=next((rollout.model for rollout in played if rollout.model), None),
         generation_params=plan.generation_params,
         success=plan.success,
+        ungraded_rows=[_ungraded(key, bad) for key, row in zip(whole, found, strict=True) if (bad := _failed(row))],
     )
+
+
+def _failed(row: Sequence[Played]) -> Played | None:
+    return next((rollout for rollout in row if rollout.score is None and not rollout.left_out), None)
+
+
+def _ungraded(key: str, failed: Played) -> dict[str, Any]:
+    return {"row_key": key, "cause": str(failed.ending), "detail": failed.error}

@@ -69,6 +69,8 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
     """Process mode of a spec, into its run directory."""
     async with prepare(spec, launch) as compiled:
         await require_reachable("policy", compiled.policy.configs)
+        for role in compiled.roles.values():
+            role.tell(launch.progress.note)
         rows, encoder = await _load(spec, "train", launch)
         await compiled.open(rows[0])
         moved = spec.env.get("data_path_to_save_groups")
@@ -101,6 +103,7 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
                     progress=launch.progress,
                     log=log,
                 )
+            directory.add({"failed": summary.failed, "quarantined": summary.quarantined})
         for reason, count in encoder.reasons.most_common():
             launch.progress.note(f"{count} rollouts have no tokens: {reason}")
         return summary, directory
@@ -110,6 +113,8 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
     """Evaluate mode of a spec, into its run directory."""
     async with prepare(spec, launch) as compiled:
         await require_reachable("policy", compiled.policy.configs)
+        for role in compiled.roles.values():
+            role.tell(launch.progress.note)
         rows, encoder = await _load(spec, "eval", launch)
         await compiled.open(rows[0])
         with RunDirectory.choose(spec, "evaluate", launch.out, fresh=launch.fresh) as directory:
@@ -135,6 +140,7 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
                     progress=launch.progress,
                 )
                 log.metrics(found.metrics)
+                directory.add({"failed": dict(found.causes), "quarantined": found.ungraded_rows})
                 moved = spec.env.get("data_dir_to_save_evals")
                 await asyncio.to_thread(write_evaluation, found, RunDirectory(Path(moved)) if moved else directory)
         return found, directory
@@ -178,6 +184,7 @@ def budget(spec: Spec, groups: int | None) -> Budget:
         max_failures=limit if limit is not None else groups,
         max_tokens=spec.budget.max_tokens,
         deadline=spec.budget.deadline,
+        max_cost=spec.budget.max_cost,
     )
 
 

@@ -11,10 +11,12 @@ from typing import Any
 
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import RunError
+from hermes_rl.rollouts.admission import admission
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.groups import play_groups, repeated
 from hermes_rl.rollouts.player import Player
+from hermes_rl.rollouts.quarantine import Quarantine
 from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.directory import RunDirectory
@@ -26,8 +28,6 @@ from hermes_rl.runs.records import group_records
 from hermes_rl.runs.rescore import Regrading
 from hermes_rl.runs.wandb_log import WandbLog
 
-CONCURRENCY = 64
-"""Rollouts in flight where the spec does not say."""
 MANY = 10
 """Uniform groups, at least, before the user hears of them."""
 HOPELESS = 100
@@ -67,6 +67,8 @@ class ProcessSummary:
     rollouts: int = 0
     failed: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
+    quarantined: list[dict[str, Any]] = field(default_factory=list)
+    """Rows that were set aside: row_key, cause, detail."""
     seconds: float = 0.0
     stopped: str | None = None
 
@@ -112,10 +114,11 @@ class _Process:
         self.plan, self.encoder, self.budget, self.progress, self.log = plan, encoder, budget, progress, log
         self.groups, self.kept = groups, kept
         self.done: set[str] = set()
+        self.quarantine = Quarantine()
         self.summary = ProcessSummary()
-        self.concurrency = max(plan.concurrency or CONCURRENCY, 1)
+        self.admission = admission(plan.concurrency, environment.policy)
         self.player = Player(
-            environment, concurrency=self.concurrency, listener=self._keep, memory=kept, encode=encoder.encode
+            environment, concurrency=plan.concurrency, listener=self._keep, memory=kept, encode=encoder.encode
         )
 
     async def _look_at_what_is_there(self) -> None:
@@ -138,18 +141,17 @@ class _Process:
     async def play(self, rows: Iterable[Row]) -> ProcessSummary:
         started = time.monotonic()
         await self._look_at_what_is_there()
-        source = repeated(rows, skip=self._done)
+        source = repeated(rows, skip=self._done, aside=self.quarantine)
         self.progress.begin(self.plan.groups, self.complete, further=self.kept.unfinished())
-        playing = play_groups(
-            self.player, source, self.plan.group_size, concurrency=self.concurrency, wanted=self._wanted
-        )
+        playing = play_groups(self.player, source, self.plan.group_size, admission=self.admission, wanted=self._wanted)
         async with aclosing(playing):
             async for group in playing:
                 await self._take(group)
         if self.complete < self.plan.groups and self.summary.stopped is None:
-            raise RunError("the dataset has no rows to play; see dataset.filter, .eval and .limit")
+            raise RunError(self._nothing_left())
         self.summary.failed = dict(self.budget.failures)
         self.summary.dropped = dict(self.budget.left_out)
+        self.summary.quarantined = self.quarantine.record()
         self.summary.seconds = time.monotonic() - started
         return self.summary
 
@@ -177,10 +179,18 @@ class _Process:
             self.progress.note(f"group {group.id} dropped ({group.dropped}): {group.detail}")
         else:
             self._discard()
+        if self.quarantine.count(group):
+            self.progress.note(f"row {group.row.key} is set aside: it failed again and again ({group.detail})")
         self._give_up()
         self.log.group(group, self.complete if keep else None)
         self.budget.count(group)
         self.progress.step(self.complete, group)
+
+    def _nothing_left(self) -> str:
+        rows = self.quarantine.record()
+        if not rows:
+            return "the dataset has no rows to play; see dataset.filter, .eval and .limit"
+        return f"every row was set aside, as each failed again and again. The last: {rows[-1]['detail']}"
 
     def _give_up(self) -> None:
         """End a run that writes nothing, however long it plays."""

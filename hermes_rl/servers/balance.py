@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
@@ -115,10 +115,12 @@ class Role:
     async def _chat(self, request: ChatRequest) -> ChatReply:
         tried: list[Member] = []
 
-        def attempt() -> Coroutine[Any, Any, ChatReply]:
+        async def attempt() -> ChatReply:
+            if self._retry.outage:
+                await self._members.up()
             member = self._members.pick(request.rollout_id, tried)
             tried.append(member)
-            return self._members.attempt(member, request)
+            return await self._members.attempt(member, request)
 
         def elsewhere() -> bool:
             if self._members.untried(tried):
@@ -127,8 +129,27 @@ class Role:
             return False
 
         started = time.monotonic()
-        reply, attempts = await with_retries(self._retry, self.name, attempt, elsewhere)
+        reply, attempts = await with_retries(self._retry, self.name, attempt, elsewhere, self._members.clock)
         return reply if attempts == 1 else _accounted(reply, attempts, time.monotonic() - started)
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for a place at a server: more of them at a time would bring nothing."""
+        return sum(member.limiter.waiting for member in self._members)
+
+    @property
+    def places(self) -> int:
+        """Calls that the servers are given at a time."""
+        return sum(member.limiter.limit for member in self._members)
+
+    def fix(self) -> None:
+        """As many calls at a time as the configuration allows, instead of as many as the servers do well with."""
+        for member in self._members:
+            member.limiter.fix()
+
+    def tell(self, say: Callable[[str], None]) -> None:
+        """Who hears that a server is down, and that it is back."""
+        self._members.say = lambda message: say(f"{self.name}: {message}")
 
     async def _close(self) -> None:
         for backend in self._backends:

@@ -21,6 +21,8 @@ from hermes_rl.errors import ServerFailure
 T = TypeVar("T")
 
 _RETRIED_4XX = frozenset({408, 409, 425, 429})
+_OVERLOADED = frozenset({429, 529})
+_GATEWAY = frozenset({502, 503, 504})
 _CONTEXT_STATUS = frozenset({400, 413, 422})
 _CONTEXT_TEXT = re.compile(
     r"context_length_exceeded|exceed_context_size|string_above_max_length"
@@ -42,11 +44,19 @@ class AttemptFailed(Exception):
         retryable: bool = True,
         timed_out: bool = False,
         retry_after: float | None = None,
+        overloaded: bool = False,
+        unreachable: bool = False,
     ) -> None:
         super().__init__(message)
         self.retryable = retryable
         self.timed_out = timed_out
         self.retry_after = retry_after
+        self.overloaded = overloaded
+        """The server refused for load: it does well with fewer calls at a time."""
+        self.unreachable = unreachable or timed_out
+        """Nothing answered that could judge the call: nobody listens, a gateway says so, or the connection was lost."""
+        self.outage = False
+        """The server is down for everybody, so the failure is not this call's."""
 
 
 def is_context_overflow(status: int, text: str) -> bool:
@@ -59,7 +69,13 @@ def failed_status(status: int, headers: Mapping[str, str], text: str, shown: str
     retryable = status >= 500 or status in _RETRIED_4XX
     if status == 429 and _HOPELESS_TEXT.search(text):
         retryable = False
-    return AttemptFailed(shown, retryable=retryable, retry_after=retry_after(headers.get("Retry-After")))
+    return AttemptFailed(
+        shown,
+        retryable=retryable,
+        retry_after=retry_after(headers.get("Retry-After")),
+        overloaded=status in _OVERLOADED and retryable,
+        unreachable=status in _GATEWAY,
+    )
 
 
 def retry_after(value: str | None, now: Callable[[], float] = time.time) -> float | None:
@@ -90,6 +106,9 @@ class RetryPolicy:
     """Seconds; no pause of our own is longer."""
     longest_wait: float = 300.0
     """Seconds; a server that asks for a longer pause than this gets this."""
+    outage: float = 1800.0
+    """Seconds that a call waits for servers that are all down; its attempts meanwhile are not counted. 0: it does not
+    wait, and they count."""
     random: Callable[[], float] = random.random
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
@@ -101,10 +120,14 @@ class RetryPolicy:
         # Beyond what the server asked for, so that not everyone who was told the same comes back at once.
         return min(failed.retry_after, self.longest_wait) + min(jitter, self.base)
 
-    def gives_up(self, failures: Sequence[AttemptFailed]) -> bool:
-        """Whether no further attempt is made."""
-        timeouts = sum(failed.timed_out for failed in failures)
-        return not failures[-1].retryable or len(failures) >= self.attempts or timeouts >= self.timeouts
+    def gives_up(self, failures: Sequence[AttemptFailed], seconds: float = 0.0) -> bool:
+        """Whether no further attempt is made, `seconds` after the first."""
+        last = failures[-1]
+        if last.retryable and last.outage and self.outage:
+            return seconds >= self.outage
+        own = [failed for failed in failures if not failed.outage or not self.outage]
+        timeouts = sum(failed.timed_out for failed in own)
+        return not last.retryable or len(own) >= self.attempts or timeouts >= self.timeouts
 
 
 async def with_retries(
@@ -112,6 +135,7 @@ async def with_retries(
     role: str,
     attempt: Callable[[], Awaitable[T]],
     elsewhere: Callable[[], bool],
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[T, int]:
     """The first answer and the number of attempts it took; `ServerFailure` when there is none.
 
@@ -119,15 +143,18 @@ async def with_retries(
     is nothing to wait for.
     """
     failures: list[AttemptFailed] = []
+    started, paused = clock(), 0.0
     while True:
         try:
             return await attempt(), len(failures) + 1
         except AttemptFailed as failed:
             failures.append(failed)
-        if policy.gives_up(failures):
+        if policy.gives_up(failures, max(clock() - started, paused)):
             raise exhausted(role, failures)
         if not elsewhere():
-            await policy.sleep(policy.pause(len(failures), failures[-1]))
+            pause = policy.pause(len(failures), failures[-1])
+            paused += pause
+            await policy.sleep(pause)
 
 
 def exhausted(role: str, failures: Sequence[AttemptFailed]) -> ServerFailure:

@@ -101,9 +101,10 @@ class Transport:
             return ContextLengthExceeded(f"{self.address(path)}: {shown}")
         return failed_status(code, answer.headers, text, f"{self.address(path)}: status {code}: {shown}")
 
-    def failed(self, path: str, what: str, *, timed_out: bool = False) -> AttemptFailed:
+    def failed(self, path: str, what: str, *, timed_out: bool = False, unreachable: bool = False) -> AttemptFailed:
         """An attempt that failed, with the address and without secrets."""
-        return AttemptFailed(f"{self.address(path)}: {self._scrubber.excerpt(what)}", timed_out=timed_out)
+        shown = f"{self.address(path)}: {self._scrubber.excerpt(what)}"
+        return AttemptFailed(shown, timed_out=timed_out, unreachable=unreachable)
 
     def _url(self, path: str) -> URL:
         return URL(self.address(path)).with_query(self._query)
@@ -133,11 +134,11 @@ class Transport:
             ) as response:
                 return response.status, response.headers, await response.read()
         except aiohttp.ConnectionTimeoutError:
-            failed = self.failed(path, f"no connection within {_CONNECT_SECONDS:g} s")
+            failed = self.failed(path, f"no connection within {_CONNECT_SECONDS:g} s", unreachable=True)
         except TimeoutError:
             failed = self.failed(path, f"no answer within {self._config.timeout:g} s", timed_out=True)
         except (aiohttp.ClientError, OSError) as error:
-            failed = self.failed(path, f"connection lost: {type(error).__name__}: {error}")
+            failed = self.failed(path, f"connection lost: {type(error).__name__}: {error}", unreachable=True)
         # Outside the handler: aiohttp's exceptions hold the request's headers, and so the key.
         raise failed
 

@@ -127,10 +127,10 @@ async def test_two_specs_in_one_process_do_not_meet() -> None:
 def test_what_is_not_there_yet_is_said_with_its_place() -> None:
     text = (
         "dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\n"
-        "servers: {policy: {type: scripted}}\nbudget: {max_cost: 3}\n"
+        "servers: {policy: {type: scripted}}\nsandbox: {backend: singularity}\n"
     )
     cls = compile_spec(parse_spec(text, name="later.yaml"))
-    with pytest.raises(NotYetAvailable, match=r"later\.yaml:4:\d+: .*cost"):
+    with pytest.raises(NotYetAvailable, match=r"later\.yaml:4:\d+: .*singularity"):
         cls(*cls.config_init())
 
 

@@ -137,7 +137,6 @@ async def test_examples_in_the_prompt_are_not_trained_on() -> None:
         ("sandbox: {backend: docker, image: debian}", "docker"),
         ("user: {system: be a user}", "simulated user"),
         ("process: {format: sft}", "format sft"),
-        ("budget: {max_cost: 3}", "cost"),
     ],
 )
 def test_what_is_not_there_yet_validates_and_a_run_says_so(section: str, what: str) -> None:

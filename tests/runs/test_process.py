@@ -240,3 +240,49 @@ async def test_members_of_a_group_that_cannot_be_compared_are_recorded_with_the_
     other = next(line for line in lines(tmp_path / "rollouts.jsonl") if line["id"] == "row0:0-1")
     assert other["score"] is None
     assert "another member failed: cannot tell" in other["error"]
+
+
+async def test_a_row_that_fails_again_and_again_is_set_aside_and_reported(tmp_path: Path) -> None:
+    said = io.StringIO()
+    world = World(on_grade=broken("row0"))
+    summary = await play_process(world, tmp_path, ProcessPlan(2, 12, concurrency=2), said=said)
+    assert summary.written == 12
+    assert summary.failed == {"sandbox_failure": 2}
+    entry = {"row_key": "row0", "cause": "sandbox_failure", "detail": "no space left"}
+    assert summary.quarantined == [entry]
+    assert "row row0 is set aside: it failed again and again (no space left)" in said.getvalue()
+
+
+async def test_a_row_that_failed_once_is_not(tmp_path: Path) -> None:
+    failing = iter([True] * 3)
+
+    def grade(seat: Seat) -> float:
+        if seat.row.key == "row0" and next(failing, False):
+            raise SandboxFailure("no space left")
+        return float(seat.index)
+
+    summary = await play_process(World(on_grade=grade), tmp_path, ProcessPlan(1, 12, concurrency=1))
+    assert (summary.failed, summary.quarantined) == ({"sandbox_failure": 1}, [])
+
+
+async def test_where_every_row_is_set_aside_the_run_ends_and_says_why(tmp_path: Path) -> None:
+    world = World(on_grade=broken("row0", "row1", "row2"))
+    with pytest.raises(RunError, match=r"every row was set aside.*no space left"):
+        await play_process(world, tmp_path, ProcessPlan(2, 12, concurrency=2))
+
+
+class Priced(Policy):
+    async def chat(self, request: Any) -> Any:
+        reply = await super().chat(request)
+        reply.usage["cost"] = 0.25
+        return reply
+
+
+async def test_a_budget_of_cost_ends_the_run_cleanly_where_the_server_tells_it(tmp_path: Path) -> None:
+    world = World(on_grade=by_index, policy=Priced())
+    plan = ProcessPlan(2, 100, concurrency=2)
+    summary = await play_process(world, tmp_path / "told", plan, budget=Budget(max_cost=1.4))
+    assert (summary.stopped, summary.written) == ("budget.max_cost (1.4 $) is used up", 3)
+    assert lines(tmp_path / "told" / "rollouts.jsonl")[0]["usage"]["cost"] == 0.25
+    with pytest.raises(RunError, match=r"max_cost cannot be kept.*max_tokens"):
+        await play_process(World(on_grade=by_index), tmp_path / "not", plan, budget=Budget(max_cost=1.4))

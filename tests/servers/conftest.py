@@ -31,5 +31,5 @@ def naps() -> Naps:
 
 @pytest.fixture
 def policy(naps: Naps) -> RetryPolicy:
-    """The default policy with pauses that take no time and have no jitter."""
-    return RetryPolicy(random=lambda: 1.0, sleep=naps)
+    """The default policy with pauses that take no time and have no jitter; it waits for no server that is down."""
+    return RetryPolicy(random=lambda: 1.0, sleep=naps, outage=0.0)

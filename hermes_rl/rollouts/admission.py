@@ -1,0 +1,138 @@
+"""How many rollouts are open at a time: as many as the server, the cores and the memory carry, each of them measured.
+
+Nothing has to be tuned: another rollout begins while no call waits for a place at the policy's server, this program
+leaves a part of the cores idle, and memory is left. A number on request is kept to exactly.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+FIRST = 32
+"""Rollouts that may be open before anything is known."""
+BUSY = 0.9
+"""Share of the cores from which this program and its sandboxes are the bottleneck."""
+RESERVE = 0.1
+"""Share of the memory that stays free."""
+LOOK = 0.25
+"""Seconds between two measurements."""
+GROWTH = 1.5
+"""Factor by which the open rollouts may grow from one measurement to the next, so that what it costs is seen."""
+
+
+@runtime_checkable
+class Calls(Protocol):
+    """What is asked of the policy: `servers.balance.Role` answers it."""
+
+    def fix(self) -> None:
+        """Give the servers as many calls at a time as they may have, whatever they say."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for a place at a server."""
+        ...
+
+
+class Fixed:
+    """As many rollouts as were asked for."""
+
+    def __init__(self, concurrency: int) -> None:
+        self.concurrency = concurrency
+
+    def admits(self, open_rollouts: int) -> bool:
+        return open_rollouts < self.concurrency
+
+
+class Adaptive:
+    """As many as are carried.
+
+    Args:
+        calls: the policy's server; None where it does not tell.
+        used: seconds of processor time that this program and its ended children have used.
+        free: share of the memory that is free.
+    """
+
+    def __init__(
+        self,
+        calls: Calls | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        used: Callable[[], float] | None = None,
+        free: Callable[[], float] | None = None,
+        cores: int | None = None,
+    ) -> None:
+        self._calls, self._clock = calls, clock
+        self._used, self._free = used or processor_seconds, free or free_memory
+        self._cores = cores or len(os.sched_getaffinity(0))
+        self._looked = clock()
+        self._before = self._used()
+        self._busy = 0.0
+        self._memory = self._free()
+        self._ceiling = FIRST
+
+    def admits(self, open_rollouts: int) -> bool:
+        """Whether another rollout may begin."""
+        self._look(open_rollouts)
+        if open_rollouts < self._cores:
+            return True  # less would leave cores idle, whatever was measured
+        waiting = self._calls.waiting if self._calls is not None else 0
+        carried = self._busy < BUSY and self._memory > RESERVE
+        return waiting == 0 and carried and open_rollouts < self._ceiling
+
+    def _look(self, open_rollouts: int) -> None:
+        now = self._clock()
+        if now - self._looked < LOOK:
+            return
+        used = self._used()
+        self._busy = 0.5 * self._busy + 0.5 * (used - self._before) / (now - self._looked) / self._cores
+        self._looked, self._before = now, used
+        self._memory = self._free()
+        self._ceiling = max(FIRST, int(open_rollouts * GROWTH) + 1)
+
+
+Admission = Fixed | Adaptive
+
+
+def admission(concurrency: int | None, policy: object) -> Admission:
+    """A number of rollouts where one is asked for, else as many as are carried; the policy is told which."""
+    if concurrency is None:
+        return Adaptive(policy if isinstance(policy, Calls) else None)
+    if isinstance(policy, Calls):
+        policy.fix()
+    return Fixed(max(1, concurrency))
+
+
+def processor_seconds() -> float:
+    """Of this program, and of its children that have ended: sandboxes among them."""
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def free_memory() -> float:
+    """Share of the memory that is left: of the machine, or of the control group where that has less."""
+    return min(_machine(), _control_group())
+
+
+def _machine() -> float:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        sizes = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
+        return sizes["MemAvailable"] / sizes["MemTotal"]
+    except (OSError, KeyError, ValueError):
+        return 1.0  # not Linux: the system itself has to say no
+
+
+def _control_group() -> float:
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit = int((folder / "memory.max").read_text(encoding="ascii"))
+        used = int((folder / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 1.0  # no bound, or none that can be read
+    return max(0.0, 1.0 - used / limit) if limit else 1.0

@@ -1,0 +1,107 @@
+"""A server that is down pauses its callers, is said once, and costs no rollout; single failures are no outage."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from virtual_time import VirtualLoop, simulated
+
+from hermes_rl.errors import ServerFailure
+from hermes_rl.servers import members as members_module
+from hermes_rl.servers.balance import Role
+from hermes_rl.servers.base import ChatReply, ChatRequest, ServerConfig
+from hermes_rl.servers.members import Members
+from hermes_rl.servers.retry import AttemptFailed, RetryPolicy
+
+HI = ChatRequest([{"role": "user", "content": "hi"}])
+
+
+class Flaky:
+    """Answers after a tenth of a second; not at all while it is down."""
+
+    def __init__(self, name: str = "m") -> None:
+        self.config = ServerConfig("openai", f"http://user:secret@{name}/v1", name)
+        self.down: tuple[float, float] = (0.0, 0.0)
+        self.calls_while_down = 0
+        self.fault = ""
+
+    async def attempt(self, request: ChatRequest) -> ChatReply:
+        await asyncio.sleep(0.1)
+        now = asyncio.get_running_loop().time()
+        if self.down[0] <= now < self.down[1]:
+            self.calls_while_down += 1
+            raise AttemptFailed("connection refused", unreachable=True)
+        if self.fault:
+            raise AttemptFailed(self.fault)
+        return ChatReply({}, "stop", {}, self.config.model, "openai")
+
+    async def close(self) -> None:
+        return None
+
+
+def role_over(loop: VirtualLoop, *backends: Flaky, policy: RetryPolicy | None = None) -> tuple[Role, list[str]]:
+    role, said = Role("policy", list(backends), policy), []
+    role._members = Members(list(backends), clock=loop.time)
+    role.tell(said.append)
+    return role, said
+
+
+async def lanes(role: Role, count: int, until: float) -> int:
+    """Calls that were answered by then; a call that fails for good raises."""
+
+    async def lane() -> int:
+        answered = 0
+        while asyncio.get_running_loop().time() < until:
+            await role.chat(HI)
+            answered += 1
+        return answered
+
+    return sum(await asyncio.gather(*(lane() for _ in range(count))))
+
+
+def test_an_outage_of_ten_minutes_fails_no_call_and_is_said_once_and_when_it_is_over() -> None:
+    loop, server = VirtualLoop(), Flaky("host")
+    server.down = (10.0, 610.0)
+    role, said = role_over(loop, server)
+    answered = simulated(lanes(role, 30, 700.0), loop)
+    assert answered > 30 * 900, "ten seconds before and nearly ninety after it"
+    assert server.calls_while_down < 30 * 8, "one probe now and then, not every caller"
+    assert len(said) == 2
+    assert said[0].startswith("policy: the server at http://host/v1 is down (connection refused)")
+    assert "is back after 6" in said[1]
+    assert "secret" not in "".join(said)
+
+
+def test_an_outage_that_does_not_end_is_a_failure_of_the_server() -> None:
+    loop, server = VirtualLoop(), Flaky()
+    server.down = (0.0, 1e9)
+    role, _ = role_over(loop, server, policy=RetryPolicy(outage=120.0))
+    with pytest.raises(ServerFailure, match="connection refused"):
+        simulated(lanes(role, 1, 1e6), loop)
+
+
+def test_one_of_two_that_is_down_is_left_alone_and_nobody_waits() -> None:
+    loop, bad, good = VirtualLoop(), Flaky("bad"), Flaky("good")
+    bad.down = (0.0, 1e9)
+    role, said = role_over(loop, bad, good)
+    assert simulated(lanes(role, 10, 60.0), loop) > 10 * 540
+    assert said == []
+
+
+def test_answers_that_cannot_be_used_are_no_outage() -> None:
+    loop, server = VirtualLoop(), Flaky()
+    server.fault = "the answer is not JSON"
+    role, said = role_over(loop, server)
+    with pytest.raises(ServerFailure, match="8 attempts"):
+        simulated(lanes(role, 1, 60.0), loop)
+    assert said == []
+
+
+def test_the_module_says_it_to_the_log_where_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
+    loop, server = VirtualLoop(), Flaky()
+    server.down = (0.0, 30.0)
+    role = Role("judge", [server])
+    role._members = Members([server], clock=loop.time)
+    simulated(lanes(role, 8, 60.0), loop)
+    assert [record.name for record in caplog.records] == [members_module.__name__] * 2

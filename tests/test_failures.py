@@ -1,0 +1,25 @@
+"""What is graded is one table, and the documentation shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hermes_rl import errors
+from hermes_rl.endings import RULES, Ending, table
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_documentation_shows_the_table_of_the_code() -> None:
+    assert table() in (ROOT / "docs" / "failures.md").read_text(encoding="utf-8"), f"docs/failures.md needs:\n{table()}"
+
+
+def test_every_ending_has_a_rule_and_only_ours_are_played_anew() -> None:
+    assert set(RULES) == set(Ending)
+    assert not any(rule.retried and rule.policys for rule in RULES.values())
+
+
+def test_every_failure_is_one_of_ours() -> None:
+    failures = [errors.Failure, *errors.Failure.__subclasses__()]
+    assert len(failures) >= 6
+    assert not any(failure.ending.graded for failure in failures)

@@ -89,6 +89,7 @@ class Pauses:
             self._calls -= 1
             if self._calls == 0 and self._watching is not None:
                 self._watching.cancel()
+                self._watching = None
 
     async def now(self) -> bool:
         """Whether the server is paused; False where it does not tell."""

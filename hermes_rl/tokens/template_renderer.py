@@ -23,6 +23,7 @@ from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Too
 from hermes_rl.tokens.transcript import Branch
 
 ANCHOR = "ANCHORxq7z"
+_RESULT = "resultxq7z"
 _QUESTION = {"role": "user", "content": "u"}
 _TOOL = {
     "type": "function",
@@ -172,7 +173,7 @@ def _closers(tokenizer: Tokenizer) -> list[str]:
     """Control tokens that end an assistant turn: after text, before another message, after calls."""
     call = _call("toolxq7z", {"x": ANCHOR})
     called = {"role": "assistant", "content": "", "tool_calls": [call]}
-    result = {"role": "tool", "tool_call_id": call["id"], "name": "toolxq7z", "content": "r"}
+    result = {"role": "tool", "tool_call_id": call["id"], "name": "toolxq7z", "content": _RESULT}
     shapes: list[tuple[list[dict[str, Any]], Tools | None]] = [
         ([_QUESTION, _said(ANCHOR)], None),
         ([_QUESTION, _said(ANCHOR), _QUESTION], None),
@@ -186,7 +187,10 @@ def _closers(tokenizer: Tokenizer) -> list[str]:
         except TemplateRefused as error:
             refusals.append(str(error))
             continue
-        found += _first_control(text.rpartition(ANCHOR)[2], tokenizer)
+        ended = text.rpartition(ANCHOR)[2].partition(_RESULT)[0]
+        # Behind a call its own tokens come first; the turn ends as others do, or with what only calls end with.
+        if not any(stop in ended for stop in found):
+            found += _first_control(ended, tokenizer)
     if not found:
         why = f" ({refusals[0]})" if refusals else ""
         raise RendererRefused(

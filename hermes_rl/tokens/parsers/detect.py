@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,7 +40,8 @@ def _turn(tokenizer: Tokenizer) -> str:
         return _before_result(with_text.rpartition(_SAID)[2])
     text = tokenizer.render(_conversation(""), [TOOL], add_generation_prompt=False)
     asked = tokenizer.render([_QUESTION], [TOOL], add_generation_prompt=True)
-    common = os.path.commonpath([text, asked])
+    same = next((i for i, pair in enumerate(zip(text, asked, strict=False)) if pair[0] != pair[1]), len(asked))
+    common = text[:same]
     ends = [place + len(token) for token in (*tokenizer.control, "\n") if (place := common.rfind(token)) >= 0]
     return _before_result(text[max(ends, default=len(common)) :])
 

@@ -12,7 +12,7 @@ from hermes_rl.tokens.parsers.values import typed
 
 _CLOSING = "</tool_call>"
 _PAIR = re.compile(
-    r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>(?=\s*(?:<arg_key>|</tool_call>|\Z))", re.DOTALL
+    r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>(.*?)</arg_value>(?=\s*(?:<arg_key>|</tool_call>|\Z))", re.DOTALL
 )
 
 

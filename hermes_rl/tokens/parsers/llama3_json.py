@@ -53,7 +53,7 @@ def _read(text: str) -> list[Call]:
 
 def _meant(text: str, found: list[Call], tools: Tools | None) -> bool:
     """Whether a bare JSON is a call: it is one by its form, of a tool that there is."""
-    if any(call.status is Status.MALFORMED for call in found):
+    if any(call.status is Status.MALFORMED and not call.name for call in found):
         return False
     names = {str((tool.get("function") or tool).get("name")) for tool in tools or ()}
     named = [call for call in found if call.name]

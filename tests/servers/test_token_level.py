@@ -1,0 +1,252 @@
+"""Token-level servers: three dialects, answers that are wrong, weights that change, pauses and aborts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from token_policy import TokenPolicy
+
+from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
+from hermes_rl.endings import Ending
+from hermes_rl.errors import ServerFailure
+from hermes_rl.servers.balance import Role
+from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded, ServerConfig
+from hermes_rl.servers.factory import create_role
+from hermes_rl.servers.generation import generated, version_of
+from hermes_rl.servers.retry import RetryPolicy
+from hermes_rl.servers.wire import Malformed
+from hermes_rl.tokens.tokenizer import load_tokenizer, small_tokenizer_path
+from hermes_rl.tokens.transcript import Transcript, Weights
+from hermes_rl.tools.python_tools import python_tool
+from hermes_rl.tools.toolkit import Toolkit
+
+SMALL = load_tokenizer()
+STOP = "<|im_end|>"
+HI = [{"role": "user", "content": "hi"}]
+CALL = '<tool_call>\n{"name":"add", "arguments": {"a": 2,   "b": 3}}\n</tool_call>'
+DIALECTS = {"vllm": ("completions",), "sglang": ("generate",), "atropos": ("generate",)}
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+TOOLKIT = Toolkit([python_tool(add)])
+
+
+def adds(prompt: str, _: random.Random) -> str:
+    """Calls the tool once, then answers; goes on where it was broken off."""
+    turn = prompt.rpartition("<|im_start|>assistant\n")[2]
+    whole = f"The sum is 5.{STOP}" if "tool_response" in prompt.rpartition("<|im_start|>tool")[2] else CALL + STOP
+    return whole[len(turn) :] if whole.startswith(turn) else whole
+
+
+def role_of(kind: str, url: str, **more: Any) -> Role:
+    config = ServerConfig(kind, url, "m", tokenizer=str(small_tokenizer_path()), **more)
+    return create_role("policy", [config], RetryPolicy(random=lambda: 0.0))
+
+
+async def play(role: Role, **options: Any) -> Any:
+    result = await HermesAgentLoop(role, TOOLKIT.schemas, options=LoopOptions(**options)).run(HI)
+    await role.close()
+    return result
+
+
+@pytest.mark.parametrize("kind", DIALECTS)
+async def test_ids_go_in_and_ids_and_logprobs_come_out(kind: str) -> None:
+    policy = TokenPolicy(SMALL, adds, DIALECTS[kind])
+    async with policy.running() as url:
+        result = await play(role_of(kind, url), max_tokens=50, seed=3, temperature=0.7, top_p=0.9)
+    assert (result.ending, result.final_response) == (Ending.FINISHED, "The sum is 5.")
+    (sequence,) = result.transcript.sequences()
+    assert sequence.trained == [token for one in policy.log for token in one.ids]
+    assert list(sequence.sampled) == [value for one in policy.log for value in one.logprobs]
+    assert policy.log[1].prompt == sequence.tokens[: len(policy.log[1].prompt)]
+    assert [one.seed for one in policy.log] == [3, 3]
+    asked = policy.asked[0].get("sampling_params", policy.asked[0])
+    assert (asked["temperature"], asked["top_p"], asked["skip_special_tokens"]) == (0.7, 0.9, False)
+    assert asked["stop_token_ids"] == SMALL.encode(STOP)
+    assert result.usage.completion_tokens == len(sequence.trained)
+
+
+async def test_vllm_without_the_path_is_asked_the_older_way_and_probed_once() -> None:
+    policy = TokenPolicy(SMALL, adds, ("generate",))
+    async with policy.running() as url:
+        role = role_of("vllm", url)
+        await asyncio.gather(*(role.chat(ChatRequest(HI)) for _ in range(8)))
+        await play(role)
+    assert all("prompt_token_ids" in body["prompt"] for body in policy.asked)
+    assert len(policy.log) == 10
+
+
+async def test_the_managed_state_has_every_sequence() -> None:
+    policy = TokenPolicy(SMALL, adds)
+    async with policy.running() as url:
+        result = await play(role_of("vllm", url))
+    (node,) = result.managed_state["nodes"]
+    assert len(node.tokens) == len(node.masked_tokens) == len(node.logprobs)
+    assert [token for token in node.masked_tokens if token != -100] == [t for one in policy.log for t in one.ids]
+
+
+async def test_a_call_that_cannot_be_executed_is_told_to_the_model() -> None:
+    answers = [f'<tool_call>\n{{"name": "add", "arguments": {{"a": 2,}}\n</tool_call>{STOP}', f"Sorry.{STOP}"]
+    policy = TokenPolicy(SMALL, lambda prompt, _: answers.pop(0))
+    async with policy.running() as url:
+        result = await play(role_of("vllm", url))
+    assert result.tool_errors[0].error == "this tool call cannot be executed: its arguments are no valid JSON"
+    assert "no valid JSON" in result.messages[-2]["content"]
+    assert len(result.transcript.branches) == 1
+    assert "no valid JSON" in policy.tokenizer.decode(policy.log[1].prompt)
+
+
+async def test_a_cut_turn_is_text_and_calls_nothing() -> None:
+    policy = TokenPolicy(SMALL, adds)
+    async with policy.running() as url:
+        result = await play(role_of("vllm", url), max_tokens=4)
+    assert (result.ending, result.tool_calls) == (Ending.LENGTH, [])
+    assert len(result.transcript.sequences()[0].trained) == 4
+
+
+def _drop(key: str) -> Callable[[dict[str, Any]], None]:
+    return lambda body: body["choices"][0].pop(key)
+
+
+def _logprob(value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(body: dict[str, Any]) -> None:
+        body["choices"][0]["logprobs"]["token_logprobs"][0] = value
+
+    return change
+
+
+WRONG = {
+    "no ids": _drop("token_ids"),
+    "no log-probabilities": _drop("logprobs"),
+    "one too few": lambda body: body["choices"][0]["logprobs"]["token_logprobs"].pop(),
+    "None": _logprob(None),
+    "positive": _logprob(0.5),
+    "sentinel": _logprob(-9999.0),
+    "text": _logprob("x"),
+    "an error": lambda body: body["choices"][0].update(finish_reason="error"),
+    "no tokens": lambda body: body["choices"][0].update(token_ids=[], logprobs={"token_logprobs": []}),
+    "no choices": lambda body: body.pop("choices"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+async def test_a_wrong_answer_is_asked_for_again_and_never_trained_on(what: str) -> None:
+    policy = TokenPolicy(SMALL, adds)
+    policy.faults = [WRONG[what]]
+    async with policy.running() as url:
+        result = await play(role_of("vllm", url))
+    assert result.ending is Ending.FINISHED
+    (sequence,) = result.transcript.sequences()
+    assert sequence.trained == [token for one in policy.log[1:] for token in one.ids]
+
+
+async def test_answers_that_stay_wrong_are_a_failure() -> None:
+    policy = TokenPolicy(SMALL, adds)
+    policy.faults = [WRONG["sentinel"]] * 10
+    async with policy.running() as url:
+        with pytest.raises(ServerFailure, match="which no token can have"):
+            await play(role_of("vllm", url))
+
+
+def test_numbers_of_a_server_are_read_with_care() -> None:
+    assert [version_of(value) for value in (3, "12", "default", "v2", None, True)] == [3, 12, 0, None, None, None]
+    assert generated([1], [0.0], "stop").logprobs == [0.0]
+    for ids, logprobs in (([1.5], [-1.0]), ("ab", [-1.0]), ([-1], [-1.0]), ([1], [float("nan")]), ([1], [True])):
+        with pytest.raises(Malformed):
+            generated(ids, logprobs, "stop")
+
+
+@pytest.mark.parametrize("kind", ["sglang", "atropos"])
+async def test_each_step_records_the_versions_of_its_weights(kind: str) -> None:
+    policy = TokenPolicy(SMALL, adds, DIALECTS[kind])
+    async with policy.running() as url:
+        role, transcript = role_of(kind, url), Transcript()
+        for version in (4, 5):
+            policy.version = version
+            await role.chat(ChatRequest(HI, transcript=transcript))
+        assert await role.weights() == 5
+        await role.close()
+    # 5 was not known when the second call was sent, so it may have begun with 4.
+    assert [turn.weights for turn in transcript.turns] == [Weights(4, 4), Weights(4, 5)]
+
+
+async def test_a_server_that_tells_no_version_is_believed_to_have_none() -> None:
+    policy = TokenPolicy(SMALL, adds)
+    async with policy.running() as url:
+        transcript = Transcript()
+        role = role_of("vllm", url)
+        await role.chat(ChatRequest(HI, transcript=transcript))
+        assert await role.weights() is None
+        told = role_of("vllm", url, weights_path="/get_weight_version")
+        await told.chat(ChatRequest(HI, transcript=transcript))
+        await asyncio.gather(role.close(), told.close())
+    assert [turn.weights for turn in transcript.turns] == [Weights(), Weights(0, 0)]
+
+
+@pytest.mark.parametrize("kind", DIALECTS)
+async def test_an_aborted_generation_goes_on_from_its_partial_ids(kind: str) -> None:
+    policy = TokenPolicy(SMALL, adds, DIALECTS[kind])
+    policy.cut_at = 5
+    async with policy.running() as url:
+        result = await play(role_of(kind, url), max_tokens=60)
+    assert result.ending is Ending.FINISHED
+    first, rest = policy.log[:2]
+    assert rest.prompt == first.prompt + first.ids
+    (sequence,) = result.transcript.sequences()
+    assert list(sequence.sampled) == [value for one in policy.log for value in one.logprobs]
+    assert result.turns_used == 2
+    limits = [body.get("max_tokens") or body["sampling_params"]["max_new_tokens"] for body in policy.asked]
+    assert limits[:2] == [60, 55]
+
+
+async def test_a_pause_for_new_weights_is_neither_a_failure_nor_working_time() -> None:
+    policy = TokenPolicy(SMALL, adds)
+    async with policy.running() as url:
+        role = role_of("vllm", url)
+        await role.chat(ChatRequest(HI))
+        policy.pause()
+        asyncio.get_running_loop().call_later(2.0, policy.resume)
+        result = await play(role, timeout=1.5)
+    assert result.ending is Ending.FINISHED
+    assert result.timings.generation < 1.0 < result.timings.queue
+
+
+async def test_a_server_that_refuses_while_it_is_paused_is_waited_for() -> None:
+    policy = TokenPolicy(SMALL, adds)
+    async with policy.running() as url:
+        role = role_of("vllm", url)
+        policy.mode = "refuse"
+        asyncio.get_running_loop().call_later(1.0, policy.resume)
+        result = await play(role)
+    assert result.ending is Ending.FINISHED
+    assert [reply.attempts for reply in result.replies] == [1, 1]
+
+
+async def test_a_prompt_beyond_the_context_is_the_policys_doing() -> None:
+    policy = TokenPolicy(SMALL, adds)
+    async with policy.running() as url:
+        role = role_of("vllm", url)
+        backend = role._backends[0]
+        await role.chat(ChatRequest(HI))
+        backend._context = 10  # type: ignore[attr-defined]
+        with pytest.raises(ContextLengthExceeded, match="the model's context 10"):
+            await role.chat(ChatRequest(HI * 10))
+        await role.close()
+
+
+async def test_images_cannot_be_rendered_and_are_not_tried_again() -> None:
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+    policy = TokenPolicy(SMALL, adds)
+    async with policy.running() as url:
+        role = role_of("vllm", url)
+        with pytest.raises(ServerFailure, match=r"in 1 attempt.*refuses the conversation"):
+            await role.chat(ChatRequest(image))
+        await role.close()

@@ -1,0 +1,143 @@
+"""A token-level policy server: three dialects, a log of all that it sampled, errors where a test asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from hermes_rl.tokens.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Logged:
+    """One answer; `seed` is that of the rollout, and tells rollouts apart."""
+
+    prompt: list[int]
+    ids: list[int]
+    logprobs: list[float]
+    seed: int | None
+    version: int
+
+
+class TokenPolicy:
+    """Writes what `write(prompt text, random)` says, up to and with the stop, at log-probabilities of its own.
+
+    `dialects` are the paths that it knows; `faults` change one answer each before it is sent.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        write: Callable[[str, random.Random], str],
+        dialects: tuple[str, ...] = ("completions", "generate"),
+    ) -> None:
+        self.tokenizer, self.write, self.dialects = tokenizer, write, dialects
+        self.log: list[Logged] = []
+        self.asked: list[dict[str, Any]] = []
+        self.faults: list[Callable[[dict[str, Any]], None]] = []
+        self.version = 0
+        self.mode: str | None = None
+        self.cut_at: int | None = None
+        """Tokens after which the next answer is aborted."""
+        self.going = asyncio.Event()
+        self.going.set()
+        self.random = random.Random(7)
+
+    def pause(self) -> None:
+        self.mode = "keep"
+        self.going.clear()
+
+    def resume(self) -> None:
+        self.mode = None
+        self.going.set()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        """The base URL while it runs."""
+        app = web.Application(client_max_size=2**28)
+        if "completions" in self.dialects:
+            app.router.add_post("/v1/completions", self._completions)
+        if "generate" in self.dialects:
+            app.router.add_post("/generate", self._generate)
+        told: dict[str, Callable[[], dict[str, Any]]] = {
+            "/is_paused": lambda: {"is_paused": self.mode is not None},
+            "/bridge/is_paused": lambda: {"paused": self.mode is not None},
+            "/bridge/info": lambda: {"update_count": self.version},
+            "/get_weight_version": lambda: {"weight_version": str(self.version)},
+        }
+        for path, tell in told.items():
+            app.router.add_get(path, functools.partial(_told, tell))
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        finally:
+            await runner.cleanup()
+
+    async def _completions(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        sampled, finish = await self._sample(body, body["prompt"], body["max_tokens"], body.get("seed"))
+        choice = {
+            "index": 0,
+            "text": "",
+            "finish_reason": finish,
+            "token_ids": sampled.ids,
+            "logprobs": {"token_logprobs": sampled.logprobs},
+        }
+        return self._answer({"model": "served", "choices": [choice]})
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if "input_ids" in body:
+            parameters = body["sampling_params"]
+            sampled, finish = await self._sample(
+                body, body["input_ids"], parameters["max_new_tokens"], parameters.get("sampling_seed")
+            )
+            pairs = zip(sampled.logprobs, sampled.ids, strict=True)
+            meta = {
+                "finish_reason": {"type": finish},
+                "output_token_logprobs": [[value, token, None] for value, token in pairs],
+                "weight_version": str(sampled.version),
+            }
+            return self._answer({"text": "", "meta_info": meta})
+        sampled, finish = await self._sample(
+            body, body["prompt"]["prompt_token_ids"], body["max_tokens"], body.get("seed")
+        )
+        pairs = zip(sampled.ids, sampled.logprobs, strict=True)
+        lines = [[{str(token): value}] for token, value in pairs]
+        return self._answer({"text": [""], "finish_reasons": [finish], "logprobs": [lines]})
+
+    async def _sample(
+        self, body: dict[str, Any], prompt: list[int], limit: int, seed: int | None
+    ) -> tuple[Logged, str]:
+        self.asked.append(body)
+        if self.mode == "refuse":
+            raise web.HTTPServiceUnavailable
+        await self.going.wait()
+        text = self.tokenizer.decode(prompt)
+        ids = self.tokenizer.encode(self.write(text, self.random))
+        finish = "stop"
+        if limit < len(ids):
+            ids, finish = ids[:limit], "length"
+        if self.cut_at is not None and self.cut_at < len(ids):
+            ids, finish, self.cut_at = ids[: self.cut_at], "abort", None
+        logprobs = [-self.random.random() for _ in ids]
+        self.log.append(Logged(prompt, ids, logprobs, seed, self.version))
+        return self.log[-1], finish
+
+    def _answer(self, body: dict[str, Any]) -> web.Response:
+        if self.faults:
+            self.faults.pop(0)(body)
+        return web.json_response(body)
+
+
+async def _told(tell: Callable[[], dict[str, Any]], _: web.Request) -> web.Response:
+    return web.json_response(tell())

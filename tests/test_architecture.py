@@ -29,6 +29,9 @@ DOORS = {
     "mcp": "tools/mcp_client.py",
     "mcp_types": "tools/mcp_client.py",
     "anyio": "tools/mcp_client.py",
+    "model_tools": "tools/hermes_worker.py",
+    "toolsets": "tools/hermes_worker.py",
+    "tools": "tools/hermes_worker.py",
     "renderers": "tokens/families.py",
     "ray": (),
 }

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import aiohttp
 import typer
 
+from hermes_rl.rollouts.tooling import named_toolsets
 from hermes_rl.runs.launch import tokenizer_of
 from hermes_rl.sandbox.probe import probe
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Server, Spec
 from hermes_rl.tokens.tokenizer import TokenizerUnavailable, load_tokenizer
+from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
 
 PATIENCE = 5.0
 """Seconds that a server may take to answer."""
@@ -42,6 +45,7 @@ def examine(source: str | None) -> list[Check]:
         return [*checks, _tokenizer(None)]
     if "policy" in spec.servers:
         checks.append(_tokenizer(tokenizer_of(spec)))
+    checks += _toolsets(spec)
     return [*checks, *asyncio.run(_servers(spec))]
 
 
@@ -69,6 +73,14 @@ def _tokenizer(name: str | None) -> Check:
     except TokenizerUnavailable as error:
         return Check(title, False, str(error), "without it, groups have messages and no tokens")
     return Check(title, True, f"{len(tokenizer.control)} control tokens")
+
+
+def _toolsets(spec: Spec) -> list[Check]:
+    """Those of hermes-agent; ours need nothing but the sandbox."""
+    hermes = HermesToolsets(os.environ)
+    far = dict.fromkeys(name for _, name in named_toolsets(spec) if name in NAMES)
+    found = {name: hermes.problem(name) for name in far}
+    return [Check(f"toolset {name}", problem is None, problem or "works") for name, problem in found.items()]
 
 
 async def _servers(spec: Spec) -> list[Check]:

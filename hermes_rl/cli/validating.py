@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -11,10 +12,12 @@ import typer
 from hermes_rl.data.check import check_spec
 from hermes_rl.errors import NotYetAvailable, Problem, UserError
 from hermes_rl.rollouts.needs import available
+from hermes_rl.rollouts.tooling import toolset_problems
 from hermes_rl.spec.load import load_draft
 from hermes_rl.spec.validate import in_order
 from hermes_rl.tools.catalogue import known_toolsets
 from hermes_rl.tools.distributions import DISTRIBUTIONS
+from hermes_rl.tools.hermes_toolsets import HermesToolsets
 
 
 @dataclass
@@ -60,7 +63,8 @@ def judge(source: str) -> Verdict:
     verdict.problems = in_order([*wrong, *problems])
     if not wrong:  # a warning may be about what was left out
         missing = {problem for mode in ("process", "evaluate", "serve") for problem in available(draft.spec, mode)}
-        verdict.warnings = [*warnings, *sorted(missing, key=str)]
+        lacking = [] if draft.spec.toolsets.replay else toolset_problems(draft.spec, HermesToolsets(os.environ))
+        verdict.warnings = [*warnings, *sorted(missing, key=str), *lacking]
     return verdict
 
 

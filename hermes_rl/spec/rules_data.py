@@ -105,6 +105,8 @@ def _tools(data: dict[str, Any]) -> Iterator[Fault]:
         yield from exactly_one(tool, path, ("python", "state", "mcp"), "a tool")
         if isinstance(tool, dict) and "state" in tool and "state" not in data:
             yield Fault((*path, "state"), "there is no `state:` in this spec to take tools from")
+        if isinstance(tool, dict) and "outside" in tool and "python" not in tool:
+            yield Fault((*path, "outside"), "`outside` goes with `python`; of other tools it is known", at="key")
         if isinstance(tool, dict) and isinstance(tool.get("mcp"), dict):
             yield from _mcp((*path, "mcp"), tool["mcp"])
 

@@ -1,8 +1,8 @@
 """Which toolsets there are, and which tools a list of their names stands for.
 
 Owns the names. Each module of `hermes_rl.tools.toolsets` declares one toolset as ``TOOLSET``, so a new one
-is a new file. The toolsets of hermes-agent that act on the outside world are known by name, so that a spec
-which names one is valid; running them needs what this version does not have yet.
+is a new file. The toolsets of hermes-agent that act on the outside world are known by name too, so that a spec
+which names one is valid; see `hermes_rl.tools.hermes_toolsets`.
 """
 
 from __future__ import annotations
@@ -10,55 +10,30 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import os
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
-from hermes_rl.errors import NotYetAvailable, UserError
+from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.tools.base import Tool, Toolset
 from hermes_rl.tools.distributions import draw, find_distribution
+from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
 
 log = logging.getLogger(__name__)
 
-ELSEWHERE: dict[str, tuple[str, ...]] = {
-    "browser": (
-        "browser_navigate",
-        "browser_snapshot",
-        "browser_click",
-        "browser_type",
-        "browser_scroll",
-        "browser_back",
-        "browser_press",
-        "browser_get_images",
-        "browser_vision",
-        "browser_console",
-    ),
-    "clarify": ("clarify",),
-    "computer_use": ("computer_use",),
-    "cronjob": ("cronjob",),
-    "delegation": ("delegate_task",),
-    "discord": ("discord",),
-    "discord_admin": ("discord_admin",),
-    "homeassistant": ("ha_list_entities", "ha_get_state", "ha_list_services", "ha_call_service"),
-    "image_gen": ("image_generate",),
-    "memory": ("memory",),
-    "search": ("web_search",),
-    "session_search": ("session_search",),
-    "skills": ("skills_list", "skill_view", "skill_manage"),
-    "spotify": ("spotify_playback", "spotify_search", "spotify_queue", "spotify_playlists"),
-    "tts": ("text_to_speech",),
-    "video": ("video_analyze",),
-    "video_gen": ("video_generate",),
-    "vision": ("vision_analyze",),
-    "web": ("web_search", "web_extract"),
-    "x_search": ("x_search",),
-}
-"""Toolsets that people know from hermes-agent and that are not there yet, with their tools."""
+
+class Supplier(Protocol):
+    """Who has the toolsets that are not ours."""
+
+    def tools(self, source: str) -> tuple[Tool, ...]:
+        """The tools of one; raises `UserError` where it cannot be had."""
 
 
 @functools.cache
 def toolsets() -> dict[str, Toolset]:
-    """The toolsets that this version can run, by name."""
+    """Our own toolsets, by name."""
     from hermes_rl.tools import toolsets as package
 
     found: dict[str, Toolset] = {}
@@ -70,12 +45,12 @@ def toolsets() -> dict[str, Toolset]:
 
 
 def known_toolsets() -> tuple[str, ...]:
-    """Every name that a spec may use, also those that cannot run yet."""
-    return tuple(sorted({*toolsets(), *ELSEWHERE}))
+    """Every name that a spec may use, also those that lack something here."""
+    return tuple(sorted({*toolsets(), *NAMES}))
 
 
 def describe_toolsets() -> dict[str, str]:
-    """What each toolset that this version can run is for, by name."""
+    """What each of our own toolsets is for, by name."""
     return {name: toolset.description for name, toolset in toolsets().items()}
 
 
@@ -96,17 +71,31 @@ def check_toolsets(names: Sequence[str]) -> None:
             raise UserError(f"no toolset is named {name!r}{hint} (there are {choices})")
 
 
-def resolve_toolsets(enabled: Sequence[str] | None, disabled: Sequence[str] = ()) -> tuple[Tool, ...]:
-    """The tools of the toolsets `enabled` without those `disabled`, each once; None enables all there are."""
+def resolve_toolsets(
+    enabled: Iterable[str] | None, disabled: Sequence[str] = (), others: Supplier | None = None
+) -> tuple[Tool, ...]:
+    """The tools of the toolsets `enabled` without those `disabled`, each once; None enables all of ours.
+
+    Those that are not ours come from `others` (default: hermes-agent with this process's environment, where
+    finding out what one offers takes a second). Raises `UserError` for one that cannot work here.
+    """
     if enabled is None:
         enabled = tuple(toolsets())
         log.warning("no toolsets are named: the model gets all of them (%s)", ", ".join(enabled))
+    enabled = tuple(enabled)
     check_toolsets([*enabled, *disabled])
     wanted = [name for name in dict.fromkeys(enabled) if name not in disabled]
-    missing = [name for name in wanted if name not in toolsets()]
-    if missing:
-        raise NotYetAvailable(f"toolset {missing[0]!r} is not there yet; this version has {', '.join(toolsets())}")
-    return tuple(tool for name in wanted for tool in toolsets()[name].tools)
+    tools = [tool for name in wanted for tool in _tools_of(name, others)]
+    return tuple({tool.name: tool for tool in tools}.values())
+
+
+def _tools_of(name: str, others: Supplier | None) -> tuple[Tool, ...]:
+    return toolsets()[name].tools if name in toolsets() else (others or _hermes_of_process()).tools(name)
+
+
+@functools.cache
+def _hermes_of_process() -> HermesToolsets:
+    return HermesToolsets(os.environ)
 
 
 def sample_distribution(distribution: str | Mapping[str, float], seed: int | str) -> tuple[str, ...]:

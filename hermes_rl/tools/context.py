@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from hermes_rl.errors import NotYetAvailable, SandboxFailure, UserError
+from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.threads import wait_for_loop
 from hermes_rl.tools.catalogue import toolsets
@@ -225,20 +226,21 @@ class ToolContext:
         if runtime is not None:
             self._wait(runtime, runtime.close())
 
-    def web_search(self, query: str, limit: int = 5) -> NoReturn:
-        self._not_yet("web_search")
+    def web_search(self, query: str, limit: int = 5) -> Any:
+        """What the tool of that name answers, which the rollout must have, as a value."""
+        return _value(self.call_tool("web_search", {"query": query, "limit": limit}))
 
-    def web_extract(self, urls: list[str]) -> NoReturn:
-        self._not_yet("web_extract")
+    def web_extract(self, urls: list[str]) -> Any:
+        """See `web_search`."""
+        return _value(self.call_tool("web_extract", {"urls": urls}))
 
-    def browser_navigate(self, url: str) -> NoReturn:
-        self._not_yet("browser_navigate")
+    def browser_navigate(self, url: str) -> Any:
+        """See `web_search`; the page is the one that the model has open."""
+        return _value(self.call_tool("browser_navigate", {"url": url}))
 
-    def browser_snapshot(self) -> NoReturn:
-        self._not_yet("browser_snapshot")
-
-    def _not_yet(self, name: str) -> NoReturn:
-        raise NotYetAvailable(f"ctx.{name} is not there yet: this version has no tools that reach outside")
+    def browser_snapshot(self) -> Any:
+        """See `web_search`."""
+        return _value(self.call_tool("browser_snapshot", {}))
 
     def _runtime(self) -> ToolRuntime:
         runtime = find_runtime(self.task_id)
@@ -272,6 +274,14 @@ class ToolContext:
                 "from a reward, or with `await asyncio.to_thread(ctx.terminal, …)`"
             )
         return wait_for_loop(work, loop)
+
+
+def _value(answer: str) -> Any:
+    """The value of a tool's JSON; text that is none as it is."""
+    try:
+        return json.loads(answer)
+    except ValueError:
+        return answer
 
 
 def _current_loop() -> asyncio.AbstractEventLoop | None:

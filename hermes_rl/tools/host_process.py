@@ -61,6 +61,9 @@ class HostProcess(Conversation):
             os.killpg(self.pid, signal.SIGKILL)
         await asyncio.wait([self._listening], timeout=LAST_WORDS_SECONDS)
         self._listening.cancel()
+        # Closing the transport before its end is known would take that end from asyncio, which has no event for it.
+        while self._process.returncode is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
         # asyncio waits for the end of the pipes too, which never comes while nobody reads or a child holds them.
         self._process._transport.close()  # type: ignore[attr-defined]
         await self._process.wait()

@@ -59,6 +59,11 @@ class McpSettings:
     env: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
+    @property
+    def in_sandbox(self) -> bool:
+        """Whether it runs in the rollout's sandbox."""
+        return self.url is None and not self.on_host
+
 
 class McpServer(ABC):
     """One server and the session with it. Belongs to one event loop."""

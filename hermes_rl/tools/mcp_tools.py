@@ -11,7 +11,6 @@ import asyncio
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 from hermes_rl.errors import RunError, ToolServerFailure, UserError
@@ -34,8 +33,8 @@ class McpTool(Tool):
         self.name = name
         self.listed = listed
         self.parallel = source.settings.shared
-        self.on_sandbox = source.in_sandbox
-        self.outside = not source.in_sandbox
+        self.on_sandbox = source.settings.in_sandbox
+        self.outside = not source.settings.in_sandbox
         self._source = source
         self._parameters = {"type": "object", "properties": {}, **_without_patterns(listed.parameters)}
 
@@ -60,8 +59,7 @@ class McpSource:
 
     def __init__(self, settings: McpSettings) -> None:
         require_mcp()
-        self.settings = replace(settings, shared=settings.shared or settings.url is not None)
-        self.in_sandbox = settings.url is None and not settings.on_host
+        self.settings = settings
         self.fingerprint: str | None = None
         self._shared: McpServer | None = None
         self._tools: tuple[McpTool, ...] = ()

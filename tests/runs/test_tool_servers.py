@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from hermes_rl.errors import RunError
-from hermes_rl.runs.launch import Launch, run_process
+from hermes_rl.runs.launch import Launch, run_evaluate, run_process
 from hermes_rl.spec.load import load_spec
 from tests.runs.playing import lines
+from tests.tools.searxng import searxng
 
 SERVER = Path(__file__).parents[1] / "tools" / "bad_mcp_server.py"
 SPEC = """
@@ -59,3 +61,60 @@ async def test_a_server_that_cannot_start_stops_the_run_before_it_begins(spec_fi
     with pytest.raises(RunError, match=r"(?s)MCP server near cannot be started.*no licence"):
         await run_process(load_spec(spec_file), Launch("process", out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+OUTSIDE = """
+version: 1
+name: looked-up
+dataset: {items: [{word: one}, {word: two}], eval: only}
+prompt: {user: "{{ word }}"}
+toolsets: {enabled: [search], record: tape}
+tools:
+  - {python: "ask.py:ask", outside: true}
+  - mcp: {name: far, command: [python3, server.py], where: host, allow: [count]}
+rewards:
+  named: {fn: exact_match, args: {target: "{{ word }}"}}
+solution:
+  turns:
+    - tools: [{name: web_search, args: {query: "{{ word }}"}}, {name: count, args: {}}]
+    - tools: [{name: ask, args: {word: "{{ word }}"}}]
+    - say: "{{ word }}"
+servers: {policy: {type: scripted, deviate: 0}}
+evaluate: {rollouts: 1}
+"""
+ASK = """
+from pathlib import Path
+
+def ask(word: str) -> str:
+    \"\"\"Ask somebody.\"\"\"
+    here = Path(__file__).with_name("asked")
+    here.write_text(here.read_text() + "x" if here.exists() else "x")
+    return word + here.read_text()
+"""
+
+
+@pytest.mark.slow
+async def test_an_evaluation_is_repeated_without_the_world(
+    spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = spec_file.with_name("looked-up.yaml")
+    path.write_text(OUTSIDE)
+    (tmp_path / "ask.py").write_text(ASK)
+    async with searxng() as searches:
+        environ = {**os.environ, "SEARXNG_URL": searches.url}
+        _, first = await run_evaluate(load_spec(path), Launch("evaluate", out=tmp_path / "first", environ=environ))
+        assert sorted(searches.queries) == ["one", "two"]
+    (tmp_path / "server.py").unlink()
+    path.write_text(OUTSIDE.replace("record: tape", "replay: tape"))
+    again = load_spec(path)
+    _, second = await run_evaluate(again, Launch("evaluate", out=tmp_path / "second", environ={}))
+    assert answers(second.path) == answers(first.path)
+    assert (tmp_path / "asked").read_text() == "xx"
+
+
+def answers(folder: Path) -> dict[str, list[str]]:
+    """Row → what its tools answered."""
+    return {
+        line["row_key"]: [message["content"] for message in line["messages"] if message["role"] == "tool"]
+        for line in lines(folder / "rollouts.jsonl")
+    }

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_rl.errors import NotYetAvailable, UserError
+from hermes_rl.errors import UserError
 from hermes_rl.tools.catalogue import (
     describe_toolsets,
     find_tool,
@@ -51,14 +51,6 @@ def test_none_is_all_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
 def test_unknown_names(arguments: tuple[list[str], ...]) -> None:
     with pytest.raises(UserError, match="did you mean 'terminal'"):
         resolve_toolsets(*arguments)
-
-
-@pytest.mark.parametrize("name", ["web", "browser", "vision", "memory"])
-def test_toolsets_of_a_later_version(name: str) -> None:
-    assert name in known_toolsets()
-    with pytest.raises(NotYetAvailable, match=name):
-        resolve_toolsets([name])
-    assert resolve_toolsets([name], [name]) == ()
 
 
 def test_tools_by_name() -> None:

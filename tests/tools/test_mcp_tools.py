@@ -192,7 +192,9 @@ async def test_a_server_that_never_starts_stops_the_run(on_host: bool, command: 
 
 async def test_over_http(unused_tcp_port: int) -> None:
     async with serve(unused_tcp_port) as (url, stop):
-        source = McpSource(McpSettings("web", url=url, headers={"Authorization": "Bearer sesame"}, timeout=5))
+        source = McpSource(
+            McpSettings("web", url=url, shared=True, headers={"Authorization": "Bearer sesame"}, timeout=5)
+        )
         async with playing(source) as play:
             assert await said(play, "double", n=21) == "42"
             assert await said(play, "knock") == "Bearer sesame"

@@ -77,6 +77,10 @@ class Tool(Section):
         None, description="Name of an object on the rollout's state, for its public methods; or of one method."
     )
     mcp: Mcp | None = Field(None, description="A server that speaks the Model Context Protocol.")
+    outside: bool = Field(
+        False,
+        description="For python: it reaches outside, so its answers are recorded and replayed too.",
+    )
 
 
 ToolsetsField = Annotated[Toolsets, BeforeValidator(_list)]

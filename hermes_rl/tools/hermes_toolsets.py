@@ -1,0 +1,269 @@
+"""The toolsets of hermes-agent that reach outside of a rollout's machine: web, browser, vision, ….
+
+Owns what of them can work here and why not, and the connection of each rollout to its own process of
+`hermes_rl.tools.hermes_worker`. A toolset that lacks a key never vanishes: asking for it is an error that names
+the variable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import itertools
+import json
+import logging
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.errors import ToolServerFailure, UserError
+from hermes_rl.tools.base import Tool
+from hermes_rl.tools.errors import ToolInputError
+from hermes_rl.tools.hermes_worker import HOME
+from hermes_rl.tools.host_process import HostProcess
+from hermes_rl.tools.machine import ToolRuntime
+
+log = logging.getLogger(__name__)
+
+NAMES = (
+    "browser",
+    "clarify",
+    "computer_use",
+    "cronjob",
+    "delegation",
+    "discord",
+    "discord_admin",
+    "homeassistant",
+    "image_gen",
+    "memory",
+    "search",
+    "session_search",
+    "skills",
+    "spotify",
+    "tts",
+    "video",
+    "video_gen",
+    "vision",
+    "web",
+    "x_search",
+)
+"""Toolsets of hermes-agent that a spec may name."""
+REFUSED = {
+    "clarify": "it asks a person, and there is none; a simulated user answers questions",
+    "cronjob": "it schedules work on this machine, which outlives the rollout",
+    "delegation": "it starts agents of hermes-agent's own loop, whose tokens nobody would see",
+    "memory": "it is answered by hermes-agent's own loop",
+    "session_search": "it is answered by hermes-agent's own loop",
+}
+"""Those that cannot work in a rollout, and why."""
+REMEDIES = {
+    "browser": "install the program agent-browser (npm install -g agent-browser), or set BROWSERBASE_API_KEY",
+    "computer_use": "install cua-driver",
+    "homeassistant": "set HASS_TOKEN",
+    "image_gen": "set FAL_KEY",
+    "search": "set SEARXNG_URL, EXA_API_KEY, TAVILY_API_KEY, PARALLEL_API_KEY or FIRECRAWL_API_KEY",
+    "video": "set OPENROUTER_API_KEY, or configure a vision model of hermes-agent",
+    "vision": "set OPENROUTER_API_KEY, or configure a vision model of hermes-agent",
+    "web": "set SEARXNG_URL, EXA_API_KEY, TAVILY_API_KEY, PARALLEL_API_KEY or FIRECRAWL_API_KEY",
+}
+"""What a toolset needs, where hermes-agent itself names no variable or not the usual ones."""
+START_SECONDS = 60.0
+LINE_LIMIT = 64 << 20
+"""Bytes of one answer."""
+
+
+class HermesTool(Tool):
+    """One tool of hermes-agent."""
+
+    outside = True
+
+    def __init__(self, toolsets: HermesToolsets, schema: Mapping[str, Any]) -> None:
+        self.name = schema["name"]
+        self._toolsets = toolsets
+        self._schema = schema
+
+    @property
+    def description(self) -> str:
+        return str(self._schema.get("description", ""))
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {"type": "object", "properties": {}, **self._schema.get("parameters", {})}
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        answer = await self._toolsets.session(runtime).call(self.name, args)
+        error = _error_in(answer)
+        if error is not None:
+            raise ToolInputError(error)
+        return answer
+
+
+class HermesToolsets:
+    """hermes-agent as a run has it: one process, forked for each rollout that calls one of its tools.
+
+    Args:
+        environ: variables that its tools look at for keys and addresses.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = {name: value for name, value in environ.items() if name != "HERMES_HOME"}
+        self._described: dict[str, Any] = {}
+        self._process: HostProcess | None = None
+        self._folder: Path | None = None
+        self._starting = asyncio.Lock()
+
+    def tools(self, source: str) -> tuple[Tool, ...]:
+        """The tools of one toolset. Takes a second the first time: call it off the event loop.
+
+        Raises:
+            UserError: it cannot work here, with the variable or extra that it lacks.
+        """
+        problem = self.problem(source)
+        if problem is not None:
+            raise UserError(problem)
+        found = self._described[source]
+        for tool in found["missing"]:
+            log.warning("toolset %s: %s is left out, %s", source, tool, _remedy(source, found["missing"]))
+        return tuple(HermesTool(self, schema["function"]) for schema in found["schemas"])
+
+    def problem(self, toolset: str) -> str | None:
+        """Why a toolset cannot be used here and what to do about it; None where it can. May take a second."""
+        if toolset in REFUSED:
+            return f"toolset {toolset} cannot be used in a rollout: {REFUSED[toolset]}"
+        if importlib.util.find_spec("model_tools") is None:
+            return f"toolset {toolset} needs the extra `hermes`: pip install 'hermes-rl[hermes]'"
+        if toolset not in self._described:
+            self._described |= self._describe(toolset)
+        found = self._described[toolset]
+        if found["schemas"]:
+            return None
+        return f"toolset {toolset} cannot work here: {_remedy(toolset, found['missing'])}"
+
+    def session(self, runtime: ToolRuntime) -> HermesSession:
+        """The rollout's own connection."""
+        held = runtime.held.get("hermes-agent")
+        if not isinstance(held, HermesSession):
+            held = runtime.held["hermes-agent"] = HermesSession(self)
+        return held
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to a process of its own, for one rollout; `ToolServerFailure` where there is none to be had."""
+        async with self._starting:
+            if self._process is None or self._process.poll() is not None:
+                self._process = await self._start()
+        assert self._folder is not None
+        try:
+            return await asyncio.open_unix_connection(str(self._folder / "socket"), limit=LINE_LIMIT)
+        except OSError as error:
+            raise ToolServerFailure(f"hermes-agent's process cannot be reached: {error.strerror}") from error
+
+    async def close(self) -> None:
+        """End the process; those of rollouts end with their connections."""
+        if self._process is not None:
+            await self._process.close()
+        if self._folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    async def _start(self) -> HostProcess:
+        self._folder = self._folder or Path(tempfile.mkdtemp(prefix="hermes-rl-agent-"))
+        path = self._folder / "socket"
+        path.unlink(missing_ok=True)
+        command = [*_COMMAND, "serve", str(path)]
+        env = {**self._environ, "HERMES_HOME": HOME, "TMPDIR": str(self._folder)}
+        process = await HostProcess.start(command, self._folder, env)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                if await process.read():
+                    return process
+        except TimeoutError:
+            pass
+        await process.close()
+        said = process.errors().decode("utf-8", "replace").strip()[-1000:]
+        raise ToolServerFailure(f"hermes-agent's process does not start: {said or 'no message'}")
+
+    def _describe(self, toolset: str) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory(prefix="hermes-rl-agent-") as folder:
+            ended = subprocess.run(
+                [*_COMMAND, "describe", toolset],
+                cwd=folder,
+                env={**self._environ, "HERMES_HOME": HOME},
+                capture_output=True,
+                timeout=START_SECONDS,
+                check=False,
+            )
+        if ended.returncode != 0:
+            said = ended.stderr.decode("utf-8", "replace").strip()[-1000:]
+            raise UserError(f"toolset {toolset}: hermes-agent cannot be asked what it offers: {said}")
+        described: dict[str, Any] = json.loads(ended.stdout)
+        return described
+
+
+_COMMAND = (sys.executable, "-P", "-m", "hermes_rl.tools.hermes_worker")
+"""-P: a folder `tools` in the working directory must not be taken for hermes-agent's."""
+
+
+class HermesSession:
+    """One rollout's process of hermes-agent, from its first call until the rollout ends."""
+
+    def __init__(self, toolsets: HermesToolsets) -> None:
+        self._toolsets = toolsets
+        self._waiting: dict[int, asyncio.Future[str]] = {}
+        self._numbers = itertools.count()
+        self._connecting = asyncio.Lock()
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """What the tool answers; `ToolServerFailure` where its process is lost."""
+        async with self._connecting:
+            if self._writer is None:
+                reader, self._writer = await self._toolsets.connect()
+                self._reading = asyncio.create_task(self._read(reader))
+        number = next(self._numbers)
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._writer.write(json.dumps({"id": number, "tool": tool, "arguments": arguments}).encode() + b"\n")
+        try:
+            text: str = await answer
+            return text
+        finally:
+            self._waiting.pop(number, None)
+
+    async def close(self) -> None:
+        """End the process: it ends with the connection."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while line := await reader.readline():
+                said = json.loads(line)
+                if said["id"] in self._waiting:
+                    self._waiting[said["id"]].set_result(said["answer"])
+        except (OSError, ValueError):
+            pass  # broken off in the middle of a line: the same as its end
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(ToolServerFailure("hermes-agent's process ended during a call"))
+
+
+def _remedy(toolset: str, missing: Mapping[str, Sequence[str]]) -> str:
+    variables = sorted({name for names in missing.values() for name in names})
+    if toolset in REMEDIES:
+        return REMEDIES[toolset]
+    return f"set {' or '.join(variables)}" if variables else "`hermes doctor` says what it needs"
+
+
+def _error_in(answer: str) -> str | None:
+    """The message of an answer that is an error; None for any other."""
+    try:
+        said = json.loads(answer)
+    except ValueError:
+        return None
+    error = said.get("error") if isinstance(said, dict) else None
+    return str(error) if error else None

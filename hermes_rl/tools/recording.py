@@ -1,0 +1,170 @@
+"""Recording what tools that reach outside answer, and giving it again: so that an evaluation can be repeated.
+
+Owns the format: a folder with ``tools.jsonl``, one tool a line as the model saw it, with the toolset or server
+it came from as ``source``, and ``answers.jsonl``, one answered call a line: ``{"tool", "arguments", "answer",
+"error"}``. With both, a replay needs neither key nor network. In a rollout, the n-th call of a tool with the same
+arguments gets the n-th answer that was recorded for it, or the last one where fewer were.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.errors import ToolServerFailure, UserError
+from hermes_rl.threads import in_thread
+from hermes_rl.tools.base import Tool
+from hermes_rl.tools.errors import ToolInputError
+from hermes_rl.tools.machine import Held, ToolRuntime
+
+TOOLS, ANSWERS = "tools.jsonl", "answers.jsonl"
+
+
+class Recorder:
+    """Keeps the answers of tools in a folder; what is there already stays.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writing = threading.Lock()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._known = {(line["source"], line["function"]["name"]) for line in _lines(folder / TOOLS)}
+        except OSError as error:
+            raise UserError(f"toolsets.record: {folder} cannot be used: {error.strerror}") from error
+
+    def wrap(self, tool: Tool, source: str) -> Tool:
+        """The tool of a toolset or server, with its answers kept."""
+        if (source, tool.name) not in self._known:
+            self._known.add((source, tool.name))
+            self._append(TOOLS, {"source": source, **tool.schema})
+        return _Recorded(tool, self)
+
+    async def keep(self, tool: str, arguments: Mapping[str, Any], answer: str, *, error: bool) -> None:
+        """Write one answer; the call is answered only after that."""
+        line = {"tool": tool, "arguments": arguments, "answer": answer, "error": error}
+        await in_thread(lambda: self._append(ANSWERS, line))
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        with self._writing, (self._folder / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+class Replay:
+    """The tools of a recording, which answer from it.
+
+    Raises:
+        UserError: there is no recording.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            self._tools: dict[str, dict[str, Tool]] = defaultdict(dict)
+            for line in _lines(folder / TOOLS):
+                self._tools[line["source"]][line["function"]["name"]] = _Replayed(line["function"], self)
+            self._answers: dict[str, list[tuple[str, bool]]] = defaultdict(list)
+            for line in _lines(folder / ANSWERS):
+                self._answers[_key(line["tool"], line["arguments"])].append((line["answer"], line["error"]))
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"toolsets.replay: {folder} holds no recording: {error}") from error
+
+    def tools(self, source: str) -> tuple[Tool, ...]:
+        """The tools of a toolset or server, as they were recorded; raises `UserError` where it was not."""
+        if source not in self._tools:
+            recorded = ", ".join(self._tools) or "nothing"
+            raise UserError(f"toolsets.replay: {self.folder} has {recorded}, not {source}; record it first")
+        return tuple(self._tools[source].values())
+
+    def answer(self, tool: str, arguments: Mapping[str, Any], runtime: ToolRuntime) -> str:
+        """What was answered. Raises `ToolServerFailure` where nothing was: a score without it would mean nothing."""
+        key = _key(tool, arguments)
+        if key not in self._answers:
+            raise ToolServerFailure(f"{self.folder} has no answer to {key}; record it with toolsets.record")
+        given = runtime.held.setdefault("replay", _Given())
+        assert isinstance(given, _Given)
+        number = given.counts[key]
+        given.counts[key] += 1
+        answer, error = self._answers[key][min(number, len(self._answers[key]) - 1)]
+        if error:
+            raise ToolInputError(answer)
+        return answer
+
+
+class _Given(Held):
+    """How often a rollout has made each call."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    async def close(self) -> None:
+        return
+
+
+class _Recorded(Tool):
+    """A tool whose answers are kept."""
+
+    outside = True
+
+    def __init__(self, tool: Tool, recorder: Recorder) -> None:
+        self.name, self.parallel, self.timeout = tool.name, tool.parallel, tool.timeout
+        self.on_sandbox = tool.on_sandbox
+        self._tool = tool
+        self._recorder = recorder
+
+    @property
+    def description(self) -> str:
+        return self._tool.description
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return self._tool.parameters
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        try:
+            answer = await self._tool.call(args, runtime)
+        except ToolInputError as error:
+            await self._recorder.keep(self.name, args, str(error), error=True)
+            raise
+        await self._recorder.keep(self.name, args, answer, error=False)
+        return answer
+
+
+class _Replayed(Tool):
+    """A tool that answers from a recording."""
+
+    outside = True
+
+    def __init__(self, function: Mapping[str, Any], replay: Replay) -> None:
+        self._function = function
+        self.name = function["name"]
+        self._replay = replay
+
+    @property
+    def description(self) -> str:
+        return str(self._function["description"])
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        parameters: dict[str, Any] = self._function["parameters"]
+        return parameters
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        return self._replay.answer(self.name, args, runtime)
+
+
+def _lines(path: Path) -> Iterable[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def _key(tool: str, arguments: Mapping[str, Any]) -> str:
+    return f"{tool}({json.dumps(arguments, sort_keys=True, ensure_ascii=False)})"

@@ -1,0 +1,162 @@
+"""hermes-agent's own toolsets: its real code, in processes of its own, against services on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calling import Player
+from searxng import Searches, searxng
+
+from hermes_rl.errors import ToolServerFailure, UserError
+from hermes_rl.tools.distributions import DISTRIBUTIONS
+from hermes_rl.tools.hermes_toolsets import NAMES, REFUSED, HermesToolsets
+from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.toolkit import Toolkit
+
+pytestmark = pytest.mark.slow
+
+SYMBOLS = """
+import inspect, json, sys
+import model_tools, toolset_distributions, toolsets
+from tools.registry import ToolEntry, registry
+from tools.browser_tool import cleanup_all_browsers
+print(json.dumps({
+    "get_tool_definitions": list(inspect.signature(model_tools.get_tool_definitions).parameters),
+    "handle_function_call": list(inspect.signature(model_tools.handle_function_call).parameters)[:3],
+    "resolve_toolset": list(inspect.signature(toolsets.resolve_toolset).parameters)[:1],
+    "get_entry": list(inspect.signature(registry.get_entry).parameters),
+    "requires_env": "requires_env" in ToolEntry.__slots__,
+    "cleanup": list(inspect.signature(cleanup_all_browsers).parameters),
+    "toolsets": [name for name in json.loads(sys.argv[1]) if not toolsets.validate_toolset(name)],
+    "distributions": {
+        name: {toolset: chance / 100 for toolset, chance in entry["toolsets"].items()}
+        for name, entry in toolset_distributions.DISTRIBUTIONS.items()
+    },
+}))
+"""
+
+
+def test_every_symbol_that_we_touch_is_as_we_expect(tmp_path: Path) -> None:
+    env = {**os.environ, "HERMES_HOME": str(tmp_path)}
+    command = [sys.executable, "-P", "-c", SYMBOLS, json.dumps(NAMES)]
+    ended = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, check=True)
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert {"enabled_toolsets", "quiet_mode", "skip_tool_search_assembly"} <= set(found["get_tool_definitions"])
+    assert found["handle_function_call"] == ["function_name", "function_args", "task_id"]
+    assert (found["resolve_toolset"], found["get_entry"], found["cleanup"]) == (["name"], ["name"], [])
+    assert found["requires_env"]
+    assert found["toolsets"] == [], "toolsets that are not hermes-agent's"
+    assert found["distributions"] == DISTRIBUTIONS
+
+
+@asynccontextmanager
+async def playing(toolset: str, **environ: str) -> AsyncIterator[Player]:
+    hermes = HermesToolsets({"PATH": os.environ["PATH"], **environ})
+    try:
+        async with ToolRuntime(toolkit=Toolkit(await asyncio.to_thread(hermes.tools, toolset))) as runtime:
+            yield Player(runtime)
+    finally:
+        await hermes.close()
+
+
+@pytest.fixture
+async def searches() -> AsyncIterator[Searches]:
+    async with searxng() as service:
+        yield service
+
+
+async def found(play: Player, query: str) -> Any:
+    return (await play("web_search", query=query, limit=3))["data"]["web"][0]
+
+
+async def test_a_search_reaches_the_service_and_its_answer_the_model(searches: Searches) -> None:
+    async with playing("search", SEARXNG_URL=searches.url) as play:
+        assert list(play.runtime.toolkit.names) == ["web_search"]
+        assert (await found(play, "why"))["description"] == "why"
+        assert searches.queries == ["why"]
+        assert not play.runtime.started, "no sandbox was needed"
+
+
+async def test_calls_of_a_turn_run_together_and_a_hanging_service_holds_nobody_up(searches: Searches) -> None:
+    searches.delay = 0.5
+    async with playing("search", SEARXNG_URL=searches.url) as play:
+        calls = [
+            {"id": str(n), "function": {"name": "web_search", "arguments": json.dumps({"query": str(n)})}}
+            for n in range(4)
+        ]
+        outcomes = await play.outcomes(*calls)
+        assert [outcome.error for outcome in outcomes] == [None] * 4
+        assert searches.most >= 2
+        searches.delay = 30
+        hanging = await play.outcome("web_search", '{"query": "slow"}', timeout=1)
+        assert hanging.error is not None
+
+
+async def test_what_the_tool_calls_an_error_is_one(searches: Searches) -> None:
+    searches.broken = True
+    async with playing("search", SEARXNG_URL=searches.url) as play:
+        outcome = await play.outcome("web_search", '{"query": "x"}')
+        assert outcome.error is not None
+
+
+async def test_rollouts_share_nothing_and_leave_nothing(tmp_path: Path) -> None:
+    hermes = HermesToolsets({"PATH": os.environ["PATH"]})
+    toolkit = Toolkit(await asyncio.to_thread(hermes.tools, "skills"))
+    skill = "---\nname: secret\ndescription: mine\n---\n# Secret\nxyzzy\n"
+    async with ToolRuntime(toolkit=toolkit) as one, ToolRuntime(toolkit=toolkit) as other:
+        make = json.dumps({"action": "create", "name": "secret", "content": skill})
+        made = await Player(one).outcome("skill_manage", make)
+        assert made.error is None, made
+        assert "secret" in json.dumps(await Player(one)("skills_list"))
+        assert "secret" not in json.dumps(await Player(other)("skills_list"))
+        folder = hermes._folder
+        assert folder is not None
+        assert len(list(folder.glob("rollout-*"))) == 2
+    for _ in range(200):
+        if not list(folder.glob("rollout-*")):
+            break
+        await asyncio.sleep(0.02)
+    assert not list(folder.glob("rollout-*"))
+    await hermes.close()
+    assert not folder.exists()
+
+
+async def test_a_process_that_is_lost_is_our_failure(searches: Searches) -> None:
+    searches.delay = 30
+    async with playing("search", SEARXNG_URL=searches.url) as play:
+        session = play.runtime.toolkit.tools[0]._toolsets.session(play.runtime)  # type: ignore[attr-defined]
+        call = asyncio.create_task(play.outcome("web_search", '{"query": "x"}'))
+        while not searches.queries:
+            await asyncio.sleep(0.01)
+        session._writer.transport.abort()
+        with pytest.raises(ToolServerFailure, match="ended during a call"):
+            await call
+
+
+async def test_what_is_missing_is_named() -> None:
+    hermes = HermesToolsets({"PATH": os.environ["PATH"]})
+    for name in REFUSED:
+        with pytest.raises(UserError, match=f"toolset {name} cannot be used in a rollout: it "):
+            hermes.tools(name)
+    assert "XAI_API_KEY" in (await asyncio.to_thread(hermes.problem, "x_search") or "")
+    assert "SEARXNG_URL" in (await asyncio.to_thread(hermes.problem, "web") or "")
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert HermesToolsets({}).problem("web") == "toolset web needs the extra `hermes`: pip install 'hermes-rl[hermes]'"
+
+
+def test_nothing_of_it_is_imported_here() -> None:
+    assert "model_tools" not in sys.modules
+    assert inspect.getmodule(HermesToolsets) is sys.modules["hermes_rl.tools.hermes_toolsets"]

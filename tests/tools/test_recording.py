@@ -1,0 +1,75 @@
+"""Answers of tools that reach outside, kept and given again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calling import Player
+
+from hermes_rl.errors import ToolServerFailure, UserError
+from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.python_tools import python_tool
+from hermes_rl.tools.recording import Recorder, Replay
+from hermes_rl.tools.toolkit import Toolkit
+
+asked: list[str] = []
+
+
+def look_up(word: str) -> str:
+    """Look a word up.
+
+    Args:
+        word: the word.
+    """
+    asked.append(word)
+    if word == "bad":
+        raise ValueError("no such word")
+    return f"{word} {len(asked)}"
+
+
+async def answers(tool: Any, *words: str) -> list[str]:
+    async with ToolRuntime(toolkit=Toolkit([tool])) as runtime:
+        play = Player(runtime)
+        return [(await play.outcome("look_up", json.dumps({"word": word}))).content for word in words]
+
+
+async def test_a_rollout_is_answered_as_it_was(tmp_path: Path) -> None:
+    asked.clear()
+    tool = python_tool(look_up)
+    recorded = await answers(Recorder(tmp_path).wrap(tool, "words"), "a", "b", "a")
+    assert recorded == ["a 1", "b 2", "a 3"]
+    (replayed,) = Replay(tmp_path).tools("words")
+    assert replayed.schema == tool.schema
+    for _ in range(2):  # each rollout from the start
+        assert await answers(replayed, "a", "a", "b", "a") == ["a 1", "a 3", "b 2", "a 3"]
+    assert len(asked) == 3, "the tool itself was not called again"
+
+
+async def test_a_recording_is_continued(tmp_path: Path) -> None:
+    asked.clear()
+    await answers(Recorder(tmp_path).wrap(python_tool(look_up), "words"), "a")
+    await answers(Recorder(tmp_path).wrap(python_tool(look_up), "words"), "b")
+    assert len((tmp_path / "tools.jsonl").read_text().splitlines()) == 1
+    assert await answers(Replay(tmp_path).tools("words")[0], "b", "a") == ["b 2", "a 1"]
+
+
+async def test_what_was_not_recorded_is_a_failure_of_ours(tmp_path: Path) -> None:
+    await answers(Recorder(tmp_path).wrap(python_tool(look_up), "words"), "a")
+    with pytest.raises(ToolServerFailure, match=r'no answer to look_up\(\{"word": "z"\}\)'):
+        await answers(Replay(tmp_path).tools("words")[0], "z")
+    with pytest.raises(UserError, match="has words, not web"):
+        Replay(tmp_path).tools("web")
+
+
+def test_no_recording(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has nothing, not web"):
+        Replay(tmp_path).tools("web")
+    (tmp_path / "tools.jsonl").write_text("{no json\n")
+    with pytest.raises(UserError, match="holds no recording"):
+        Replay(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be used"):
+        Recorder(tmp_path / "file")

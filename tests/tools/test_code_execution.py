@@ -97,7 +97,7 @@ async def test_a_script_that_raises(play: Player) -> None:
 
 
 async def test_a_script_that_does_not_end(play: Player) -> None:
-    answer = await run(play, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)", timeout=3)
+    answer = await run(play, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)", timeout=4)
     assert answer["status"] == "timeout"
     gone = await play("terminal", command=f"kill -0 {int(answer['output'])} 2>/dev/null || echo gone")
     assert gone["output"] == "gone"

@@ -67,7 +67,7 @@ class ExecuteCode(Tool):
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         sandbox = await runtime.sandbox()
         bound = min(CALL_TIMEOUT.get() or SECONDS, sandbox.config.timeout)
-        seconds = bound - min(SPARE_SECONDS, bound / 10)
+        seconds = bound - min(SPARE_SECONDS, bound / 3)
         try:
             conversation = await sandbox.converse(
                 ["python3", "-c", _source("code_runner.py")], cwd=runtime.shell.cwd, env=runtime.shell.variables()

@@ -1,0 +1,212 @@
+"""Inside of the outer namespaces: a runner with things worth stealing plays every case, and says what got through.
+
+    python world.py FOLDER system|none|IMAGE
+
+Prints a JSON object from the name of each case to whether it succeeded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hermes_rl.runs.launch import Launch, run_process
+from hermes_rl.spec.load import load_spec
+from tests.attacks.cases import CASES, LIMITS, SUCCEEDED, Case
+
+SECRET = "KEY-"
+VICTIMS = ("kill", "stop", "trace", "nice", "limit", "memory")
+HELD = "def verify(ctx):\n    return 0\n"
+SPEC: dict[str, Any] = {
+    "name": "attacks",
+    "dataset": {"path": "json", "data_files": "cases.jsonl", "split": "train", "key": "name"},
+    "prompt": {"user": "{{ name }}"},
+    "toolsets": ["terminal", "file"],
+    "agent": {"max_turns": 4, "tool_timeout": 30},
+    "artifacts": {"answer": {"path": "answer"}, "out": {"path": "out"}},
+    "rewards": {
+        "tests_pass": {
+            "sandbox": "fresh",
+            "args": {
+                "command": "python3 tests/check.py",
+                "files": [{"to": "tests/check.py", "content": "assert open('answer').read().strip() == '42'\n"}],
+            },
+        }
+    },
+    "solution": {"turns": "{{ turns }}"},
+    "servers": {"policy": {"type": "scripted", "deviate": 0}},
+    "process": {"group_size": 1, "groups": len(CASES), "concurrency": 4},
+}
+
+
+class World:
+    """The runner's folder, its services, and other processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("home/.aws", "home/ssh", "other", "spec", "run", "tmp"):
+            (folder / name).mkdir(parents=True)
+        self.before = {
+            "home/.netrc": f"machine x password {SECRET}netrc",
+            "home/.aws/credentials": f"{SECRET}aws",
+            "home/ssh/id_secret": f"{SECRET}ssh",
+            "home/.bash_profile": "",
+            "other/answer": "theirs",
+            "other/patch-me": "safe",
+            "other/remove-me": "here",
+            "other/solution": "42",
+            "spec/held.py": HELD,
+        }
+        for name, text in self.before.items():
+            (folder / name).write_text(text)
+        self.victims = {f"victim-{name}": _victim(name) for name in VICTIMS}
+        self.opened = (folder / "opened").open("w+")
+        self.opened.write(f"{SECRET}opened")
+        self.opened.flush()
+        (folder / "opened").unlink()
+        _services(folder)
+
+    def succeeded(self, case: Case, line: dict[str, Any], run: Path) -> bool:
+        """Whether an attack has got through, from what its tools answered and from what has become of this world."""
+        said = "\n".join(str(m["content"]) for m in line["messages"] if m["role"] == "tool")
+        kind, _, what = case.sign.partition(":")
+        if SUCCEEDED in said or SECRET in said:
+            return True
+        if kind == "path":
+            return any(word in said for word in (str(self.folder), "hermes_rl/", "Traceback"))
+        looks: dict[str, Any] = {
+            "said": lambda: False,
+            "file": lambda: (self.folder / what).exists(),
+            "gone": lambda: not (self.folder / what).exists(),
+            "changed": lambda: (self.folder / what).read_text() != self.before[what],
+            "score": lambda: (line["score"] or 0) > 0,
+            "dead": lambda: self.victims[what].poll() is not None,
+            "stopped": lambda: _state(self.victims[what].pid) == "T",
+            "killed": lambda: line["ending"] == "sandbox_killed",
+            "runs": lambda: _runs(what),
+            "long": lambda: len(said) > 2_000_000,
+            "slow": lambda: line["timings"]["total"] > 15,
+            "bound": lambda: _connects(int(what)),
+            "artifact": lambda: SECRET in _kept(run, line),
+        }
+        return bool(looks[kind]())
+
+
+def _kept(run: Path, line: dict[str, Any]) -> str:
+    """All that was kept of the artifact `out`."""
+    place = run / line["artifacts"]["out"].get("path", "nothing")
+    return "".join(path.read_text("utf-8", "replace") for path in (place, *place.rglob("*")) if path.is_file())
+
+
+def _victim(name: str) -> subprocess.Popen[bytes]:
+    code = f"import time; key = 'KEY-' + 'in-memory' + '{name}'; time.sleep(3000)"
+    return subprocess.Popen([sys.executable, "-I", "-S", "-c", code, f"victim-{name}"])
+
+
+def _services(folder: Path) -> None:
+    """What listens on the runner's machine, each answering with a secret."""
+    with socket.socket() as some:
+        address = struct.pack("16sHH4s8x", b"lo:1", socket.AF_INET, 0, socket.inet_aton("169.254.169.254"))
+        fcntl.ioctl(some, 0x8916, address)  # SIOCSIFADDR
+    whole = socket.socket(socket.AF_INET6)
+    whole.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    whole.bind(("::", 8765))
+    abstract, named = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    abstract.bind("\0runner")
+    named.bind(str(folder / "runner.sock"))
+    for listener in (whole, abstract, named):
+        listener.listen(64)
+        threading.Thread(target=_serve, args=(listener,), daemon=True).start()
+    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    datagrams.bind(("127.0.0.1", 8766))
+    threading.Thread(target=_echo, args=(datagrams,), daemon=True).start()
+
+
+def _serve(listener: socket.socket) -> None:
+    while True:
+        connection, _ = listener.accept()
+        connection.sendall(f"{SECRET}service".encode())
+        connection.close()
+
+
+def _echo(datagrams: socket.socket) -> None:
+    while True:
+        _, sender = datagrams.recvfrom(1000)
+        datagrams.sendto(f"{SECRET}datagram".encode(), sender)
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def _runs(mark: str) -> bool:
+    for process in Path("/proc").iterdir():
+        try:
+            if (
+                process.name.isdigit()
+                and mark in (process / "cmdline").read_text()
+                and _state(int(process.name)) != "Z"
+            ):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _connects(port: int) -> bool:
+    with socket.socket() as some:
+        return some.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _write_spec(world: World, mode: str) -> Path:
+    sandbox: dict[str, Any] = {"limits": dict(LIMITS), "timeout": 25}
+    if mode == "none":
+        sandbox |= {"backend": "none", "limits": {**LIMITS, "memory": 8 << 30, "open_files": 4096, "best_effort": True}}
+    elif mode != "system":
+        sandbox["image"] = mode
+    path = world.folder / "spec" / "attacks.yaml"
+    path.write_text(yaml.safe_dump({**SPEC, "sandbox": sandbox}))
+    rows = [{"name": case.name, "turns": [{"tools": _placed(case, world.folder)}, {"say": "done"}]} for case in CASES]
+    (world.folder / "spec/cases.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def _placed(case: Case, folder: Path) -> list[dict[str, Any]]:
+    return json.loads(json.dumps(case.calls).replace("{world}", str(folder)))  # type: ignore[no-any-return]
+
+
+def main() -> None:
+    world = World(Path(sys.argv[1]))
+    os.chdir(world.folder)
+    out = world.folder / "run" / "out"
+    spec = load_spec(_write_spec(world, sys.argv[2]))
+    asyncio.run(run_process(spec, Launch("process", out=out)))
+    time.sleep(0.3)  # what was killed is buried
+    lines = {line["row_key"]: line for line in map(json.loads, (out / "rollouts.jsonl").read_text().splitlines())}
+    found = {}
+    for case in CASES:
+        line = lines[case.name]
+        found[case.name] = world.succeeded(case, line, out)
+    sys.stdout.write(
+        json.dumps({"succeeded": found, "errors": {k: v["error"] for k, v in lines.items() if v["error"]}})
+    )
+    sys.stdout.flush()
+    for victim in world.victims.values():
+        victim.kill()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

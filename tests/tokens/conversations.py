@@ -154,5 +154,5 @@ class Played:
 
 def _respaced(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    arguments = json.dumps(json.loads(function["arguments"]), indent=1, sort_keys=True)
+    arguments = json.dumps(json.loads(function["arguments"]), indent=1)
     return {**call, "function": {**function, "arguments": arguments}}

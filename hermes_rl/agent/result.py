@@ -116,12 +116,15 @@ class AgentResult:
         )
 
     @property
+    def texts(self) -> list[str]:
+        """The text of each turn of the policy; the assistant messages of the prompt are not its own."""
+        own = self.messages[self.prompt_length :]
+        return [text_of(message.get("content")) for message in own if message.get("role") == "assistant"]
+
+    @property
     def final_response(self) -> str:
-        """The text of the last assistant message; empty if there is none."""
-        for message in reversed(self.messages):
-            if message.get("role") == "assistant":
-                return text_of(message.get("content"))
-        return ""
+        """The text of the policy's last turn; empty if it had none."""
+        return next(reversed(self.texts), "")
 
 
 def text_of(content: object) -> str:

@@ -12,7 +12,7 @@ from typing import Literal
 REWARD_GROUP = "hermes_rl.rewards"
 """Entry points of packages that bring rewards."""
 
-UPCOMING_REWARDS = frozenset({"contains_all", "keyword_overlap", "length_penalty", "llm_judge", "regex_count"})
+UPCOMING_REWARDS = frozenset({"llm_judge"})
 """Names that the format promises and this version does not have: a spec with one is valid, a run says so."""
 
 _HERE = Path(__file__).resolve().parent

@@ -1,0 +1,27 @@
+"""A command in the sandbox prints what it should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hermes_rl import Score
+
+
+def command_output(ctx: Any, *, command: str, expected: str, exact: bool = False, timeout: float = 60) -> Score:
+    """1 if `command` ends with exit code 0 and prints `expected`, else 0; running out of time is 0 too.
+
+    Standard output and standard error count together.
+
+    Args:
+        command: run by the sandbox's shell in its working directory.
+        expected: the expected output.
+        exact: white space at both ends counts too.
+        timeout: seconds.
+    """
+    answer = ctx.terminal(command, timeout=timeout)
+    said, wanted = answer["output"], expected
+    if not exact:
+        said, wanted = said.strip(), wanted.strip()
+    if answer["exit_code"] != 0:
+        return Score(0.0, reason=f"exit code {answer['exit_code']}: {said[-200:]}")
+    return Score(said == wanted, reason=None if said == wanted else f"it printed {said[:200]!r}")

@@ -1,0 +1,24 @@
+"""Everything that had to be said was said."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from hermes_rl import Score
+
+
+def contains_all(
+    result: Any, *, values: list[str], where: Literal["all", "final"] = "all", ignore_case: bool = True
+) -> Score:
+    """1 if each of `values` stands in what the policy said, else 0; 1 for an empty list.
+
+    Args:
+        values: texts to look for, as they are: a number is found within a longer number.
+        where: in all that it said, or in its final answer.
+        ignore_case: compare without regard to case (Unicode case folding).
+    """
+    said = "\n".join(result.texts) if where == "all" else result.final_response
+    said = said.casefold() if ignore_case else said
+    missing = [value for value in values if (value.casefold() if ignore_case else value) not in said]
+    reason = f"not said: {', '.join(missing)}" if missing else None
+    return Score(not missing, reason=reason, metrics={"found": len(values) - len(missing)})

@@ -1,0 +1,35 @@
+"""How many words of a reference the final answer has: cheap, and easily fooled by lists of words."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+FUNCTION_WORDS = frozenset(
+    {
+        "a", "an", "and", "are", "as", "at", "be", "by", "for", "from", "had", "has", "have", "he", "her", "his", "in",
+        "is", "it", "its", "not", "of", "on", "or", "she", "that", "the", "their", "them", "they", "this", "to", "was",
+        "were", "which", "who", "will", "with",
+    }
+)  # fmt: skip
+
+
+def keyword_overlap(result: Any, *, reference: str) -> float:
+    """The share of the reference's words that stand in the last thing the policy said, from 0 to 1.
+
+    Words are runs of letters, digits and `_`, compared by Unicode case folding, each once; English function words do
+    not count, unless the reference has no others.
+
+    Args:
+        reference: the text whose words are wanted; it must have some.
+    """
+    wanted = words(reference)
+    if not wanted:
+        raise ValueError("keyword_overlap: the reference has no words")
+    return len(wanted & words(result.final_response)) / len(wanted)
+
+
+def words(text: str) -> set[str]:
+    """The words of a text, without function words where it has others."""
+    found = set(re.findall(r"\w+", text.casefold()))
+    return found - FUNCTION_WORDS or found

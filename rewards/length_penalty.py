@@ -1,0 +1,29 @@
+"""Long answers cost: nothing up to a soft limit, all from a hard limit on."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from hermes_rl import Score
+
+
+def length_penalty(
+    result: Any, *, soft_limit: int, hard_limit: int, unit: Literal["tokens", "characters"] = "tokens"
+) -> Score:
+    """0 up to `soft_limit`, -1 from `hard_limit` on, linear in between.
+
+    What counts is all that the policy wrote in the rollout: completion tokens as the server counted them, thinking
+    included, or characters of its texts. A server that counts no tokens gives no value; use characters then.
+
+    Args:
+        soft_limit: length that costs nothing.
+        hard_limit: length that costs 1; larger than `soft_limit`.
+        unit: what is counted.
+    """
+    if hard_limit <= soft_limit:
+        raise ValueError(f"length_penalty: hard_limit ({hard_limit}) must be larger than soft_limit ({soft_limit})")
+    length = result.usage.completion_tokens if unit == "tokens" else sum(map(len, result.texts))
+    if unit == "tokens" and not length and result.turns_used:
+        return Score(None, reason="the server counted no tokens; use unit: characters")
+    over = (length - soft_limit) / (hard_limit - soft_limit)
+    return Score(-min(1.0, max(0.0, over)), metrics={"length": length})

@@ -1,0 +1,46 @@
+"""The policy chose the right one of lettered choices."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hermes_rl import Score
+
+BOXED = re.compile(r"\\boxed\{\s*(?:\\text\{)?\s*\(?([A-Za-z])\)?\s*\}?\s*\}")
+ANNOUNCED = re.compile(
+    r"\b(?:answer|choice|option)\b(?:\s+(?:is|would be))?\s*:?\s*\**\s*\(?([A-Z])\)?(?![\w'])", re.IGNORECASE
+)
+ALONE = re.compile(r"\W*([A-Za-z])\W*")
+IN_BRACKETS = re.compile(r"\(([A-Z])\)")
+
+
+def multiple_choice(result: Any, *, target: str, choices: list[str] | None = None) -> Score:
+    """1 if the final answer names the letter `target`, else 0; a letter that cannot be told is wrong.
+
+    The first of these that is found decides, the last place where it stands: `\\boxed{B}`; "answer is B", "option: (B)"
+    and the like; an answer that is nothing but the letter; "(B)"; the text of exactly one of `choices`. Letters
+    compare without regard to case.
+
+    Args:
+        target: the letter of the right choice, A for the first.
+        choices: the texts of the choices in order, for answers that name one by its text.
+    """
+    if not re.fullmatch("[A-Za-z]", target):
+        raise ValueError(f"multiple_choice: target must be one letter, not {target!r}")
+    letter = chosen(result.final_response, choices or [])
+    reason = None if letter is not None else "no choice could be told from the answer"
+    return Score(letter == target.upper(), reason=reason)
+
+
+def chosen(answer: str, choices: list[str]) -> str | None:
+    """The letter that an answer names, upper case."""
+    for pattern in (BOXED, ANNOUNCED):
+        if found := pattern.findall(answer):
+            return str(found[-1]).upper()
+    if alone := ALONE.fullmatch(answer):
+        return alone[1].upper()
+    if found := IN_BRACKETS.findall(answer):
+        return str(found[-1])
+    named = [i for i, choice in enumerate(choices) if re.search(rf"(?i)(?<!\w){re.escape(choice)}(?!\w)", answer)]
+    return chr(ord("A") + named[0]) if len(named) == 1 else None

@@ -1,0 +1,30 @@
+"""The last number of the final answer is near the target."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from hermes_rl import Score
+
+NUMBER = re.compile(r"(?<![\w.])[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w])")
+
+
+def numeric_close(result: Any, *, target: float, relative: float = 1e-6, absolute: float = 0.0) -> Score:
+    """1 if the last number of the final answer differs from `target` by the larger of both tolerances at most, else 0.
+
+    Numbers are written with digits, perhaps with a sign, thousands separated by `,`, a decimal point, an exponent;
+    units and signs around them do not matter, and `50%` is 50.
+
+    Args:
+        target: the expected number.
+        relative: tolerance as a share of the target.
+        absolute: tolerance as it is.
+    """
+    found = [match for match in NUMBER.findall(result.final_response) if any(map(str.isdigit, match))]
+    if not found:
+        return Score(0.0, reason="the answer has no number")
+    said = float(found[-1].replace(",", "").replace("−", "-"))
+    close = math.isfinite(said) and abs(said - target) <= max(relative * abs(target), absolute)
+    return Score(close, reason=None if close else f"{found[-1]} is not {target:g}")

@@ -1,0 +1,26 @@
+"""The final answer contains enough that matches a regular expression."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hermes_rl import Score
+
+
+def regex_count(
+    result: Any, *, pattern: str, at_least: int = 1, ignore_case: bool = False, distinct: bool = False
+) -> Score:
+    """Matches of `pattern` (Python `re` syntax) in the last thing the policy said, over `at_least`; 1 at most.
+
+    Args:
+        pattern: the regular expression; matches do not overlap.
+        at_least: number of matches that deserves 1.
+        ignore_case: match without regard to case.
+        distinct: count equal matches once.
+    """
+    if at_least < 1:
+        raise ValueError("regex_count: at_least must be 1 or more")
+    found = [match.group() for match in re.finditer(pattern, result.final_response, re.IGNORECASE * ignore_case)]
+    count = len(set(found)) if distinct else len(found)
+    return Score(min(1.0, count / at_least), metrics={"count": count})

@@ -1,0 +1,22 @@
+"""Saying the same again costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def repetition_penalty(result: Any, *, words: int = 4, most: float = 1.0) -> float:
+    """Minus `most` times the share of runs of `words` words that stood there before, from -`most` to 0.
+
+    Taken over all that the policy said. Words are separated by white space and compared by Unicode case folding. A text
+    of fewer words costs nothing.
+
+    Args:
+        words: length of a run.
+        most: what a text that repeats itself without end costs.
+    """
+    if words < 1:
+        raise ValueError("repetition_penalty: words must be 1 or more")
+    said = "\n".join(result.texts).casefold().split()
+    runs = [tuple(said[i : i + words]) for i in range(len(said) - words + 1)]
+    return -most * (1 - len(set(runs)) / len(runs)) if runs else 0.0

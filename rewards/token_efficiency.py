@@ -1,0 +1,24 @@
+"""Fewer tokens are better."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hermes_rl import Score
+
+
+def token_efficiency(result: Any, *, best: int, worst: int) -> Score:
+    """1 up to `best` tokens, 0 from `worst` tokens on, linear in between.
+
+    What counts are the completion tokens of all turns, as the server counted them; one that counts none gives no value.
+
+    Args:
+        best: number of tokens that deserves 1.
+        worst: number of tokens that deserves 0; larger than `best`.
+    """
+    if worst <= best:
+        raise ValueError(f"token_efficiency: worst ({worst}) must be larger than best ({best})")
+    used = result.usage.completion_tokens
+    if not used and result.turns_used:
+        return Score(None, reason="the server counted no tokens")
+    return Score(min(1.0, max(0.0, (worst - used) / (worst - best))), metrics={"tokens": used})

@@ -1,0 +1,56 @@
+"""The policy made the calls that the task asks for, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hermes_rl import Score
+
+
+def tool_calls_match(
+    result: Any, *, calls: list[dict[str, Any]], in_order: bool = False, allow_extra: bool = False
+) -> Score:
+    """1 if each of `calls` was made once, and nothing else, else 0. An empty list asks for no call at all.
+
+    A call fits if it has the name, and each argument that is given here with an equal value (1 equals 1.0, texts
+    without regard to white space at both ends); arguments that are not given here may be anything. Calls that ended
+    in a tool error count as others.
+
+    Args:
+        calls: the expected calls, `{name, args}` each.
+        in_order: they have to be made in this order.
+        allow_extra: other calls do no harm.
+    """
+    made = list(result.tool_calls)
+    places = _places(calls, made, in_order=in_order)
+    missing = [call["name"] for call, place in zip(calls, places, strict=True) if place is None]
+    extra = [call.name for i, call in enumerate(made) if i not in places]
+    problems = [f"not called as asked: {', '.join(missing)}"] if missing else []
+    if extra and not allow_extra:
+        problems.append(f"called beyond that: {', '.join(extra)}")
+    found = len(calls) - len(missing)
+    return Score(not problems, reason="; ".join(problems) or None, metrics={"matched": found, "extra": len(extra)})
+
+
+def _places(calls: Sequence[Mapping[str, Any]], made: Sequence[Any], *, in_order: bool) -> list[int | None]:
+    """For each expected call the number of the first one made that fits and is not taken."""
+    places: list[int | None] = []
+    for call in calls:
+        after = max((place for place in places if place is not None), default=-1) if in_order else -1
+        free = (i for i in range(after + 1, len(made)) if i not in places and _fits(made[i], call))
+        places.append(next(free, None))
+    return places
+
+
+def _fits(made: Any, wanted: Mapping[str, Any]) -> bool:
+    if made.error is not None or made.name != wanted["name"] or not isinstance(made.arguments, Mapping):
+        return False
+    arguments = made.arguments
+    return all(key in arguments and _same(arguments[key], value) for key, value in wanted.get("args", {}).items())
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    if isinstance(value, str) and isinstance(wanted, str):
+        return value.strip() == wanted.strip()
+    return isinstance(value, bool) == isinstance(wanted, bool) and bool(value == wanted)

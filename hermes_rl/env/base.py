@@ -22,6 +22,7 @@ from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.env.collecting import Collecting
 from hermes_rl.env.config import HermesAgentEnvConfig
 from hermes_rl.env.handwritten import HandWritten
+from hermes_rl.env.pressure import Pressure
 from hermes_rl.env.sending import Sending
 from hermes_rl.env.servers import HermesServer, HermesServerManager
 from hermes_rl.env.too_long import TooLong
@@ -38,7 +39,7 @@ from hermes_rl.tools.toolkit import Toolkit
 logger = logging.getLogger(__name__)
 
 
-class HermesAgentBaseEnv(Collecting, Sending, Tracking, BaseEnv):  # type: ignore[misc]
+class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # type: ignore[misc]
     """An agent environment for Atropos: tools, a sandbox per rollout, a reward.
 
     Args:

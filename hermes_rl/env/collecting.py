@@ -19,6 +19,7 @@ from hermes_rl.rollouts.admission import Fixed
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.groups import play_groups
+from hermes_rl.rollouts.memory import Memory
 from hermes_rl.rollouts.player import REPLAYS, Player
 from hermes_rl.rollouts.rollout import Group, Rollout, Seat
 from hermes_rl.runs.records import scored_data_groups
@@ -37,6 +38,8 @@ class Collecting:
     core: Environment
     encoder: Encoder
     max_num_workers: int
+    memory: Memory | None = None
+    """Rollouts of an earlier start of the same run."""
     _numbers: itertools.count[int]
     get_next_item: Callable[[], Awaitable[Any]]
     track_rollout: Callable[[Rollout], None]
@@ -79,6 +82,10 @@ class Collecting:
         row = item if isinstance(item, Row) else row_of(item, number)
         return row, f"{row.key}:{number}"
 
+    def _placed(self, item: Any) -> tuple[Row, str]:
+        """The same for a trainer; a restart may find the group again by its id."""
+        return self._seated(item)
+
     async def collect_trajectory(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         """Play and grade one rollout; (None, []) where infrastructure failed it for good."""
         row, group = self._seated(item)
@@ -95,15 +102,19 @@ class Collecting:
         """Play a group: whole, or None. An overridden `collect_trajectory` is called once per member."""
         if type(self).collect_trajectory is not Collecting.collect_trajectory:
             return await self._collect_by_hand(item)
-        row, group_id = self._seated(item)
-        player = Player(self.core, listener=self.track_rollout)
+        row, group_id = self._placed(item)
+        player = Player(self.core, listener=self.track_rollout, memory=self.memory, encode=self.encoder.encode)
         group = await player.start(row, group_id, self.config.group_size)
+        self.track_group(group)
         if group.dropped is not None:
             self.track_dropped(group)
             return None, []
         await self.encoder.encode_group(group)
         layers = await asyncio.to_thread(self.layers, group)
         return layers if len(layers) > 1 else layers[0], []
+
+    def track_group(self, group: Group) -> None:
+        """Hear of every group that has ended."""
 
     async def _collect_by_hand(self, item: Any) -> tuple[Any, list[Any]]:
         calls = [asyncio.create_task(self._one_by_hand(item)) for _ in range(self.config.group_size)]

@@ -29,6 +29,10 @@ ATTEMPTS = 5
 """Tries at sending a group, with pauses of 1, 2, 4, … seconds between them."""
 
 
+class RefusedError(RuntimeError):
+    """The API does not take a group, and never will."""
+
+
 class GroupsWriter:
     """What BaseEnv expects of its JSONL writer, over a journal, which goes on with a file that is there."""
 
@@ -98,14 +102,20 @@ class Sending:
         if self.jsonl_writer is not None:
             await self.jsonl_writer.keep(fit)
         if do_send_to_api:
-            await self._send(fit if len(fit) > 1 or isinstance(scored_data, list) else fit[0], len(fit))
+            await self._send(fit if len(fit) > 1 or isinstance(scored_data, list) else fit[0], len(fit), item)
 
-    async def _send(self, data: Any, count: int) -> None:
+    async def _send(self, data: Any, count: int, item: Any) -> None:
         self.items_sent_this_step += count  # type: ignore[attr-defined]
         try:
             await self._send_scored_data_to_api(data)
-        except RuntimeError as error:
+        except RefusedError as error:
             logger.error("a group was lost: %s", error)
+        except RuntimeError as error:
+            if item is None:
+                logger.error("a group was lost: %s", error)
+                return
+            logger.error("a group could not be sent now and is tried again: %s", error)
+            self.backlog.append(item)  # type: ignore[attr-defined]
 
     def _fit(self, group: dict[str, Any]) -> bool:
         size = group["group_overrides"].get("group_size", self.config.group_size)
@@ -225,7 +235,7 @@ async def _post(url: str, body: bytes, headers: dict[str, str]) -> None:
                     return
                 problem = f"status {answer.status}: {(await answer.text())[:300]}"
                 if answer.status < 500:
-                    raise RuntimeError(f"{url} refused a group, {problem}")
+                    raise RefusedError(f"{url} refused a group, {problem}")
         except (aiohttp.ClientError, TimeoutError) as error:
             problem = f"{type(error).__name__}: {error}"
         logger.warning("sending a group failed (attempt %d of %d): %s", attempt + 1, ATTEMPTS, problem)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, closing
@@ -17,6 +16,7 @@ from hermes_rl.data.load import Rows, load_rows
 from hermes_rl.data.rows import Row
 from hermes_rl.env.base import HermesAgentBaseEnv
 from hermes_rl.env.sending import GroupsWriter
+from hermes_rl.env.served import PlacedRow, Served
 from hermes_rl.env.servers import HermesServerManager, server_config
 from hermes_rl.env.settings import env_config, server_configs
 from hermes_rl.env.too_long import TooLong
@@ -24,13 +24,13 @@ from hermes_rl.errors import HermesRLError
 from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
 from hermes_rl.rollouts.groups import repeated
 from hermes_rl.rollouts.needs import require_available
-from hermes_rl.rollouts.rollout import Rollout
+from hermes_rl.rollouts.quarantine import Quarantine
+from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.runs.directory import Journal, RunDirectory
 from hermes_rl.runs.evaluate import evaluate
 from hermes_rl.runs.kept import Kept
 from hermes_rl.runs.launch import budget, evaluate_plan, write_evaluation
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.records import rollout_record
 from hermes_rl.servers.factory import create_role
 from hermes_rl.spec.model import Spec
 from hermes_rl.tools.toolkit import Toolkit
@@ -56,11 +56,14 @@ class SpecEnv(HermesAgentBaseEnv):
         self.too_long = TooLong(serve.on_too_long, self.sequence_counts)
         self.directory: RunDirectory | None = None
         self.progress = Progress(quiet=True)
-        self._journal: Journal | None = None
+        self.served: Served | None = None
+        """What an earlier start has left, where there is a run directory."""
+        self.quarantine = Quarantine()
         self._rows: AsyncIterator[tuple[Row, str]] | None = None
         self._eval_rows: Rows | None = None
         self.position = 0
         """Rows handed out so far; saved with the trainer's checkpoints."""
+        self._count = 0
         self._taken = 0
         """Rows taken from `_rows`; Atropos loads a checkpoint only after `setup`."""
 
@@ -88,21 +91,41 @@ class SpecEnv(HermesAgentBaseEnv):
         """Load the rows of training and evaluation; may wait for a hub."""
         rows = await asyncio.to_thread(load_rows, self.spec, "train", notify=logger.warning)
         await self.compiled.open(rows[0])
-        self._rows, self._taken = repeated(rows), 0
+        self._rows, self._taken, self._count = repeated(rows), 0, rows.length or 1_000_000
         if self.spec.dataset.eval is not None:
             self._eval_rows = await asyncio.to_thread(load_rows, self.spec, "eval", notify=logger.warning)
 
     async def get_next_item(self) -> Row | None:
-        """The next row of the training split, over and over."""
+        """The next row of the training split, over and over, but those that are set aside or were sent already."""
         if self._rows is None:
             await self.setup()
         assert self._rows is not None
-        following = None
-        while self._taken <= self.position:
-            following = await anext(self._rows, None)
+        passed_by = 0
+        while (following := await anext(self._rows, None)) is not None:
+            row, number = following[0], self._taken
             self._taken += 1
-        self.position += 1
-        return following[0] if following is not None else None
+            if row.key in self.quarantine:
+                passed_by += 1
+                if passed_by > self._count:
+                    return None  # every row is set aside
+            elif number >= self.position:
+                self.position = number + 1
+                placed = PlacedRow(row.key, row.columns, row.index, row.digest, number)
+                if self.served is None or not self.served.settled(placed.group):
+                    return placed
+        return None
+
+    def _placed(self, item: Any) -> tuple[Row, str]:
+        """A row has its group's id from its place among all, so that a restart finds its rollouts again."""
+        known = self.served is not None and isinstance(item, PlacedRow)
+        return (item, item.group) if known else super()._placed(item)
+
+    def curriculum_state(self) -> Any:
+        """What of a curriculum is to be restored with the trainer's step, as JSON; a hook, nothing by default."""
+        return None
+
+    def restore_curriculum(self, state: Any) -> None:
+        """Take up what `curriculum_state` gave at the step at which the trainer goes on."""
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Evaluate on the evaluation split; the numbers go to wandb and to `eval/step-<N>` of the run directory."""
@@ -139,19 +162,66 @@ class SpecEnv(HermesAgentBaseEnv):
             return found.metrics
 
     def record_to(self, directory: RunDirectory, progress: Progress) -> None:
-        """Keep every rollout, sent group and evaluation of training in this run directory, and say how it goes."""
+        """Keep every rollout, sent group and evaluation of training in this run directory, and say how it goes.
+
+        What an earlier start has left there is gone on with.
+        """
         self.directory, self.progress = directory, progress
         self.wandb_folder = directory.path
-        self._journal = directory.journal("rollouts.jsonl")
-        earlier = (int(line["group"].rpartition(":")[2]) for line in self._journal.read())
-        self._numbers = itertools.count(1 + max(earlier, default=-1))  # no id twice in the file
+        self.served = Served(directory, self.compiled, self.config.group_size, drop=self.spec.serve.drop_uniform)
+        self.memory = self.served.kept
         moved = self.spec.env.get("data_path_to_save_groups")
         self.jsonl_writer = _GroupsWriter(self, directory.journal(Path(moved) if moved else "groups.jsonl"))
+        for role in self.compiled.roles.values():
+            role.tell(progress.note)
 
     def track_rollout(self, rollout: Rollout) -> None:
         super().track_rollout(rollout)
-        if self._journal is not None:
-            self._journal.append(rollout_record(rollout))
+        if self.served is not None:
+            self.served.kept.keep(rollout)
+
+    def track_group(self, group: Group) -> None:
+        if self.quarantine.count(group):
+            self.progress.note(f"row {group.row.key} is set aside: it failed again and again ({group.detail})")
+
+    def layers(self, group: Group) -> list[dict[str, Any]]:
+        """As they are sent, with the group's id: the API drops it, files and the place in the run need it."""
+        return [{**layer, "group": group.id, "row_key": group.row.key} for layer in super().layers(group)]
+
+    async def register_env(self) -> None:
+        """As BaseEnv's; then what the trainer has not received is offered again."""
+        await super().register_env()
+        if self.served is None:
+            return
+        mark, lost = await self.served.restore(self.config.rollout_server_url, self.curr_step, self.env_id)
+        self.position = 0
+        self.quarantine = Quarantine(mark.state.get("quarantined") or ())
+        if mark.state.get("curriculum") is not None:
+            self.restore_curriculum(mark.state["curriculum"])
+        if self.served.place.sent or lost:
+            said = f", {lost} groups that it had not received are sent again" if lost else ""
+            self.progress.note(f"going on at step {self.curr_step}{said}; nothing that was played is played again")
+
+    def load_checkpoint(self) -> None:
+        """As BaseEnv's, where the run directory does not know better."""
+        if self.served is None:
+            super().load_checkpoint()
+
+    async def env_step_checks(self) -> None:
+        """As BaseEnv's; each step of the trainer is marked with what it has received."""
+        if self.served is not None and self.curr_step != self.status_dict["current_step"]:
+            state = {"quarantined": self.quarantine.record(), "curriculum": self.curriculum_state()}
+            await self.served.mark(self.config.rollout_server_url, self.status_dict, state)
+        await super().env_step_checks()
+
+    async def _send_scored_data_to_api(self, scored_data: Any) -> None:
+        parts = scored_data if isinstance(scored_data, list) else [scored_data]
+        groups = list(dict.fromkeys(part["group"] for part in parts if "group" in part))
+        if self.served is None or len(groups) != 1:
+            await super()._send_scored_data_to_api(scored_data)
+            return
+        async with self.served.sending(groups[0]):
+            await super()._send_scored_data_to_api(scored_data)
 
     def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
         """Save the place in the dataset with the trainer's checkpoint."""
@@ -160,9 +230,8 @@ class SpecEnv(HermesAgentBaseEnv):
     async def shut_down(self) -> None:
         await super().shut_down()
         await self.compiled.close()
-        if self._journal is not None:
-            with closing(self._journal):
-                self._journal = None
+        if self.served is not None:
+            self.served.close()
 
 
 class _GroupsWriter(GroupsWriter):
@@ -171,9 +240,11 @@ class _GroupsWriter(GroupsWriter):
     def __init__(self, env: SpecEnv, journal: Journal) -> None:
         super().__init__(journal)
         self._env, self._sent = env, 0
+        self._written = {line["group"] for line in journal.read() if "group" in line}
 
     async def keep(self, groups: list[dict[str, Any]]) -> None:
-        await super().keep(groups)
+        if groups[0].get("group") not in self._written:  # what is sent again is in the file
+            await super().keep(groups)
         self._sent += sum(not group.get("layer") for group in groups)
         self._env.progress.show(f"step {self._env.curr_step} · {self._sent} groups sent", groups[0]["scores"])
 

@@ -121,7 +121,9 @@ def rendered_again(groups: list[dict[str, Any]], log: list[Logged], tokenizer: T
     return wrong_tokens / tokens, wrong_rollouts / rollouts
 
 
-async def serve_and_train(tmp_path: Path, folder: Path, *, steps: int, batch: int) -> tuple[list[Any], TokenPolicy, str]:
+async def serve_and_train(
+    tmp_path: Path, folder: Path, *, steps: int, batch: int
+) -> tuple[list[Any], TokenPolicy, str]:
     tokenizer = HubTokenizer(str(folder))
     policy = TokenPolicy(tokenizer, writes)
     (tmp_path / "code.py").write_text(CODE)

@@ -19,9 +19,9 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def trajectory_api() -> AsyncIterator[str]:
+async def trajectory_api(port: int | None = None) -> AsyncIterator[str]:
     """A real run-api on loopback, ended by its process id."""
-    port = free_port()
+    port = port or free_port()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "atroposlib.cli.run_api", "--host", "127.0.0.1", "--port", str(port),
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
@@ -47,8 +47,16 @@ async def _until_up(url: str) -> None:
     raise AssertionError(f"run-api did not come up at {url}")
 
 
-async def train(url: str, *, steps: int, batch_size: int, pause: float = 0.05) -> list[list[dict[str, Any]]]:
-    """Register, then pull batches until there are `steps` of them."""
+async def train(
+    url: str,
+    *,
+    steps: int,
+    batch_size: int,
+    pause: float = 0.05,
+    starting_step: int = 0,
+    batches: list[list[dict[str, Any]]] | None = None,
+) -> list[list[dict[str, Any]]]:
+    """Register, then pull batches until `batches` (default: none yet) has `steps` of them."""
     registration = {
         "wandb_group": "group",
         "wandb_project": "project",
@@ -56,10 +64,10 @@ async def train(url: str, *, steps: int, batch_size: int, pause: float = 0.05) -
         "max_token_len": 4096,
         "checkpoint_dir": "",
         "save_checkpoint_interval": -1,
-        "starting_step": 0,
+        "starting_step": starting_step,
         "num_steps": steps,
     }
-    batches: list[list[dict[str, Any]]] = []
+    batches = [] if batches is None else batches
     async with aiohttp.ClientSession() as session:
         async with session.post(f"{url}/register", json=registration) as answer:
             answer.raise_for_status()

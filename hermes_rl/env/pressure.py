@@ -1,0 +1,58 @@
+"""Back-pressure from the trainer's queue: fewer groups begin, and what has begun is never cancelled.
+
+BaseEnv cancels every group in flight when the queue is full, and some of them when it is nearly so: minutes of
+generation that were almost done.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atroposlib.envs.base import EvalHandlingEnum
+
+
+class Pressure:
+    """Mixin of `HermesAgentBaseEnv`: replaces how BaseEnv reacts to a full queue."""
+
+    # BaseEnv's own
+    config: Any
+    workers: set[Any]
+    eval_runner: Any
+    max_num_workers: int
+    derived_batch_size: int
+    status_dict: dict[str, Any]
+
+    queue_is_full = False
+
+    async def get_status(self) -> None:
+        """As BaseEnv's; of a full queue BaseEnv is told that one place is left, so that it cancels nothing.
+
+        At the end of training nothing more is needed: then it is told the truth.
+        """
+        await super().get_status()  # type: ignore[misc]
+        status, config = self.status_dict, self.config
+        self.queue_is_full = False
+        if config.batch_size <= 0 or config.max_batches_offpolicy <= 0 or config.min_batch_allocation is not None:
+            return
+        full = -(-config.max_batches_offpolicy * config.batch_size // config.group_size)
+        ahead = status["queue_size"] * config.group_size // config.batch_size
+        if status["queue_size"] >= full and status["current_step"] + ahead <= config.total_steps:
+            self.queue_is_full = True
+            status["queue_size"] = full - 1
+
+    async def add_train_workers(self) -> None:
+        """As BaseEnv's, where there is room for more groups than are in flight."""
+        if self.queue_is_full or self._room() <= len(self.workers):
+            return
+        await super().add_train_workers()  # type: ignore[misc]
+
+    def _room(self) -> int:
+        """Groups that may be in flight: workers, and what the queue still takes."""
+        config, workers = self.config, self.max_num_workers
+        evaluating = self.eval_runner is not None and not self.eval_runner.done()
+        if evaluating and config.eval_handling == EvalHandlingEnum.LIMIT_TRAIN:
+            workers = int(workers * config.eval_limit_ratio)
+        if config.min_batch_allocation is not None:
+            return workers
+        wanted: int = config.max_batches_offpolicy * self.derived_batch_size // config.group_size
+        return min(workers, wanted - int(self.status_dict["queue_size"]))

@@ -1,85 +1,167 @@
-"""What a sandboxed rollout costs: start, commands, files, release, alone and beside many others.
+"""What a sandboxed rollout costs, each figure against its floor in the same run.
 
-    python benchmarks/sandbox.py [--concurrency C] [--rollouts N]
+    python benchmarks/sandbox.py [--concurrency C] [--calls N]
 
-Prints a Markdown table of milliseconds.
+Floors: bare bubblewrap for the start, persistent bash shells in bare bubblewrap for commands and files, and, where
+hermes-agent is installed, its own local backend, which has no fence at all. Prints Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import os
+import shlex
+import statistics
 import time
-from collections import defaultdict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 from report import machine, say, table
+from sandbox_floors import bare, shell
+from sandbox_hermes import hermes_local
 
 from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.cgroup import first_process
 from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.sandbox.helper_sandbox import HelperSandbox
+from hermes_rl.tools.catalogue import resolve_toolsets
+from hermes_rl.tools.execute import execute_calls
+from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.toolkit import Toolkit
 
-FILE = os.urandom(64 * 1024)
-COMMANDS = 10
-Seconds = dict[str, list[float]]
+COMMAND = "seq 200 | tail -1"
+TEXT = base64.b64encode(os.urandom(3072)).decode()
+"""4 kB."""
+STARTS = 20
+ROUNDS = 3
+Step = Callable[[int], Awaitable[object]]
+"""One call of the rollout with this number."""
 
 
 def main() -> None:
     options = arguments()
-    alone = asyncio.run(play_all(options.backend, 1, max(8, options.rollouts // 8)))
-    beside = asyncio.run(play_all(options.backend, options.concurrency, options.rollouts))
-    say(f"Sandbox {options.backend}, {options.rollouts} rollouts, {COMMANDS} times each step; milliseconds.")
+    rows = asyncio.run(measure(options))
+    say(f"{options.concurrency} rollouts at a time, {options.calls} calls each, median of {ROUNDS} rounds.")
     say(f"{machine()}.\n")
-    heads = ["step", "alone: median", "95 %", f"{options.concurrency} at a time: median", "95 %"]
-    say(table(heads, [[name, *figures(alone[name]), *figures(beside[name])] for name in alone]))
+    say(table(["what", "hermes-rl", "floor", "ratio", "wanted"], rows))
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrency", type=int, default=32, help="rollouts at a time (default: 32)")
-    parser.add_argument("--rollouts", type=int, default=128, help="rollouts in all (default: 128)")
-    parser.add_argument("--backend", default="bubblewrap", help="bubblewrap (default) or none")
+    parser.add_argument("--calls", type=int, default=20, help="calls of each kind per rollout (default: 20)")
     return parser.parse_args()
 
 
-async def play_all(backend: str, concurrency: int, rollouts: int) -> Seconds:
-    seconds: Seconds = defaultdict(list)
-    await rollout(backend, defaultdict(list))  # what is made once per process is not a rollout's cost
-    left = iter(range(rollouts))
-
-    async def lane() -> None:
-        for _ in left:
-            await rollout(backend, seconds)
-
-    began = time.perf_counter()
-    await asyncio.gather(*(lane() for _ in range(concurrency)))
-    seconds["a rollout's share of the time"] = [(time.perf_counter() - began) / rollouts]
-    return seconds
+async def measure(options: argparse.Namespace) -> list[list[str]]:
+    rows = [await starts()]
+    rows += await calls(options.concurrency, options.calls)
+    rows.append(await memory(options.concurrency))
+    return rows
 
 
-async def rollout(backend: str, seconds: Seconds) -> None:
-    sandbox = create_sandbox(SandboxConfig(backend=backend))
-    try:
-        await timed(sandbox.start(), seconds["start"])
-        for _ in range(COMMANDS):
-            await timed(sandbox.run("true"), seconds["command `true`"])
-            await timed(sandbox.run("seq 1000 | sort -r | tail -1"), seconds["pipe of three commands"])
-            await timed(sandbox.write_file("data.bin", FILE), seconds["write 64 KiB"])
-            await timed(sandbox.read_file("data.bin"), seconds["read 64 KiB"])
-    finally:
-        await timed(sandbox.close(), seconds["release"])
+async def starts() -> list[str]:
+    """Cold starts, one after the other, in turns with the floor's."""
+    ours, floor = [], []
+    await one_start()
+    for _ in range(STARTS):
+        floor.append(await seconds(one_bare()))
+        ours.append(await seconds(one_start()))
+    mine, least = 1000 * statistics.median(ours), 1000 * statistics.median(floor)
+    return ["cold start and release, ms", f"{mine:.1f}", f"{least:.1f} (bare bwrap)", f"{mine / least:.1f} ×", "≤ 5 ×"]
 
 
-async def timed(work: Awaitable[object], seconds: list[float]) -> None:
+async def one_start() -> None:
+    async with create_sandbox(SandboxConfig()):
+        pass
+
+
+async def one_bare() -> None:
+    process = await bare("/bin/true")
+    await process.communicate()
+
+
+async def seconds(work: Awaitable[object]) -> float:
     began = time.perf_counter()
     await work
-    seconds.append(time.perf_counter() - began)
+    return time.perf_counter() - began
 
 
-def figures(seconds: list[float]) -> list[str]:
-    """Median and 95th percentile."""
-    ordered = sorted(seconds)
-    return [f"{1000 * ordered[int(share * (len(ordered) - 1))]:.1f}" for share in (0.5, 0.95)]
+async def calls(concurrency: int, count: int) -> list[list[str]]:
+    """Rates of tool calls beside each other, ours and the floors' in turns."""
+    async with AsyncExitStack() as stack:
+        toolkit = Toolkit(resolve_toolsets(["terminal", "file"], ()))
+        runtimes = [await stack.enter_async_context(ToolRuntime(toolkit=toolkit)) for _ in range(concurrency)]
+        shells = [await stack.enter_async_context(shell()) for _ in range(concurrency)]
+        others = await stack.enter_async_context(hermes_local(concurrency))
+
+        def tool(name: str, **args: str) -> Step:
+            call = {"id": "c", "function": {"name": name, "arguments": args}}
+            return lambda n: execute_calls([call], toolkit, runtimes[n], turn=0)
+
+        def bash(command: str) -> Step:
+            return lambda n: shells[n].run(command)
+
+        kinds = [
+            ("terminal calls/s", tool("terminal", command=COMMAND), bash(COMMAND), "≥ 0.6 ×", others.terminal, "≥ 3 ×"),
+            (
+                "write 4 kB, calls/s",
+                tool("write_file", path="f", content=TEXT),
+                bash(f"printf %s {shlex.quote(TEXT)} | cat > f"),
+                "≥ 1.3 ×",
+                others.write,
+                "≥ 20 ×",
+            ),
+            ("read 4 kB, calls/s", tool("read_file", path="f"), bash("cat f"), "≥ 1.3 ×", others.read, "≥ 20 ×"),
+        ]
+        rows = []
+        for name, ours, floor, wanted, other, wanted_of_other in kinds:
+            await rate(ours, concurrency, 1)
+            found = await in_turns([ours, floor, *([other] if other else [])], concurrency, count)
+            rows.append([name, *compared(found[0], found[1], "persistent shells in bare bwrap"), wanted])
+            beside = compared(found[0], found[2], "hermes-agent, local") if other else ["", others.why, ""]
+            rows.append([name, *beside, wanted_of_other])
+        return rows
+
+
+def compared(ours: float, floor: float, what: str) -> list[str]:
+    return [f"{ours:.0f}", f"{floor:.0f} ({what})", f"{ours / floor:.2f} ×"]
+
+
+async def in_turns(steps: Sequence[Step], concurrency: int, count: int) -> list[float]:
+    rounds = [[await rate(step, concurrency, count) for step in steps] for _ in range(ROUNDS)]
+    return [statistics.median(values) for values in zip(*rounds, strict=True)]
+
+
+async def rate(step: Step, concurrency: int, count: int) -> float:
+    """Calls per second of `concurrency` rollouts, each one call after the other."""
+
+    async def lane(number: int) -> None:
+        for _ in range(count):
+            await step(number)
+
+    return concurrency * count / await seconds(asyncio.gather(*(lane(n) for n in range(concurrency))))
+
+
+async def memory(count: int) -> list[str]:
+    """Proportional set size of idle sandboxes, all of their processes."""
+    async with AsyncExitStack() as stack:
+        for_all = [await stack.enter_async_context(create_sandbox(SandboxConfig())) for _ in range(count)]
+        sizes = [sum(map(_pss, _line(box.pid))) for box in for_all if isinstance(box, HelperSandbox)]
+    return ["PSS of an idle sandbox, MB", f"{statistics.mean(sizes) / 1e6:.1f}", "", "", "≤ 10"]
+
+
+def _line(pid: int) -> list[int]:
+    last = first_process(pid)
+    return [pid] if last == pid else [pid, last]
+
+
+def _pss(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 if __name__ == "__main__":

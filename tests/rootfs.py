@@ -41,6 +41,7 @@ PROGRAMS = (
         "rm",
         "sed",
         "seq",
+        "sha256sum",
         "setsid",
         "sh",
         "sleep",

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def run(*command: str) -> str:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+def run(*command: str, **more: str) -> str:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **more}
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
     )
@@ -30,7 +30,17 @@ def test_the_benchmark_of_the_loop_measures_every_contender() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("backend", ["bubblewrap", "none"])
+def test_hundreds_of_rollouts_leave_nothing(backend: str, tmp_path: Path) -> None:
+    """Background jobs, orphans, cancellations, sandboxes that are killed; the program fails where something is left."""
+    printed = run(
+        "benchmarks/leaks.py", "--rollouts", "150", "--concurrency", "16", "--backend", backend, TMPDIR=str(tmp_path)
+    )
+    assert "| control groups | 0 | 0 |" in printed
+
+
+@pytest.mark.slow
 def test_the_benchmark_of_the_sandbox_measures_every_step() -> None:
-    printed = run("benchmarks/sandbox.py", "--concurrency", "2", "--rollouts", "2")
-    for step in ("start", "command `true`", "write 64 KiB", "read 64 KiB", "release"):
+    printed = run("benchmarks/sandbox.py", "--concurrency", "2", "--calls", "2")
+    for step in ("cold start and release, ms", "terminal calls/s", "write 4 kB, calls/s", "PSS of an idle sandbox, MB"):
         assert f"| {step} | " in printed

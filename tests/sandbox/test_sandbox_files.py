@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from hashlib import sha256
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -29,6 +30,13 @@ async def test_any_size(sandbox: Sandbox, size: int) -> None:
     await sandbox.write_file("data", data)
     assert await sandbox.read_file("data") == data
     assert (await sandbox.run("wc -c < data")).output.strip() == str(size)
+
+
+async def test_fifty_megabytes_under_an_awkward_name(sandbox: Sandbox) -> None:
+    data, name = os.urandom(50 << 20), "a 'b' \"c\"\nd größer ☕.bin"
+    await sandbox.write_file(name, data)
+    assert (await sandbox.run(["sha256sum", name])).output.split()[0].lstrip("\\") == sha256(data).hexdigest()
+    assert await sandbox.read_file(name) == data
 
 
 @given(data=st.binary(max_size=300), name=st.text(min_size=1, max_size=20))

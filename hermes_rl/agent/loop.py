@@ -16,6 +16,7 @@ from hermes_rl.agent.history import kept_message, sendable
 from hermes_rl.agent.managed import ManagedState
 from hermes_rl.agent.result import AgentResult, Message, ToolCall, reasoning_of, text_of, tokens_of
 from hermes_rl.agent.server import as_chat_server
+from hermes_rl.agent.user import SimulatedUser
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, ServerFailure
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, Reasoning
@@ -55,6 +56,7 @@ class HermesAgentLoop:
         task_id: names the rollout's machine (see `ToolContext`); one is made when it does not exist yet, and stays
             until `ToolContext(task_id).cleanup()`. Without a name it is released at the end of `run`.
         options: the remaining bounds; the arguments before it that are given win over it.
+        user: who answers turns without tool calls; None: such a turn is the last.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class HermesAgentLoop:
         extra_body: Mapping[str, Any] | None = None,
         *,
         options: LoopOptions | None = None,
+        user: SimulatedUser | None = None,
     ) -> None:
         given: dict[str, Any] = {
             "max_turns": max_turns,
@@ -80,6 +83,7 @@ class HermesAgentLoop:
         self.server = as_chat_server(server)
         self.toolkit = Toolkit.of_schemas(tool_schemas, valid_tool_names)
         self.task_id = task_id
+        self.user = user
 
     async def run(self, messages: Sequence[Message]) -> AgentResult:
         """Play the conversation that begins with `messages`; the list given is not changed.
@@ -113,6 +117,10 @@ class HermesAgentLoop:
         return result
 
     async def _play(self, result: AgentResult, runtime: ToolRuntime) -> Ending:
+        if self.user is not None:
+            self.user.begin(result.messages)
+            if self.user.opens and (over := await self._hear(result)) is not None:
+                raise ServerFailure(f"the simulated user ended the conversation before it began ({over})")
         while (ending := self._spent(result) or await self._turn(result, runtime)) is None:
             pass
         return ending
@@ -131,10 +139,19 @@ class HermesAgentLoop:
             return Ending.TOKEN_BUDGET
         calls = self._take(reply, result)
         if (ending := _ending_of(reply, calls)) is not None:
+            if ending is Ending.FINISHED and self.user is not None:
+                return await self._hear(result, result.final_response)
             cut_by_budget = ending is Ending.LENGTH and request.max_tokens != self.options.max_tokens
             return Ending.TOKEN_BUDGET if cut_by_budget else ending
         await self._act(calls, result, runtime)
         return Ending.SANDBOX_KILLED if runtime.killed_by_agent else None
+
+    async def _hear(self, result: AgentResult, said: str | None = None) -> Ending | None:
+        """The user's next words, which are no turn of the policy; the ending, if they are the last."""
+        assert self.user is not None
+        message, ending = await self.user.speak(said)
+        result.messages.append(message)
+        return ending
 
     def _spent(self, result: AgentResult) -> Ending | None:
         """The budget that leaves no room for another turn."""

@@ -54,6 +54,9 @@ class HandWritten:
     def policy(self) -> Any:
         return self._env.server
 
+    async def user(self, seat: Seat, runtime: ToolRuntime) -> None:
+        """Nobody answers; an environment that has somebody plays its own conversation."""
+
     def options(self, split: str) -> LoopOptions:
         config = self._env.config
         return LoopOptions(

@@ -9,37 +9,39 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from random import Random
 from types import TracebackType
 from typing import Any, Self
 
 from hermes_rl.agent.loop import LoopOptions
 from hermes_rl.agent.result import AgentResult, Message
+from hermes_rl.agent.user import SimulatedUser, user_id
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.plugins import load_object, place_of
 from hermes_rl.rollouts.artifact_files import keep_artifacts
 from hermes_rl.rollouts.environment import Treatment
-from hermes_rl.rollouts.prompts import messages_of, with_thinking
+from hermes_rl.rollouts.prompts import content_of, messages_of, with_thinking
 from hermes_rl.rollouts.reward_machines import RewardMachines
 from hermes_rl.rollouts.rollout import Rollout, Seat
 from hermes_rl.rollouts.sandboxes import reward_args, sandbox_config
+from hermes_rl.rollouts.scripts import policy_script, user_script
 from hermes_rl.rollouts.tooling import Tooling
+from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.scoring.combine import Weighting
 from hermes_rl.scoring.find import find_reward
 from hermes_rl.scoring.grader import GradedReward, Grader
 from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import Reasoning
 from hermes_rl.servers.factory import config_from_spec, create_role
-from hermes_rl.servers.scripted import Script, Turn, deviate_script, deviations
-from hermes_rl.spec.model import Agent, Spec, is_template
-from hermes_rl.spec.templates import render, render_section
+from hermes_rl.spec.model import NO_TOOLSETS, Agent, Spec
+from hermes_rl.spec.templates import render_section
 from hermes_rl.tools.artifacts import Artifact, Request
 from hermes_rl.tools.machine import ToolRuntime
 
@@ -74,6 +76,9 @@ class CompiledSpec:
         self.seed = spec.seed
         self.roles = _roles(spec, os.environ if environ is None else environ)
         self.tooling = Tooling(spec, os.environ if environ is None else environ)
+        self._user_tooling = Tooling(
+            spec, os.environ if environ is None else environ, spec.user.tools if spec.user else (), NO_TOOLSETS
+        )
         self._state_class = load_object(spec.state) if spec.state is not None else None
         self.grader = _grader(spec, self.roles)
         self.artifact_folder: Path | None = None
@@ -98,11 +103,16 @@ class CompiledSpec:
         Raises:
             RunError, UserError: they cannot be had; see `Tooling.open`.
         """
-        await self.tooling.open(sandbox_config(self.spec, row))
+        await self._open(sandbox_config(self.spec, row))
+
+    async def _open(self, config: SandboxConfig) -> None:
+        await self.tooling.open(config)
+        await self._user_tooling.open(config)
 
     async def close(self) -> None:
         """Release the servers of tools and of all roles."""
         await self.tooling.close()
+        await self._user_tooling.close()
         for role in self.roles.values():
             await role.close()
 
@@ -126,16 +136,16 @@ class CompiledSpec:
     async def machine(self, seat: Seat) -> AsyncIterator[ToolRuntime]:
         state = self._state(seat.row)
         config = sandbox_config(self.spec, seat.row)
-        await self.tooling.open(config)
+        await self._open(config)
         toolkit = self.tooling.toolkit(seat.group, state)
         for role in self.roles.values():
             role.live_here()
-        self._register_script(seat)
+        self._register_scripts(seat)
         try:
             async with ToolRuntime(config, task_id=seat.id, toolkit=toolkit, state=state) as runtime:
                 yield runtime
         finally:
-            self.policy.forget(seat.id)
+            self._forget(seat)
 
     def _state(self, row: Row) -> Any:
         """The rollout's own state object, where the spec has one."""
@@ -177,27 +187,33 @@ class CompiledSpec:
     def treatment(self, ending: Ending) -> Treatment:
         return self.spec.endings.get(str(ending), "grade")
 
-    def _register_script(self, seat: Seat) -> None:
-        if not self.policy.scripted:
-            return
-        server = self.spec.servers[POLICY][0]
-        seed = self.seed if server.seed is None else server.seed
-        script = self.script(seat.row)
-        if seat.index in deviations(seat.size, server.deviate, seed, seat.group):
-            turns = deviate_script(script.turns, Random(f"{seed}:{seat.group}-{seat.index}"))
-            script = Script(turns, script.prior)
-        self.policy.register(seat.id, script)
+    async def user(self, seat: Seat, runtime: ToolRuntime) -> SimulatedUser | None:
+        user = self.spec.user
+        if user is None:
+            return None
+        toolkit = self._user_tooling.toolkit(seat.group, runtime.state)
+        return SimulatedUser(
+            self.roles[user.server],
+            content_of(user.system, seat.row, "user.system") if user.system is not None else None,
+            runtime,
+            toolkit=toolkit,
+            stop=user.stop,
+            max_turns=user.max_turns,
+            opens=user.opens,
+        )
 
-    def script(self, row: Row) -> Script:
-        """The spec's solution for a row, as a scripted policy plays it."""
-        prior = sum(message["role"] == "assistant" for message in self.prompt(row))
-        solution = self.spec.solution
-        if solution is None or solution.turns is None:
-            return Script((), prior)
-        turns = solution.turns
-        plain: Any = turns if is_template(turns) else [turn.model_dump(exclude_none=True) for turn in turns]
-        rendered = render(plain, row.columns, where="solution.turns", key=row.key)
-        return Script(tuple(Turn.of(turn) for turn in rendered), prior)
+    def _register_scripts(self, seat: Seat) -> None:
+        roles = Counter(message["role"] for message in self.prompt(seat.row))
+        if self.policy.scripted:
+            self.policy.register(seat.id, policy_script(self.spec, seat, roles["assistant"]))
+        user = self.spec.user
+        if user is not None and self.roles[user.server].scripted:
+            self.roles[user.server].register(user_id(seat.id), user_script(self.spec, seat.row, roles["user"]))
+
+    def _forget(self, seat: Seat) -> None:
+        self.policy.forget(seat.id)
+        if self.spec.user is not None:
+            self.roles[self.spec.user.server].forget(user_id(seat.id))
 
 
 async def _kept(folder: Path, rollout: str, taken: Mapping[str, Artifact]) -> dict[str, Any]:

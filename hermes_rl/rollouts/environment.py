@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from hermes_rl.agent.loop import LoopOptions
 from hermes_rl.agent.result import Message
+from hermes_rl.agent.user import SimulatedUser
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.rollouts.rollout import Rollout, Seat
@@ -43,6 +44,10 @@ class Environment(Protocol):
 
     def machine(self, seat: Seat) -> AbstractAsyncContextManager[ToolRuntime]:
         """What the rollout's tools act on, released at the end, also on cancellation."""
+        ...
+
+    async def user(self, seat: Seat, runtime: ToolRuntime) -> SimulatedUser | None:
+        """Who answers the agent's turns without tool calls; None where nobody does."""
         ...
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:

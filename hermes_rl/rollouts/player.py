@@ -150,7 +150,13 @@ class Player:
 
     async def _converse(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         options = replace(self.options, seed=rollout.seed)
-        loop = HermesAgentLoop(self.policy, runtime.toolkit.schemas, task_id=runtime.task_id, options=options)
+        loop = HermesAgentLoop(
+            self.policy,
+            runtime.toolkit.schemas,
+            task_id=runtime.task_id,
+            options=options,
+            user=await self.environment.user(rollout.seat, runtime),
+        )
         rollout.result = await loop.run(self.environment.prompt(rollout.seat.row))
         rollout.ending = rollout.result.ending
 

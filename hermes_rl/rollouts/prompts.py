@@ -24,6 +24,11 @@ def messages_of(prompt: Prompt, row: Row) -> list[Message]:
     return _Rendering(row).messages(prompt)
 
 
+def content_of(text: str | TextFile, row: Row, where: str) -> str:
+    """One text of a spec, given there or in a file, rendered for the row."""
+    return str(_Rendering(row).content(text, where))
+
+
 def with_thinking(messages: list[Message], thinking: str | None) -> list[Message]:
     """The messages with Atropos' `custom_thinking_prompt` in front of the system message."""
     if not thinking:
@@ -46,13 +51,13 @@ class _Rendering:
             return [self._message(one, f"prompt.messages[{i}]") for i, one in enumerate(prompt.messages)]
         parts = (("system", prompt.system), ("user", prompt.user))
         return [
-            {"role": role, "content": self._content(content, f"prompt.{role}")}
+            {"role": role, "content": self.content(content, f"prompt.{role}")}
             for role, content in parts
             if content is not None
         ]
 
     def _message(self, message: SpecMessage, where: str) -> Message:
-        content = None if message.content is None else self._content(message.content, f"{where}.content")
+        content = None if message.content is None else self.content(message.content, f"{where}.content")
         made: Message = {"role": self._text(message.role, f"{where}.role"), "content": content}
         for key in ("name", "reasoning_content", "tool_calls", "tool_call_id"):
             value = getattr(message, key)
@@ -60,7 +65,7 @@ class _Rendering:
                 made[key] = self._value(thaw(value), f"{where}.{key}")
         return made
 
-    def _content(self, content: str | TextFile | tuple[Part, ...], where: str) -> str | list[dict[str, Any]]:
+    def content(self, content: str | TextFile | tuple[Part, ...], where: str) -> str | list[dict[str, Any]]:
         if isinstance(content, TextFile):
             return self._text(_read(content.file), content.file)
         if isinstance(content, str):

@@ -8,14 +8,15 @@ first rollout.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import Problem, UserError
 from hermes_rl.rollouts.sandboxes import laid_files
 from hermes_rl.sandbox.config import SandboxConfig
-from hermes_rl.spec.model import Mcp, Spec
+from hermes_rl.spec.model import Mcp, Spec, Toolsets
+from hermes_rl.spec.model import Tool as ToolEntry
 from hermes_rl.threads import in_thread
 from hermes_rl.tools.base import Tool
 from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
@@ -61,23 +62,32 @@ class Outside:
 
 
 class Tooling:
-    """What the agent of a spec can do.
+    """What the agent of a spec can do, or its simulated user.
 
     Args:
         spec: the spec.
         environ: where the keys of tools and the variables that hold headers are looked up.
+        tools, toolsets: others than the agent's.
 
     Raises:
         UserError: a function cannot be loaded, or a variable is missing.
     """
 
-    def __init__(self, spec: Spec, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        environ: Mapping[str, str],
+        tools: Sequence[ToolEntry] | None = None,
+        toolsets: Toolsets | None = None,
+    ) -> None:
         self.spec = spec
+        self._toolsets = spec.toolsets if toolsets is None else toolsets
+        self._entries = spec.tools if tools is None else tools
         self._outside = Outside(spec, environ)
-        self._functions = tuple(self._function(tool.python, tool.outside) for tool in spec.tools if tool.python)
+        self._functions = tuple(self._function(tool.python, tool.outside) for tool in self._entries if tool.python)
         self._servers = tuple(
             _McpTools(_settings(tool.mcp, spec, environ, number), self._outside)
-            for number, tool in enumerate(spec.tools)
+            for number, tool in enumerate(self._entries)
             if tool.mcp is not None
         )
         self._fixed: tuple[Tool, ...] | None = None
@@ -113,7 +123,7 @@ class Tooling:
     def toolkit(self, group: str, state: Any) -> Toolkit:
         """The tools of a rollout: those of its group, and those of its own state object."""
         shared = self.shared(group)
-        names = [tool.state for tool in self.spec.tools if tool.state is not None]
+        names = [tool.state for tool in self._entries if tool.state is not None]
         own = [tool for name in names for tool in state_tools(state, name)]
         return Toolkit([*shared.tools, *own]) if own else shared
 
@@ -122,7 +132,7 @@ class Tooling:
         return Toolkit([*self._catalogue(group), *self._functions, *(self._listed or ())])
 
     def _catalogue(self, group: str) -> tuple[Tool, ...]:
-        toolsets = self.spec.toolsets
+        toolsets = self._toolsets
         if toolsets.distribution is not None:
             drawn = sample_distribution(toolsets.distribution, f"{self.spec.seed}:{group}")
             return resolve_toolsets(drawn, toolsets.disabled, self._outside)
@@ -132,6 +142,8 @@ class Tooling:
 
     def _every_toolset(self) -> tuple[Tool, ...]:
         """The tools of all toolsets that a group may get, so that none is found missing later."""
+        if self._toolsets is not self.spec.toolsets:
+            return ()
         problems = [] if self._outside.replay is not None else toolset_problems(self.spec, self._outside.hermes)
         if problems:
             raise UserError("\n".join(map(str, problems)))

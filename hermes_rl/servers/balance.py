@@ -8,20 +8,17 @@ so that connections and the bound on requests in flight exist once.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
-from hermes_rl.servers.base import Backend, ChatReply, ChatRequest, Message, ServerConfig
+from hermes_rl.servers.base import Backend, ChatReply, ChatRequest, Message, ServerConfig, without_thinking
 from hermes_rl.servers.members import Member, Members
 from hermes_rl.servers.retry import RetryPolicy, with_retries
 
 T = TypeVar("T")
-
-_THINKING = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
 
 
 @runtime_checkable
@@ -88,7 +85,7 @@ class Role:
         body = {"response_format": _json_schema(schema)} if schema is not None else None
         reply = await self.chat(ChatRequest(messages, temperature=temperature, max_tokens=max_tokens, extra_body=body))
         content = reply.message.get("content")
-        return _THINKING.sub("", content) if isinstance(content, str) else ""
+        return without_thinking(content) if isinstance(content, str) else ""
 
     async def weights(self) -> int | None:
         """The newest version of the weights that any server has; None where none tells it."""

@@ -8,6 +8,7 @@ These types are dataclasses, not pydantic models: they are built once per model 
 from __future__ import annotations
 
 import hashlib
+import re
 import zlib
 from array import array
 from collections.abc import Mapping, Sequence
@@ -142,6 +143,14 @@ class Sampled:
         """What a step is to be found with again."""
         digest = sampled_digest(step.completion, step.logprobs)
         return cls(len(step.completion), digest, len(step.prompt), zlib.crc32(step.prompt), step.weights)
+
+
+_THINKING = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
+
+
+def without_thinking(text: str) -> str:
+    """An answer without the thinking that some servers leave in front of it."""
+    return _THINKING.sub("", text)
 
 
 def sampled_digest(ids: array[int], logprobs: array[float]) -> bytes:

@@ -135,7 +135,6 @@ async def test_examples_in_the_prompt_are_not_trained_on() -> None:
     ("section", "what"),
     [
         ("sandbox: {backend: docker, image: debian}", "docker"),
-        ("user: {system: be a user}", "simulated user"),
         ("process: {format: sft}", "format sft"),
     ],
 )

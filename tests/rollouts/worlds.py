@@ -77,6 +77,9 @@ class World:
     def prompt(self, row: Row) -> list[dict[str, Any]]:
         return [{"role": "user", "content": row.key}]
 
+    async def user(self, seat: Seat, runtime: ToolRuntime) -> None:
+        return None
+
     @asynccontextmanager
     async def machine(self, seat: Seat) -> AsyncIterator[ToolRuntime]:
         self.opened += 1

@@ -162,7 +162,7 @@ CASES: dict[str, tuple[str, str]] = {
     "ending-of-ours": (BASE + "endings: {▶server_failure: 0}\n", "never graded"),
     "ending-treatment": (BASE + "endings: {max_turns: ▶droop}\n", "did you mean `drop`?"),
     "solution-typo": (BASE + "solution: {▶turn: []}\n", "did you mean `turns`?"),
-    "empty-turn": (BASE + "solution:\n  turns:\n    - ▶{reasoning: a}\n", "needs `tools` or `say`"),
+    "empty-turn": (BASE + "solution:\n  turns:\n    - ▶{reasoning: a}\n", "needs `tools`, `say`, or"),
     "role-name": (BASE + "servers: {▶item: {type: scripted}}\n", "cannot be a role"),
     "server-without-url": (BASE + "servers:\n  ▶policy: {type: vllm, model: a}\n", "missing key `base_url`"),
     "deviate-on-openai": (

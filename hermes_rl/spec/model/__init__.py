@@ -9,10 +9,11 @@ from hermes_rl.spec.model.sandbox import BACKENDS, Artifact, File, Limits, Sandb
 from hermes_rl.spec.model.scoring import Call, Reward, ScoreRule, Solution, Turn
 from hermes_rl.spec.model.servers import Renderer, Server
 from hermes_rl.spec.model.spec import Mode, Spec
-from hermes_rl.spec.model.tools import Mcp, Tool, Toolsets
+from hermes_rl.spec.model.tools import NO_TOOLSETS, Mcp, Tool, Toolsets
 
 __all__ = [
     "BACKENDS",
+    "NO_TOOLSETS",
     "Agent",
     "AgentOverrides",
     "Artifact",

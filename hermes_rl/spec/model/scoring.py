@@ -67,6 +67,7 @@ class Turn(Section):
     tools: Annotated[Seq[Call], MayTemplate()] | None = Field(None, description="Tool calls of this turn, in order.")
     say: str | None = Field(None, description="Text of this turn.")
     reasoning: str | None = Field(None, description="Reasoning of this turn.")
+    user: str | None = Field(None, description="What a scripted user answers, or opens with in a turn of its own.")
 
 
 class Solution(Section):

@@ -1,0 +1,42 @@
+"""A spec's `solution` as scripts: what a scripted policy plays, and what a scripted user answers.
+
+Owns the rendering over a row and which members of a group go wrong.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from hermes_rl.data.rows import Row
+from hermes_rl.rollouts.rollout import Seat
+from hermes_rl.servers.scripted import Script, Turn, deviate_script, deviations
+from hermes_rl.spec.model import Spec, is_template
+from hermes_rl.spec.templates import render
+
+
+def policy_script(spec: Spec, seat: Seat, prior: int) -> Script:
+    """What the policy plays in a seat; `prior` is the number of assistant messages in the prompt."""
+    server = spec.servers["policy"][0]
+    seed = spec.seed if server.seed is None else server.seed
+    turns = tuple(Turn.of(turn) for turn in _turns(spec, seat.row) if turn.get("say") or turn.get("tools"))
+    if seat.index in deviations(seat.size, server.deviate, seed, seat.group):
+        turns = deviate_script(turns, Random(f"{seed}:{seat.group}-{seat.index}"))
+    return Script(turns, prior)
+
+
+def user_script(spec: Spec, row: Row, prior: int) -> Script:
+    """What a scripted user says: each `user` of the solution's turns in order, then the first stop phrase."""
+    said = [str(turn["user"]) for turn in _turns(spec, row) if turn.get("user")]
+    stop = spec.user.stop[:1] if spec.user is not None else ()
+    return Script(tuple(Turn(say=text) for text in (*said, *stop)), prior)
+
+
+def _turns(spec: Spec, row: Row) -> list[dict[str, Any]]:
+    solution = spec.solution
+    if solution is None or solution.turns is None:
+        return []
+    turns = solution.turns
+    plain: Any = turns if is_template(turns) else [turn.model_dump(exclude_none=True) for turn in turns]
+    rendered: list[dict[str, Any]] = render(plain, row.columns, where="solution.turns", key=row.key)
+    return rendered

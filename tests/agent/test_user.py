@@ -1,0 +1,136 @@
+"""A simulated user: what it hears, what it may do, when it has had enough, and what is its failure."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from scripted_chat import Answer, ScriptedChat, call, calls, says
+
+from hermes_rl.agent.loop import HermesAgentLoop
+from hermes_rl.agent.result import AgentResult
+from hermes_rl.agent.user import GREETING, SimulatedUser
+from hermes_rl.endings import Ending
+from hermes_rl.errors import ServerFailure
+from hermes_rl.servers.balance import Role
+from hermes_rl.servers.base import ServerConfig
+from hermes_rl.servers.factory import create_role
+from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.python_tools import python_tool
+from hermes_rl.tools.toolkit import Toolkit
+
+SYSTEM = {"role": "system", "content": "Be kind."}
+
+
+def look(what: str) -> str:
+    """Look at something.
+
+    Args:
+        what: at what.
+    """
+    return f"seen: {what}"
+
+
+@pytest.fixture
+async def customer() -> AsyncIterator[ScriptedChat]:
+    """The server that plays the user."""
+    server = ScriptedChat()
+    stop = await server.start()
+    yield server
+    await stop()
+
+
+async def converse(
+    policy: Role,
+    customer: ScriptedChat,
+    answers: list[Answer],
+    *,
+    tools: bool = False,
+    prompt: str | None = None,
+    **how: Any,
+) -> AgentResult:
+    customer.script = answers
+    toolkit = Toolkit([python_tool(look)] if tools else [])
+    messages = [SYSTEM] if prompt is None else [SYSTEM, {"role": "user", "content": prompt}]
+    async with create_role("user", [ServerConfig("openai", customer.url, "u")]) as role, ToolRuntime() as runtime:
+        user = SimulatedUser(role, "You want a refund.", runtime, toolkit=toolkit, **how)
+        return await HermesAgentLoop(policy, [], task_id=runtime.task_id, user=user).run(messages)
+
+
+def spoken(result: AgentResult) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in result.messages[1:]]
+
+
+async def test_it_opens_answers_and_ends(chat: ScriptedChat, policy: Role, customer: ScriptedChat) -> None:
+    chat.script = [says("What is it?"), says("Done.")]
+    answers = [says("Hello"), says("<think>hm</think>A refund."), says("Thanks. ###STOP###")]
+    result = await converse(policy, customer, answers, opens=True, stop=["###STOP###"])
+    assert spoken(result) == [
+        ("user", "Hello"),
+        ("assistant", "What is it?"),
+        ("user", "A refund."),
+        ("assistant", "Done."),
+        ("user", "Thanks. ###STOP###"),
+    ]
+    assert (result.ending, result.turns_used, result.final_response) == (Ending.USER_STOP, 2, "Done.")
+    assert [(m["role"], m["content"]) for m in customer.sent] == [
+        ("system", "You want a refund."),
+        ("user", GREETING),
+        ("assistant", "Hello"),
+        ("user", "What is it?"),
+        ("assistant", "A refund."),
+        ("user", "Done."),
+    ]
+
+
+async def test_a_prompt_of_a_user_is_its_own_words(chat: ScriptedChat, policy: Role, customer: ScriptedChat) -> None:
+    chat.script = [says("Yes?")]
+    await converse(policy, customer, [says("bye")], prompt="Help!", stop=["bye"])
+    assert [m["content"] for m in customer.sent[1:]] == [GREETING, "Help!", "Yes?"]
+
+
+async def test_it_speaks_so_often_at_most(chat: ScriptedChat, policy: Role, customer: ScriptedChat) -> None:
+    chat.script = [says("and?")] * 9
+    result = await converse(policy, customer, [says("more")] * 9, opens=True, max_turns=3)
+    assert result.ending is Ending.USER_STOP
+    assert [role for role, _ in spoken(result)] == ["user", "assistant", "user", "assistant", "user"]
+
+
+async def test_its_calls_are_its_own(chat: ScriptedChat, policy: Role, customer: ScriptedChat) -> None:
+    chat.script = [says("Is the light on?")]
+    answers = [says("Hi"), calls(call("look", {"what": "light"})), calls(call("nope")), says("It is. bye")]
+    result = await converse(policy, customer, answers, tools=True, opens=True, stop=["bye"])
+    assert spoken(result)[-1] == ("user", "It is. bye")
+    told = [message["content"] for message in customer.sent if message["role"] == "tool"]
+    assert told[0] == "seen: light"
+    assert "there is no tool named 'nope'" in told[1]
+    assert result.tool_calls == [] and result.tool_errors == [], "nothing of it is the policy's"
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [says("")] * 3,
+        [says("<think>only thoughts</think>")] * 3,
+        [says("cut", "length")],
+        [calls(call("look", {"what": "x"}))] * 10,
+    ],
+)
+async def test_its_failure_is_ours(policy: Role, customer: ScriptedChat, answers: list[Answer]) -> None:
+    with pytest.raises(ServerFailure, match="the simulated user") as failure:
+        await converse(policy, customer, answers, opens=True, tools=True)
+    assert not failure.value.ending.graded
+
+
+async def test_one_that_ends_before_it_began_is_our_failure(policy: Role, customer: ScriptedChat) -> None:
+    with pytest.raises(ServerFailure, match="before it began"):
+        await converse(policy, customer, [says("bye")], opens=True, stop=["bye"])
+
+
+async def test_an_answer_without_words_is_the_policys_ending(
+    chat: ScriptedChat, policy: Role, customer: ScriptedChat
+) -> None:
+    chat.script = [says("")]
+    result = await converse(policy, customer, [says("Hi")], opens=True)
+    assert result.ending is Ending.EMPTY

@@ -11,9 +11,12 @@ from dataclasses import asdict, dataclass
 import aiohttp
 import typer
 
+from hermes_rl.errors import UserError
 from hermes_rl.rollouts.tooling import named_toolsets
-from hermes_rl.runs.launch import tokenizer_of
+from hermes_rl.runs.exact import TOKEN_LEVEL, forecast_of, tokenizer_of
 from hermes_rl.sandbox.probe import probe
+from hermes_rl.servers.exactness import examine as examine_server
+from hermes_rl.servers.factory import config_from_spec, token_server
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Server, Spec
 from hermes_rl.tokens.tokenizer import TokenizerUnavailable, load_tokenizer
@@ -45,8 +48,9 @@ def examine(source: str | None) -> list[Check]:
         return [*checks, _tokenizer(None)]
     if "policy" in spec.servers:
         checks.append(_tokenizer(tokenizer_of(spec)))
+        checks += _tokens(spec)
     checks += _toolsets(spec)
-    return [*checks, *asyncio.run(_servers(spec))]
+    return [*checks, *asyncio.run(_servers(spec)), *asyncio.run(_exactness(spec))]
 
 
 def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:
@@ -81,6 +85,31 @@ def _toolsets(spec: Spec) -> list[Check]:
     far = dict.fromkeys(name for _, name in named_toolsets(spec) if name in NAMES)
     found = {name: hermes.problem(name) for name in far}
     return [Check(f"toolset {name}", problem is None, problem or "works") for name, problem in found.items()]
+
+
+def _tokens(spec: Spec) -> list[Check]:
+    """Whether conversations of this spec become exact tokens with its own tokenizer."""
+    if spec.servers["policy"][0].type == "openai":
+        return [Check("tokens", True, "a chat server does not say what it sampled: serve needs allow_inexact")]
+    try:
+        return [Check("tokens", True, str(forecast_of(spec)))]
+    except UserError as error:
+        return [Check("tokens", False, str(error), "another tokenizer or renderer, or `type: openai`")]
+
+
+async def _exactness(spec: Spec) -> list[Check]:
+    """What the token-level servers of the policy show about themselves."""
+    checks = []
+    for server in spec.servers.get("policy", ()):
+        if server.type not in TOKEN_LEVEL:
+            continue
+        asked = token_server(config_from_spec(server, os.environ))
+        try:
+            found = await examine_server(asked, spec.agent.temperature, spec.agent.top_p)
+        finally:
+            await asked.close()
+        checks += [Check(f"exactness ({server.type})", one.ok, one.detail, one.remedy) for one in found]
+    return checks
 
 
 async def _servers(spec: Spec) -> list[Check]:

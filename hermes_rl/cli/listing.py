@@ -65,16 +65,19 @@ def _first_line(path: Path) -> str:
 
 
 def _parsers() -> list[dict[str, str]]:
-    return [
-        _entry(
-            "(the server's)",
-            "chat servers parse tool calls themselves; token-level parsers are not available yet",
-        )
-    ]
+    from hermes_rl.tokens.parsers import PARSERS
+
+    return [_entry(name, f"tool calls of {models}") for name, models in PARSERS.items()]
 
 
 def _renderers() -> list[dict[str, str]]:
-    return [_entry("template", "the tokenizer's own chat template; families of renderers are not available yet")]
+    from hermes_rl.tokens.families import family_names
+
+    own = [
+        _entry("auto", "the family of the model where it is known, else template"),
+        _entry("template", "the tokenizer's own chat template, of any model"),
+    ]
+    return own + [_entry(name, "written by hand for this family of models") for name in family_names()]
 
 
 def _sandboxes() -> list[dict[str, str]]:

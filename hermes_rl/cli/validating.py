@@ -13,6 +13,7 @@ from hermes_rl.data.check import check_spec
 from hermes_rl.errors import NotYetAvailable, Problem, UserError
 from hermes_rl.rollouts.needs import available
 from hermes_rl.rollouts.tooling import toolset_problems
+from hermes_rl.runs.exact import foretold
 from hermes_rl.spec.load import load_draft
 from hermes_rl.spec.validate import in_order
 from hermes_rl.tools.catalogue import known_toolsets
@@ -27,6 +28,8 @@ class Verdict:
     spec: str
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
+    tokens: str | None = None
+    """How many sequences a rollout will have, where the tokenizer is at hand."""
 
 
 def validate_specs(specs: Sequence[str], *, deep: bool, as_json: bool) -> int:
@@ -64,6 +67,7 @@ def judge(source: str) -> Verdict:
     if not wrong:  # a warning may be about what was left out
         missing = {problem for mode in ("process", "evaluate", "serve") for problem in available(draft.spec, mode)}
         lacking = [] if draft.spec.toolsets.replay else toolset_problems(draft.spec, HermesToolsets(os.environ))
+        verdict.tokens = foretold(draft.spec) if not problems else None
         verdict.warnings = [*warnings, *sorted(missing, key=str), *lacking]
     return verdict
 
@@ -73,5 +77,7 @@ def _print(verdict: Verdict) -> None:
         typer.echo(str(problem), err=True)
     for warning in verdict.warnings:
         typer.echo(f"warning: {warning}", err=True)
+    if verdict.tokens is not None:
+        typer.echo(f"note: {verdict.tokens}", err=True)
     if not verdict.problems:
         typer.echo(f"{verdict.spec}: valid")

@@ -7,7 +7,7 @@ from typing import Any
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from hermes_rl.env.config import HermesAgentEnvConfig
-from hermes_rl.runs.launch import tokenizer_of
+from hermes_rl.runs.exact import tokenizer_of
 from hermes_rl.spec.model import Spec
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 

@@ -30,8 +30,6 @@ Place = tuple[str | int, ...]
 def _missing(spec: Spec, mode: Mode) -> Iterator[tuple[Place, str]]:
     yield from _sandbox(spec)
     yield from _scoring(spec)
-    if mode == "process" and spec.process.format != "atropos":
-        yield ("process", "format"), f"the format {spec.process.format}"
 
 
 def _sandbox(spec: Spec) -> Iterator[tuple[Place, str]]:

@@ -18,6 +18,8 @@ from hermes_rl.rollouts.needs import require_available
 from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.evaluate import EvaluatePlan, Evaluation, evaluate
+from hermes_rl.runs.exact import TOKEN_LEVEL, renderer_of, tokenizer_of
+from hermes_rl.runs.formats import write_format
 from hermes_rl.runs.kept import Kept
 from hermes_rl.runs.process import ProcessPlan, ProcessSummary, process
 from hermes_rl.runs.progress import Progress
@@ -28,7 +30,6 @@ from hermes_rl.sandbox.none import WARNING
 from hermes_rl.sandbox.probe import require_bubblewrap
 from hermes_rl.servers.reach import require_reachable
 from hermes_rl.spec.model import Mode, Spec
-from hermes_rl.tokens.rendering import RendererSettings, load_renderer
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,6 @@ class Launch:
     fresh: bool = False
     environ: Mapping[str, str] | None = None
     progress: Progress = field(default_factory=Progress)
-
-
-TOKEN_LEVEL = ("vllm", "sglang", "atropos")
-"""Server types whose policy needs a tokenizer that can be had, and a template that allows exact tokens."""
 
 
 def prepare(spec: Spec, launch: Launch) -> CompiledSpec:
@@ -104,9 +101,21 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
                     log=log,
                 )
             directory.add({"failed": summary.failed, "quarantined": summary.quarantined})
+            if spec.process.format != "atropos":
+                await asyncio.to_thread(_write_format, spec, compiled, directory, plan, launch.progress)
         for reason, count in encoder.reasons.most_common():
             launch.progress.note(f"{count} rollouts have no tokens: {reason}")
         return summary, directory
+
+
+def _write_format(
+    spec: Spec, compiled: CompiledSpec, directory: RunDirectory, plan: ProcessPlan, progress: Progress
+) -> None:
+    kept = Kept.of(directory, compiled, plan.group_size)
+    with closing(kept), closing(directory.journal(plan.groups_path or "groups.jsonl")) as groups:
+        kept.load()
+        path, count = write_format(spec.process.format, directory, kept, groups)
+    progress.note(f"{count} rows for {spec.process.format} in {path}")
 
 
 async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirectory]:
@@ -195,23 +204,13 @@ def generation_params(spec: Spec, mode: Mode) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def tokenizer_of(spec: Spec) -> str | None:
-    """The policy's tokenizer: its own key, else the model's; None is the small one of scripted policies."""
-    server = spec.servers["policy"][0]
-    if server.tokenizer is not None:
-        return server.tokenizer
-    return None if server.type == "scripted" else server.model
-
-
 async def _load(spec: Spec, split: Split, launch: Launch) -> tuple[Rows, Encoder]:
     rows = await asyncio.to_thread(load_rows, spec, split, notify=launch.progress.note)
     name = tokenizer_of(spec)
     if name is None and spec.servers["policy"][0].type != "scripted":
         return rows, Encoder(None, "the policy names neither a model nor a tokenizer")
-    policy = spec.servers["policy"][0]
-    if policy.type in TOKEN_LEVEL:
-        settings = policy.renderer.model_dump(exclude_none=True) if policy.renderer is not None else None
-        renderer = await asyncio.to_thread(load_renderer, name, RendererSettings.of(settings))
+    if spec.servers["policy"][0].type in TOKEN_LEVEL:
+        renderer = await asyncio.to_thread(renderer_of, spec)
         return rows, Encoder(renderer.tokenizer)
     if split == "eval":
         return rows, Encoder(None)

@@ -52,6 +52,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "tool_calls": _calls(result) if result else [],
         "sequences": None if rollout.sequences is None else [packed(one) for one in rollout.sequences],
         "sampled": _sampled(rollout),
+        "tools": list(result.tool_schemas) if result and rollout.seat.index == 0 else None,
         **({"artifacts": rollout.artifacts} if rollout.artifacts else {}),
     }
 

@@ -67,6 +67,7 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
         timings=Timings(**{k: v for k, v in (line.get("timings") or {}).items() if k in _TIMINGS}),
         replies=list(_replies(line, said)) if policy else [],
         prompt_length=line.get("prompt_length", 0),
+        tool_schemas=list(line.get("tools") or ()),
     )
 
 

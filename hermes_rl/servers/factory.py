@@ -14,6 +14,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.servers.atropos import LegacyGenerate
 from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import Backend, Secret, ServerConfig
+from hermes_rl.servers.generation import Dialect
 from hermes_rl.servers.openai import OpenAIServer
 from hermes_rl.servers.retry import RetryPolicy
 from hermes_rl.servers.scripted.backend import ScriptedBackend
@@ -23,11 +24,14 @@ from hermes_rl.servers.vllm import Completions
 
 _TYPES: dict[str, Callable[[ServerConfig], Backend]] = {
     "openai": OpenAIServer,
-    "vllm": lambda config: TokenServer(config, [Completions(), LegacyGenerate()]),
-    "sglang": lambda config: TokenServer(config, [Generate()]),
-    "atropos": lambda config: TokenServer(config, [LegacyGenerate()]),
     "scripted": ScriptedBackend,
 }
+_TOKEN_LEVEL: dict[str, tuple[type[Dialect], ...]] = {
+    "vllm": (Completions, LegacyGenerate),
+    "sglang": (Generate,),
+    "atropos": (LegacyGenerate,),
+}
+"""Ways to ask, in the order in which they are tried."""
 _PLAIN = frozenset(field.name for field in fields(ServerConfig)) - {"api_key", "headers"}
 
 
@@ -61,15 +65,22 @@ def config_from_spec(
     )
 
 
+def token_server(config: ServerConfig) -> TokenServer:
+    """A token-level server by itself; raises KeyError for other types."""
+    return TokenServer(config, [dialect() for dialect in _TOKEN_LEVEL[config.type]])
+
+
 def _backend(role: str, config: ServerConfig) -> Backend:
     if config.type == "trl":
         raise UserError(
             f"servers.{role}: type 'trl' cannot play an agent: its endpoint takes plain prompts, not "
             "messages with tools, and returns no log-probabilities. Serve the model with vLLM or SGLang."
         )
+    if config.type in _TOKEN_LEVEL:
+        return token_server(config)
     make = _TYPES.get(config.type)
     if make is None:
-        known = ", ".join(sorted(_TYPES))
+        known = ", ".join(sorted({*_TYPES, *_TOKEN_LEVEL}))
         raise UserError(f"servers.{role}: unknown type {config.type!r}; there are {known}")
     return make(config)
 

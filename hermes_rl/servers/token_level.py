@@ -110,6 +110,11 @@ class TokenServer:
         """How conversations become tokens; raises UserError where that is not possible."""
         return await self._ready()
 
+    async def sample(self, sampling: Sampling) -> Generated:
+        """One bare request; raises as `attempt`."""
+        run = await self._sample(sampling, ChatRequest(()))
+        return Generated(run.ids.tolist(), run.logprobs.tolist(), run.finish, run.after, run.model)
+
     async def weights(self) -> int | None:
         """The version of the server's weights now; None where it does not tell."""
         return await self._versions.after()

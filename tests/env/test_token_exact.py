@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from hermes_rl.tokens.tokenizer import Tokenizer, small_tokenizer_path
 from tests.env.test_serve import serve
 from tests.env.trainer import train, trajectory_api
 from tests.servers.token_policy import Logged, TokenPolicy
+
+logger = logging.getLogger(__name__)
 
 STOP = "<|im_end|>"
 SPEC = """
@@ -123,7 +125,7 @@ def rendered_again(groups: list[dict[str, Any]], log: list[Logged], tokenizer: T
 
 async def serve_and_train(
     tmp_path: Path, folder: Path, *, steps: int, batch: int
-) -> tuple[list[Any], TokenPolicy, str]:
+) -> tuple[list[dict[str, Any]], TokenPolicy]:
     tokenizer = HubTokenizer(str(folder))
     policy = TokenPolicy(tokenizer, writes)
     (tmp_path / "code.py").write_text(CODE)
@@ -135,18 +137,20 @@ async def serve_and_train(
             policy.version = 1
             output, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, output.decode()
-    return [group for one in batches for group in one], policy, output.decode()
+    return [group for one in batches for group in one], policy
 
 
 @pytest.mark.slow
 async def test_every_sampled_token_of_100_groups_arrives_once_in_order_and_nothing_else(tmp_path: Path) -> None:
     folder = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=True)
-    groups, policy, _ = await serve_and_train(tmp_path, folder, steps=25, batch=8)
+    groups, policy = await serve_and_train(tmp_path, folder, steps=25, batch=8)
     assert len(groups) >= 100
     turns = check(groups, policy.log)
     assert turns > len(groups) * 2 * 1.5, "rollouts of several turns"
     tokens, rollouts = rendered_again(groups, policy.log, HubTokenizer(str(folder)))
-    print(f"rendered again: {tokens:.1%} of the tokens and {rollouts:.1%} of the rollouts differ", file=sys.stderr)
+    logger.info(
+        "rendered again: %.1f %% of the tokens and %.1f %% of the rollouts differ", tokens * 100, rollouts * 100
+    )
     assert rollouts > 0.3
     lines = [json.loads(line) for line in (tmp_path / "run" / "groups.jsonl").read_text().splitlines()]
     assert all(line["certificate"]["exact"] for line in lines)
@@ -156,7 +160,7 @@ async def test_every_sampled_token_of_100_groups_arrives_once_in_order_and_nothi
 @pytest.mark.slow
 async def test_several_sequences_arrive_as_layers_of_whole_groups(tmp_path: Path) -> None:
     folder = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=False)
-    groups, policy, _ = await serve_and_train(tmp_path, folder, steps=6, batch=8)
+    groups, policy = await serve_and_train(tmp_path, folder, steps=6, batch=8)
     check_layers = [group for group in groups if group["overrides"]]
     assert check_layers, "a second sequence begins where thinking is dropped"
     for group in check_layers:

@@ -135,7 +135,6 @@ async def test_examples_in_the_prompt_are_not_trained_on() -> None:
     ("section", "what"),
     [
         ("sandbox: {backend: docker, image: debian}", "docker"),
-        ("process: {format: sft}", "format sft"),
     ],
 )
 def test_what_is_not_there_yet_validates_and_a_run_says_so(section: str, what: str) -> None:

@@ -1,0 +1,68 @@
+"""A spec's renderer: at hand or not, fit for its tools or not, and how many sequences its rollouts will have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hermes_rl.errors import UserError
+from hermes_rl.spec.model import Spec
+from hermes_rl.tokens.forecast import Forecast, forecast
+from hermes_rl.tokens.rendering import Renderer, RendererRefused, RendererSettings, load_renderer
+from hermes_rl.tokens.template_renderer import require_tools
+from hermes_rl.tokens.tokenizer import TemplateRefused
+
+TOKEN_LEVEL = ("vllm", "sglang", "atropos")
+"""Server types whose policy needs a tokenizer that can be had, and a template that allows exact tokens."""
+
+
+def tokenizer_of(spec: Spec) -> str | None:
+    """The policy's tokenizer: its own key, else the model's; None is the small one of scripted policies."""
+    server = spec.servers["policy"][0]
+    if server.tokenizer is not None:
+        return server.tokenizer
+    return None if server.type == "scripted" else server.model
+
+
+def renderer_of(spec: Spec) -> Renderer:
+    """The renderer of the spec's policy. Slow: call it in a thread.
+
+    Raises:
+        TokenizerUnavailable: the tokenizer cannot be had.
+        RendererRefused: its template does not allow exact tokens, or leaves out the spec's tools.
+    """
+    policy = spec.servers["policy"][0]
+    settings = policy.renderer.model_dump(exclude_none=True) if policy.renderer is not None else None
+    renderer = load_renderer(tokenizer_of(spec), RendererSettings.of(settings))
+    if uses_tools(spec) and renderer.name == "template":
+        require_tools(renderer.tokenizer)
+    return renderer
+
+
+def uses_tools(spec: Spec) -> bool:
+    """Whether the policy may call anything."""
+    return bool(spec.tools or spec.toolsets.enabled or spec.toolsets.distribution)
+
+
+def forecast_of(spec: Spec) -> Forecast:
+    """How many sequences a rollout of this spec will have; raises as `renderer_of`."""
+    prompt = spec.prompt
+    system = prompt.system is not None
+    renderer = renderer_of(spec)
+    try:
+        return forecast(renderer, system=system, tools=uses_tools(spec), user=spec.user is not None)
+    except TemplateRefused as error:
+        raise RendererRefused(f"the chat template of {renderer.tokenizer.name} refuses a rollout: {error}") from error
+
+
+def foretold(spec: Spec) -> str | None:
+    """What can be told about a rollout's sequences without a network; None where the tokenizer is not at hand."""
+    policy = spec.servers.get("policy")
+    if not policy or policy[0].type not in (*TOKEN_LEVEL, "scripted"):
+        return None
+    name = tokenizer_of(spec)
+    if name is not None and not Path(name).is_dir():
+        return None
+    try:
+        return str(forecast_of(spec))
+    except UserError as error:
+        return f"its tokens cannot be exact: {error}"

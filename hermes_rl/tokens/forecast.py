@@ -1,0 +1,90 @@
+"""How many sequences a rollout will have with a template: found by playing a small one.
+
+Two tool calls, an answer, and a further question where a user is simulated; once as a model that thinks, once as one
+that does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hermes_rl.tokens.chat import turn_ids
+from hermes_rl.tokens.rendering import Renderer, prompt_of
+from hermes_rl.tokens.sequence import numbers
+from hermes_rl.tokens.tokenizer import TemplateRefused
+from hermes_rl.tokens.transcript import Step, Transcript
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "toolxq7z",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Sequences of a rollout of `turns` turns, without and with reasoning."""
+
+    turns: int
+    plain: int
+    thinking: int
+
+    def __str__(self) -> str:
+        if self.plain == self.thinking == 1:
+            return "a rollout has 1 sequence"
+        plain = f"{self.plain} sequence{'s' if self.plain > 1 else ''}"
+        if self.plain == self.thinking:
+            return f"a rollout of {self.turns} turns has {plain}: the template rewrites earlier turns"
+        return (
+            f"a rollout of {self.turns} turns has {plain}, and {self.thinking} where the policy thinks: the template "
+            "drops earlier reasoning (renderer.thinking_retention: all keeps it, and with it 1 sequence)"
+        )
+
+
+def forecast(renderer: Renderer, *, system: bool, tools: bool, user: bool) -> Forecast:
+    """Play a rollout of this kind; raises `TemplateRefused` where the template does not take it."""
+    plain = _played(renderer, system, tools, user, None)
+    thinking = _played(renderer, system, tools, user, "thoughtxq7z")
+    return Forecast(len(plain.turns), len(plain.branches), len(thinking.branches))
+
+
+def _played(renderer: Renderer, system: bool, tools: bool, user: bool, thought: str | None) -> Transcript:
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "s"}] if system else []
+    messages.append({"role": "user", "content": "u"})
+    transcript = Transcript()
+    for number in range(2 if tools else 0):
+        _turn(renderer, transcript, messages, tools, _calling(number, thought))
+        messages.append({"role": "tool", "tool_call_id": f"callxq7z{number}", "name": "toolxq7z", "content": "r"})
+    for number in range(2 if user else 1):
+        _turn(renderer, transcript, messages, tools, _thinking({"role": "assistant", "content": "said"}, thought))
+        if user and number == 0:
+            messages.append({"role": "user", "content": "and?"})
+    return transcript
+
+
+def _turn(
+    renderer: Renderer, transcript: Transcript, messages: list[dict[str, Any]], tools: bool, said: dict[str, Any]
+) -> None:
+    given = [_TOOL] if tools else None
+    prompt = prompt_of(renderer, transcript.holding(messages), messages, given)
+    try:
+        ids = turn_ids(renderer.tokenizer, [{"role": "user", "content": "u"}], given, said)[1]
+    except TemplateRefused:
+        # What a model would write is not known in detail; how it ends is what counts.
+        ids = [*renderer.tokenizer.encode("said"), renderer.stop_ids[-1 if said.get("tool_calls") else 0]]
+    messages.append(said)
+    transcript.add(Step.of(prompt, ids, numbers([0.0] * len(ids))), messages)
+
+
+def _calling(number: int, thought: str | None) -> dict[str, Any]:
+    function = {"name": "toolxq7z", "arguments": '{"x": "v"}'}
+    call = {"id": f"callxq7z{number}", "type": "function", "function": function}
+    return _thinking({"role": "assistant", "content": "", "tool_calls": [call]}, thought)
+
+
+def _thinking(message: dict[str, Any], thought: str | None) -> dict[str, Any]:
+    return message if thought is None else {**message, "reasoning_content": thought}

@@ -68,7 +68,7 @@ class Shell:
 @asynccontextmanager
 async def shell() -> AsyncIterator[Shell]:
     """A persistent bash in bare bubblewrap."""
-    process = await bare("/bin/bash", "--norc")
+    process = await bare("/usr/bin/env", "LANG=C.UTF-8", "PATH=/usr/bin:/bin", "/bin/bash", "--norc")
     assert process.stdin is not None
     try:
         yield Shell(process)

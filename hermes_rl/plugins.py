@@ -27,6 +27,9 @@ _lock = threading.RLock()
 _siblings: dict[Path, dict[str, ModuleType]] = {}
 """By folder: the modules that its files imported from beside them, shared by all files of the folder."""
 
+SANDBOXES = "hermes_rl.sandboxes"
+"""Entry points of packages that bring a sandbox backend of their own."""
+
 
 def load_object(ref: str, base: Path | None = None) -> Any:
     """The object that `ref` names; a relative file is below `base` (default: the working directory).

@@ -14,7 +14,7 @@ import typer
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.tooling import named_toolsets
 from hermes_rl.runs.exact import TOKEN_LEVEL, forecast_of, tokenizer_of
-from hermes_rl.sandbox.probe import probe
+from hermes_rl.sandbox.probe import Part, parts, probe
 from hermes_rl.servers.exactness import examine as examine_server
 from hermes_rl.servers.factory import config_from_spec, token_server
 from hermes_rl.spec.load import load_spec
@@ -43,7 +43,7 @@ def examine(source: str | None) -> list[Check]:
         SpecError: the spec is wrong.
     """
     spec = load_spec(source) if source is not None else None
-    checks = [_sandbox()]
+    checks = [_sandbox(), *map(_sandbox_part, parts())]
     if spec is None:
         return [*checks, _tokenizer(None)]
     if "policy" in spec.servers:
@@ -68,6 +68,11 @@ def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:
 def _sandbox() -> Check:
     found = probe()
     return Check("sandbox bubblewrap", found.ok, found.detail, None if found.ok else found.remedy)
+
+
+def _sandbox_part(found: Part) -> Check:
+    """Something that sandboxes can do without, so that it is no fault where it is missing."""
+    return Check(f"sandbox {found.name}", True, found.detail, found.remedy or None)
 
 
 def _tokenizer(name: str | None) -> Check:

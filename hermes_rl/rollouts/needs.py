@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hermes_rl.errors import NotYetAvailable, Problem
+from hermes_rl.sandbox.backends import AVAILABLE
+from hermes_rl.sandbox.config import BACKENDS
 from hermes_rl.spec.model import Mode, Spec
-
-_BACKENDS = {"bubblewrap", "none"}
 
 
 def require_available(spec: Spec, mode: Mode) -> None:
@@ -34,7 +34,7 @@ def _missing(spec: Spec, mode: Mode) -> Iterator[tuple[Place, str]]:
 
 def _sandbox(spec: Spec) -> Iterator[tuple[Place, str]]:
     sandbox = spec.sandbox
-    if sandbox.backend not in _BACKENDS:
+    if sandbox.backend in BACKENDS and sandbox.backend not in AVAILABLE:
         yield ("sandbox", "backend"), f"the sandbox backend {sandbox.backend}"
 
 

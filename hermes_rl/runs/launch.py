@@ -221,7 +221,7 @@ def _require_sandbox(spec: Spec, launch: Launch) -> None:
     """Stop where the sandbox cannot work here; never go on without the fence unless the spec says so."""
     if spec.sandbox.backend == "none":
         launch.progress.note(f"WARNING: {WARNING}")
-    else:
+    elif spec.sandbox.backend == "bubblewrap":
         require_bubblewrap()
 
 

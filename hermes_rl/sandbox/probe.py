@@ -7,6 +7,7 @@ the fence. `hermes-rl doctor` prints the same.
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,9 @@ from pathlib import Path
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.bubblewrap import namespace_options
 from hermes_rl.sandbox.bwrap_binary import Bwrap, find_bwrap
-from hermes_rl.sandbox.images import OUTER_UID
+from hermes_rl.sandbox.cgroup import CONTROLLERS, DELEGATE, find_layout
+from hermes_rl.sandbox.images import OUTER_UID, cache_folder, overlay_refused
+from hermes_rl.sandbox.seccomp import filter_program
 
 OTHERWISE = "or choose another backend (`--set sandbox.backend=none` runs on the bare machine, without a fence)"
 
@@ -52,6 +55,47 @@ def probe() -> ProbeResult:
     return ProbeResult(False, f"{bwrap.path} cannot make a sandbox here: {said}", f"{_remedy()}, {OTHERWISE}")
 
 
+@dataclass(frozen=True)
+class Part:
+    """Something that not every sandbox needs; `remedy` is empty where it is there."""
+
+    name: str
+    detail: str
+    remedy: str = ""
+
+
+def parts() -> list[Part]:
+    """What sandboxes can have here beyond the fence itself."""
+    return [_groups(), _images(), _filter()]
+
+
+def _groups() -> Part:
+    layout = find_layout()
+    if layout is None:
+        return Part("control groups", "cannot be made here: limits hold per process, cpu not at all", DELEGATE)
+    missing = [name for name in CONTROLLERS if name not in layout.parents]
+    detail = f"version {layout.version} with {', '.join(layout.parents)}"
+    return Part("control groups", detail, f"not handed to this user: {', '.join(missing)}" if missing else "")
+
+
+def _images() -> Part:
+    try:
+        said = _try(find_bwrap(overlay=True), "--overlay-src", "/usr", "--tmp-overlay", "/tmp")
+        cache = str(cache_folder())
+    except UserError as error:
+        return Part("images", "cannot be used here", str(error))
+    if said is not None:
+        return Part("images", "cannot be used here", str(overlay_refused(said) or said))
+    return Part("images", f"folders and archives work; they are unpacked below {cache}")
+
+
+def _filter() -> Part:
+    machine = platform.machine()
+    if filter_program() is None:
+        return Part("system calls", f"there is no filter for the processor {machine}", "choose another sandbox.backend")
+    return Part("system calls", f"filtered ({machine})")
+
+
 def require_bubblewrap() -> None:
     """Raise `UserError` with the remedy where bubblewrap cannot work."""
     result = probe()
@@ -59,8 +103,8 @@ def require_bubblewrap() -> None:
         raise UserError(f"{result.detail}\n{result.remedy}")
 
 
-def _try(bwrap: Bwrap) -> str | None:
-    """What bubblewrap complains about; None when it works."""
+def _try(bwrap: Bwrap, *more: str) -> str | None:
+    """What bubblewrap complains about, with more options; None when it works."""
     as_root = os.geteuid() == 0
     fds: list[int] = []
     executable, env = bwrap.by_descriptor(fds.append)
@@ -74,6 +118,7 @@ def _try(bwrap: Bwrap) -> str | None:
                 "/",
                 "--proc",
                 "/proc",
+                *more,
                 "/bin/true",
             ],
             executable=executable,

@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from hermes_rl.plugins import SANDBOXES
 from hermes_rl.spec.fault import Fault, entries, exactly_one, section
 from hermes_rl.spec.model.base import is_template
 from hermes_rl.spec.model.sandbox import BACKENDS
@@ -17,15 +18,12 @@ from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.rules_data import tool_entries
 from hermes_rl.spec.suggest import choices
 
-BACKEND_GROUP = "hermes_rl.sandboxes"
-"""Entry points of packages that bring a backend of their own."""
-
 
 def _backend(data: dict[str, Any]) -> Iterator[Fault]:
     name = section(data, "sandbox").get("backend")
     if not isinstance(name, str) or name in BACKENDS:
         return
-    known = [*BACKENDS, *(point.name for point in entry_points(group=BACKEND_GROUP))]
+    known = [*BACKENDS, *(point.name for point in entry_points(group=SANDBOXES))]
     if name not in known:
         yield Fault(("sandbox", "backend"), f"there is no backend `{name}`{choices(name, known)}")
 

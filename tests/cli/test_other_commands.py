@@ -80,6 +80,8 @@ def test_schema_is_the_committed_one(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_doctor_says_what_works_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["doctor"]) == 0
+    assert "sandbox control groups: " in capsys.readouterr().out
+    assert status(["doctor"]) == 0
     assert "ok    sandbox bubblewrap" in capsys.readouterr().out
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import NotYetAvailable, UserError
+from hermes_rl.plugins import SANDBOXES
 from hermes_rl.sandbox import BACKENDS, SandboxConfig, SandboxFile, create_sandbox, none, probe
 from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
 from hermes_rl.sandbox.bundle import own_python
@@ -174,3 +175,48 @@ async def test_starts_and_answers_fast() -> None:
     # Far above what it takes (20 ms and 2 ms), for machines that are busy.
     assert min(starts) < 0.2
     assert min(commands) < 0.05
+
+
+class Borrowed(BubblewrapSandbox):
+    """A backend of somebody else's package."""
+
+
+def publish(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
+    from importlib.metadata import EntryPoint
+
+    from hermes_rl.sandbox import backends
+
+    found = [EntryPoint(name, value, SANDBOXES) for name, value in points]
+    monkeypatch.setattr(backends, "entry_points", lambda group: found)
+
+
+async def test_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(monkeypatch, ("firecracker", f"{__name__}:Borrowed"), ("none", "somewhere:Else"))
+    async with create_sandbox(SandboxConfig(backend="firecracker")) as sandbox:
+        assert isinstance(sandbox, Borrowed)
+        assert (await sandbox.run("echo works")).output == "works\n"
+    assert not isinstance(create_sandbox(SandboxConfig(backend="none")), Borrowed)
+
+
+def test_backend_that_cannot_be_loaded_or_is_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(monkeypatch, ("firecracker", "no_such_package:Sandbox"))
+    with pytest.raises(UserError, match=r"'firecracker' .* cannot be loaded"):
+        create_sandbox(SandboxConfig(backend="firecracker"))
+    with pytest.raises(UserError, match="did you mean 'firecracker'"):
+        create_sandbox(SandboxConfig(backend="firecraker"))
+    publish(monkeypatch, ("firecracker", "a:A"), ("firecracker", "b:B"))
+    with pytest.raises(UserError, match="two packages"):
+        create_sandbox(SandboxConfig(backend="firecracker"))
+
+
+def test_probe_of_what_not_every_sandbox_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {part.name: part for part in probe.parts()}
+    assert list(found) == ["control groups", "images", "system calls"]
+    assert found["system calls"].remedy == ""
+    monkeypatch.setattr(probe, "find_layout", lambda: None)
+    monkeypatch.setattr(probe, "_try", lambda *_: "bwrap: Can't make overlay mount: Operation not permitted")
+    monkeypatch.setattr(probe, "filter_program", lambda: None)
+    remedies = {part.name: part.remedy for part in probe.parts()}
+    assert "Delegate=yes" in remedies["control groups"]
+    assert "modprobe overlay" in remedies["images"]
+    assert remedies["system calls"]

@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +29,7 @@ from hermes_rl.rollouts.artifact_files import keep_artifacts
 from hermes_rl.rollouts.environment import Treatment
 from hermes_rl.rollouts.prompts import content_of, messages_of, with_thinking
 from hermes_rl.rollouts.reward_machines import RewardMachines
+from hermes_rl.rollouts.role_handle import RoleHandle
 from hermes_rl.rollouts.rollout import Rollout, Seat
 from hermes_rl.rollouts.sandboxes import reward_args, sandbox_config
 from hermes_rl.rollouts.scripts import policy_script, user_script
@@ -46,17 +47,6 @@ from hermes_rl.tools.artifacts import Artifact, Request
 from hermes_rl.tools.machine import ToolRuntime
 
 POLICY = "policy"
-
-
-@dataclass(frozen=True)
-class RoleHandle:
-    """A server role as a reward sees it."""
-
-    role: Role
-
-    async def chat(self, messages: list[dict[str, Any]], schema: Mapping[str, Any] | None = None) -> str:
-        """The text of the answer; with a JSON Schema the server is held to it. Raises ServerFailure."""
-        return await self.role.chat_text(messages, schema)
 
 
 class CompiledSpec:

@@ -29,16 +29,9 @@ Place = tuple[str | int, ...]
 
 def _missing(spec: Spec, mode: Mode) -> Iterator[tuple[Place, str]]:
     yield from _sandbox(spec)
-    yield from _scoring(spec)
 
 
 def _sandbox(spec: Spec) -> Iterator[tuple[Place, str]]:
     sandbox = spec.sandbox
     if sandbox.backend in BACKENDS and sandbox.backend not in AVAILABLE:
         yield ("sandbox", "backend"), f"the sandbox backend {sandbox.backend}"
-
-
-def _scoring(spec: Spec) -> Iterator[tuple[Place, str]]:
-    for name, reward in spec.rewards.items():
-        if reward.fn.startswith("atropos:"):
-            yield ("rewards", name, "fn"), "a reward of atroposlib's registry"

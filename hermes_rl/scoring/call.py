@@ -21,10 +21,11 @@ from typing import Any
 from hermes_rl.errors import Failure, RewardFailure, UserError
 from hermes_rl.plugins import place_of
 from hermes_rl.scoring.value import Score
+from hermes_rl.spec.signatures import INJECTED
 from hermes_rl.threads import in_thread
 
-CONTEXT = frozenset({"item", "result", "ctx", "state", "group"})
-"""Parameter names that mean something of the rollout, never an argument of the spec."""
+CONTEXT = INJECTED
+"""Parameter names that mean something of the rollout or the run, never an argument of the spec."""
 
 CEILING = 3600.0
 """Seconds after which a reward that does not return is given up as failed, so that a run cannot hang on it."""

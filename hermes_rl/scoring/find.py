@@ -9,10 +9,10 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from hermes_rl.errors import NotYetAvailable, UserError
+from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean, load_object
 from hermes_rl.scoring.call import RewardFunction
-from hermes_rl.shipped import UPCOMING_REWARDS, published_rewards, shipped_rewards
+from hermes_rl.shipped import published_rewards, shipped_rewards
 
 
 def find_reward(name: str, fn: str | None) -> RewardFunction:
@@ -20,11 +20,11 @@ def find_reward(name: str, fn: str | None) -> RewardFunction:
 
     Raises:
         UserError: there is no such reward, or its code cannot be loaded.
-        NotYetAvailable: a reward of atroposlib's registry, or one that the format promises.
     """
     reference = fn or name
     if reference.startswith("atropos:"):
-        raise NotYetAvailable(f"reward {name!r}: rewards of atroposlib's registry ({reference}) are not available yet")
+        named = load_object("hermes_rl.env.registry_rewards:named")  # by name: the core does not know Atropos
+        return RewardFunction.of(name, named(reference.removeprefix("atropos:")))
     if ":" in reference:
         return RewardFunction.of(name, load_object(reference))
     shipped = shipped_rewards()
@@ -34,8 +34,6 @@ def find_reward(name: str, fn: str | None) -> RewardFunction:
     points = [point for point in published if point.name == reference]
     if points:
         return RewardFunction.of(name, _load(points))
-    if reference in UPCOMING_REWARDS:
-        raise NotYetAvailable(f"reward {name!r}: {reference} is not available yet")
     known = {*shipped, *(point.name for point in published)}
     raise UserError(
         f"there is no reward {reference!r}{did_you_mean(reference, known)} "

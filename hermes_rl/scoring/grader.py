@@ -97,7 +97,7 @@ class Grader:
                 continue
             own = copy.deepcopy(item)  # a reward that changes its row must not change anybody else's
             async with machines(reward) if machines is not None else nullcontext() as ctx:
-                offered = {"item": own, "result": result, "ctx": ctx, "state": state, **self.roles}
+                offered = {"item": own, "result": result, "ctx": ctx, "state": state, **self._roles}
                 arguments = self._arguments(reward, own, offered)
                 # What it laid down goes away in the same thread: ToolContext waits for this loop.
                 restore = ctx.restore if reward.function.uses_context and ctx is not None else None
@@ -120,7 +120,7 @@ class Grader:
             if not reward.function.group_level or (only is not None and reward.name not in only):
                 continue
             own = copy.deepcopy(item)
-            offered = {"item": own, "group": list(results), **self.roles}
+            offered = {"item": own, "group": list(results), **self._roles}
             returned, seconds = await call_reward(reward.function, self._arguments(reward, own, offered))
             members = _per_member(reward.name, returned, len(results))
             for slot, value, result in zip(values, members, results, strict=True):
@@ -138,6 +138,11 @@ class Grader:
             if not reward.weighting.gate and (value := values.get(reward.name)) is not None and value.per_turn
         ]
         return tuple(map(total, zip(*given, strict=True))) if given else None
+
+    @property
+    def _roles(self) -> dict[str, Any]:
+        """Each role by its name, and all of them as `roles` for rewards that are told which to ask."""
+        return {**self.roles, "roles": self.roles}
 
     def _arguments(self, reward: GradedReward, item: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
         function = reward.function

@@ -81,11 +81,22 @@ class Role:
         temperature: float | None = None,
         max_tokens: int | None = None,
     ) -> str:
-        """The text of an answer, without its thinking; with a JSON Schema the server is held to it."""
+        """The text of an answer; see `answer`."""
+        return (await self.answer(messages, schema, temperature=temperature, max_tokens=max_tokens))[0]
+
+    async def answer(
+        self,
+        messages: Sequence[Message],
+        schema: Mapping[str, Any] | None = None,
+        *,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> tuple[str, ChatReply]:
+        """The text of an answer, without its thinking, and the reply; with a JSON Schema the server is held to it."""
         body = {"response_format": _json_schema(schema)} if schema is not None else None
         reply = await self.chat(ChatRequest(messages, temperature=temperature, max_tokens=max_tokens, extra_body=body))
         content = reply.message.get("content")
-        return without_thinking(content) if isinstance(content, str) else ""
+        return without_thinking(content) if isinstance(content, str) else "", reply
 
     async def weights(self) -> int | None:
         """The newest version of the weights that any server has; None where none tells it."""

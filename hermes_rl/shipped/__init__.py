@@ -12,9 +12,6 @@ from typing import Literal
 REWARD_GROUP = "hermes_rl.rewards"
 """Entry points of packages that bring rewards."""
 
-UPCOMING_REWARDS = frozenset({"llm_judge"})
-"""Names that the format promises and this version does not have: a spec with one is valid, a run says so."""
-
 _HERE = Path(__file__).resolve().parent
 _CHECKOUT = _HERE.parent.parent
 

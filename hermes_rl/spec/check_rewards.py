@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hermes_rl.shipped import UPCOMING_REWARDS, published_rewards, shipped_rewards
+from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.annotations import type_of
 from hermes_rl.spec.check_code import check_reference
 from hermes_rl.spec.findings import Findings
@@ -71,8 +71,6 @@ def _exists(name: str, reward: Reward, findings: Findings) -> bool:
     if published.count(fn) > 1:
         message = f"several installed packages publish a reward `{fn}`; name the one that is meant: package.module:{fn}"
         findings.problem(path, message, at="value" if given else "key")
-    elif not published.count(fn) and fn in UPCOMING_REWARDS:
-        findings.warning(path, f"the reward `{fn}` is not available yet", at="value" if given else "key")
     elif not published.count(fn):
         message = f"there is no reward `{fn}`{choices(fn, [*shipped, *published])}"
         findings.problem(path, message, at="value" if given else "key")

@@ -34,6 +34,7 @@ SOURCE_FILES = patterns(
     "tools.*.mcp.files.*.from",
     "user.tools.*.mcp.files.*.from",
     "rewards.*.args.files.*.from",
+    "rewards.*.args.calibrate",
 )
 OUTPUTS = patterns("env.data_path_to_save_groups", "env.data_dir_to_save_evals", "toolsets.record", "toolsets.replay")
 FREE = (

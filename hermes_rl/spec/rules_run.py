@@ -12,9 +12,9 @@ from hermes_rl.spec.env_fields import check_field
 from hermes_rl.spec.fault import Fault, entries, exactly_one, section
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.secrets import holds_secret
+from hermes_rl.spec.signatures import INJECTED
 from hermes_rl.spec.suggest import choices
 
-REWARD_PARAMETERS = ("item", "result", "ctx", "state", "group")
 """What a reward may ask for by name besides server roles; a role cannot have one of these names."""
 SCRIPTED_ONLY = ("deviate", "seed")
 REAL_ONLY = ("base_url", "api_key_env", "headers_env")
@@ -105,7 +105,7 @@ def _roles(data: dict[str, Any]) -> Iterator[Fault]:
         role = str(path[-1])
         if listed == []:
             yield Fault(path, "there must be at least one server")
-        if not role.isidentifier() or keyword.iskeyword(role) or role in REWARD_PARAMETERS:
+        if not role.isidentifier() or keyword.iskeyword(role) or role in INJECTED:
             message = f"`{role}` cannot be a role: rewards name it as a parameter"
             yield Fault(path, message, at="key")
     user = data.get("user")

@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-INJECTED = frozenset({"item", "result", "ctx", "state", "group"})
-"""Parameters of a reward that the rollout fills in; all others are arguments or server roles."""
+INJECTED = frozenset({"item", "result", "ctx", "state", "group", "roles"})
+"""Parameters of a reward that the run fills in; all others are arguments or server roles."""
 
 
 @dataclass(frozen=True)

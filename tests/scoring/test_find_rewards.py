@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hermes_rl import shipped
-from hermes_rl.errors import NotYetAvailable, UserError
+from hermes_rl.errors import UserError
 from hermes_rl.scoring.find import find_reward
 from hermes_rl.shipped import published_rewards, shipped_rewards
 
@@ -95,11 +95,6 @@ def test_an_unknown_name_is_an_error_with_a_suggestion_and_all_names() -> None:
         find_reward("zzz", None)
 
 
-def test_a_reward_that_the_format_promises_is_said_to_come() -> None:
-    with pytest.raises(NotYetAvailable, match="llm_judge is not available yet"):
-        find_reward("correct", "llm_judge")
-
-
 def test_a_missing_file_or_function_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def close(item): return 1\n")
     with pytest.raises(UserError, match="did you mean 'close'"):
@@ -120,6 +115,9 @@ def test_what_is_no_function_is_an_error(tmp_path: Path) -> None:
         find_reward("x", f"{tmp_path}/mine.py:close")
 
 
-def test_atroposlibs_registry_is_said_to_come_later() -> None:
-    with pytest.raises(NotYetAvailable, match="atropos:format"):
-        find_reward("x", "atropos:format")
+def test_atroposlibs_registry() -> None:
+    assert find_reward("x", "atropos:format").group_level
+    with pytest.raises(UserError, match="atroposlib has no reward 'formt'; did you mean 'format'"):
+        find_reward("x", "atropos:formt")
+    with pytest.raises(UserError, match=r"atropos:cosine_scaled cannot be loaded: "):
+        find_reward("x", "atropos:cosine_scaled")

@@ -1,0 +1,51 @@
+"""Rewards of atroposlib's registry: ``fn: atropos:NAME``.
+
+They judge a list of completions at once, so each is a group-level reward here. The registry's own wrapper turns
+every exception into a score of 0; theirs are failures here, like those of any reward.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.errors import UserError
+from hermes_rl.plugins import did_you_mean
+
+
+def named(name: str) -> Callable[..., list[float]]:
+    """The reward that atroposlib calls `name`; what it takes, as `args`, is described there.
+
+    Raises:
+        UserError: there is none, or it needs a package that is not installed (some need torch).
+    """
+    from atroposlib.envs.reward_fns import registry
+
+    try:
+        made: Any = registry.get(name)
+    except ImportError as error:
+        known = sorted(path.stem.removesuffix("_reward") for path in _folder().glob("*_reward.py"))
+        if name.removesuffix("_reward") not in known:
+            hint = did_you_mean(name, set(known))
+            raise UserError(f"atroposlib has no reward {name!r}{hint} (it has {', '.join(known)})") from None
+        raise UserError(f"atropos:{name} cannot be loaded: {error}") from error
+
+    def reward(group: list[Any], **args: Any) -> list[float]:
+        completions = [result.final_response for result in group]
+        if not inspect.isclass(made):
+            return [float(value) for value in made(completions, **args)]
+        own = inspect.signature(made.__init__).parameters
+        settings = {key: args.pop(key) for key in list(args) if key in own}
+        judge: Any = made(**settings)
+        return [float(value) for value in judge.compute(completions, **args)]
+
+    reward.__name__ = name
+    return reward
+
+
+def _folder() -> Path:
+    from atroposlib.envs import reward_fns
+
+    return Path(str(reward_fns.__file__)).parent

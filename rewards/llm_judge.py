@@ -1,0 +1,132 @@
+"""A model judges the final answer by a rubric."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from hermes_rl import Score
+from hermes_rl.errors import JudgeFailure, UserError
+from hermes_rl.scoring.calibration import require_agreement
+from hermes_rl.scoring.call import call_reward
+from hermes_rl.scoring.find import find_reward
+from hermes_rl.scoring.judge import Bill, JudgeRole, marked, number_in, verdict
+from hermes_rl.scoring.value import interpret
+
+WORDS = 300
+"""Characters of a judge's reason that are kept."""
+
+
+async def llm_judge(
+    group: list[Any],
+    roles: Mapping[str, JudgeRole],
+    *,
+    rubric: str,
+    server: str | list[str] = "judge",
+    question: str | None = None,
+    reference: str | None = None,
+    scale: tuple[float, float] = (0, 1),
+    fallback: str | None = None,
+    calibrate: str | None = None,
+    min_agreement: float = 0.8,
+) -> list[Score]:
+    """The judge's score for the last thing the policy said, brought from `scale` to 0…1; of several judges the median.
+
+    A judge that fails, or whose verdict cannot be read after repair, fails the group, unless there is a `fallback`:
+    then the whole group is scored by that reward, and each reason says so.
+
+    Args:
+        rubric: what deserves which score.
+        server: the role that judges, or several of them.
+        question: what the answer is about, where the judge is to know.
+        reference: what is right, where the judge is to know.
+        scale: the lowest and the highest score that a judge may give.
+        fallback: a reward that takes over for the whole group; it gets `question` and `reference` if it takes them.
+        calibrate: file of labelled cases; a judge that agrees with fewer than `min_agreement` of them is refused.
+        min_agreement: share of the cases.
+    """
+    judges = [_role(roles, name) for name in ([server] if isinstance(server, str) else server)]
+    task = _Task(rubric, question, reference, scale)
+    try:
+        if calibrate is not None:
+            for judge in judges:
+                await require_agreement(judge.name, calibrate, min_agreement, task.scorer(judge))
+        answers = [result.final_response for result in group]
+        return list(await asyncio.gather(*(task.judged(judges, answer) for answer in answers)))
+    except JudgeFailure as failure:
+        if fallback is None:
+            raise
+        return [await _fallen_back(fallback, result, question, reference, failure) for result in group]
+
+
+class _Task:
+    """What is judged by: the same for every answer of a group."""
+
+    def __init__(self, rubric: str, question: str | None, reference: str | None, scale: tuple[float, float]) -> None:
+        self.low, self.high = scale
+        if self.high <= self.low:
+            raise UserError(f"llm_judge: scale needs a lower and a higher score, not {list(scale)}")
+        self.rubric, self.question, self.reference = rubric, question, reference
+        self.schema = {
+            "type": "object",
+            "properties": {"reason": {"type": "string"}, "score": {"type": "number"}},
+            "required": ["reason", "score"],
+            "additionalProperties": False,
+        }
+
+    async def judged(self, judges: list[JudgeRole], answer: str) -> Score:
+        bill = Bill()
+        given = await asyncio.gather(*(self.ask(judge, answer, bill) for judge in judges))
+        scores = [score for score, _ in given]
+        reason = " | ".join(reason for _, reason in given)[:WORDS]
+        return Score(statistics.median(scores), reason=reason, metrics=bill.counts)
+
+    def scorer(self, judge: JudgeRole) -> Any:
+        """The judge's score for a labelled case."""
+
+        async def score(case: Mapping[str, Any]) -> float:
+            own = _Task(self.rubric, case.get("question"), case.get("reference"), (self.low, self.high))
+            return (await own.ask(judge, case["answer"], Bill()))[0]
+
+        return score
+
+    async def ask(self, judge: JudgeRole, answer: str, bill: Bill) -> tuple[float, str]:
+        if judge.scripted:
+            return self._scripted(answer)
+        parts = [f"Rubric:\n{self.rubric}"]
+        parts += [marked("QUESTION", self.question)] if self.question is not None else []
+        parts += [marked("REFERENCE", self.reference)] if self.reference is not None else []
+        parts.append(marked("ANSWER", answer))
+        parts.append(
+            f"Score the answer from {self.low:g} to {self.high:g} by the rubric. First the reason in one sentence, "
+            'then the score: {"reason": "…", "score": …}'
+        )
+        return await verdict(judge, "\n\n".join(parts), self.schema, self._read, bill)
+
+    def _read(self, found: Mapping[str, Any]) -> tuple[float, str]:
+        score = number_in(found, "score", self.low, self.high)
+        return (score - self.low) / (self.high - self.low), str(found.get("reason", ""))
+
+    def _scripted(self, answer: str) -> tuple[float, str]:
+        """A scripted judge has no model: whether the reference stands in the answer, or any answer at all."""
+        wanted = (self.reference or "").casefold().strip()
+        return float(wanted in answer.casefold() and bool(answer.strip())), "scripted judge: is the reference in it?"
+
+
+def _role(roles: Mapping[str, JudgeRole], name: str) -> JudgeRole:
+    if name not in roles:
+        raise UserError(f"llm_judge: the spec has no servers.{name}; there are {', '.join(sorted(roles))}")
+    return roles[name]
+
+
+async def _fallen_back(
+    name: str, result: Any, question: str | None, reference: str | None, failure: JudgeFailure
+) -> Score:
+    reward = find_reward(name, None)
+    given = {"question": question, "reference": reference}
+    taken = {key: value for key, value in given.items() if key in reward.parameters}
+    returned, seconds = await call_reward(reward, {**reward.wanted({"result": result}), **taken})
+    value = interpret(name, returned, seconds).value
+    return Score(value, reason=f"fallback {name}: {failure.detail}"[:WORDS], metrics={"fallback": 1.0})

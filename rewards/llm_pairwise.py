@@ -1,0 +1,92 @@
+"""A model compares the answers of a group with each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+from hermes_rl import Score
+from hermes_rl.errors import UserError
+from hermes_rl.scoring.judge import Bill, JudgeRole, marked, verdict
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"reason": {"type": "string"}, "winner": {"type": "string", "enum": ["first", "second", "tie"]}},
+    "required": ["reason", "winner"],
+    "additionalProperties": False,
+}
+POINTS = {"first": 1.0, "tie": 0.5, "second": 0.0}
+
+
+async def llm_pairwise(
+    group: list[Any],
+    roles: Mapping[str, JudgeRole],
+    *,
+    rubric: str,
+    server: str = "judge",
+    question: str | None = None,
+    reference: str | None = None,
+) -> list[Score]:
+    """The share of comparisons that an answer wins against the others of its group, from 0 to 1; a tie is half a win.
+
+    Each pair is judged twice, in both orders; two verdicts that contradict each other are a tie. A `reference` takes
+    part as one more opponent, without a score of its own; a group of one needs it.
+
+    Args:
+        rubric: what makes an answer better.
+        server: the role that judges.
+        question: what the answers are about, where the judge is to know.
+        reference: an answer to compare with.
+    """
+    if server not in roles:
+        raise UserError(f"llm_pairwise: the spec has no servers.{server}; there are {', '.join(sorted(roles))}")
+    answers = [result.final_response for result in group] + ([] if reference is None else [reference])
+    if len(answers) < 2:
+        raise ValueError("llm_pairwise: a group of one has nobody to be compared with; give a reference")
+    contest = _Contest(roles[server], rubric, question)
+    pairs = list(combinations(range(len(answers)), 2))
+    points = await asyncio.gather(*(contest.points(answers[i], answers[j]) for i, j in pairs))
+    won = [0.0] * len(answers)
+    for (i, j), first in zip(pairs, points, strict=True):
+        won[i] += first
+        won[j] += 1 - first
+    share = len(answers) - 1
+    bill = {name: count / len(group) for name, count in contest.bill.counts.items()}
+    return [Score(won[i] / share, reason=f"{won[i]:g} of {share} comparisons", metrics=bill) for i in range(len(group))]
+
+
+class _Contest:
+    """Comparisons by one judge."""
+
+    def __init__(self, judge: JudgeRole, rubric: str, question: str | None) -> None:
+        self.judge, self.rubric, self.question = judge, rubric, question
+        self.bill = Bill()
+
+    async def points(self, one: str, other: str) -> float:
+        """Of `one` against `other`: 1, 0.5 or 0."""
+        if one == other:
+            return 0.5
+        there, back = await asyncio.gather(self._better(one, other), self._better(other, one))
+        both = (there + (1 - back)) / 2
+        return both if both in (0.0, 1.0) else 0.5
+
+    async def _better(self, first: str, second: str) -> float:
+        if self.judge.scripted:  # without a model: the longer answer
+            return POINTS["first"] if len(first) > len(second) else POINTS["second"]
+        parts = [f"Rubric:\n{self.rubric}"]
+        parts += [marked("QUESTION", self.question)] if self.question is not None else []
+        parts += [marked("FIRST ANSWER", first), marked("SECOND ANSWER", second)]
+        parts.append(
+            "Which answer is better by the rubric? First the reason in one sentence, then the winner: "
+            '{"reason": "…", "winner": "first" or "second" or "tie"}'
+        )
+        return await verdict(self.judge, "\n\n".join(parts), SCHEMA, _read, self.bill)
+
+
+def _read(found: Mapping[str, Any]) -> float:
+    winner = str(found.get("winner", "")).strip().lower()
+    if winner not in POINTS:
+        raise ValueError(f"'winner' must be first, second or tie, not {winner[:40]!r}")
+    return POINTS[winner]

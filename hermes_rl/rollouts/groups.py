@@ -49,8 +49,10 @@ async def play_groups(
             if not running:
                 return
             # Nobody says when a server, the cores or the memory have room again: that is looked at now and then.
+            # (`wait_for` can lose a cancellation that comes in the same moment as what it waits for.)
             with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), None if exhausted else LOOK)
+                async with asyncio.timeout(None if exhausted else LOOK):
+                    await changed.wait()
             changed.clear()
             for task in [task for task in running if task.done()]:
                 running.discard(task)

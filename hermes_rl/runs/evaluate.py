@@ -132,7 +132,7 @@ class _Evaluate:
     ) -> None:
         self.environment, self.plan, self.kept = environment, plan, kept
         self.budget, self.progress, self.listener = budget, progress, listener
-        self.started = time.time()
+        self.started, self._begun = time.time(), time.monotonic()
         self.keys: list[str] = []
         self.stopped: str | None = None
         self.done = 0
@@ -165,8 +165,12 @@ class _Evaluate:
         if not self.keys:
             raise RunError(self.stopped or "there are no rows to evaluate on; see dataset.eval")
         found = await asyncio.to_thread(conclude, self.environment.name, self.plan, self.kept, self.keys)
-        found.started, found.ended, found.stopped = self.started, time.time(), self.stopped
+        # The clock of the machine may be set meanwhile; what took so long is another clock's to say.
+        found.started, found.ended, found.stopped = self.started, self.started + self._elapsed(), self.stopped
         return found
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._begun
 
     async def _missing(self, rows: Iterable[Row]) -> Source:
         """The rows of which something is left to play; all of them are remembered in their order."""

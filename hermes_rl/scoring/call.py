@@ -125,7 +125,9 @@ async def call_reward(
         # A thread of its own that does not outlive the program: a reward that hangs must not hold up its end.
         async with _place():
             job = in_thread(functools.partial(_run, reward, dict(arguments), after))
-            returned = await asyncio.wait_for(job, CEILING)
+            # Not `wait_for`, which can lose a cancellation that comes in the moment in which the reward returns.
+            async with asyncio.timeout(CEILING):
+                returned = await job
     except TimeoutError as error:
         raise RewardFailure(f"reward {reward.name!r} did not return within {CEILING:g} s") from error
     return returned, time.perf_counter() - started

@@ -78,7 +78,8 @@ class Members:
             changed = self._changed
             soonest = min(member.health.resting_until for member in self._members) - self.clock()
             with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), max(soonest, _LOOK))
+                async with asyncio.timeout(max(soonest, _LOOK)):
+                    await changed.wait()
 
     def pick(self, rollout_id: str | None, tried: Collection[Member]) -> Member:
         """The server for the next attempt of a call that has already `tried` some."""

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-FIRST = 32
-"""Rollouts that may be open before anything is known."""
+FIRST = 8
+"""Rollouts per core that may be open before anything is known: with too many the first commands could time out."""
 BUSY = 0.9
 """Share of the cores from which this program and its sandboxes are the bottleneck."""
 RESERVE = 0.1
@@ -74,7 +74,7 @@ class Adaptive:
         self._before = self._used()
         self._busy = 0.0
         self._memory = self._free()
-        self._ceiling = FIRST
+        self._ceiling = self._first = FIRST * self._cores
 
     def admits(self, open_rollouts: int) -> bool:
         """Whether another rollout may begin."""
@@ -93,7 +93,7 @@ class Adaptive:
         self._busy = 0.5 * self._busy + 0.5 * (used - self._before) / (now - self._looked) / self._cores
         self._looked, self._before = now, used
         self._memory = self._free()
-        self._ceiling = max(FIRST, int(open_rollouts * GROWTH) + 1)
+        self._ceiling = max(self._first, int(open_rollouts * GROWTH) + 1)
 
 
 Admission = Fixed | Adaptive

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hermes_rl.rollouts.admission import FIRST, Adaptive, Fixed, admission, free_memory, processor_seconds
+from hermes_rl.rollouts.admission import FIRST as PER_CORE
+from hermes_rl.rollouts.admission import Adaptive, Fixed, admission, free_memory, processor_seconds
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.factory import create_role
+
+CORES = 4
+FIRST = PER_CORE * CORES
 
 
 class Machine:
@@ -17,7 +21,9 @@ class Machine:
         self.free, self.waiting, self.work, self.places = 1.0, 0, 0.0, 1_000_000
         self.rollouts = 0
         vars(self).update(given)
-        self.admission = Adaptive(self, clock=lambda: self.now, used=lambda: self.used, free=lambda: self.free, cores=4)
+        self.admission = Adaptive(
+            self, clock=lambda: self.now, used=lambda: self.used, free=lambda: self.free, cores=CORES
+        )
 
     def fix(self) -> None: ...
 

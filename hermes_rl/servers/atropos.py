@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hermes_rl.servers.base import ServerConfig
-from hermes_rl.servers.generation import Generated, Sampling, generated
+from hermes_rl.servers.generation import PROMPT, Generated, Sampling, generated
 from hermes_rl.servers.wire import Malformed
 
 _NAMES = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_tokens"}
@@ -20,7 +20,7 @@ class LegacyGenerate:
 
     def body(self, sampling: Sampling, config: ServerConfig) -> dict[str, Any]:
         return {
-            "prompt": {"prompt_token_ids": sampling.prompt.tolist()},
+            "prompt": {"prompt_token_ids": PROMPT},
             "logprobs": 0,
             "skip_special_tokens": False,
             "stop_token_ids": list(sampling.stop_ids),

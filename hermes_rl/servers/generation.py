@@ -6,10 +6,11 @@ asked for again, and never trained on.
 
 from __future__ import annotations
 
+import json
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from hermes_rl.servers.base import ChatRequest, ServerConfig
@@ -17,6 +18,8 @@ from hermes_rl.servers.wire import Malformed
 
 SENTINEL = -9999.0
 """vLLM's log-probability of a token that it could not give one for."""
+PROMPT = "@prompt ids@"
+"""Stands in a body for the list of ids of the prompt."""
 ABORT = "abort"
 """The server broke off, to take new weights; what it sampled so far is good."""
 _FINISH = {"stop": "stop", "eos": "stop", "length": "length", "abort": ABORT, "aborted": ABORT, "cancelled": ABORT}
@@ -32,10 +35,23 @@ class Sampling:
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
+    text: str = ""
+    """The prompt as a JSON list, where it was made already."""
 
     @classmethod
-    def of(cls, request: ChatRequest, prompt: array[int], max_tokens: int, stop_ids: tuple[int, ...]) -> Sampling:
-        return cls(prompt, max_tokens, stop_ids, request.temperature, request.top_p, request.seed)
+    def of(
+        cls, request: ChatRequest, prompt: array[int], max_tokens: int, stop_ids: tuple[int, ...], text: str = ""
+    ) -> Sampling:
+        return cls(prompt, max_tokens, stop_ids, request.temperature, request.top_p, request.seed, text)
+
+    def after(self, ids: array[int]) -> Sampling:
+        """The same, when some tokens are there already."""
+        return replace(self, prompt=self.prompt + ids, max_tokens=self.max_tokens - len(ids), text="")
+
+    def written(self, body: Mapping[str, Any]) -> bytes:
+        """A body as bytes; the list of ids, most of it, is not made anew for every turn of a long rollout."""
+        text = self.text or str(self.prompt.tolist())
+        return json.dumps(body).replace(f'"{PROMPT}"', text, 1).encode("ascii")
 
     def parameters(self, names: Mapping[str, str]) -> dict[str, Any]:
         """What is set, under the server's own names."""

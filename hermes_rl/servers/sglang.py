@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hermes_rl.servers.base import ServerConfig
-from hermes_rl.servers.generation import Generated, Sampling, generated
+from hermes_rl.servers.generation import PROMPT, Generated, Sampling, generated
 from hermes_rl.servers.wire import Malformed
 
 _NAMES = {
@@ -32,7 +32,7 @@ class Generate:
             "no_stop_trim": True,
         }
         return {
-            "input_ids": sampling.prompt.tolist(),
+            "input_ids": PROMPT,
             "sampling_params": parameters,
             "return_logprob": True,
             "return_text_in_logprobs": False,

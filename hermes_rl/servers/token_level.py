@@ -22,7 +22,7 @@ from hermes_rl.servers.transport import Answer, Transport, excerpt
 from hermes_rl.servers.turns import assistant_message, cut_message
 from hermes_rl.servers.weights import Pauses, Versions
 from hermes_rl.servers.wire import Malformed
-from hermes_rl.tokens.rendering import Renderer, RendererSettings, load_renderer, prompt_of
+from hermes_rl.tokens.rendering import Prompt, Renderer, RendererSettings, load_renderer, next_prompt
 from hermes_rl.tokens.sequence import ids, numbers
 from hermes_rl.tokens.tokenizer import TemplateRefused
 from hermes_rl.tokens.transcript import Step, Transcript, Weights
@@ -94,15 +94,16 @@ class TokenServer:
         renderer = await self._ready()
         transcript = request.transcript if request.transcript is not None else Transcript()
         prompt = await self._prompt(renderer, transcript, request)
-        run = await self._sample(Sampling.of(request, prompt, self._room(request, prompt), renderer.stop_ids), request)
-        step = Step(prompt, run.ids, run.logprobs, run.finish, Weights(run.before, run.after))
+        room = self._room(request, prompt.ids)
+        run = await self._sample(Sampling.of(request, prompt.ids, room, renderer.stop_ids, prompt.text), request)
+        step = Step(prompt.ids, run.ids, run.logprobs, run.finish, Weights(run.before, run.after))
         if run.finish == "length":
             message = cut_message(renderer.tokenizer, step.completion)
         else:
             message = assistant_message(
-                renderer.parse(step.completion, prompt[-_TAIL:], request.tools), request.messages
+                renderer.parse(step.completion, prompt.ids[-_TAIL:], request.tools), request.messages
             )
-        transcript.add(step, [*request.messages, message])
+        transcript.add(step, [*request.messages, message], prompt.onto)
         texts = [renderer.tokenizer.decode([one]) for one in step.completion] if request.logprobs else None
         return self._reply(step, run, message, texts)
 
@@ -149,12 +150,12 @@ class TokenServer:
         lengths = [one.get("max_model_len") for one in entries or () if isinstance(one, dict)]
         return next((length for length in lengths if isinstance(length, int)), None)
 
-    async def _prompt(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> array[int]:
-        branch = transcript.holding(request.messages)
+    async def _prompt(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> Prompt:
+        given = renderer, transcript, request.messages, request.tools
         try:
-            if branch is None and _characters(request) > LARGE:
-                return await asyncio.to_thread(prompt_of, renderer, branch, request.messages, request.tools)
-            return prompt_of(renderer, branch, request.messages, request.tools)
+            if not transcript.turns and _characters(request) > LARGE:
+                return await asyncio.to_thread(next_prompt, *given)
+            return next_prompt(*given)
         except TemplateRefused as error:
             raise CannotRender(f"the chat template refuses the conversation: {error}", retryable=False) from error
 
@@ -171,7 +172,7 @@ class TokenServer:
     async def _sample(self, sampling: Sampling, request: ChatRequest) -> _Run:
         run = _Run(before=await self._versions.before())
         for _ in range(_MOST_ABORTS):
-            left = replace(sampling, prompt=sampling.prompt + run.ids, max_tokens=sampling.max_tokens - len(run.ids))
+            left = sampling.after(run.ids) if run.ids else sampling
             piece, timing = await self._piece(left, request, run)
             run.take(piece, timing)
             run.after = await self._versions.after(piece.version)
@@ -226,7 +227,7 @@ class TokenServer:
         return True
 
     async def _post(self, dialect: Dialect, sampling: Sampling, headers: Mapping[str, str] | None) -> Answer:
-        body = json.dumps(dialect.body(sampling, self._config)).encode("ascii")
+        body = sampling.written(dialect.body(sampling, self._config))
         return await self._transport.post(dialect.path, body, headers)
 
     def _read(self, answer: Answer) -> Generated:

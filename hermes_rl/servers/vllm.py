@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hermes_rl.servers.base import ServerConfig
-from hermes_rl.servers.generation import Generated, Sampling, generated
+from hermes_rl.servers.generation import PROMPT, Generated, Sampling, generated
 from hermes_rl.servers.wire import Malformed
 
 _NAMES = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_tokens"}
@@ -23,7 +23,7 @@ class Completions:
         body: dict[str, Any] = {"model": config.model} if config.model else {}
         return {
             **body,
-            "prompt": sampling.prompt.tolist(),
+            "prompt": PROMPT,
             "logprobs": 0,  # that of the sampled token alone
             "return_token_ids": True,
             "skip_special_tokens": False,

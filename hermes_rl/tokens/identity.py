@@ -23,19 +23,29 @@ class Snapshot:
     calls: tuple[Call, ...] = ()
     thought: bool = False
     """Whether it has reasoning, which templates may drop later on."""
+    seen: tuple[Any, Any, Any] = (None, None, None)
+    """The message, its content and its calls as objects: what is the same object has not changed."""
 
     def same(self, message: Mapping[str, Any]) -> bool:
         """Whether the message says the same."""
+        if self.is_seen(message):
+            return True
         if message.get("role") != self.role or (message.get("content") or "") != self.content:
             return False
         calls = _calls(message)
         return calls == self.calls or _canonical(calls) == _canonical(self.calls)
 
+    def is_seen(self, message: Mapping[str, Any]) -> bool:
+        """Whether it is the very message, with nothing in it replaced."""
+        known, content, calls = self.seen
+        return known is message and message.get("content") is content and message.get("tool_calls") is calls
+
 
 def snapshot(message: Mapping[str, Any]) -> Snapshot:
     """What the message is now."""
     thought = bool(message.get("reasoning_content") or message.get("reasoning"))
-    return Snapshot(str(message.get("role")), message.get("content") or "", _calls(message), thought)
+    seen = (message, message.get("content"), message.get("tool_calls"))
+    return Snapshot(str(message.get("role")), message.get("content") or "", _calls(message), thought, seen)
 
 
 def _calls(message: Mapping[str, Any]) -> tuple[Call, ...]:

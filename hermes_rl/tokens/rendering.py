@@ -17,7 +17,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.tokens.messages import history_named, named
 from hermes_rl.tokens.parsers import Parsed
 from hermes_rl.tokens.tokenizer import Messages, Tokenizer, Tools, load_tokenizer
-from hermes_rl.tokens.transcript import Branch
+from hermes_rl.tokens.transcript import Branch, Transcript, joined
 
 AUTO, TEMPLATE = "auto", "template"
 OWN = "hermes-rl/"
@@ -115,13 +115,38 @@ def _loaded(tokenizer: str | None, settings: RendererSettings) -> Renderer:
     return make_renderer(load_tokenizer(tokenizer), settings)
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt; `onto` is the branch whose tokens it extends, None where it was rendered anew."""
+
+    ids: array[int]
+    onto: Branch | None
+    text: str
+    """The ids as a JSON list."""
+
+
+def next_prompt(renderer: Renderer, transcript: Transcript, messages: Messages, tools: Tools | None) -> Prompt:
+    """The prompt for a conversation, extending what was sampled where that is possible. Raises `TemplateRefused`."""
+    branch = transcript.holding(messages)
+    further = None if branch is None else _further(renderer, branch, messages, tools)
+    if branch is None or further is None:
+        prompt = renderer.first(history_named(messages), tools)
+        return Prompt(prompt, None, f"[{joined('', prompt)}]")
+    if not branch.text:
+        branch.text = joined("", branch.tokens)
+    return Prompt(branch.tokens + further, branch, f"[{joined(branch.text, further)}]")
+
+
 def prompt_of(renderer: Renderer, branch: Branch | None, messages: Messages, tools: Tools | None) -> array[int]:
-    """The prompt for a conversation, extending the branch that holds its beginning where that is possible."""
-    if branch is not None:
-        new = messages[len(branch.history) :]
-        if not any(one.get("role") == "assistant" for one in new):
-            called = [name for name, _ in branch.history[-1].calls]
-            further = renderer.following(branch, named(new, called), tools)
-            if further is not None:
-                return branch.tokens + further
-    return renderer.first(history_named(messages), tools)
+    """The ids alone, for the branch that holds the beginning of the conversation."""
+    further = None if branch is None else _further(renderer, branch, messages, tools)
+    if branch is None or further is None:
+        return renderer.first(history_named(messages), tools)
+    return branch.tokens + further
+
+
+def _further(renderer: Renderer, branch: Branch, messages: Messages, tools: Tools | None) -> array[int] | None:
+    new = messages[len(branch.history) :]
+    if any(one.get("role") == "assistant" for one in new):
+        return None
+    return renderer.following(branch, named(new, [name for name, _ in branch.history[-1].calls]), tools)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hermes_rl.tokens.identity import Snapshot, snapshot
@@ -67,7 +67,7 @@ class Turn:
     how: How
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Branch:
     """A sequence that grows, and the messages that its tokens hold."""
 
@@ -75,10 +75,17 @@ class Branch:
     sampled: array[float] = field(default_factory=numbers)
     spans: list[Span] = field(default_factory=list)
     history: list[Snapshot] = field(default_factory=list)
+    text: str = ""
+    """The tokens as JSON without its brackets, kept while the rollout goes on, as each request repeats them."""
 
     def is_prefix_of(self, prompt: array[int]) -> bool:
         size = len(self.tokens)
         return size <= len(prompt) and prompt[:size].tobytes() == self.tokens.tobytes()
+
+    def extend(self, tokens: array[int]) -> None:
+        """Put tokens behind those that are there."""
+        self.tokens.extend(tokens)
+        self.text = joined(self.text, tokens)
 
     def sequence(self) -> TokenSequence:
         return TokenSequence(self.tokens, tuple(self.spans), self.sampled)
@@ -91,17 +98,20 @@ class Transcript:
         self.branches: list[Branch] = []
         self.turns: list[Turn] = []
 
-    def add(self, step: Step, messages: Sequence[Any] | None = None) -> Turn:
-        """Merge a step; `messages` are the conversation that it answers and, last, its answer."""
-        place = self._longest_prefix(step.prompt)
+    def add(self, step: Step, messages: Sequence[Any] | None = None, onto: Branch | None = None) -> Turn:
+        """Merge a step; `messages` are the conversation that it answers and, last, its answer.
+
+        `onto` is the branch that its prompt was made from, where it was: then no tokens are compared.
+        """
+        place = self._longest_prefix(step.prompt) if onto is None else self.branches.index(onto)
         how: How = "first" if not self.turns else "extended" if place is not None else "anew"
         if place is None:
             place = len(self.branches)
             self.branches.append(Branch())
         branch = self.branches[place]
-        branch.tokens.extend(step.prompt[len(branch.tokens) :])
+        branch.extend(step.prompt[len(branch.tokens) :])
         start = len(branch.tokens)
-        branch.tokens.extend(step.completion)
+        branch.extend(step.completion)
         branch.sampled.extend(step.logprobs)
         number = len(self.turns)
         branch.spans.append(Span(number, start, len(branch.tokens)))
@@ -125,11 +135,19 @@ class Transcript:
 
     def sequences(self) -> list[TokenSequence]:
         """The merged sequences, in the order in which they were opened."""
+        for branch in self.branches:
+            branch.text = ""  # made again where the rollout goes on all the same
         return [branch.sequence() for branch in self.branches]
 
     def _longest_prefix(self, prompt: array[int]) -> int | None:
         by_length = sorted(range(len(self.branches)), key=lambda place: -len(self.branches[place].tokens))
         return next((place for place in by_length if self.branches[place].is_prefix_of(prompt)), None)
+
+
+def joined(text: str, tokens: array[int]) -> str:
+    """A JSON list without its brackets, with tokens put behind it."""
+    further = str(tokens.tolist())[1:-1]
+    return f"{text}, {further}" if text and further else text or further
 
 
 def merge(steps: Iterable[Step]) -> list[TokenSequence]:
@@ -141,4 +159,11 @@ def merge(steps: Iterable[Step]) -> list[TokenSequence]:
 
 
 def _begins(messages: Sequence[Any], history: list[Snapshot]) -> bool:
-    return all(known.same(message) for known, message in zip(history, messages, strict=False))
+    """Whether a conversation begins with this history; what says the same is known as it is from then on."""
+    for place, (known, message) in enumerate(zip(history, messages, strict=False)):
+        if known.is_seen(message):
+            continue
+        if not known.same(message):
+            return False
+        history[place] = replace(known, seen=snapshot(message).seen)
+    return True

@@ -1,0 +1,1 @@
+"""Programs that use hermes-rl; each runs from a checkout."""

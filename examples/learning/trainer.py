@@ -1,0 +1,153 @@
+"""Two ways to train: on scripted transcripts, and with GRPO on the batches of a trajectory API."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from statistics import fmean, pstdev
+from typing import Any
+
+import aiohttp
+import torch
+
+from examples.learning.model import Small, logprobs, padded
+from examples.learning.server import PolicyServer
+from examples.learning.task import transcript
+from hermes_rl.tokens.chat import chat_tokens
+from hermes_rl.tokens.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+MASKED = -100
+
+
+def warm_up(model: Small, tokenizer: Tokenizer, tools: list[dict[str, Any]], *, steps: int, noise: float) -> float:
+    """Supervised training on scripted transcripts; returns the last loss."""
+    chance = random.Random(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, steps)
+    lines = []
+    for _ in range(2000):
+        (line,) = chat_tokens(tokenizer, transcript(chance, noise), tools).sequences or ()
+        lines.append(line)
+    loss = torch.tensor(0.0)
+    for _ in range(steps):
+        batch = chance.sample(lines, 64)
+        ids, labels = padded([line.tokens for line in batch]), padded([line.masks for line in batch], MASKED)
+        said = (labels[:, 1:] != MASKED).float()
+        loss = -(logprobs(model, ids) * said).sum() / said.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return float(loss.detach())
+
+
+@dataclass
+class Curve:
+    """What was seen while learning: one entry per step."""
+
+    reward: list[float] = field(default_factory=list)
+    difference: list[float] = field(default_factory=list)
+    """Largest |logprob(trainer) − logprob(server)| of any trained token of the step."""
+    parameters: int = 0
+    version: list[int] = field(default_factory=list)
+    """Newest version of the weights that sampled a token of the step."""
+
+
+class Trainer:
+    """GRPO: group-normalised advantages, clipped ratios, one optimiser step per batch."""
+
+    def __init__(self, model: Small, server: PolicyServer, *, lr: float = 4e-4) -> None:
+        self.model, self.server = model, server
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+        self.snapshots = {0: copy.deepcopy(model)}
+        self.curve = Curve(parameters=sum(parameter.numel() for parameter in model.parameters()))
+
+    async def run(
+        self, api: str, *, steps: int, batch: int, on_step: Callable[[int], None] = lambda step: None
+    ) -> None:
+        """Register, and train on `steps` batches."""
+        async for number, groups in _batches(api, steps, batch):
+            await asyncio.to_thread(self._compare, groups)
+            self.curve.reward.append(fmean(score for group in groups for score in group["scores"]))
+            async with self.server.lock:
+                await asyncio.to_thread(self._step, groups)
+                self.server.version += 1
+            self.snapshots[self.server.version] = copy.deepcopy(self.model)
+            self.snapshots.pop(self.server.version - 24, None)
+            logger.info(
+                "step %d: reward %.3f, difference %.1e", number, self.curve.reward[-1], self.curve.difference[-1]
+            )
+            on_step(number)
+
+    @torch.no_grad()
+    def _compare(self, groups: list[dict[str, Any]]) -> None:
+        """Each sampled stretch against the weights that sampled it."""
+        worst, newest = 0.0, 0
+        for group in groups:
+            for tokens, masks, given in zip(group["tokens"], group["masks"], group["inference_logprobs"], strict=True):
+                for start, stop in _stretches(masks):
+                    sampled = self.server.log[tuple(given[start:stop])]
+                    assert list(sampled.prompt) == tokens[:start], "sampled in another context"
+                    assert list(sampled.ids) == tokens[start:stop], "other tokens than were sampled"
+                    ours = logprobs(self.snapshots[sampled.version], torch.tensor([tokens[:stop]]))[0, start - 1 :]
+                    worst = max(worst, float((ours - torch.tensor(sampled.logprobs)).abs().max()))
+                    newest = max(newest, sampled.version)
+        self.curve.difference.append(worst)
+        self.curve.version.append(newest)
+
+    def _step(self, groups: list[dict[str, Any]]) -> None:
+        lines = [(t, m, p, a) for group in groups for t, m, p, a in _lines(group)]
+        ids, labels = padded([line[0] for line in lines]), padded([line[1] for line in lines], MASKED)[:, 1:]
+        before = padded([line[2] for line in lines], 1.0)[:, 1:]
+        advantage = torch.tensor([line[3] for line in lines])[:, None]
+        said = (labels != MASKED).float()
+        ratio = torch.exp((logprobs(self.model, ids) - before) * said)
+        gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.25) * advantage)
+        loss = -(gain * said).sum() / said.sum()
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+
+
+def _lines(group: dict[str, Any]) -> list[tuple[list[int], list[int], list[float], float]]:
+    scores = group["scores"]
+    mean, spread = fmean(scores), pstdev(scores) or 1.0
+    columns = zip(group["tokens"], group["masks"], group["inference_logprobs"], scores, strict=True)
+    return [(tokens, masks, given, (score - mean) / spread) for tokens, masks, given, score in columns]
+
+
+def _stretches(masks: list[int]) -> list[tuple[int, int]]:
+    found, start = [], None
+    for place, mask in enumerate([*masks, MASKED]):
+        if mask != MASKED and start is None:
+            start = place
+        elif mask == MASKED and start is not None:
+            found.append((start, place))
+            start = None
+    return found
+
+
+async def _batches(api: str, steps: int, batch: int) -> AsyncIterator[tuple[int, list[dict[str, Any]]]]:
+    registration = {
+        "wandb_group": "g", "wandb_project": "p", "batch_size": batch, "max_token_len": 1024, "checkpoint_dir": "",
+        "save_checkpoint_interval": -1, "starting_step": 0, "num_steps": steps,
+    }  # fmt: skip
+    async with aiohttp.ClientSession(raise_for_status=True) as session:
+        async with session.post(f"{api}/register", json=registration):
+            pass
+        number = 0
+        while number < steps:
+            async with session.get(f"{api}/batch") as answer:
+                groups = (await answer.json())["batch"]
+            if groups is None:
+                await asyncio.sleep(0.02)
+                continue
+            yield number, groups
+            number += 1

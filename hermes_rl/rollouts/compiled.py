@@ -35,6 +35,7 @@ from hermes_rl.rollouts.sandboxes import reward_args, sandbox_config
 from hermes_rl.rollouts.scripts import policy_script, user_script
 from hermes_rl.rollouts.tooling import Tooling
 from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.sandbox.pool import Pool
 from hermes_rl.scoring.combine import Weighting
 from hermes_rl.scoring.find import find_reward
 from hermes_rl.scoring.grader import GradedReward, Grader
@@ -71,6 +72,8 @@ class CompiledSpec:
         )
         self._state_class = load_object(spec.state) if spec.state is not None else None
         self.grader = _grader(spec, self.roles)
+        self.pool = Pool()
+        """Sandboxes that wait for the next rollout."""
         self.artifact_folder: Path | None = None
         """Where artifacts are kept; None where a run keeps none."""
 
@@ -101,6 +104,7 @@ class CompiledSpec:
 
     async def close(self) -> None:
         """Release the servers of tools and of all roles."""
+        await self.pool.close()
         await self.tooling.close()
         await self._user_tooling.close()
         for role in self.roles.values():
@@ -132,7 +136,8 @@ class CompiledSpec:
             role.live_here()
         self._register_scripts(seat)
         try:
-            async with ToolRuntime(config, task_id=seat.id, toolkit=toolkit, state=state) as runtime:
+            made = ToolRuntime(config, task_id=seat.id, toolkit=toolkit, state=state, factory=self.pool.create)
+            async with made as runtime:
                 yield runtime
         finally:
             self._forget(seat)

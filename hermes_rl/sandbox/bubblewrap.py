@@ -49,10 +49,10 @@ class BubblewrapSandbox(HelperSandbox):
         layout = find_layout()
         self._group = Group(layout, self.id) if layout is not None else None
 
-    async def start(self) -> None:
+    async def boot(self) -> None:
         await asyncio.to_thread(_check_once)
         await asyncio.to_thread(self.root.prepare)
-        await super().start()
+        await super().boot()
 
     @property
     def enforced(self) -> Mapping[str, str]:

@@ -111,14 +111,23 @@ class HelperSandbox(HelperCommands):
             raise self.lost()
         return self._launched.result().pid
 
-    async def start(self) -> None:
+    async def boot(self) -> None:
+        """The first half of `start`: all that does not depend on files, setup, environment and times."""
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self._boot()
-            await self._prepare()
         except TimeoutError:
             await self.close()
             raise SandboxFailure(f"the sandbox did not start within {START_SECONDS:.0f} s") from None
+        except BaseException:
+            await self.close()
+            raise
+
+    async def start(self) -> None:
+        if not self.alive:
+            await self.boot()
+        try:
+            await self._prepare()
         except BaseException:
             await self.close()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Sequence
@@ -10,11 +11,12 @@ from dataclasses import asdict, dataclass, field
 import typer
 
 from hermes_rl.data.check import check_spec
-from hermes_rl.errors import NotYetAvailable, Problem, UserError
+from hermes_rl.errors import HermesRLError, Problem, UserError
 from hermes_rl.rollouts.needs import available
 from hermes_rl.rollouts.tooling import toolset_problems
+from hermes_rl.runs.deep import examine
 from hermes_rl.runs.exact import foretold
-from hermes_rl.spec.load import load_draft
+from hermes_rl.spec.load import load_draft, load_spec
 from hermes_rl.spec.validate import in_order
 from hermes_rl.tools.catalogue import known_toolsets
 from hermes_rl.tools.distributions import DISTRIBUTIONS
@@ -30,17 +32,17 @@ class Verdict:
     warnings: list[Problem] = field(default_factory=list)
     tokens: str | None = None
     """How many sequences a rollout will have, where the tokenizer is at hand."""
+    scores: dict[str, float | None] | None = None
+    """Mean score of each kind of answer, where they were played."""
 
 
 def validate_specs(specs: Sequence[str], *, deep: bool, as_json: bool) -> int:
-    """Check each spec and print what is wrong; status 2 where anything is.
-
-    Raises:
-        NotYetAvailable: `deep` was asked for.
-    """
-    if deep:
-        raise NotYetAvailable("validate --deep is not available yet; without --deep everything static is checked")
+    """Check each spec and print what is wrong; status 2 where anything is."""
     verdicts = [judge(spec) for spec in specs]
+    if deep:
+        for verdict in verdicts:
+            if not verdict.problems:
+                _play(verdict)
     if as_json:
         typer.echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=2, ensure_ascii=False))
     else:
@@ -72,7 +74,21 @@ def judge(source: str) -> Verdict:
     return verdict
 
 
+def _play(verdict: Verdict) -> None:
+    """Judge the rewards of a spec by playing it; see `hermes_rl.runs.deep`."""
+    try:
+        report = asyncio.run(examine(load_spec(verdict.spec, demo=True)))
+    except HermesRLError as error:
+        verdict.problems = [Problem(verdict.spec, None, None, str(error))]
+        return
+    verdict.scores = report.scores
+    verdict.problems = [Problem(verdict.spec, None, None, problem) for problem in report.problems]
+    verdict.warnings += [Problem(verdict.spec, None, None, warning) for warning in report.warnings]
+
+
 def _print(verdict: Verdict) -> None:
+    for kind, score in (verdict.scores or {}).items():
+        typer.echo(f"  {kind:<12} {'not scored' if score is None else f'{score:.3f}'}")
     for problem in verdict.problems:
         typer.echo(str(problem), err=True)
     for warning in verdict.warnings:

@@ -42,6 +42,7 @@ from hermes_rl.scoring.grader import GradedReward, Grader
 from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import Reasoning
 from hermes_rl.servers.factory import config_from_spec, create_role
+from hermes_rl.servers.scripted import Script
 from hermes_rl.spec.model import NO_TOOLSETS, Agent, Spec
 from hermes_rl.spec.templates import render_section
 from hermes_rl.tools.artifacts import Artifact, Request
@@ -200,10 +201,14 @@ class CompiledSpec:
     def _register_scripts(self, seat: Seat) -> None:
         roles = Counter(message["role"] for message in self.prompt(seat.row))
         if self.policy.scripted:
-            self.policy.register(seat.id, policy_script(self.spec, seat, roles["assistant"]))
+            self.policy.register(seat.id, self.script(seat, roles["assistant"]))
         user = self.spec.user
         if user is not None and self.roles[user.server].scripted:
             self.roles[user.server].register(user_id(seat.id), user_script(self.spec, seat.row, roles["user"]))
+
+    def script(self, seat: Seat, prior: int) -> Script:
+        """What a scripted policy plays in a seat; `prior` assistant messages are in the prompt."""
+        return policy_script(self.spec, seat, prior)
 
     def _forget(self, seat: Seat) -> None:
         self.policy.forget(seat.id)

@@ -19,10 +19,15 @@ def policy_script(spec: Spec, seat: Seat, prior: int) -> Script:
     """What the policy plays in a seat; `prior` is the number of assistant messages in the prompt."""
     server = spec.servers["policy"][0]
     seed = spec.seed if server.seed is None else server.seed
-    turns = tuple(Turn.of(turn) for turn in _turns(spec, seat.row) if turn.get("say") or turn.get("tools"))
+    turns = gold_turns(spec, seat.row)
     if seat.index in deviations(seat.size, server.deviate, seed, seat.group):
         turns = deviate_script(turns, Random(f"{seed}:{seat.group}-{seat.index}"))
     return Script(turns, prior)
+
+
+def gold_turns(spec: Spec, row: Row) -> tuple[Turn, ...]:
+    """The policy's turns of the solution for a row; none where the spec has no solution."""
+    return tuple(Turn.of(turn) for turn in _turns(spec, row) if turn.get("say") or turn.get("tools"))
 
 
 def user_script(spec: Spec, row: Row, prior: int) -> Script:

@@ -150,7 +150,6 @@ def test_ctrl_c_keeps_what_is_complete_and_the_same_command_goes_on(tmp_path: Pa
         (["run", "terminal-files", "process", "--slurm", "true"], "--slurm"),
         (["run", "terminal-files", "process", "--env-file", "missing.env"], "missing.env"),
         (["regrade", "outputs"], "outputs cannot be graded anew: there is no run"),
-        (["validate", "terminal-files", "--deep"], "not available yet"),
     ],
 )
 def test_wrong_input_ends_with_2_and_says_what_to_do(arguments: list[str], said: str, tmp_path: Path) -> None:

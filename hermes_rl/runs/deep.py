@@ -1,0 +1,198 @@
+"""Rewards put to the test before a model is: right answers and wrong ones, played in real sandboxes by scripts.
+
+Owns what is played on a few rows (the spec's solution as gold, twice; no answer; garbage; the solution of another
+row; the gold answer's last words alone) and what it shows about the rewards: that they cannot tell right from
+wrong, that nothing or garbage satisfies them, that they fail, differ from one time to the next, or take long, and that
+the prompt gives the answer away or is the same for every row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from statistics import fmean
+
+from hermes_rl.agent.result import text_of
+from hermes_rl.data.load import load_rows
+from hermes_rl.data.rows import Row
+from hermes_rl.rollouts.compiled import CompiledSpec
+from hermes_rl.rollouts.player import Player
+from hermes_rl.rollouts.rollout import Group, Rollout, Seat
+from hermes_rl.rollouts.scripts import gold_turns
+from hermes_rl.servers.scripted import Script, Turn
+from hermes_rl.spec.model import Spec
+
+ROWS = 3
+LOOKED_AT = 50
+"""Rows among which another one's solution is looked for."""
+NEAR = 0.1
+"""A wrong answer whose score is this near to gold's, as a share of it, scores like gold."""
+SLOW_SECONDS = 10.0
+LETTERS = "abcdefghijklmnopqrstuvwxyz {}[]<>()0123456789.,:;'\"\\/!?#*_-\n"
+KINDS = ("gold", "gold again", "empty", "garbage", "near miss", "last words")
+WRONG = {
+    "empty": "an empty answer scores like the solution ({score:g} of {gold:g}): the rewards ask for nothing",
+    "garbage": "garbage scores like the solution ({score:g} of {gold:g}): the rewards take anything",
+    "near miss": "the solution of another row scores like a row's own ({score:g} of {gold:g}): the rewards do not look "
+    "at the row",
+}
+
+
+@dataclass
+class DeepReport:
+    """What was found: mean scores by kind of answer (None where none could be scored), and what is wrong."""
+
+    scores: dict[str, float | None] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+async def examine(spec: Spec) -> DeepReport:
+    """Play and judge a spec that was loaded for a demo.
+
+    Raises:
+        UserError: the rows cannot be had, or the environment cannot be started.
+    """
+    rows = await asyncio.to_thread(load_rows, spec, "train", notify=lambda _: None)
+    sample = list(islice(rows, LOOKED_AT))
+    report = DeepReport()
+    if not sample:
+        report.problems.append("no rows are left to train on: does dataset.filter drop them all?")
+        return report
+    if spec.solution is None or spec.solution.turns is None:
+        report.warnings.append("there is no solution, so it was not shown that a right answer scores well")
+    async with _Probe(spec, sample) as probe:
+        await probe.open(sample[0])
+        player = Player(probe, replays=0)
+        groups = [await player.start(row, f"row-{n}", len(KINDS), whole=False) for n, row in enumerate(sample[:ROWS])]
+        _judge(report, probe, groups)
+    return report
+
+
+class _Probe(CompiledSpec):
+    """The spec with an answer of each kind in each group, in the order of `KINDS`."""
+
+    def __init__(self, spec: Spec, rows: list[Row]) -> None:
+        super().__init__(spec, {})
+        self.rows = rows
+
+    def script(self, seat: Seat, prior: int) -> Script:
+        gold = gold_turns(self.spec, seat.row)
+        return Script(self._turns(KINDS[seat.index], seat.row, gold) or (Turn(say=""),), prior)
+
+    def _turns(self, kind: str, row: Row, gold: tuple[Turn, ...]) -> tuple[Turn, ...]:
+        if kind == "garbage":
+            source = random.Random(f"garbage {row.key}")
+            return (Turn(say="".join(source.choices(LETTERS, k=300))),)
+        if kind == "near miss":
+            return self.other(row) or ()
+        if kind == "last words":
+            return (Turn(say=last_words(gold)),)
+        return () if kind == "empty" else gold
+
+    def other(self, row: Row) -> tuple[Turn, ...] | None:
+        """The solution of another row that is not this one's; None where all are the same."""
+        own = gold_turns(self.spec, row)
+        there = (gold_turns(self.spec, other) for other in self.rows if other is not row)
+        return next((turns for turns in there if turns != own), None)
+
+
+def last_words(turns: tuple[Turn, ...]) -> str:
+    """What a solution says last."""
+    return next((turn.say for turn in reversed(turns) if turn.say), "")
+
+
+def _judge(report: DeepReport, probe: _Probe, groups: list[Group]) -> None:
+    has_gold = probe.spec.solution is not None and probe.spec.solution.turns is not None
+    played = {kind: [group.rollouts[i] for group in groups] for i, kind in enumerate(KINDS)}
+    if not has_gold:
+        played = {kind: played[kind] for kind in ("empty", "garbage")}
+    elif probe.other(groups[0].row) is None:
+        del played["near miss"]
+    report.scores = {kind: _mean(rollouts) for kind, rollouts in played.items()}
+    report.problems += _failures(played)
+    report.problems += _prompts(probe, groups, played)
+    report.problems += _scores(report.scores)
+    report.problems += _differences(played) if has_gold else []
+    report.warnings += _slow(played)
+
+
+def _mean(rollouts: list[Rollout]) -> float | None:
+    scores = [rollout.score for rollout in rollouts if rollout.score is not None]
+    return fmean(scores) if scores else None
+
+
+def _failures(played: Mapping[str, list[Rollout]]) -> list[str]:
+    """Each failure once, with the kind of answer at which it came first."""
+    first: dict[str, str] = {}
+    for kind, rollouts in played.items():
+        for rollout in rollouts:
+            if rollout.error is not None:
+                first.setdefault(rollout.error, f"{kind} (row {rollout.seat.row.key}): {rollout.error}")
+    return list(first.values())
+
+
+def _prompts(probe: _Probe, groups: list[Group], played: Mapping[str, list[Rollout]]) -> list[str]:
+    prompts = [_words(probe, group.row) for group in groups]
+    found = []
+    if len(groups) > 1 and len(set(prompts)) == 1:
+        found.append("the prompt is the same for every row: does the template leave out the question?")
+    told = [
+        _gives_away(prompt, last_words(gold_turns(probe.spec, group.row)))
+        for prompt, group in zip(prompts, groups, strict=True)
+    ]
+    if told and all(told) and "gold" in played and _alike(_mean(played["last words"]), _mean(played["gold"])):
+        found.append("the prompt holds the answer: saying what the solution says last is enough, and it stands there")
+    return found
+
+
+def _words(probe: _Probe, row: Row) -> str:
+    return "\n".join(text_of(message.get("content")) for message in probe.prompt(row))
+
+
+def _gives_away(prompt: str, answer: str) -> bool:
+    """Whether the answer stands in the prompt by itself; a single letter says nothing."""
+    answer = answer.strip()
+    return len(answer) > 1 and re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", prompt) is not None
+
+
+def _scores(scores: Mapping[str, float | None]) -> list[str]:
+    known = {kind: score for kind, score in scores.items() if score is not None}
+    gold = known.get("gold")
+    if len(known) > 1 and len({round(score, 9) for score in known.values()}) == 1:
+        return [f"every answer scores {next(iter(known.values())):g}, right or wrong: the reward is constant"]
+    if gold is None:
+        return []
+    wrong = [text.format(score=known[kind], gold=gold) for kind, text in WRONG.items() if _alike(known.get(kind), gold)]
+    better = [kind for kind, score in known.items() if score > gold + 1e-9 and kind in WRONG and not wrong]
+    return wrong + [f"{kind} scores {known[kind]:g}, more than the solution ({gold:g})" for kind in better]
+
+
+def _alike(score: float | None, gold: float | None) -> bool:
+    return score is not None and gold is not None and score >= gold - NEAR * max(abs(gold), 1e-9)
+
+
+def _differences(played: Mapping[str, list[Rollout]]) -> list[str]:
+    """Rewards that gave another value to the same answer."""
+    names = {
+        name
+        for one, again in zip(played["gold"], played["gold again"], strict=True)
+        for name in one.rewards.keys() & again.rewards.keys()
+        if one.rewards[name].value != again.rewards[name].value
+    }
+    return [
+        f"reward {name} is not deterministic: it gave different values to the same answer" for name in sorted(names)
+    ]
+
+
+def _slow(played: Mapping[str, list[Rollout]]) -> list[str]:
+    took: dict[str, float] = {}
+    for rollouts in played.values():
+        for rollout in rollouts:
+            for name, value in rollout.rewards.items():
+                took[name] = max(took.get(name, 0.0), value.seconds)
+    return [f"reward {name} took {seconds:.0f} s" for name, seconds in took.items() if seconds > SLOW_SECONDS]

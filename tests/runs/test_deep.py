@@ -1,0 +1,117 @@
+"""Faults of rewards that no schema can see: each is named, and a sound spec has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.errors import HermesRLError
+from hermes_rl.runs.deep import KINDS, DeepReport, examine
+from hermes_rl.spec.load import load_spec
+
+CODE = """
+import random, time
+
+def constant(result): return 0.5
+def attempt(result): return len(result.messages) > 1
+def words(result): return bool(result.final_response.strip())
+def broken(result, *, target): return float("nan") if target in result.final_response else 0.0
+def dice(result, *, target): return random.random() * (target in result.final_response)
+def slow(result, *, target):
+    time.sleep(0.3)
+    return target in result.final_response
+def numeric(result): return any(letter.isdigit() for letter in result.final_response)
+def backwards(result, *, target): return target not in result.final_response
+"""
+SOUND = """
+version: 1
+name: capitals
+dataset:
+  items: [{country: France, capital: Paris}, {country: Italy, capital: Rome}, {country: Spain, capital: Madrid}]
+prompt: {user: "What is the capital of {{ country }}?"}
+rewards:
+  right: {fn: exact_match, args: {target: "{{ capital }}"}}
+solution: {turns: [{say: "{{ capital }}"}]}
+servers: {policy: {type: scripted}}
+"""
+RIGHT = 'right: {fn: exact_match, args: {target: "{{ capital }}"}}'
+
+
+async def examined(folder: Path, text: str) -> DeepReport:
+    (folder / "code.py").write_text(CODE)
+    (folder / "spec.yaml").write_text(text)
+    return await examine(load_spec(folder / "spec.yaml", demo=True))
+
+
+async def test_a_sound_spec(tmp_path: Path) -> None:
+    report = await examined(tmp_path, SOUND)
+    assert report.problems == [] and report.warnings == []
+    assert report.scores == dict(zip(KINDS, (1, 1, 0, 0, 0, 1), strict=True))
+
+
+FAULTS = {
+    "constant": (RIGHT, "right: {fn: code.py:constant}", "every answer scores 0.5, right or wrong"),
+    "satisfied by nothing": (RIGHT, "right: {fn: code.py:attempt}", "every answer scores 1, right or wrong"),
+    "satisfied by garbage": (RIGHT, "right: {fn: code.py:words}", "garbage scores like the solution"),
+    "another row's answer": (
+        RIGHT,
+        "right: {fn: contains_all, args: {values: []}, weight: 0}\n  known: {fn: regex_match, "
+        "args: {pattern: '^(Paris|Rome|Madrid)$'}}",
+        "the solution of another row scores like a row's own (1 of 1)",
+    ),
+    "leaked answer": (
+        "of {{ country }}?",
+        "of {{ country }}? (It is {{ capital }}.)",
+        "the prompt holds the answer",
+    ),
+    "the question is left out": ("of {{ country }}?", "of the country?", "the prompt is the same for every row"),
+    "a filter that empties the data": ("prompt:", "  filter: country == 'Atlantis'\nprompt:", "no rows are left"),
+    "not finite": (
+        RIGHT,
+        'right: {fn: code.py:broken, args: {target: "{{ capital }}"}}',
+        "gold (row ",
+    ),
+    "not deterministic": (
+        RIGHT,
+        'right: {fn: code.py:dice, args: {target: "{{ capital }}"}}',
+        "reward right is not deterministic",
+    ),
+    "wrong answers are better": (
+        RIGHT,
+        'right: {fn: code.py:backwards, args: {target: "{{ capital }}"}}',
+        "scores like the solution (1 of 0)",
+    ),
+    "the solution is wrong": ('say: "{{ capital }}"', 'say: "It is {{ capital }}."', "every answer scores 0"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_planted_fault_is_named(tmp_path: Path, fault: str) -> None:
+    before, after, expected = FAULTS[fault]
+    assert before in SOUND
+    try:
+        found = (await examined(tmp_path, SOUND.replace(before, after, 1))).problems
+    except HermesRLError as error:  # a finding too
+        found = [str(error)]
+    assert any(expected in problem for problem in found), found
+
+
+async def test_a_slow_reward_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes_rl.runs.deep.SLOW_SECONDS", 0.2)
+    slow = SOUND.replace(RIGHT, 'right: {fn: code.py:slow, args: {target: "{{ capital }}"}}')
+    assert any(warning.startswith("reward right took") for warning in (await examined(tmp_path, slow)).warnings)
+
+
+async def test_without_a_solution_only_the_wrong_is_played(tmp_path: Path) -> None:
+    report = await examined(tmp_path, SOUND.replace('solution: {turns: [{say: "{{ capital }}"}]}\n', ""))
+    assert list(report.scores) == ["empty", "garbage"]
+    assert any("there is no solution" in warning for warning in report.warnings)
+
+
+async def test_a_group_reward_compares_the_kinds(tmp_path: Path) -> None:
+    pairs = 'right: {fn: llm_pairwise, args: {rubric: longer, reference: "no"}}'
+    report = await examined(
+        tmp_path, SOUND.replace(RIGHT, pairs).replace("policy: {", "judge: {type: scripted}, policy: {")
+    )
+    assert report.scores["empty"] is not None

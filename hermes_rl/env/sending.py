@@ -86,13 +86,12 @@ class Sending:
 
         Layers of one group leave together in one call, or not at all. Nothing here holds up the event loop.
         """
+        longest = self._longest() if abort_on_any_max_length_exceeded else None
         given = scored_data if isinstance(scored_data, list) else [scored_data]
-        whole = list(map(_completed, filter(None, given)))
-        if any("layer" in part for part in whole):
-            fitting = self.too_long.applied(whole, self._longest())
-            fit = fitting if all(self._fit(part) for part in fitting) else []
-        else:
-            fit = [part for part in self.too_long.applied(whole, self._longest()) if self._fit(part)]
+        whole = self.too_long.applied(list(map(_completed, filter(None, given))), longest)
+        fit = [part for part in whole if self._fit(part, longest)]
+        if len(fit) < len(whole) and any("layer" in part for part in whole):
+            fit = []  # a part of a rollout is not trained on without the rest
         fit = await self._fresh(fit)
         if not fit:
             return
@@ -117,9 +116,9 @@ class Sending:
             logger.error("a group could not be sent now and is tried again: %s", error)
             self.backlog.append(item)  # type: ignore[attr-defined]
 
-    def _fit(self, group: dict[str, Any]) -> bool:
+    def _fit(self, group: dict[str, Any], longest: int | None) -> bool:
         size = group["group_overrides"].get("group_size", self.config.group_size)
-        faults = _faults(group, size, self._longest(), exact=not self.allow_inexact)
+        faults = _faults(group, size, longest, exact=not self.allow_inexact)
         for cause, words in faults:
             self.dropped[cause] += 1
             logger.warning("a group was not sent (%s): %s", cause, words)

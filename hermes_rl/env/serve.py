@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import aiohttp
 from tenacity import RetryError
 
 from hermes_rl.env.spec_env import SpecEnv, compile_spec
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.runs.directory import RunDirectory
+from hermes_rl.runs.exact import TOKEN_LEVEL, renderer_of
 from hermes_rl.runs.launch import Launch, prepare
 from hermes_rl.runs.provenance import provenance
 from hermes_rl.spec.model import Spec
+
+_UNTOLD = ("openai", "vllm", "scripted")
+"""Server types that tell no version of their weights by themselves."""
 
 
 async def run_serve(spec: Spec, launch: Launch) -> RunDirectory:
@@ -22,6 +28,8 @@ async def run_serve(spec: Spec, launch: Launch) -> RunDirectory:
     """
     await prepare(spec, launch).close()
     require_exact(spec)
+    if spec.servers["policy"][0].type in TOKEN_LEVEL:
+        await asyncio.to_thread(renderer_of, spec)
     await _reach(spec.serve.api_url)
     cls = compile_spec(spec, launch.environ)
     env = cls(*cls.config_init())
@@ -41,7 +49,13 @@ def require_exact(spec: Spec) -> None:
 
     What a token-level or scripted server sampled is certified for each group.
     """
-    if spec.serve.allow_inexact or all(server.type != "openai" for server in spec.servers["policy"]):
+    policy, staleness = spec.servers["policy"], spec.serve.max_staleness
+    if staleness is not None and any(one.type in _UNTOLD and one.weights_path is None for one in policy):
+        raise UserError(
+            "serve.max_staleness: the policy's server does not tell the version of its weights. Name a path at it that "
+            'answers {"version": N} under weights_path, or leave max_staleness out'
+        )
+    if spec.serve.allow_inexact or all(server.type != "openai" for server in policy):
         return
     raise UserError(
         "serve: a chat server does not say which tokens it sampled, so a trainer would train on a reconstruction "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol
@@ -16,13 +17,17 @@ from typing import Any, Protocol
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.messages import history_named, named
 from hermes_rl.tokens.parsers import Parsed
-from hermes_rl.tokens.tokenizer import Messages, Tokenizer, Tools, load_tokenizer
+from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools, load_tokenizer
 from hermes_rl.tokens.transcript import Branch, Transcript, joined
 
 AUTO, TEMPLATE = "auto", "template"
 OWN = "hermes-rl/"
 """Begins the names of the package's own tokenizers, which no family knows."""
 _LOADING = Lock()
+_TOOL = {
+    "type": "function",
+    "function": {"name": "t", "description": "d", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 class RendererRefused(UserError):
@@ -92,11 +97,29 @@ def make_renderer(tokenizer: Tokenizer, settings: RendererSettings | None = None
     name = settings.name
     if name == AUTO:
         name = TEMPLATE if tokenizer.name.startswith(OWN) else family_of(tokenizer.name) or TEMPLATE
-    if name == TEMPLATE:
-        renderer = TemplateRenderer(tokenizer, settings)
-        _ = renderer.parser  # a format that nothing reads is told now
-        return renderer
-    return family_renderer(name, tokenizer, settings)
+    if name != TEMPLATE and settings.name != AUTO:
+        return family_renderer(name, tokenizer, settings)
+    if name != TEMPLATE:
+        with suppress(RendererRefused):  # a model of that name with another tokenizer
+            family = family_renderer(name, tokenizer, settings)
+            if _agrees(family, tokenizer):
+                return family
+    renderer = TemplateRenderer(tokenizer, settings)
+    _ = renderer.parser  # a format that nothing reads is told now
+    return renderer
+
+
+def _agrees(family: Renderer, tokenizer: Tokenizer) -> bool:
+    """Whether a family that was guessed by the model's name begins as the tokenizer's own template does."""
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    for tools in (None, [_TOOL]):
+        try:
+            own = tokenizer.encode(tokenizer.render(messages, tools, add_generation_prompt=True))
+            if family.first(messages, tools).tolist() != own:
+                return False
+        except TemplateRefused:
+            return False
+    return True
 
 
 def load_renderer(tokenizer: str | None, settings: RendererSettings) -> Renderer:

@@ -72,3 +72,10 @@ def test_what_does_not_exist_is_named() -> None:
         make_renderer(tokenizer_of("gpt-oss"))
     with pytest.raises(RendererRefused, match="is 3 tokens"):
         make_renderer(load_tokenizer(), RendererSettings(stop=("###!",)))
+
+
+@pytest.mark.parametrize(("model", "shape"), [("Qwen/Qwen3-8B", "hermes"), ("moonshotai/Kimi-K2-Instruct", "qwen3")])
+def test_a_family_that_is_guessed_by_name_has_to_agree_with_the_template(model: str, shape: str) -> None:
+    tokenizer = FamilyTokenizer(shape, FAMILIES[shape])
+    tokenizer.name = model
+    assert make_renderer(tokenizer).name == "template"

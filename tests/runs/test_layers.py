@@ -1,0 +1,50 @@
+"""Groups whose rollouts have several sequences, in process mode: a line per layer, found again after a crash."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.runs.launch import Launch, run_process
+from hermes_rl.runs.process import ProcessSummary
+from hermes_rl.runs.progress import Progress
+from hermes_rl.spec.load import parse_spec
+from tests.env.test_token_exact import tokenizer_folder
+
+TEXT = """
+name: layered
+dataset: {{items: [{{q: one}}, {{q: two}}]}}
+prompt: {{user: "{{{{ q }}}}"}}
+toolsets: [todo]
+solution:
+  turns:
+    - {{say: "<think>\\nhm\\n</think>\\n\\nfirst", tools: [{{name: todo, args: {{todos: []}}}}]}}
+    - {{say: "the answer is 7"}}
+rewards: {{right: {{fn: regex_match, args: {{pattern: "is 7"}}}}}}
+servers: {{policy: {{type: scripted, tokenizer: "{tokenizer}"}}}}
+process: {{groups: 2, group_size: 2}}
+"""
+
+
+async def play(folder: Path, tokenizer: Path) -> tuple[ProcessSummary, list[dict[str, Any]]]:
+    spec = parse_spec(TEXT.format(tokenizer=tokenizer))
+    summary, directory = await run_process(spec, Launch("process", folder, progress=Progress(quiet=True)))
+    return summary, [json.loads(line) for line in (directory.path / "groups.jsonl").read_text().splitlines()]
+
+
+async def test_each_layer_is_a_line_and_a_group_is_all_of_its_lines(tmp_path: Path) -> None:
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=False)
+    summary, lines = await play(tmp_path / "run", tokenizer)
+    assert (summary.written, len(lines)) == (2, 4)
+    assert [(line["layer"], line["layers"]) for line in lines] == [(0, 2), (1, 2)] * 2
+    assert all(line["certificate"]["exact"] and len(line["tokens"]) == 2 for line in lines)
+    again, same = await play(tmp_path / "run", tokenizer)
+    assert (again.kept, again.written, again.rollouts, same) == (2, 0, 0, lines)
+    path = tmp_path / "run" / "groups.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines[:3]))
+    mended, made = await play(tmp_path / "run", tokenizer)
+    assert (mended.kept, mended.written, mended.rollouts) == (1, 1, 0), "made anew from the rollouts, nothing is played"
+    assert sorted(made, key=lambda line: (line["group"], line["layer"])) == sorted(
+        lines, key=lambda line: (line["group"], line["layer"])
+    )

@@ -2,9 +2,9 @@
 
     python benchmarks/in_flight.py [--rollouts 10 100 1000 5000] [--latency SECONDS]
 
-Each number of rollouts is played at once, in a process of its own, against a server that answers after ten seconds: one
-model call and a reward each, journal included, no sandbox and no tokens. Memory is what the process grew by until all of
-them waited, by rollout.
+Each number of rollouts is played at once, in a process of its own, against a server that answers after ten seconds:
+one model call and a reward each, journal included, no sandbox and no tokens. Memory is what the process grew by until
+all of them waited, by rollout.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ process of its own, in turns:
 
 - raw aiohttp: the conversations, so many at a time, and nothing around them;
 - openai client: the same over `AsyncOpenAI`;
-- one group at a time: the reference design's process loop, written from its description: it awaits one group after the
-  other, the group's rollouts together, each over the openai client with its tool in a pool of threads, and appends a line;
+- one group at a time: the reference design's process loop, written from its description: it awaits one group after
+  the other, the group's rollouts together, each over the openai client with its tool in a pool of threads, and appends
+  a line;
 - hermes-rl process: `runs.process` of a spec with its journals, everything but a tokenizer, which the others lack too.
 """
 

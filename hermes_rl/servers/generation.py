@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from hermes_rl.servers.base import ChatRequest, ServerConfig
 from hermes_rl.servers.wire import Malformed
+from hermes_rl.tokens.transcript import joined
 
 SENTINEL = -9999.0
 """vLLM's log-probability of a token that it could not give one for."""
@@ -36,7 +37,7 @@ class Sampling:
     top_p: float | None = None
     seed: int | None = None
     text: str = ""
-    """The prompt as a JSON list, where it was made already."""
+    """The prompt as a JSON list without its brackets, where it was made already."""
 
     @classmethod
     def of(
@@ -50,8 +51,8 @@ class Sampling:
 
     def written(self, body: Mapping[str, Any]) -> bytes:
         """A body as bytes; the list of ids, most of it, is not made anew for every turn of a long rollout."""
-        text = self.text or str(self.prompt.tolist())
-        return json.dumps(body).replace(f'"{PROMPT}"', text, 1).encode("ascii")
+        before, _, behind = json.dumps(body).partition(f'"{PROMPT}"')
+        return "".join((before, "[", self.text or joined("", self.prompt), "]", behind)).encode("ascii")
 
     def parameters(self, names: Mapping[str, str]) -> dict[str, Any]:
         """What is set, under the server's own names."""

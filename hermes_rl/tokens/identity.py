@@ -7,7 +7,7 @@ in the JSON of arguments, None for an empty text, reasoning that is left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,29 +23,73 @@ class Snapshot:
     calls: tuple[Call, ...] = ()
     thought: bool = False
     """Whether it has reasoning, which templates may drop later on."""
-    seen: tuple[Any, Any, Any] = (None, None, None)
-    """The message, its content and its calls as objects: what is the same object has not changed."""
 
     def same(self, message: Mapping[str, Any]) -> bool:
         """Whether the message says the same."""
-        if self.is_seen(message):
-            return True
         if message.get("role") != self.role or (message.get("content") or "") != self.content:
             return False
         calls = _calls(message)
         return calls == self.calls or _canonical(calls) == _canonical(self.calls)
 
-    def is_seen(self, message: Mapping[str, Any]) -> bool:
-        """Whether it is the very message, with nothing in it replaced."""
-        known, content, calls = self.seen
-        return known is message and message.get("content") is content and message.get("tool_calls") is calls
-
 
 def snapshot(message: Mapping[str, Any]) -> Snapshot:
     """What the message is now."""
     thought = bool(message.get("reasoning_content") or message.get("reasoning"))
-    seen = (message, message.get("content"), message.get("tool_calls"))
-    return Snapshot(str(message.get("role")), message.get("content") or "", _calls(message), thought, seen)
+    return Snapshot(str(message.get("role")), message.get("content") or "", _calls(message), thought)
+
+
+class History:
+    """The messages that a sequence holds. Those that are there already cost next to nothing to recognise.
+
+    A message is known by the object that it is, with the same content and calls in it; only what is another object is
+    compared by what it says.
+    """
+
+    __slots__ = ("_calls", "_contents", "_messages", "snapshots")
+
+    def __init__(self) -> None:
+        self.snapshots: list[Snapshot] = []
+        self._messages: list[Any] = []
+        self._contents: list[Any] = []
+        self._calls: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self.snapshots)
+
+    def begins(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether a conversation begins with these messages."""
+        head = messages[: len(self)]
+        columns = zip(
+            head,
+            self._messages,
+            [message.get("content") for message in head],
+            self._contents,
+            [message.get("tool_calls") for message in head],
+            self._calls,
+            strict=False,
+        )
+        others = [i for i, (m, n, c, d, k, o) in enumerate(columns) if m is not n or c is not d or k is not o]
+        if len(head) < len(self) or not all(self.snapshots[i].same(head[i]) for i in others):
+            return False
+        for i in others:
+            self._know(i, head[i])
+        return True
+
+    def follow(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Become this conversation: put behind what is new in it, or begin anew where it is another."""
+        if not self.begins(messages):
+            for column in (self.snapshots, self._messages, self._contents, self._calls):
+                column.clear()
+        for message in messages[len(self) :]:
+            self.snapshots.append(snapshot(message))
+            self._messages.append(message)
+            self._contents.append(message.get("content"))
+            self._calls.append(message.get("tool_calls"))
+
+    def _know(self, place: int, message: Mapping[str, Any]) -> None:
+        self._messages[place] = message
+        self._contents[place] = message.get("content")
+        self._calls[place] = message.get("tool_calls")
 
 
 def _calls(message: Mapping[str, Any]) -> tuple[Call, ...]:

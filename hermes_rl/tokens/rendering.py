@@ -145,7 +145,7 @@ class Prompt:
     ids: array[int]
     onto: Branch | None
     text: str
-    """The ids as a JSON list."""
+    """The ids as a JSON list, without its brackets."""
 
 
 def next_prompt(renderer: Renderer, transcript: Transcript, messages: Messages, tools: Tools | None) -> Prompt:
@@ -154,10 +154,10 @@ def next_prompt(renderer: Renderer, transcript: Transcript, messages: Messages, 
     further = None if branch is None else _further(renderer, branch, messages, tools)
     if branch is None or further is None:
         prompt = renderer.first(history_named(messages), tools)
-        return Prompt(prompt, None, f"[{joined('', prompt)}]")
+        return Prompt(prompt, None, joined("", prompt))
     if not branch.text:
         branch.text = joined("", branch.tokens)
-    return Prompt(branch.tokens + further, branch, f"[{joined(branch.text, further)}]")
+    return Prompt(branch.tokens + further, branch, joined(branch.text, further))
 
 
 def prompt_of(renderer: Renderer, branch: Branch | None, messages: Messages, tools: Tools | None) -> array[int]:
@@ -172,4 +172,4 @@ def _further(renderer: Renderer, branch: Branch, messages: Messages, tools: Tool
     new = messages[len(branch.history) :]
     if any(one.get("role") == "assistant" for one in new):
         return None
-    return renderer.following(branch, named(new, [name for name, _ in branch.history[-1].calls]), tools)
+    return renderer.following(branch, named(new, [name for name, _ in branch.history.snapshots[-1].calls]), tools)

@@ -89,10 +89,10 @@ class TemplateRenderer:
         return parse_ids(self.parser, self.tokenizer, completion, prompt, self.stop_ids, tools)
 
     def _join(self, branch: Branch, new: Messages, tools: Tools | None) -> Join:
-        spoken = [one for one in branch.history if one.role == "assistant"]
+        spoken = [one for one in branch.history.snapshots if one.role == "assistant"]
         roles = [str(message.get("role")) for message in new]
         return Join(
-            system=branch.history[0].role == "system",
+            system=branch.history.snapshots[0].role == "system",
             earlier=len(spoken) > 1,
             thought=any(one.thought for one in spoken) and self._settings.thinking_retention != "all",
             called=bool(spoken[-1].calls),

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hermes_rl.tokens.identity import Snapshot, snapshot
+from hermes_rl.tokens.identity import History
 from hermes_rl.tokens.sequence import Sequence as TokenSequence
 from hermes_rl.tokens.sequence import Span, ids, numbers
 
@@ -74,7 +74,7 @@ class Branch:
     tokens: array[int] = field(default_factory=ids)
     sampled: array[float] = field(default_factory=numbers)
     spans: list[Span] = field(default_factory=list)
-    history: list[Snapshot] = field(default_factory=list)
+    history: History = field(default_factory=History)
     text: str = ""
     """The tokens as JSON without its brackets, kept while the rollout goes on, as each request repeats them."""
 
@@ -82,10 +82,11 @@ class Branch:
         size = len(self.tokens)
         return size <= len(prompt) and prompt[:size].tobytes() == self.tokens.tobytes()
 
-    def extend(self, tokens: array[int]) -> None:
+    def extend(self, context: array[int], completion: array[int]) -> None:
         """Put tokens behind those that are there."""
-        self.tokens.extend(tokens)
-        self.text = joined(self.text, tokens)
+        self.tokens.extend(context)
+        self.tokens.extend(completion)
+        self.text = joined(self.text, context + completion)
 
     def sequence(self) -> TokenSequence:
         return TokenSequence(self.tokens, tuple(self.spans), self.sampled)
@@ -109,16 +110,13 @@ class Transcript:
             place = len(self.branches)
             self.branches.append(Branch())
         branch = self.branches[place]
-        branch.extend(step.prompt[len(branch.tokens) :])
-        start = len(branch.tokens)
-        branch.extend(step.completion)
+        start = len(step.prompt)
+        branch.extend(step.prompt[len(branch.tokens) :], step.completion)
         branch.sampled.extend(step.logprobs)
         number = len(self.turns)
         branch.spans.append(Span(number, start, len(branch.tokens)))
         if messages is not None:
-            if not _begins(messages, branch.history):
-                branch.history.clear()
-            branch.history.extend(snapshot(message) for message in messages[len(branch.history) :])
+            branch.history.follow(messages)
         turn = Turn(number, place, start, len(branch.tokens), step.finish, step.weights, how)
         self.turns.append(turn)
         return turn
@@ -129,7 +127,7 @@ class Transcript:
         for branch in self.branches:
             size = len(branch.history)
             longer = found is None or size > len(found.history)
-            if longer and 0 < size < len(messages) and _begins(messages, branch.history):
+            if longer and 0 < size < len(messages) and branch.history.begins(messages):
                 found = branch
         return found
 
@@ -156,14 +154,3 @@ def merge(steps: Iterable[Step]) -> list[TokenSequence]:
     for step in steps:
         transcript.add(step)
     return transcript.sequences()
-
-
-def _begins(messages: Sequence[Any], history: list[Snapshot]) -> bool:
-    """Whether a conversation begins with this history; what says the same is known as it is from then on."""
-    for place, (known, message) in enumerate(zip(history, messages, strict=False)):
-        if known.is_seen(message):
-            continue
-        if not known.same(message):
-            return False
-        history[place] = replace(known, seen=snapshot(message).seen)
-    return True

@@ -44,3 +44,11 @@ def test_the_benchmark_of_the_sandbox_measures_every_step() -> None:
     printed = run("benchmarks/sandbox.py", "--concurrency", "2", "--calls", "2")
     for step in ("cold start and release, ms", "terminal calls/s", "write 4 kB, calls/s", "PSS of an idle sandbox, MB"):
         assert f"| {step} | " in printed
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_tokens_prints_both_tables() -> None:
+    sizes = ["--turns", "4", "--tokens", "2048", "--groups", "1", "--repetitions", "1"]
+    printed = run("benchmarks/tokens.py", *sizes)
+    for row in ("render", "merge", "request", "record", "nothing else", "sending"):
+        assert f"| {row} | " in printed

@@ -27,7 +27,7 @@ def policy_script(spec: Spec, seat: Seat, prior: int) -> Script:
 
 def gold_turns(spec: Spec, row: Row) -> tuple[Turn, ...]:
     """The policy's turns of the solution for a row; none where the spec has no solution."""
-    return tuple(Turn.of(turn) for turn in _turns(spec, row) if turn.get("say") or turn.get("tools"))
+    return tuple(Turn.of(turn) for turn in _turns(spec, row) if turn.get("say") is not None or turn.get("tools"))
 
 
 def user_script(spec: Spec, row: Row, prior: int) -> Script:

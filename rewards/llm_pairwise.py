@@ -72,9 +72,13 @@ class _Contest:
         both = (there + (1 - back)) / 2
         return both if both in (0.0, 1.0) else 0.5
 
+    def _rank(self, text: str) -> tuple[int, int]:
+        words = text.casefold().split()
+        return len({word.strip(".,;:!?") for word in words} & set((self.question or "").casefold().split())), len(words)
+
     async def _better(self, first: str, second: str) -> float:
-        if self.judge.scripted:  # without a model: the longer answer
-            return POINTS["first"] if len(first) > len(second) else POINTS["second"]
+        if self.judge.scripted:  # without a model: more words of the question, then more words
+            return POINTS["first"] if self._rank(first) > self._rank(second) else POINTS["second"]
         parts = [f"Rubric:\n{self.rubric}"]
         parts += [marked("QUESTION", self.question)] if self.question is not None else []
         parts += [marked("FIRST ANSWER", first), marked("SECOND ANSWER", second)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 import secrets
 import shlex
 import sys
@@ -20,6 +21,9 @@ STEERING = (
 """Files that steer how Python and pytest run, wherever they lie."""
 MODULES = (*sorted(sys.stdlib_module_names), "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
 """What pytest itself imports; a file of that name in front of it would be imported instead."""
+
+NEW_FILE = re.compile(r"^diff --git a/.* b/(.*)\nnew file mode", re.MULTILINE)
+"""Paths that a patch creates, as `git diff` writes them."""
 
 
 def tests_pass(
@@ -81,8 +85,9 @@ def _apply(ctx: Any, name: str, steering: list[str]) -> str | None:
     if not patch.strip():
         return None
     path = f"/tmp/patch-{secrets.token_hex(16)}"
-    # What the spec lays into every sandbox is in a fresh one already, and in the agent's patch as something new.
-    left_out = [*steering, *ctx.provided()]
+    # What the spec lays into every sandbox is in a fresh one already; the agent's patch may have it as something new.
+    new = set(NEW_FILE.findall(patch.decode("utf-8", "replace")))
+    left_out = [*steering, *(path for path in ctx.provided() if path in new)]
     script = ["git", "apply", "--whitespace=nowarn", *(f"--exclude={pattern}" for pattern in left_out), path]
     written = ctx.write_file(path, patch)
     answer = ctx.terminal(shlex.join(script))

@@ -45,7 +45,6 @@ The parts are shown elsewhere:
 from __future__ import annotations
 
 import ast
-import io
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -58,14 +57,13 @@ from hermes_rl.data.load import load_rows
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.player import Player
 from hermes_rl.rollouts.rollout import Group, Rollout
-from hermes_rl.runs.budget import Budget
-from hermes_rl.runs.evaluate import EvaluatePlan, evaluate
-from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.evaluate import EvaluatePlan
 from hermes_rl.runs.records import rollout_record
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.overrides import parse_extra_args
 from tests.agent.scripted_chat import ScriptedChat, call, calls, refused, says
+from tests.runs.playing import play_evaluate
 
 ROOT = Path(__file__).parents[1]
 CHECKS = '''
@@ -231,9 +229,8 @@ async def test_evaluation_is_the_same_loop_with_the_same_tools(folder: Path, cha
     spec = spec_of(folder, chat, "tools=[{python: checks.py:shout}]", "toolsets=[terminal]", "dataset.eval=only")
     chat.script = [calls(call("shout", '{"text": "hi"}')), says("done")] * 2
     async with CompiledSpec(spec) as world:
-        plan = EvaluatePlan(concurrency=1)
-        rows = load_rows(spec, "eval", notify=print)
-        found = await evaluate(world, rows, plan, budget=Budget(), progress=Progress(io.StringIO()))
+        rows = list(load_rows(spec, "eval", notify=print))
+        found = await play_evaluate(world, EvaluatePlan(concurrency=1), given=rows)
     evaluated = [{tool["function"]["name"] for tool in request["tools"]} for request in chat.requests]
     assert evaluated == [{"shout", "terminal", "process"}] * 4
     assert (found.metrics["eval/turns"], found.metrics["eval/tool_calls"]) == (2, 1)

@@ -32,7 +32,7 @@ def gold_turns(spec: Spec, row: Row) -> tuple[Turn, ...]:
 
 def user_script(spec: Spec, row: Row, prior: int) -> Script:
     """What a scripted user says: each `user` of the solution's turns in order, then the first stop phrase."""
-    said = [str(turn["user"]) for turn in _turns(spec, row) if turn.get("user")]
+    said = [str(turn["user"]) for turn in _turns(spec, row) if turn.get("user") is not None]
     stop = spec.user.stop[:1] if spec.user is not None else ()
     return Script(tuple(Turn(say=text) for text in (*said, *stop)), prior)
 

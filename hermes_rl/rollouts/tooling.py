@@ -19,6 +19,7 @@ from hermes_rl.spec.model import Mcp, Spec, Toolsets
 from hermes_rl.spec.model import Tool as ToolEntry
 from hermes_rl.threads import in_thread
 from hermes_rl.tools.base import Tool
+from hermes_rl.tools.canned import canned_tools
 from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
 from hermes_rl.tools.distributions import DISTRIBUTIONS
 from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
@@ -42,11 +43,14 @@ class Outside:
     def __init__(self, spec: Spec, environ: Mapping[str, str]) -> None:
         record, replay = spec.toolsets.record, spec.toolsets.replay
         self.hermes = HermesToolsets(environ)
+        self._canned = spec.toolsets.canned if spec.demo else None
         self.replay = Replay(Path(replay)) if replay is not None else None
         self._recorder = Recorder(Path(record)) if record is not None else None
 
     def tools(self, source: str) -> tuple[Tool, ...]:
         """The tools of one of hermes-agent's toolsets."""
+        if self._canned is not None:
+            return canned_tools(source, self._canned)
         if self.replay is not None:
             return self.replay.tools(source)
         return self.recorded(self.hermes.tools(source), source)
@@ -144,7 +148,8 @@ class Tooling:
         """The tools of all toolsets that a group may get, so that none is found missing later."""
         if self._toolsets is not self.spec.toolsets:
             return ()
-        problems = [] if self._outside.replay is not None else toolset_problems(self.spec, self._outside.hermes)
+        needless = self._outside.replay is not None or self.spec.demo
+        problems = [] if needless else toolset_problems(self.spec, self._outside.hermes)
         if problems:
             raise UserError("\n".join(map(str, problems)))
         return resolve_toolsets([name for _, name in named_toolsets(self.spec)], (), self._outside)

@@ -139,7 +139,7 @@ def _failures(played: Mapping[str, list[Rollout]]) -> list[str]:
 def _prompts(probe: _Probe, groups: list[Group], played: Mapping[str, list[Rollout]]) -> list[str]:
     prompts = [_words(probe, group.row) for group in groups]
     found = []
-    if len(groups) > 1 and len(set(prompts)) == 1:
+    if len(groups) > 1 and len(set(prompts)) == 1 and probe.spec.user is None:
         found.append("the prompt is the same for every row: does the template leave out the question?")
     told = [
         _gives_away(prompt, last_words(gold_turns(probe.spec, group.row)))

@@ -47,6 +47,7 @@ class Toolsets(Section):
     )
     record: str | None = Field(None, description="Folder to keep the answers of tools that reach outside.")
     replay: str | None = Field(None, description="Folder of recorded answers to give instead of reaching outside.")
+    canned: Map[str] = Field(EMPTY, description="Tool → what it always answers where `--demo` keeps it from outside.")
 
 
 class Mcp(Section):

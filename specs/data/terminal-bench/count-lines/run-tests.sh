@@ -1,0 +1,1 @@
+test "$(cat total.txt)" = 42

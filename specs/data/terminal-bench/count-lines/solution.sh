@@ -1,0 +1,1 @@
+cat logs/*.log | wc -l | tr -d ' ' > total.txt

@@ -1,0 +1,1 @@
+printf 'echo "Hello, $2!"\n' > greet.sh

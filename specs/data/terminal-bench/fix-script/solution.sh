@@ -1,0 +1,1 @@
+sed -i 's/\$2/$1/' greet.sh

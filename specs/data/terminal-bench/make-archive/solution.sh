@@ -1,0 +1,1 @@
+tar --exclude='*.tmp' -czf docs.tar.gz docs

@@ -1,0 +1,59 @@
+"""Every shipped spec: listed, sound by `validate --deep`, and playable offline in both modes."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.cli.listing import listed
+from hermes_rl.runs.deep import examine
+from hermes_rl.runs.launch import Launch, run_evaluate, run_process
+from hermes_rl.runs.progress import Progress
+from hermes_rl.spec.load import load_spec, shipped_specs
+from tests.runs.playing import lines
+
+SPECS = sorted(shipped_specs())
+pytestmark = pytest.mark.slow
+
+
+def test_they_are_listed_with_a_line_each() -> None:
+    entries = {entry["name"]: entry["description"] for entry in listed("specs")}
+    assert sorted(entries) == SPECS
+    assert all(entries.values())
+    assert len(SPECS) >= 11
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_each_says_what_it_is_and_how_to_run_it(name: str) -> None:
+    text = shipped_specs()[name].read_text()
+    assert text.startswith("# ")
+    assert f"#   hermes-rl run {name} " in text
+    assert len(text.splitlines()) < 70
+
+
+@pytest.mark.parametrize("name", SPECS)
+async def test_its_rewards_tell_right_from_wrong(name: str) -> None:
+    report = await examine(load_spec(name, demo=True))
+    assert report.problems == []
+    gold = report.scores["gold"]
+    assert gold is not None and gold > 0
+    assert gold == max(score for score in report.scores.values() if score is not None)
+    for kind in ("empty", "garbage", "near miss"):
+        wrong = report.scores.get(kind)
+        assert wrong is None or wrong <= 0.75 * gold, kind
+
+
+@pytest.mark.parametrize("name", SPECS)
+async def test_it_plays_offline_in_both_modes(name: str, tmp_path: Path) -> None:
+    spec = load_spec(name, demo=True)
+    quiet = Progress(io.StringIO())
+    summary, directory = await run_process(spec, Launch("process", out=tmp_path / "process", progress=quiet))
+    assert summary.written == spec.process.groups
+    scores = [group["scores"] for group in lines(directory.path / "groups.jsonl")]
+    assert any(len(set(group)) > 1 for group in scores), "in some groups the scores differ"
+    await asyncio.sleep(0)
+    found, _ = await run_evaluate(spec, Launch("evaluate", out=tmp_path / "evaluate", progress=quiet))
+    assert found.metrics["eval/mean_reward"] > 0

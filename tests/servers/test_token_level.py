@@ -52,9 +52,10 @@ def role_of(kind: str, url: str, **more: Any) -> Role:
 
 
 async def play(role: Role, **options: Any) -> Any:
-    result = await HermesAgentLoop(role, TOOLKIT.schemas, options=LoopOptions(**options)).run(HI)
-    await role.close()
-    return result
+    try:
+        return await HermesAgentLoop(role, TOOLKIT.schemas, options=LoopOptions(**options)).run(HI)
+    finally:
+        await role.close()
 
 
 @pytest.mark.parametrize("kind", DIALECTS)

@@ -146,3 +146,12 @@ def test_two_side_lines_and_the_main_line_are_three_sequences() -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_templates_of_these_tests_show_tools(name: str) -> None:
     require_tools(tokenizer_of(name))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_first_prompt_is_what_the_template_gives(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "größer, 日本?"}]
+    for tools in (None, adder()):
+        text = tokenizer.render(messages, tools, add_generation_prompt=True)
+        assert RENDERERS[name].first(messages, tools).tolist() == tokenizer.encode(text)

@@ -36,23 +36,29 @@ class Sampling:
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
-    text: str = ""
-    """The prompt as a JSON list without its brackets, where it was made already."""
+    text: tuple[str, ...] = ()
+    """The prompt as parts of a JSON list without its brackets, where they were made already."""
 
     @classmethod
     def of(
-        cls, request: ChatRequest, prompt: array[int], max_tokens: int, stop_ids: tuple[int, ...], text: str = ""
+        cls,
+        request: ChatRequest,
+        prompt: array[int],
+        max_tokens: int,
+        stop_ids: tuple[int, ...],
+        text: tuple[str, ...] = (),
     ) -> Sampling:
         return cls(prompt, max_tokens, stop_ids, request.temperature, request.top_p, request.seed, text)
 
     def after(self, ids: array[int]) -> Sampling:
         """The same, when some tokens are there already."""
-        return replace(self, prompt=self.prompt + ids, max_tokens=self.max_tokens - len(ids), text="")
+        return replace(self, prompt=self.prompt + ids, max_tokens=self.max_tokens - len(ids), text=())
 
     def written(self, body: Mapping[str, Any]) -> bytes:
         """A body as bytes; the list of ids, most of it, is not made anew for every turn of a long rollout."""
         before, _, behind = json.dumps(body).partition(f'"{PROMPT}"')
-        return "".join((before, "[", self.text or joined("", self.prompt), "]", behind)).encode("ascii")
+        ids = ", ".join(self.text or (joined("", self.prompt),))
+        return f"{before}[{ids}]{behind}".encode("ascii")
 
     def parameters(self, names: Mapping[str, str]) -> dict[str, Any]:
         """What is set, under the server's own names."""

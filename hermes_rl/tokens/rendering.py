@@ -144,8 +144,8 @@ class Prompt:
 
     ids: array[int]
     onto: Branch | None
-    text: str
-    """The ids as a JSON list, without its brackets."""
+    text: tuple[str, ...]
+    """The ids as parts of a JSON list, without its brackets."""
 
 
 def next_prompt(renderer: Renderer, transcript: Transcript, messages: Messages, tools: Tools | None) -> Prompt:
@@ -154,10 +154,10 @@ def next_prompt(renderer: Renderer, transcript: Transcript, messages: Messages, 
     further = None if branch is None else _further(renderer, branch, messages, tools)
     if branch is None or further is None:
         prompt = renderer.first(history_named(messages), tools)
-        return Prompt(prompt, None, joined("", prompt))
+        return Prompt(prompt, None, (joined("", prompt),))
     if not branch.text:
         branch.text = joined("", branch.tokens)
-    return Prompt(branch.tokens + further, branch, joined(branch.text, further))
+    return Prompt(branch.tokens + further, branch, (branch.text, joined("", further)))
 
 
 def prompt_of(renderer: Renderer, branch: Branch | None, messages: Messages, tools: Tools | None) -> array[int]:

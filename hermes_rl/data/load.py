@@ -1,6 +1,6 @@
 """`load_rows`: the rows of a spec for training or evaluation.
 
-Owns the order of the steps: source, columns, filter, key, split, shuffle, limit. Everything here is plain
+Owns the order of the steps: source, columns, filter, key, split, shuffle, order, limit. Everything here is plain
 synchronous code; callers with an event loop run it in a thread.
 """
 
@@ -13,7 +13,7 @@ from typing import Literal
 from hermes_rl.data.derive import derive
 from hermes_rl.data.hashing import combined
 from hermes_rl.data.hub import HubOutOfReachError
-from hermes_rl.data.order import shuffled, shuffled_stream
+from hermes_rl.data.order import ordered, shuffled, shuffled_stream
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.data.sources import Opened, is_on_hub, open_source
 from hermes_rl.data.split import eval_digests, is_eval
@@ -116,6 +116,8 @@ class _Side:
             rows = self._without_eval_split(rows)
         if self.spec.dataset.shuffle is not None:
             rows = shuffled(rows, self.spec.dataset.shuffle)
+        if self.spec.dataset.order is not None and self.split == "train":
+            rows = ordered(rows, self.spec.dataset.order)
         rows = rows[: self._limit()]
         fingerprint = combined(f"{row.key} {row.digest}" for row in rows)
         return Rows.of(rows, fingerprint=fingerprint, fallback=self.fallback)
@@ -145,6 +147,11 @@ class _Side:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _endless(self, opened: Opened) -> Rows:
+        if self.spec.dataset.order is not None:
+            raise UserError(
+                "dataset.order needs rows that are all there; a streamed or endless dataset has an order of its own"
+            )
+
         def make() -> Iterator[Row]:
             rows = self._mine(derive(self.spec, opened.read()))
             if self.spec.dataset.shuffle is not None:

@@ -332,3 +332,28 @@ def test_hashes_are_the_same_on_every_machine() -> None:
 def test_json_numbers_survive(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"big": 10**30, "f": 0.1}) + "\n")
     assert read_files("json", [str(tmp_path / "a.jsonl")]) == [{"big": 10**30, "f": 0.1}]
+
+
+@pytest.mark.parametrize(("by", "expected"), [("level", "acbd"), ("-level", "dbca")])
+def test_training_rows_are_ordered_by_a_column(by: str, expected: str) -> None:
+    items = "[{n: a, level: 1}, {n: b, level: 3}, {n: c, level: 2}, {n: d, level: 10}]"
+    spec = parse_spec(f"dataset: {{items: {items}, order: '{by}'}}\nprompt: {{user: '{{{{ n }}}}'}}\n")
+    assert "".join(row.columns["n"] for row in load_rows(spec, "train", notify=print)) == expected
+
+
+def test_the_order_comes_before_the_limit() -> None:
+    spec = parse_spec("dataset: {items: [{n: 3}, {n: 1}, {n: 2}], order: n, limit: 2}\nprompt: {user: '{{ n }}'}\n")
+    assert [row.columns["n"] for row in load_rows(spec, "train", notify=print)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("items", "by", "told"),
+    [
+        ("[{level: 1}]", "levl", "has no column 'levl'; did you mean `level`"),
+        ("[{level: 1}, {level: x}]", "level", "cannot be compared"),
+    ],
+)
+def test_an_order_that_cannot_be(items: str, by: str, told: str) -> None:
+    spec = parse_spec(f"dataset: {{items: {items}, order: {by}}}\nprompt: {{user: hi}}\n")
+    with pytest.raises(UserError, match=told):
+        load_rows(spec, "train", notify=print)

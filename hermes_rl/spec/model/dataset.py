@@ -85,6 +85,9 @@ class Dataset(Source):
         None, description="Column that identifies a row; default: a hash of its content, and the occurrence."
     )
     shuffle: int | None = Field(None, description="Seed of the shuffle; absent keeps the order of the source.")
+    order: str | None = Field(
+        None, description="Column that training rows are ordered by, smallest first; with `-` in front, largest first."
+    )
     limit: int | None = Field(None, ge=1, description="At most this many training rows.")
     eval: Annotated[EvalRows, BeforeValidator(_only)] | None = Field(
         None, description="Rows for evaluation: {split}, {fraction} or only, each with an optional limit."

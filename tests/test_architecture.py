@@ -23,7 +23,7 @@ DOORS = {
     "math_verify": "scoring/",
     "openai": "env/",
     "typer": "cli/",
-    "aiohttp": ("servers/", "env/", "cli/"),
+    "aiohttp": ("servers/", "env/", "cli/", "sandbox/docker_engine.py"),
     "jinja2": ("spec/", "tokens/"),
     "yaml": ("spec/", "runs/directory.py", "env/program.py"),
     "mcp": "tools/mcp_client.py",

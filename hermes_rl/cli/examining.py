@@ -6,12 +6,12 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import aiohttp
 import typer
 
-from hermes_rl.errors import UserError
+from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.tooling import named_toolsets
 from hermes_rl.runs.exact import TOKEN_LEVEL, forecast_of, tokenizer_of
 from hermes_rl.sandbox.probe import Part, parts, probe
@@ -43,7 +43,7 @@ def examine(source: str | None) -> list[Check]:
         SpecError: the spec is wrong.
     """
     spec = load_spec(source) if source is not None else None
-    checks = [_sandbox(), *map(_sandbox_part, parts())]
+    checks = asyncio.run(_sandboxes(spec.sandbox.backend if spec is not None else "bubblewrap"))
     if spec is None:
         return [*checks, _tokenizer(None)]
     if "policy" in spec.servers:
@@ -65,9 +65,24 @@ def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:
     return 0 if all(check.ok for check in checks) else 1
 
 
-def _sandbox() -> Check:
+async def _sandboxes(backend: str) -> list[Check]:
+    """The one that is asked for has to work; what is said of the others is no fault."""
     found = probe()
-    return Check("sandbox bubblewrap", found.ok, found.detail, None if found.ok else found.remedy)
+    bubblewrap = Check("sandbox bubblewrap", found.ok, found.detail, None if found.ok else found.remedy)
+    checks = {"bubblewrap": bubblewrap, "docker": await _docker()}
+    needed = [check if name == backend else replace(check, ok=True) for name, check in checks.items()]
+    return [*needed, *map(_sandbox_part, parts())]
+
+
+async def _docker() -> Check:
+    from hermes_rl.sandbox.docker_engine import REMEDY, Engine
+
+    try:
+        engine = Engine()
+        version = await engine.version()
+    except HermesRLError as error:
+        return Check("sandbox docker", False, str(error), REMEDY)
+    return Check("sandbox docker", True, f"the engine at {engine.socket} is version {version}")
 
 
 def _sandbox_part(found: Part) -> Check:

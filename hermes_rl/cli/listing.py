@@ -84,5 +84,9 @@ def _sandboxes() -> list[dict[str, str]]:
     from hermes_rl.sandbox.backends import AVAILABLE
     from hermes_rl.sandbox.config import BACKENDS
 
-    described = {"bubblewrap": "namespaces of the kernel; the default", "none": "this machine, without a fence"}
+    described = {
+        "bubblewrap": "namespaces of the kernel; the default",
+        "docker": "containers of an engine on this machine",
+        "none": "this machine, without a fence",
+    }
     return [_entry(name, described[name] if name in AVAILABLE else "not available yet") for name in BACKENDS]

@@ -15,7 +15,7 @@ from hermes_rl.plugins import SANDBOXES, did_you_mean
 from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.sandbox.config import BACKENDS, SandboxConfig
 
-AVAILABLE = ("bubblewrap", "none")
+AVAILABLE = ("bubblewrap", "docker", "none")
 
 
 def create_sandbox(config: SandboxConfig) -> Sandbox:
@@ -32,6 +32,10 @@ def create_sandbox(config: SandboxConfig) -> Sandbox:
         from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
 
         return BubblewrapSandbox(config)
+    if config.backend == "docker":
+        from hermes_rl.sandbox.docker import DockerSandbox
+
+        return DockerSandbox(config)
     return _load(published()[config.backend])(config)
 
 
@@ -59,7 +63,7 @@ def check_available(config: SandboxConfig) -> None:
         return
     if config.backend in BACKENDS:
         raise NotYetAvailable(
-            f"sandbox.backend {config.backend!r} is not there yet; this version runs {' and '.join(AVAILABLE)}"
+            f"sandbox.backend {config.backend!r} is not there yet; this version runs {', '.join(AVAILABLE)}"
         )
     known = [*BACKENDS, *published()]
     if config.backend not in known:

@@ -43,11 +43,14 @@ class HelperCommands(HelperFiles):
 
     @abstractmethod
     def channel(self) -> Channel:
-        """The conversation with the helper; raises `SandboxFailure` when the sandbox is gone."""
+        """The conversation with the helper, which may be over; raises `SandboxFailure` before there is one."""
 
     @abstractmethod
     def environment(self) -> dict[str, str]:
         """Variables that every command has."""
+
+    async def judged(self) -> None:
+        """Come back when it is known whose doing the end of the sandbox was."""
 
     async def run(
         self,
@@ -70,6 +73,7 @@ class HelperCommands(HelperFiles):
                 return _not_started(error)
             code = await self._end_of(job, self.config.timeout if timeout is None else timeout)
             if not self.alive:
+                await self.judged()
                 raise self.lost()
             return CommandResult(
                 TIMEOUT_EXIT_CODE if code is None else code,

@@ -23,8 +23,6 @@ from hermes_rl.sandbox.helper_client import as_field
 from hermes_rl.sandbox.helper_commands import HelperCommands
 from hermes_rl.sandbox.launcher import Child, Program, launcher
 
-START_SECONDS = 30.0
-
 
 @dataclass
 class Descriptors:
@@ -52,6 +50,8 @@ class HelperSandbox(HelperCommands):
 
     python: str
     """The interpreter that runs the helper."""
+    start_seconds = 30.0
+    """How long it may take until the helper answers."""
 
     def __init__(self, config: SandboxConfig) -> None:
         super().__init__(config)
@@ -60,6 +60,7 @@ class HelperSandbox(HelperCommands):
         self._launched: Future[Child] | None = None
         self._buried: Future[int | None] | None = None
         self._killed_by_agent = False
+        self._over = False
         self._why = "the sandbox is not started"
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -114,11 +115,11 @@ class HelperSandbox(HelperCommands):
     async def boot(self) -> None:
         """The first half of `start`: all that does not depend on files, setup, environment and times."""
         try:
-            async with asyncio.timeout(START_SECONDS):
+            async with asyncio.timeout(self.start_seconds):
                 await self._boot()
         except TimeoutError:
             await self.close()
-            raise SandboxFailure(f"the sandbox did not start within {START_SECONDS:.0f} s") from None
+            raise SandboxFailure(f"the sandbox did not start within {self.start_seconds:.0f} s") from None
         except BaseException:
             await self.close()
             raise
@@ -147,8 +148,13 @@ class HelperSandbox(HelperCommands):
             await self.released()
 
     def channel(self) -> Channel:
-        if self._channel is None or not self._channel.open:
+        if self._channel is None:
             raise self.lost()
+        return self._channel
+
+    def _open_channel(self) -> Channel:
+        if self._channel is None or not self._channel.open:
+            raise ChannelLostError
         return self._channel
 
     def lost(self) -> SandboxFailure:
@@ -164,14 +170,16 @@ class HelperSandbox(HelperCommands):
         request: int | None = None,
     ) -> Answer:
         try:
-            return await self.channel().ask(operation, *fields, payload=payload, fds=fds, request=request)
+            return await self._open_channel().ask(operation, *fields, payload=payload, fds=fds, request=request)
         except ChannelLostError:
+            await self.judged()
             raise self.lost() from None
 
     def _shut(self, why: str) -> None:
         """End everything without waiting: with its socket the helper ends, and all processes with it."""
-        if self._buried is not None:
+        if self._over:
             return
+        self._over = True
         self._why = why
         if self._expiry is not None:
             self._expiry.cancel()
@@ -220,13 +228,17 @@ class HelperSandbox(HelperCommands):
             raise SandboxFailure(f"{program.executable} cannot be started: {error.strerror}") from error
 
     async def _initialise(self, stderr: int) -> None:
-        limits = [as_field(f"{name}={value}") for name, value in self.rlimits().items()]
         try:
-            await self.ask("init", as_field(self.folder()), *limits)
-            await self.launched()
+            await self.initialise()
         except SandboxFailure:
             said = os.pread(stderr, 4096, 0).decode("utf-8", "replace").strip()
             raise self.refused(said) or SandboxFailure(f"the sandbox did not start: {said or 'no message'}") from None
+
+    async def initialise(self) -> None:
+        """Tell the helper what it has to know before anything of the agent runs."""
+        limits = [as_field(f"{name}={value}") for name, value in self.rlimits().items()]
+        await self.ask("init", as_field(self.folder()), *limits)
+        await self.launched()
 
     async def _prepare(self) -> None:
         if await self._exists("/bin/bash"):

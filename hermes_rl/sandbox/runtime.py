@@ -51,9 +51,13 @@ def runtime_folder(python: str) -> Path:
 
 def runtime_argv(folder: Path, control: int, code: int) -> list[str]:
     """The command that runs the helper in a sandbox, as `boot_argv` for a Python of the system."""
+    return [*runtime_python(folder), BOOT, str(control), str(code)]
+
+
+def runtime_python(folder: Path) -> list[str]:
+    """The command that runs in a sandbox the Python code that follows it."""
     loader, python = f"{PLACE}/lib/{_loader(folder)}", f"{PLACE}/bin/python3"
-    boot = ["-I", "-S", "-c", BOOT, str(control), str(code)]
-    return [loader, "--library-path", f"{PLACE}/lib", python, *boot]
+    return [loader, "--library-path", f"{PLACE}/lib", python, "-I", "-S", "-c"]
 
 
 def _loader(folder: Path) -> str:

@@ -61,11 +61,11 @@ def test_validate_gives_json(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_validate_warns_of_what_a_run_cannot_do_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = tmp_path / "later.yaml"
     spec.write_text(
-        "dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nsandbox: {backend: docker, image: debian}\n"
+        "dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nsandbox: {backend: daytona, image: debian}\n"
         "rewards: {exact_match: {args: {target: hi}}}\n"
     )
     assert status(["validate", str(spec)]) == 0
-    assert "docker" in capsys.readouterr().err
+    assert "daytona" in capsys.readouterr().err
     assert status(["run", str(spec), "process", "--set", "servers.policy={type: scripted}"]) == 2
     said = capsys.readouterr().err
     assert "later.yaml:3:" in said
@@ -83,6 +83,20 @@ def test_doctor_says_what_works_and_what_to_do(capsys: pytest.CaptureFixture[str
     assert "sandbox control groups: " in capsys.readouterr().out
     assert status(["doctor"]) == 0
     assert "ok    sandbox bubblewrap" in capsys.readouterr().out
+
+
+def test_doctor_asks_the_docker_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    assert status(["doctor"]) == 0
+    assert "ok    sandbox docker: the Docker engine at" in capsys.readouterr().out
+    spec = tmp_path / "container.yaml"
+    spec.write_text("dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nsandbox: {backend: docker}\n")
+    assert status(["doctor", str(spec)]) == 1
+    said = capsys.readouterr().out
+    assert "FAIL  sandbox docker" in said
+    assert "systemctl start docker" in said
 
 
 def test_doctor_looks_at_the_servers_of_a_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

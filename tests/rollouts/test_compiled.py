@@ -134,7 +134,7 @@ async def test_examples_in_the_prompt_are_not_trained_on() -> None:
 @pytest.mark.parametrize(
     ("section", "what"),
     [
-        ("sandbox: {backend: docker, image: debian}", "docker"),
+        ("sandbox: {backend: daytona, image: debian}", "daytona"),
     ],
 )
 def test_what_is_not_there_yet_validates_and_a_run_says_so(section: str, what: str) -> None:

@@ -154,7 +154,8 @@ async def test_tunnels(web: int) -> None:
     )
     async with reaching("files.test") as sandbox:
         assert (await sandbox.run(["python3", "-c", script, "files.test", str(web)])).output == "200\nhello inner\n"
-        assert (await sandbox.run(["python3", "-c", script, "other.test", str(web)])).output.startswith("403")
+        # What is sent after the refusal may meet a closed connection.
+        assert "403\n" in (await sandbox.run(["python3", "-c", script, "other.test", str(web)])).output
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "::1", "169.254.169.254"])

@@ -1,0 +1,205 @@
+"""The HTTP API of a Docker engine on its unix socket, as far as sandboxes need it.
+
+Owns requests, their errors and retried pulls. Every request has a connection of its own, so that nothing stays open
+between them. Source of paths and shapes: the Docker Engine API reference; paths carry no version, so that an engine
+answers with its own newest (the oldest that is still accepted rises from release to release).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+
+from hermes_rl.errors import SandboxFailure, UserError
+
+DEFAULT_SOCKET = "/var/run/docker.sock"
+REQUEST_SECONDS = 120.0
+PULL_SILENCE_SECONDS = 300.0
+"""A pull that says nothing for so long has failed; it says something with every layer's progress."""
+PULL_PAUSES = (2.0, 8.0)
+"""Seconds before each further try of a pull."""
+LOG_LINES = 20
+HEADER = 8
+"""Bytes in front of each piece of a multiplexed stream: which stream, three zeros, length (big endian)."""
+REMEDY = (
+    "start the engine (`systemctl start docker`), let this user reach its socket (`usermod -aG docker $USER`, then log "
+    "in anew), or name another in DOCKER_HOST (unix:///run/user/1000/docker.sock)"
+)
+
+
+class EngineError(Exception):
+    """The engine refused a request: the status of HTTP and its own words."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"the Docker engine says ({status}): {message}")
+        self.status = status
+        self.message = message
+
+
+def engine_socket() -> str:
+    """Path of the engine's socket; raises `UserError` where DOCKER_HOST names something else."""
+    host = os.environ.get("DOCKER_HOST") or f"unix://{DEFAULT_SOCKET}"
+    if not host.startswith("unix:///"):
+        raise UserError(
+            f"DOCKER_HOST is {host!r}; sandboxes need an engine on this machine, with a unix socket (unix:///…): they "
+            "share a folder with it"
+        )
+    return host.removeprefix("unix://")
+
+
+class Engine:
+    """One engine. Requests raise `EngineError` where it refuses, `SandboxFailure` where it does not answer."""
+
+    def __init__(self, socket: str | None = None) -> None:
+        self.socket = socket or engine_socket()
+
+    async def check(self) -> str:
+        """The engine's version; raises `UserError` with what to do where there is none."""
+        try:
+            return await self.version()
+        except SandboxFailure as error:
+            raise UserError(f"the docker sandbox cannot be used: {error}; {REMEDY}") from error
+
+    async def version(self) -> str:
+        """The engine's version; raises `SandboxFailure` where none answers."""
+        try:
+            return str((await self._json("GET", "/version")).get("Version", "unknown"))
+        except EngineError as error:
+            raise SandboxFailure(str(error)) from error
+
+    async def image(self, name: str) -> dict[str, Any] | None:
+        """What the engine knows of an image (`Id`, `RepoDigests`, `Config`); None where it does not have it."""
+        return await self._json_or_none(f"/images/{quote(name)}/json")
+
+    async def pull(self, name: str) -> None:
+        """Get an image; tried again after a pause where that may help. Raises `SandboxFailure` in the end."""
+        for pause in (*PULL_PAUSES, None):
+            try:
+                await self._pull(name)
+            except (EngineError, SandboxFailure) as error:
+                if pause is None or (isinstance(error, EngineError) and error.status in (400, 401, 403, 404)):
+                    raise SandboxFailure(f"the image {name} cannot be pulled: {error}") from error
+                await asyncio.sleep(pause)
+            else:
+                return
+
+    async def create(self, name: str, container: Mapping[str, Any]) -> list[str]:
+        """Make a container under this name; what the engine warns about."""
+        answer = await self._json("POST", "/containers/create", {"name": name}, container)
+        return list(answer.get("Warnings") or ())
+
+    async def start(self, name: str) -> None:
+        await self._call("POST", f"/containers/{name}/start")
+
+    async def inspect(self, name: str) -> dict[str, Any] | None:
+        return await self._json_or_none(f"/containers/{name}/json")
+
+    async def wait(self, name: str) -> int:
+        """Wait until it does not run; its exit code."""
+        async with self._request(
+            "POST", f"/containers/{name}/wait", {"condition": "not-running"}, None, None
+        ) as answer:
+            return int((await answer.json())["StatusCode"])
+
+    async def logs(self, name: str) -> str:
+        """The last lines that its first process wrote."""
+        asked = {"stdout": "1", "stderr": "1", "tail": str(LOG_LINES)}
+        return joined(await self._call("GET", f"/containers/{name}/logs", asked)).decode("utf-8", "replace").strip()
+
+    async def remove(self, name: str) -> None:
+        """Kill and remove it; one that is not there, or being removed already, is no error."""
+        try:
+            await self._call("DELETE", f"/containers/{name}", {"force": "1", "v": "1"})
+        except EngineError as error:
+            if error.status not in (404, 409):
+                raise
+
+    async def containers(self, label: str) -> dict[str, str]:
+        """Id of each container with this label, running or not → the label's value."""
+        asked = {"all": "1", "filters": json.dumps({"label": [label]})}
+        found = json.loads(await self._call("GET", "/containers/json", asked))
+        return {container["Id"]: container["Labels"][label] for container in found}
+
+    # ------------------------------------------------------------------ requests
+
+    async def _pull(self, name: str) -> None:
+        # Without a tag the engine would get every tag of the repository.
+        asked = {"fromImage": name if _tagged(name) else f"{name}:latest"}
+        async with self._request("POST", "/images/create", asked, None, None, PULL_SILENCE_SECONDS) as answer:
+            async for line in answer.content:
+                # Once it has begun, an error comes as a line of an answer whose status was 200.
+                said = json.loads(line) if line.strip() else {}
+                if "error" in said:
+                    missing = any(word in said["error"] for word in ("manifest unknown", "not found", "denied"))
+                    raise EngineError(404 if missing else 500, said["error"])
+
+    async def _json(
+        self, method: str, path: str, asked: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(await self._call(method, path, asked, body))
+        return found
+
+    async def _json_or_none(self, path: str) -> dict[str, Any] | None:
+        try:
+            return await self._json("GET", path)
+        except EngineError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def _call(
+        self, method: str, path: str, asked: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
+    ) -> bytes:
+        async with self._request(method, path, asked, body, REQUEST_SECONDS) as answer:
+            return await answer.read()
+
+    @asynccontextmanager
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        asked: Mapping[str, str] | None,
+        body: Mapping[str, Any] | None,
+        seconds: float | None,
+        silence: float | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        limits = aiohttp.ClientTimeout(total=seconds, sock_read=silence)
+        try:
+            async with (
+                aiohttp.ClientSession(connector=aiohttp.UnixConnector(self.socket), timeout=limits) as session,
+                session.request(method, f"http://docker{path}", params=asked, json=body) as answer,
+            ):
+                if answer.status >= 400:
+                    raise EngineError(answer.status, _message(await answer.read()))
+                yield answer
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # OSError holds timeouts too
+            words = str(error) or type(error).__name__
+            raise SandboxFailure(f"the Docker engine at {self.socket} does not answer: {words}") from error
+
+
+def joined(stream: bytes) -> bytes:
+    """What both streams of a container wrote, in order, without the headers between."""
+    found, at = bytearray(), 0
+    while at + HEADER <= len(stream):
+        size = int.from_bytes(stream[at + 4 : at + HEADER], "big")
+        found += stream[at + HEADER : at + HEADER + size]
+        at += HEADER + size
+    return bytes(found)
+
+
+def _tagged(name: str) -> bool:
+    return "@" in name or ":" in name.rpartition("/")[2]
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:500].decode("utf-8", "replace")

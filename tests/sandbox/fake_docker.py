@@ -1,0 +1,297 @@
+"""A Docker engine as far as sandboxes see it: its HTTP API on a unix socket, containers that are bubblewrap's.
+
+    python fake_docker.py SOCKET
+
+Paths, status codes, JSON shapes and the framing of streams are those of the Engine API reference. A container has the
+programs of this machine, its own processes and (without a network) its own network, and really runs its entry point.
+Limits are recorded and not enforced. What tests need beyond the API lies below /fake: `POST /fake/plan` says what is
+answered next, `POST /fake/kill/{name}?oom=1` ends a container as the kernel would, `GET /fake/state` tells all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from hermes_rl.sandbox.bwrap_binary import find_bwrap
+
+ENV = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "OF_THE_IMAGE=yes"]
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
+START_SECONDS = 0.05
+
+
+@dataclass
+class Container:
+    name: str
+    body: dict[str, Any]
+    status: str = "created"
+    process: asyncio.subprocess.Process | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    output: Path | None = None
+    exit_code: int = 0
+    oom: bool = False
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.images: dict[str, dict[str, Any]] = {}
+        self.have("python:3.11-slim")
+        self.containers: dict[str, Container] = {}
+        self.plan: dict[str, Any] = {}
+        self.calls: list[str] = []
+        self.starting = self.most_starting = 0
+
+    def have(self, name: str, **config: Any) -> None:
+        digest = f"sha256:{'ab' * 32}"
+        shape = {"Env": ENV, "User": "", "WorkingDir": "", **config}
+        self.images[name] = {"Id": digest, "RepoDigests": [f"{name.partition(':')[0]}@{digest}"], "Config": shape}
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/version", self.version),
+            web.get("/images/{name:.+}/json", self.image),
+            web.post("/images/create", self.pull),
+            web.post("/containers/create", self.create),
+            web.get("/containers/json", self.list),
+            web.get("/containers/{name}/json", self.inspect),
+            web.post("/containers/{name}/start", self.start),
+            web.post("/containers/{name}/wait", self.wait),
+            web.get("/containers/{name}/logs", self.logs),
+            web.delete("/containers/{name}", self.remove),
+            web.post("/fake/plan", self.set_plan),
+            web.post("/fake/kill/{name}", self.kill),
+            web.get("/fake/state", self.state),
+        ]
+
+    @web.middleware
+    async def note(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.calls.append(f"{request.method} {request.path}")
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
+    # ------------------------------------------------------------------ images
+
+    async def version(self, _: web.Request) -> web.Response:
+        return web.json_response({"Version": "28.0.0-fake", "ApiVersion": "1.48", "MinAPIVersion": "1.24"})
+
+    async def image(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in self.images:
+            return refusal(404, f"No such image: {name}")
+        return web.json_response(self.images[name])
+
+    async def pull(self, request: web.Request) -> web.StreamResponse:
+        name = request.query["fromImage"]
+        failures = self.plan.get("pulls", [])
+        failure = failures.pop(0) if failures else None
+        if failure is not None and "status" in failure:
+            return refusal(failure["status"], failure["message"])
+        answer = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await answer.prepare(request)
+        await answer.write(json.dumps({"status": f"Pulling from {name}"}).encode() + b"\r\n")
+        if failure is not None:
+            said = {"errorDetail": {"message": failure["message"]}, "error": failure["message"]}
+            await answer.write(json.dumps(said).encode() + b"\r\n")
+        else:
+            self.have(name.removesuffix(":latest"))
+            await answer.write(json.dumps({"status": f"Downloaded newer image for {name}"}).encode() + b"\r\n")
+        await answer.write_eof()
+        return answer
+
+    # ------------------------------------------------------------------ containers
+
+    async def create(self, request: web.Request) -> web.Response:
+        name, body = request.query["name"], await request.json()
+        if body["Image"] not in self.images:
+            return refusal(404, f"No such image: {body['Image']}")
+        if name in self.containers:
+            return refusal(409, f'Conflict. The container name "/{name}" is already in use')
+        for mount in body["HostConfig"].get("Mounts", ()):
+            if not Path(mount["Source"]).exists() or self.plan.get("elsewhere"):
+                text = f"bind source path does not exist: {mount['Source']}"
+                return refusal(400, f'invalid mount config for type "bind": {text}')
+        if "StorageOpt" in body["HostConfig"] and not self.plan.get("quota"):
+            return refusal(500, "--storage-opt is supported only for overlay over xfs with 'pquota' mount option")
+        self.containers[name] = Container(name, body)
+        warnings = self.plan.get("warnings", [])
+        return web.json_response({"Id": name, "Warnings": warnings}, status=201)
+
+    async def list(self, request: web.Request) -> web.Response:
+        labels = json.loads(request.query["filters"])["label"]
+        assert request.query["all"] == "1"
+        found = [
+            {"Id": each.name, "Names": [f"/{each.name}"], "State": each.status, "Labels": each.body["Labels"]}
+            for each in self.containers.values()
+            if all(label in each.body["Labels"] for label in labels)
+        ]
+        return web.json_response(found)
+
+    async def inspect(self, request: web.Request) -> web.Response:
+        container = self.containers.get(request.match_info["name"])
+        if container is None:
+            return missing(request)
+        pid = container.process.pid if container.process is not None and container.status == "running" else 0
+        state = {
+            "Status": container.status,
+            "Running": container.status == "running",
+            "OOMKilled": container.oom,
+            "Pid": pid,
+            "ExitCode": container.exit_code,
+            "Error": "",
+        }
+        return web.json_response({"Id": container.name, "State": state, "Config": container.body})
+
+    async def start(self, request: web.Request) -> web.Response:
+        container = self.containers.get(request.match_info["name"])
+        if container is None:
+            return missing(request)
+        self.starting += 1
+        self.most_starting = max(self.most_starting, self.starting)
+        try:
+            await asyncio.sleep(self.plan.get("start_seconds", START_SECONDS))
+            await self.launch(container)
+        finally:
+            self.starting -= 1
+        return web.Response(status=204)
+
+    async def launch(self, container: Container) -> None:
+        bwrap = find_bwrap()
+        handle, path = tempfile.mkstemp(prefix="fake-docker-")
+        container.output = Path(path)
+        env = {} if bwrap.libraries is None else {"LD_LIBRARY_PATH": bwrap.libraries}
+        argv = ["/bin/sh", "-c", self.plan["entry"]] if "entry" in self.plan else container.body["Entrypoint"]
+        container.process = await asyncio.create_subprocess_exec(
+            bwrap.path, *arguments(container.body), "--", *argv, stdout=handle, stderr=handle, env=env
+        )
+        os.close(handle)
+        container.status = "running"
+        self.follower = asyncio.create_task(self.follow(container, container.process))
+
+    async def follow(self, container: Container, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        await asyncio.sleep(0.05)  # an engine hears of it a little later
+        container.status, container.exit_code = "exited", code if code >= 0 else 128 - code
+        container.ended.set()
+
+    async def wait(self, request: web.Request) -> web.StreamResponse:
+        container = self.containers.get(request.match_info["name"])
+        if container is None:
+            return missing(request)
+        # As the engine does: the header at once, the result when it comes.
+        answer = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await answer.prepare(request)
+        if container.status != "created":
+            await container.ended.wait()
+        with contextlib.suppress(ConnectionError):  # nobody waits any more
+            await answer.write(json.dumps({"StatusCode": container.exit_code}).encode())
+            await answer.write_eof()
+        return answer
+
+    async def logs(self, request: web.Request) -> web.Response:
+        container = self.containers.get(request.match_info["name"])
+        if container is None:
+            return missing(request)
+        data = container.output.read_bytes() if container.output is not None else b""
+        framed = b"".join(frame(2, line) for line in data.splitlines(keepends=True))
+        return web.Response(body=framed, content_type="application/vnd.docker.multiplexed-stream")
+
+    async def remove(self, request: web.Request) -> web.Response:
+        container = self.containers.get(request.match_info["name"])
+        if container is None:
+            return missing(request)
+        if container.status == "running" and request.query.get("force") != "1":
+            return refusal(409, f"cannot remove container {container.name}: container is running")
+        await self.end(container)
+        self.containers.pop(container.name, None)
+        if container.output is not None:
+            container.output.unlink(missing_ok=True)
+        return web.Response(status=204)
+
+    async def end(self, container: Container) -> None:
+        if container.process is not None:
+            if container.process.returncode is None:
+                container.process.kill()
+            await container.ended.wait()
+
+    # ------------------------------------------------------------------ for tests
+
+    async def set_plan(self, request: web.Request) -> web.Response:
+        self.plan = await request.json()
+        for name, config in self.plan.get("images", {}).items():
+            self.have(name, **config)
+        for name, labels in self.plan.get("containers", {}).items():
+            self.containers[name] = Container(name, {"Labels": labels}, status="exited")
+        for name in self.plan.get("without", []):
+            self.images.pop(name, None)
+        self.calls.clear()
+        self.most_starting = 0
+        return web.Response(status=204)
+
+    async def kill(self, request: web.Request) -> web.Response:
+        container = self.containers[request.match_info["name"]]
+        container.oom = "oom" in request.query
+        await self.end(container)
+        return web.Response(status=204)
+
+    async def state(self, _: web.Request) -> web.Response:
+        containers = {each.name: {"body": each.body, "status": each.status} for each in self.containers.values()}
+        return web.json_response({"containers": containers, "calls": self.calls, "most_starting": self.most_starting})
+
+
+def arguments(body: dict[str, Any]) -> list[str]:
+    """bubblewrap's, for a container of this shape."""
+    host = body["HostConfig"]
+    argv = ["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", body["Hostname"]]
+    argv += ["--uid", "0", "--gid", "0", "--as-pid-1", "--die-with-parent", "--clearenv", "--tmpfs", "/"]
+    argv += ["--unshare-net"] if host["NetworkMode"] == "none" else []
+    for path in SYSTEM:
+        if Path(path).exists():
+            argv += ["--ro-bind", str(Path(path).resolve()), path]
+    argv += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--dir", "/tmp", "--dir", "/root"]
+    argv += ["--ro-bind", "/etc/passwd", "/etc/passwd"]
+    for mount in host["Mounts"]:
+        assert mount["Type"] == "bind"
+        argv += ["--ro-bind" if mount["ReadOnly"] else "--bind", mount["Source"], mount["Target"]]
+    for entry in ENV:
+        name, _, value = entry.partition("=")
+        argv += ["--setenv", name, value]
+    return [*argv, "--chdir", body["WorkingDir"] or "/"]
+
+
+def frame(stream: int, data: bytes) -> bytes:
+    return bytes([stream, 0, 0, 0]) + len(data).to_bytes(4, "big") + data
+
+
+def refusal(status: int, message: str) -> web.Response:
+    return web.json_response({"message": message}, status=status)
+
+
+def missing(request: web.Request) -> web.Response:
+    return refusal(404, f"No such container: {request.match_info['name']}")
+
+
+async def main(socket: str) -> None:
+    engine = Engine()
+    app = web.Application(middlewares=[engine.note])
+    app.add_routes(engine.routes())
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.UnixSite(runner, socket).start()
+    os.write(1, b"ready\n")
+    await asyncio.to_thread(sys.stdin.read)  # until whoever started it is gone
+    for container in list(engine.containers.values()):
+        await engine.end(container)
+    await runner.cleanup()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

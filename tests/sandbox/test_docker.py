@@ -1,0 +1,245 @@
+"""Containers: what is asked of the engine, and what is said where it refuses or fails."""
+
+from __future__ import annotations
+
+import asyncio
+import pwd
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from hermes_rl.endings import Ending
+from hermes_rl.errors import SandboxFailure, UserError
+from hermes_rl.sandbox import Limits, SandboxConfig, create_sandbox, docker_engine
+from hermes_rl.sandbox.docker import IMAGE, DockerSandbox
+from hermes_rl.sandbox.docker_engine import Engine, engine_socket, joined
+from hermes_rl.sandbox.docker_leftovers import LABEL, is_dead, own_mark
+
+CONFIG = SandboxConfig(backend="docker")
+Plan = Callable[..., Awaitable[None]]
+
+
+async def ask(socket: str, method: str, path: str, body: Any = None) -> Any:
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(socket)) as session,
+        session.request(method, f"http://docker{path}", json=body) as answer,
+    ):
+        assert answer.status < 400, await answer.text()
+        return await answer.json() if answer.content_type == "application/json" else None
+
+
+@pytest.fixture
+async def plan(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Say what the engine's next answers are; afterwards it is as it was, and has no containers left."""
+    monkeypatch.setattr(docker_engine, "PULL_PAUSES", (0.01, 0.02))
+
+    async def say(**answers: Any) -> None:
+        await ask(docker_host, "POST", "/fake/plan", answers)
+
+    await say(images={IMAGE: {}})
+    yield say
+    await say(images={IMAGE: {}})
+    assert (await state(docker_host))["containers"] == {}
+
+
+async def state(socket: str) -> Any:
+    return await ask(socket, "GET", "/fake/state")
+
+
+async def started(socket: str, config: SandboxConfig) -> dict[str, Any]:
+    """The body with which the container of such a sandbox is made."""
+    async with create_sandbox(config) as sandbox:
+        assert isinstance(sandbox, DockerSandbox)
+        body: dict[str, Any] = (await state(socket))["containers"][sandbox.container.name]["body"]
+        return body
+
+
+async def test_what_the_container_may(plan: Plan, docker_host: str) -> None:
+    limits = Limits(memory=1 << 30, processes=64, cpu=1.5, open_files=100)
+    host = (await started(docker_host, SandboxConfig(backend="docker", limits=limits)))["HostConfig"]
+    assert (host["Memory"], host["MemorySwap"], host["PidsLimit"]) == (1 << 30, 1 << 30, 65)
+    assert host["NanoCpus"] == 1_500_000_000
+    assert host["NetworkMode"] == "none"
+    assert host["CapDrop"] == ["ALL"]
+    assert "SYS_ADMIN" not in host["CapAdd"]
+    assert "no-new-privileges" in host["SecurityOpt"]
+    assert all(mount["ReadOnly"] for mount in host["Mounts"])
+    assert not {"Privileged", "PidMode", "IpcMode", "Binds"} & set(host)
+
+
+async def test_limits_have_defaults_and_files_can_be_many(plan: Plan) -> None:
+    async with create_sandbox(CONFIG) as sandbox:
+        assert set(sandbox.enforced) == {"memory", "processes", "open_files"}
+        assert (await sandbox.run("ulimit -n")).output == "1024\n"
+
+
+async def test_network(plan: Plan, docker_host: str) -> None:
+    whole = await started(docker_host, SandboxConfig(backend="docker", network=True))
+    assert whole["HostConfig"]["NetworkMode"] == "bridge"
+    async with create_sandbox(SandboxConfig(backend="docker", network=("pypi.org",))) as sandbox:
+        assert "http://127.0.0.1" in (await sandbox.run("echo $https_proxy")).output
+        script = "exec 3<>/dev/tcp/127.0.0.1/3128; printf 'CONNECT 10.0.0.1:80 HTTP/1.1\\r\\n\\r\\n' >&3; head -1 <&3"
+        port = (await sandbox.run("echo ${https_proxy##*:}")).output.strip().rstrip("/")
+        said = await sandbox.run(["bash", "-c", script.replace("3128", port)])
+        assert " 403 " in said.output
+
+
+async def test_the_image_says_where_and_as_whom(plan: Plan) -> None:
+    await plan(images={"repo/task:1": {"WorkingDir": "/testbed", "Env": ["PATH=/opt/bin:/usr/bin:/bin", "A=b=c"]}})
+    config = SandboxConfig(backend="docker", image="repo/task:1")
+    async with create_sandbox(config) as sandbox:
+        assert (sandbox.home, sandbox.workdir) == ("/root", "/testbed")
+        assert (await sandbox.run("pwd; echo $A $PATH")).output == "/testbed\nb=c /opt/bin:/usr/bin:/bin\n"
+
+
+async def test_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    with pytest.raises(UserError, match=r"none\.sock does not answer.*systemctl start docker"):
+        await create_sandbox(CONFIG).start()
+
+
+def test_an_engine_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://10.0.0.1:2375")
+    with pytest.raises(UserError, match="on this machine"):
+        create_sandbox(CONFIG)
+    monkeypatch.delenv("DOCKER_HOST")
+    assert engine_socket() == "/var/run/docker.sock"
+
+
+async def test_a_pull_is_tried_again(plan: Plan, docker_host: str) -> None:
+    later = [{"status": 500, "message": "timeout"}, {"message": "connection reset by peer"}]
+    await plan(without=["task"], pulls=later)
+    async with create_sandbox(SandboxConfig(backend="docker", image="task")) as sandbox:
+        assert (await sandbox.run("echo works")).output == "works\n"
+    assert (await state(docker_host))["calls"].count("POST /images/create") == 3
+
+
+@pytest.mark.parametrize(
+    ("failures", "tries"),
+    [
+        ([{"status": 404, "message": "pull access denied for task"}], 1),
+        ([{"message": "manifest for task not found: manifest unknown"}], 1),
+        ([{"status": 500, "message": "unexpected EOF"}] * 3, 3),
+    ],
+)
+async def test_an_image_that_cannot_be_had(
+    plan: Plan, docker_host: str, failures: list[dict[str, Any]], tries: int
+) -> None:
+    await plan(without=["task"], pulls=failures)
+    with pytest.raises(SandboxFailure, match="the image task cannot be pulled") as caught:
+        await create_sandbox(SandboxConfig(backend="docker", image="task")).start()
+    assert caught.value.ending is Ending.SANDBOX_FAILURE
+    assert (await state(docker_host))["calls"].count("POST /images/create") == tries
+
+
+async def test_an_image_is_pulled_once_for_many(plan: Plan, docker_host: str) -> None:
+    await plan(without=["task"])
+    sandboxes = [create_sandbox(SandboxConfig(backend="docker", image="task")) for _ in range(4)]
+    await asyncio.gather(*(sandbox.start() for sandbox in sandboxes))
+    assert (await state(docker_host))["calls"].count("POST /images/create") == 1
+    await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
+
+
+async def test_starts_together_are_limited(plan: Plan, docker_host: str) -> None:
+    await plan(start_seconds=0.2)
+    sandboxes = [create_sandbox(CONFIG) for _ in range(12)]
+    await asyncio.gather(*(sandbox.start() for sandbox in sandboxes))
+    assert (await state(docker_host))["most_starting"] == 8
+    await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
+
+
+async def test_a_disk_limit_that_the_engine_has_not(plan: Plan, docker_host: str) -> None:
+    with pytest.raises(UserError, match=r"sandbox\.limits\.disk cannot be enforced.*best_effort"):
+        await create_sandbox(SandboxConfig(backend="docker", limits=Limits(disk=1 << 30))).start()
+    config = SandboxConfig(backend="docker", limits=Limits(disk=1 << 30, best_effort=True))
+    async with create_sandbox(config) as sandbox:
+        assert "disk" not in sandbox.enforced
+    await plan(quota=True)
+    body = await started(docker_host, SandboxConfig(backend="docker", limits=Limits(disk=1 << 30)))
+    assert body["HostConfig"]["StorageOpt"] == {"size": str(1 << 30)}
+
+
+async def test_a_limit_that_the_kernel_has_not(plan: Plan) -> None:
+    await plan(warnings=["Your kernel does not support memory limit capabilities. Limitation discarded."])
+    with pytest.raises(UserError, match=r"sandbox\.limits\.memory cannot be enforced"):
+        await create_sandbox(SandboxConfig(backend="docker", limits=Limits(memory=1 << 30))).start()
+    async with create_sandbox(CONFIG) as sandbox:
+        assert "memory" not in sandbox.enforced
+
+
+async def test_an_engine_that_does_not_see_our_files(plan: Plan) -> None:
+    await plan(elsewhere=True)
+    with pytest.raises(UserError, match="folders of the same path"):
+        await create_sandbox(CONFIG).start()
+
+
+async def test_a_name_that_is_taken(plan: Plan) -> None:
+    sandbox = create_sandbox(CONFIG)
+    assert isinstance(sandbox, DockerSandbox)
+    await plan(containers={sandbox.container.name: {}})
+    with pytest.raises(SandboxFailure, match=r"\(409\): Conflict"):
+        await sandbox.start()
+
+
+async def test_a_container_that_ends_at_once(plan: Plan) -> None:
+    await plan(entry="echo exec format error >&2; exit 3")
+    with pytest.raises(SandboxFailure, match=r"ended at its start \(3\): exec format error"):
+        await create_sandbox(CONFIG).start()
+
+
+@pytest.mark.parametrize(("how", "ending"), [("oom=1", Ending.SANDBOX_KILLED), ("", Ending.SANDBOX_FAILURE)])
+async def test_whose_doing_its_end_was(plan: Plan, docker_host: str, how: str, ending: Ending) -> None:
+    async with create_sandbox(CONFIG) as sandbox:
+        assert isinstance(sandbox, DockerSandbox)
+        running = asyncio.create_task(sandbox.run("sleep 30"))
+        await asyncio.sleep(0.05)
+        await ask(docker_host, "POST", f"/fake/kill/{sandbox.container.name}?{how}")
+        for asked in (running, sandbox.run("true"), sandbox.spawn("true"), sandbox.read_file("x")):
+            with pytest.raises(SandboxFailure) as caught:
+                await asked
+            assert caught.value.ending is ending
+
+
+async def test_leftovers_of_a_dead_runner_are_removed(plan: Plan, docker_host: str) -> None:
+    code = "from hermes_rl.sandbox.docker_leftovers import own_mark; print(own_mark())"
+    dead = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()  # noqa: ASYNC221
+    await plan(containers={"dead": {LABEL: dead}, "mine": {LABEL: own_mark()}, "theirs": {LABEL: "b:1:2:3"}, "x": {}})
+    async with create_sandbox(CONFIG):
+        assert set((await state(docker_host))["containers"]) >= {"mine", "theirs", "x"}
+        assert "dead" not in (await state(docker_host))["containers"]
+    for name in ("mine", "theirs", "x"):
+        await Engine().remove(name)
+    await Engine().remove("x")
+
+
+def test_a_runner_that_lives() -> None:
+    assert not is_dead(own_mark())
+    boot, namespace, pid, _ = own_mark().split(":")
+    assert is_dead(f"{boot}:{namespace}:{pid}:1")
+    assert not is_dead(f"another:{namespace}:{pid}:1")
+    assert not is_dead("nonsense")
+
+
+async def test_the_door_is_shut_behind_the_helper(plan: Plan) -> None:
+    async with create_sandbox(CONFIG) as sandbox:
+        assert await sandbox.list_dir("/.hermes-rl-door") == []
+        assert (await sandbox.run("touch /.hermes-rl/x /.hermes-rl-door/x")).exit_code != 0
+        assert (await sandbox.run("kill -9 1; kill -9 -1; echo")).exit_code in (0, 137)
+        assert (await sandbox.run("echo still there")).output == "still there\n"
+
+
+def test_streams_without_their_headers() -> None:
+    stream = b"\x01\0\0\0\0\0\0\x02ab\x02\0\0\0\0\0\0\x01c"
+    assert joined(stream) == b"abc"
+    assert joined(stream + b"\x01\0\0") == b"abc"
+
+
+async def test_the_home_is_that_of_the_images_user(plan: Plan) -> None:
+    await plan(images={IMAGE: {"User": "nobody:nogroup"}})
+    async with create_sandbox(SandboxConfig(backend="docker", workdir="/work")) as sandbox:
+        assert (sandbox.home, sandbox.workdir) == (pwd.getpwnam("nobody").pw_dir, "/work")

@@ -22,6 +22,7 @@ from hermes_rl.env.settings import env_config, server_configs
 from hermes_rl.env.too_long import TooLong
 from hermes_rl.errors import HermesRLError
 from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
+from hermes_rl.rollouts.curriculum import Curriculum
 from hermes_rl.rollouts.groups import repeated
 from hermes_rl.rollouts.needs import require_available
 from hermes_rl.rollouts.quarantine import Quarantine
@@ -61,6 +62,7 @@ class SpecEnv(HermesAgentBaseEnv):
         self.quarantine = Quarantine()
         self._rows: AsyncIterator[tuple[Row, str]] | None = None
         self._eval_rows: Rows | None = None
+        self._curriculum = Curriculum(self.spec.dataset.sampling == "differing")
         self.position = 0
         """Rows handed out so far; saved with the trainer's checkpoints."""
         self._count = 0
@@ -110,6 +112,8 @@ class SpecEnv(HermesAgentBaseEnv):
                     return None  # every row is set aside
             elif number >= self.position:
                 self.position = number + 1
+                if not self._curriculum.wants(row.key, number // self._count):
+                    continue
                 placed = PlacedRow(row.key, row.columns, row.index, row.digest, number)
                 if self.served is None or not self.served.settled(placed.group):
                     return placed
@@ -121,11 +125,12 @@ class SpecEnv(HermesAgentBaseEnv):
         return (item, item.group) if known else super()._placed(item)
 
     def curriculum_state(self) -> Any:
-        """What of a curriculum is to be restored with the trainer's step, as JSON; a hook, nothing by default."""
-        return None
+        """What of a curriculum is to be restored with the trainer's step, as JSON; a subclass may have its own."""
+        return self._curriculum.state()
 
     def restore_curriculum(self, state: Any) -> None:
         """Take up what `curriculum_state` gave at the step at which the trainer goes on."""
+        self._curriculum = Curriculum(self.spec.dataset.sampling == "differing", state)
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Evaluate on the evaluation split; the numbers go to wandb and to `eval/step-<N>` of the run directory."""
@@ -181,6 +186,7 @@ class SpecEnv(HermesAgentBaseEnv):
             self.served.kept.keep(rollout)
 
     def track_group(self, group: Group) -> None:
+        self._curriculum.count(group.row.key, [rollout.score for rollout in group.rollouts])
         if self.quarantine.count(group):
             self.progress.note(f"row {group.row.key} is set aside: it failed again and again ({group.detail})")
 

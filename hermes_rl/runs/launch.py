@@ -75,6 +75,7 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
             group_size=spec.process.group_size,
             groups=spec.process.groups,
             drop_uniform=spec.process.drop_uniform,
+            prefer_differing=spec.dataset.sampling == "differing",
             concurrency=spec.process.concurrency,
             groups_path=Path(moved) if moved else None,
             generation_params=generation_params(spec, "process"),

@@ -12,6 +12,7 @@ from typing import Any
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.admission import admission
+from hermes_rl.rollouts.curriculum import Curriculum
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.groups import play_groups, repeated
@@ -45,6 +46,7 @@ class ProcessPlan:
     group_size: int
     groups: int
     drop_uniform: bool = False
+    prefer_differing: bool = False
     concurrency: int | None = None
     groups_path: Path | None = None
     generation_params: Mapping[str, Any] = field(default_factory=dict)
@@ -115,6 +117,7 @@ class _Process:
         self.groups, self.kept = groups, kept
         self.done: set[str] = set()
         self.quarantine = Quarantine()
+        self.curriculum = Curriculum(plan.prefer_differing)
         self.summary = ProcessSummary()
         self.admission = admission(plan.concurrency, environment.policy)
         self.player = Player(
@@ -131,6 +134,8 @@ class _Process:
         if self.plan.ready is not None:
             self.plan.ready()
         drop = self.plan.drop_uniform
+        for group in sorted(self.kept.groups, key=lambda group: int(group.rpartition(":")[2])):
+            self.curriculum.count(group.rpartition(":")[0], self.kept.scores(group))
         self.done = written | {group for group in self.kept.groups if self.kept.discarded(group, drop_uniform=drop)}
         self.summary.kept = len(written)
 
@@ -157,7 +162,7 @@ class _Process:
 
     def _done(self, row: Row, group: str) -> bool:
         self.kept.require_same(row, group)
-        return group in self.done
+        return group in self.done or not self.curriculum.wants(row.key, int(group.rpartition(":")[2]))
 
     def _wanted(self, running: int) -> bool:
         self.summary.stopped = self.summary.stopped or self.budget.used_up()
@@ -182,6 +187,7 @@ class _Process:
         if self.quarantine.count(group):
             self.progress.note(f"row {group.row.key} is set aside: it failed again and again ({group.detail})")
         self._give_up()
+        self.curriculum.count(group.row.key, [rollout.score for rollout in group.rollouts])
         self.log.group(group, self.complete if keep else None)
         self.budget.count(group)
         self.progress.step(self.complete, group)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -286,3 +287,15 @@ async def test_a_budget_of_cost_ends_the_run_cleanly_where_the_server_tells_it(t
     assert lines(tmp_path / "told" / "rollouts.jsonl")[0]["usage"]["cost"] == 0.25
     with pytest.raises(RunError, match=r"max_cost cannot be kept.*max_tokens"):
         await play_process(World(on_grade=by_index), tmp_path / "not", plan, budget=Budget(max_cost=1.4))
+
+
+async def test_rows_whose_groups_differ_are_preferred_also_when_a_run_goes_on(tmp_path: Path) -> None:
+    world = World(on_grade=easy("row0"))
+    plan = ProcessPlan(2, 5, prefer_differing=True, concurrency=2)
+    await play_process(world, tmp_path, plan, count=2)
+    await play_process(world, tmp_path, replace(plan, groups=12), count=2)
+    played = [group["group"] for group in lines(tmp_path / "groups.jsonl")]
+    assert len(played) == len(set(played)) == 12
+    epochs = {row: [int(g.split(":")[1]) for g in played if g.startswith(row)] for row in ("row0", "row1")}
+    assert epochs["row1"] == list(range(len(epochs["row1"])))
+    assert epochs["row0"] == [0, 2, 4, 8][: len(epochs["row0"])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
@@ -87,6 +87,9 @@ class Dataset(Source):
     shuffle: int | None = Field(None, description="Seed of the shuffle; absent keeps the order of the source.")
     order: str | None = Field(
         None, description="Column that training rows are ordered by, smallest first; with `-` in front, largest first."
+    )
+    sampling: Literal["all", "differing"] = Field(
+        "all", description="all: every row in every pass; differing: rows whose last groups were uniform more rarely."
     )
     limit: int | None = Field(None, ge=1, description="At most this many training rows.")
     eval: Annotated[EvalRows, BeforeValidator(_only)] | None = Field(

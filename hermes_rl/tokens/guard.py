@@ -7,6 +7,7 @@ into each such string before rendering, and the rendered text is encoded piecewi
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -24,8 +25,7 @@ class Guard:
     def __init__(self, tokenizer: Tokenizer, messages: Messages, tools: Tools | None) -> None:
         self._tokenizer = tokenizer
         self._break = _unused_character(messages, tools)
-        of_model = self._breaker(tokenizer.control)
-        of_others = self._breaker(tokenizer.control | tokenizer.markup)
+        of_model, of_others = map(self._breaker, _patterns(tokenizer))
         self.messages = [
             _mapped(message, of_model if message.get("role") == "assistant" else of_others) for message in messages
         ]
@@ -46,13 +46,22 @@ class Guard:
         """Whether the template wrote a break in another form, so that it cannot be taken out again."""
         return _escape(self._break) in rendered.lower()
 
-    def _breaker(self, tokens: frozenset[str]) -> Callable[[str], str]:
-        # Runs of blanks and single characters are tokens of some vocabularies, but control nothing.
-        risky = sorted((t for t in tokens if len(t) > 1 and t.strip()), key=len, reverse=True)
-        if not risky:
+    def _breaker(self, pattern: re.Pattern[str] | None) -> Callable[[str], str]:
+        if pattern is None:
             return str
-        pattern = re.compile("|".join(map(re.escape, risky)))
         return lambda text: pattern.sub(lambda found: f"{found[0][0]}{self._break}{found[0][1:]}", text)
+
+
+@functools.lru_cache(maxsize=16)
+def _patterns(tokenizer: Tokenizer) -> tuple[re.Pattern[str] | None, re.Pattern[str] | None]:
+    """What is broken up in texts of the model, and in all others; some vocabularies have thousands of such tokens."""
+    return _any_of(tokenizer.control), _any_of(tokenizer.control | tokenizer.markup)
+
+
+def _any_of(tokens: frozenset[str]) -> re.Pattern[str] | None:
+    # Runs of blanks and single characters are tokens of some vocabularies, but control nothing.
+    risky = sorted((t for t in tokens if len(t) > 1 and t.strip()), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, risky))) if risky else None
 
 
 def _unused_character(messages: Messages, tools: Tools | None) -> str:

@@ -80,6 +80,10 @@ class History:
         if not self.begins(messages):
             for column in (self.snapshots, self._messages, self._contents, self._calls):
                 column.clear()
+        self.extend(messages)
+
+    def extend(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Put behind what is new in a conversation that is known to begin with these messages."""
         for message in messages[len(self) :]:
             self.snapshots.append(snapshot(message))
             self._messages.append(message)

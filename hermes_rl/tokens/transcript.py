@@ -102,7 +102,7 @@ class Transcript:
     def add(self, step: Step, messages: Sequence[Any] | None = None, onto: Branch | None = None) -> Turn:
         """Merge a step; `messages` are the conversation that it answers and, last, its answer.
 
-        `onto` is the branch that its prompt was made from, where it was: then no tokens are compared.
+        `onto` is the branch that its prompt was made from, where it was: then neither tokens nor messages are compared.
         """
         place = self._longest_prefix(step.prompt) if onto is None else self.branches.index(onto)
         how: How = "first" if not self.turns else "extended" if place is not None else "anew"
@@ -116,7 +116,7 @@ class Transcript:
         number = len(self.turns)
         branch.spans.append(Span(number, start, len(branch.tokens)))
         if messages is not None:
-            branch.history.follow(messages)
+            (branch.history.follow if onto is None else branch.history.extend)(messages)
         turn = Turn(number, place, start, len(branch.tokens), step.finish, step.weights, how)
         self.turns.append(turn)
         return turn

@@ -72,9 +72,13 @@ class _Contest:
         both = (there + (1 - back)) / 2
         return both if both in (0.0, 1.0) else 0.5
 
-    def _rank(self, text: str) -> tuple[int, int]:
+    def _rank(self, text: str) -> tuple[int, int, int]:
         words = text.casefold().split()
-        return len({word.strip(".,;:!?") for word in words} & set((self.question or "").casefold().split())), len(words)
+        return (
+            len({word.strip(".,;:!?") for word in words} & set((self.question or "").casefold().split())),
+            len(words),
+            len(text),
+        )
 
     async def _better(self, first: str, second: str) -> float:
         if self.judge.scripted:  # without a model: more words of the question, then more words

@@ -125,7 +125,9 @@ class CompiledSpec:
         return replace(loop_options(agent, self.spec), logprobs=self.policy.scripted)
 
     def prompt(self, row: Row) -> list[Message]:
-        return with_thinking(messages_of(self.spec.prompt, row), self.spec.env.get("custom_thinking_prompt"))
+        return with_thinking(
+            messages_of(self.spec.prompt, row, self.spec.folder), self.spec.env.get("custom_thinking_prompt")
+        )
 
     @asynccontextmanager
     async def machine(self, seat: Seat) -> AsyncIterator[ToolRuntime]:

@@ -9,19 +9,20 @@ from typing import Any
 from hermes_rl.agent.result import Message
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
+from hermes_rl.rollouts.images import image_url
 from hermes_rl.spec.model import Message as SpecMessage
 from hermes_rl.spec.model import Part, Prompt, TextFile, is_template, thaw
 from hermes_rl.spec.templates import render, render_text
 
 
-def messages_of(prompt: Prompt, row: Row) -> list[Message]:
-    """The messages, rendered for the row.
+def messages_of(prompt: Prompt, row: Row, folder: Path = Path()) -> list[Message]:
+    """The messages, rendered for the row; relative paths of images begin in `folder`.
 
     Raises:
         TemplateError: a template does not work for this row.
-        UserError: a file of the prompt cannot be read.
+        UserError: a file of the prompt cannot be read, or an image is none.
     """
-    return _Rendering(row).messages(prompt)
+    return _Rendering(row, folder).messages(prompt)
 
 
 def content_of(text: str | TextFile, row: Row, where: str) -> str:
@@ -41,8 +42,9 @@ def with_thinking(messages: list[Message], thinking: str | None) -> list[Message
 class _Rendering:
     """A row, and the place in the spec that an error is to name."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Row, folder: Path = Path()) -> None:
         self._row = row
+        self._folder = folder
 
     def messages(self, prompt: Prompt) -> list[Message]:
         if is_template(prompt.messages):
@@ -80,7 +82,7 @@ class _Rendering:
         value = self._value(thaw(part.image_url if part.image_url is not None else part.image), where)
         if value is None or value == "":
             return None
-        return {"type": "image_url", "image_url": value if isinstance(value, dict) else {"url": str(value)}}
+        return {"type": "image_url", "image_url": image_url(value, self._folder, where)}
 
     def _text(self, template: str, where: str) -> str:
         return render_text(template, self._row.columns, where=where, key=self._row.key)

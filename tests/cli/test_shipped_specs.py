@@ -13,9 +13,11 @@ from hermes_rl.runs.deep import examine
 from hermes_rl.runs.launch import Launch, run_evaluate, run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec, shipped_specs
+from tests.cli.spec_scores import row
 from tests.runs.playing import lines
 
 SPECS = sorted(shipped_specs())
+TABLE = (Path(__file__).parents[2] / "docs" / "specs.md").read_text()
 pytestmark = pytest.mark.slow
 
 
@@ -36,8 +38,10 @@ def test_each_says_what_it_is_and_how_to_run_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 async def test_its_rewards_tell_right_from_wrong(name: str) -> None:
-    report = await examine(load_spec(name, demo=True))
+    spec = load_spec(name, demo=True)
+    report = await examine(spec)
     assert report.problems == []
+    assert row(name, spec.description or "", report.scores) in TABLE
     gold = report.scores["gold"]
     assert gold is not None and gold > 0
     assert gold == max(score for score in report.scores.values() if score is not None)

@@ -1,0 +1,64 @@
+"""Images of rows in prompts, in every form that a dataset may have them."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_rl.data.rows import Row
+from hermes_rl.errors import UserError
+from hermes_rl.rollouts.prompts import messages_of
+from hermes_rl.spec import parse_spec
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+DATA = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+
+
+class Decoded:
+    """Stands for an image that the `datasets` package has decoded."""
+
+    def save(self, file: io.BytesIO, format: str) -> None:  # noqa: A002 (Pillow's name)
+        assert format == "PNG"
+        file.write(PNG)
+
+
+def part(image: Any, folder: Path = Path()) -> Any:
+    prompt = parse_spec(
+        "dataset: {items: [{q: hi, i: x}]}\nprompt: {user: [{text: '{{ q }}'}, {image: '{{ i }}'}]}\n"
+    ).prompt
+    (message,) = messages_of(prompt, Row("k", {"q": "hi", "i": image}, 0, "d"), folder)
+    assert message["content"][0] == {"type": "text", "text": "hi"}
+    return message["content"][1:]
+
+
+@pytest.mark.parametrize(
+    "image", [DATA, PNG, {"bytes": PNG, "path": None}, {"bytes": None, "path": "p.png"}, "p.png", Decoded()]
+)
+def test_bytes_paths_and_decoded_images(image: Any, tmp_path: Path) -> None:
+    (tmp_path / "p.png").write_bytes(PNG)
+    assert part(image, tmp_path) == [{"type": "image_url", "image_url": {"url": DATA}}]
+
+
+def test_addresses_stay() -> None:
+    assert part("https://a.example/x.png") == [{"type": "image_url", "image_url": {"url": "https://a.example/x.png"}}]
+    detailed = {"url": "https://a.example/x.png", "detail": "low"}
+    assert part(detailed) == [{"type": "image_url", "image_url": detailed}]
+
+
+@pytest.mark.parametrize("image", [None, ""])
+def test_a_row_without_an_image_has_no_part(image: Any) -> None:
+    assert part(image) == []
+
+
+@pytest.mark.parametrize(
+    ("image", "told"), [("none.png", "cannot be read"), (b"text", "no PNG, JPEG"), (7, "int is no image")]
+)
+def test_what_is_no_image(image: Any, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        part(image)

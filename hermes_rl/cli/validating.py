@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 
 import typer
@@ -13,14 +12,11 @@ import typer
 from hermes_rl.data.check import check_spec
 from hermes_rl.errors import HermesRLError, Problem, UserError
 from hermes_rl.rollouts.needs import available
-from hermes_rl.rollouts.tooling import toolset_problems
-from hermes_rl.runs.deep import examine
 from hermes_rl.runs.exact import foretold
 from hermes_rl.spec.load import load_draft, load_spec
+from hermes_rl.spec.model import Spec
 from hermes_rl.spec.validate import in_order
-from hermes_rl.tools.catalogue import known_toolsets
 from hermes_rl.tools.distributions import DISTRIBUTIONS
-from hermes_rl.tools.hermes_toolsets import HermesToolsets
 
 
 @dataclass
@@ -60,7 +56,10 @@ def judge(source: str) -> Verdict:
             verdict.problems = wrong
             return verdict
         problems, warnings = check_spec(
-            draft.spec, known_toolsets=known_toolsets(), known_distributions=DISTRIBUTIONS, has_rows=draft.has_rows
+            draft.spec,
+            known_toolsets=_known_toolsets(draft.spec),
+            known_distributions=DISTRIBUTIONS,
+            has_rows=draft.has_rows,
         )
     except UserError as error:
         verdict.problems = [Problem(source, None, None, str(error))]
@@ -68,14 +67,41 @@ def judge(source: str) -> Verdict:
     verdict.problems = in_order([*wrong, *problems])
     if not wrong:  # a warning may be about what was left out
         missing = {problem for mode in ("process", "evaluate", "serve") for problem in available(draft.spec, mode)}
-        lacking = [] if draft.spec.toolsets.replay else toolset_problems(draft.spec, HermesToolsets(os.environ))
         verdict.tokens = foretold(draft.spec) if not problems else None
-        verdict.warnings = [*warnings, *sorted(missing, key=str), *lacking]
+        verdict.warnings = [*warnings, *sorted(missing, key=str), *_lacking(draft.spec)]
     return verdict
+
+
+def _names_toolsets(spec: Spec) -> bool:
+    """Whether there is anything to ask the catalogue, whose tools take longer to import than a spec to check."""
+    toolsets = spec.toolsets
+    return bool(toolsets.enabled or toolsets.disabled or toolsets.distribution)
+
+
+def _known_toolsets(spec: Spec) -> Collection[str]:
+    if not _names_toolsets(spec):
+        return ()
+    from hermes_rl.tools.catalogue import known_toolsets
+
+    return known_toolsets()
+
+
+def _lacking(spec: Spec) -> list[Problem]:
+    """What the spec's toolsets lack on this machine."""
+    if spec.toolsets.replay or not _names_toolsets(spec):
+        return []
+    from hermes_rl.rollouts.tooling import toolset_problems
+    from hermes_rl.tools.hermes_toolsets import HermesToolsets
+
+    return toolset_problems(spec, HermesToolsets(os.environ))
 
 
 def _play(verdict: Verdict) -> None:
     """Judge the rewards of a spec by playing it; see `hermes_rl.runs.deep`."""
+    import asyncio
+
+    from hermes_rl.runs.deep import examine
+
     try:
         report = asyncio.run(examine(load_spec(verdict.spec, demo=True)))
     except HermesRLError as error:

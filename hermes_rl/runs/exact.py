@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hermes_rl.errors import UserError
 from hermes_rl.spec.model import Spec
-from hermes_rl.tokens.forecast import Forecast, forecast
-from hermes_rl.tokens.rendering import Renderer, RendererRefused, RendererSettings, load_renderer
-from hermes_rl.tokens.template_renderer import require_tools
-from hermes_rl.tokens.tokenizer import TemplateRefused
+
+if TYPE_CHECKING:  # most specs are checked without a renderer, whose parts take long to import
+    from hermes_rl.tokens.forecast import Forecast
+    from hermes_rl.tokens.rendering import Renderer
 
 TOKEN_LEVEL = ("vllm", "sglang", "atropos")
 """Server types whose policy needs a tokenizer that can be had, and a template that allows exact tokens."""
+OF_SMALL = "a rollout has 1 sequence"
+"""What is foretold of the small tokenizer: its template keeps all turns, with tools, users and reasoning."""
 
 
 def tokenizer_of(spec: Spec) -> str | None:
@@ -30,6 +33,9 @@ def renderer_of(spec: Spec) -> Renderer:
         TokenizerUnavailable: the tokenizer cannot be had.
         RendererRefused: its template does not allow exact tokens, or leaves out the spec's tools.
     """
+    from hermes_rl.tokens.rendering import RendererSettings, load_renderer
+    from hermes_rl.tokens.template_renderer import require_tools
+
     policy = spec.servers["policy"][0]
     settings = policy.renderer.model_dump(exclude_none=True) if policy.renderer is not None else None
     renderer = load_renderer(tokenizer_of(spec), RendererSettings.of(settings))
@@ -45,6 +51,10 @@ def uses_tools(spec: Spec) -> bool:
 
 def forecast_of(spec: Spec) -> Forecast:
     """How many sequences a rollout of this spec will have; raises as `renderer_of`."""
+    from hermes_rl.tokens.forecast import forecast
+    from hermes_rl.tokens.rendering import RendererRefused
+    from hermes_rl.tokens.tokenizer import TemplateRefused
+
     prompt = spec.prompt
     system = prompt.system is not None
     renderer = renderer_of(spec)
@@ -60,6 +70,8 @@ def foretold(spec: Spec) -> str | None:
     if not policy or policy[0].type not in (*TOKEN_LEVEL, "scripted"):
         return None
     name = tokenizer_of(spec)
+    if name is None and policy[0].renderer is None:
+        return OF_SMALL
     if name is not None and not Path(name).is_dir():
         return None
     try:

@@ -1,0 +1,34 @@
+"""`validate` imports only what the spec at hand needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SPEC = "dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nservers: {policy: {type: scripted}}\n"
+CHECK = """
+import sys
+from hermes_rl.cli.validating import judge
+verdict = judge(sys.argv[1])
+assert verdict.problems == [], verdict
+assert verdict.tokens == "a rollout has 1 sequence", verdict
+heavy = {"aiohttp", "asyncio", "hermes_rl.tools.catalogue", "hermes_rl.tokens.rendering", "hermes_rl.rollouts.compiled"}
+print(*sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_a_small_spec_is_checked_without_servers_tools_and_renderers(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC)
+    done = subprocess.run([sys.executable, "-c", CHECK, str(spec)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_a_misspelt_toolset_is_still_found(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC + "toolsets: {disabled: [terminl]}\n")
+    command = [sys.executable, "-m", "hermes_rl.cli.main", "validate", str(spec)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "there is no toolset `terminl`" in done.stderr

@@ -32,8 +32,14 @@ def _specs() -> list[dict[str, str]]:
 
 def _toolsets() -> list[dict[str, str]]:
     from hermes_rl.tools.catalogue import describe_toolsets
+    from hermes_rl.tools.hermes_toolsets import NAMES, REFUSED, REMEDIES
 
-    return [_entry(name, description) for name, description in describe_toolsets().items()]
+    far = {
+        name: "; ".join(["hermes-agent's, with the extra `hermes`", *filter(None, [REMEDIES.get(name)])])
+        for name in NAMES
+        if name not in REFUSED
+    }
+    return [_entry(name, description) for name, description in {**describe_toolsets(), **far}.items()]
 
 
 def _tools() -> list[dict[str, str]]:

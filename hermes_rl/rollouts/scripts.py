@@ -25,6 +25,17 @@ def policy_script(spec: Spec, seat: Seat, prior: int) -> Script:
     return Script(turns, prior)
 
 
+def has_solution(spec: Spec) -> bool:
+    """Whether the spec says what a perfect agent would do."""
+    return spec.solution is not None and (spec.solution.turns is not None or spec.solution.patch is not None)
+
+
+def patch_turns(patch: str) -> list[dict[str, Any]]:
+    """A solution that is a patch, as turns: it is applied in the terminal."""
+    command = f"git apply - <<'END_OF_PATCH'\n{patch}\nEND_OF_PATCH"
+    return [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "The patch is applied."}]
+
+
 def gold_turns(spec: Spec, row: Row) -> tuple[Turn, ...]:
     """The policy's turns of the solution for a row; none where the spec has no solution."""
     return tuple(Turn.of(turn) for turn in _turns(spec, row) if turn.get("say") is not None or turn.get("tools"))
@@ -39,9 +50,13 @@ def user_script(spec: Spec, row: Row, prior: int) -> Script:
 
 def _turns(spec: Spec, row: Row) -> list[dict[str, Any]]:
     solution = spec.solution
-    if solution is None or solution.turns is None:
+    if solution is None or not has_solution(spec):
         return []
-    turns = solution.turns
-    plain: Any = turns if is_template(turns) else [turn.model_dump(exclude_none=True) for turn in turns]
+    turns = solution.turns if solution.turns is not None else patch_turns(str(solution.patch))
+    plain: Any = (
+        turns
+        if is_template(turns)
+        else [turn if isinstance(turn, dict) else turn.model_dump(exclude_none=True) for turn in turns]
+    )
     rendered: list[dict[str, Any]] = render(plain, row.columns, where="solution.turns", key=row.key)
     return rendered

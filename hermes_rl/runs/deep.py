@@ -22,7 +22,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.player import Player
 from hermes_rl.rollouts.rollout import Group, Rollout, Seat
-from hermes_rl.rollouts.scripts import gold_turns
+from hermes_rl.rollouts.scripts import gold_turns, has_solution
 from hermes_rl.servers.scripted import Script, Turn
 from hermes_rl.spec.model import Spec
 
@@ -63,7 +63,7 @@ async def examine(spec: Spec) -> DeepReport:
     if not sample:
         report.problems.append("no rows are left to train on: does dataset.filter drop them all?")
         return report
-    if spec.solution is None or spec.solution.turns is None:
+    if not has_solution(spec):
         report.warnings.append("there is no solution, so it was not shown that a right answer scores well")
     async with _Probe(spec, sample) as probe:
         await probe.open(sample[0])
@@ -107,7 +107,7 @@ def last_words(turns: tuple[Turn, ...]) -> str:
 
 
 def _judge(report: DeepReport, probe: _Probe, groups: list[Group]) -> None:
-    has_gold = probe.spec.solution is not None and probe.spec.solution.turns is not None
+    has_gold = has_solution(probe.spec)
     played = {kind: [group.rollouts[i] for group in groups] for i, kind in enumerate(KINDS)}
     if not has_gold:
         played = {kind: played[kind] for kind in ("empty", "garbage")}

@@ -38,10 +38,6 @@ class Guard:
             ids += self._tokenizer.encode(piece)
         return ids
 
-    def plain(self, rendered: str) -> str:
-        """The text without breaks."""
-        return rendered.replace(self._break, "")
-
     def escaped(self, rendered: str) -> bool:
         """Whether the template wrote a break in another form, so that it cannot be taken out again."""
         return _escape(self._break) in rendered.lower()

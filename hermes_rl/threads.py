@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import contextvars
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -76,3 +77,17 @@ def _carried(error: BaseException) -> BaseException:
     if isinstance(error, StopIteration):
         return RuntimeError(f"the function raised StopIteration: {error}")
     return error
+
+
+class Places:
+    """So many at once on each event loop, since a semaphore belongs to one."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def here(self) -> asyncio.Semaphore:
+        """Those of the running loop; use it with ``async with``."""
+        return self._by_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._count))

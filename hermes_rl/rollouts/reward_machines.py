@@ -6,14 +6,22 @@ no reward that is still to come looks into it; a fresh one lives as long as its 
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.scoring.grader import GradedReward
+from hermes_rl.threads import Places
 from hermes_rl.tools.artifacts import Artifact, Request, take
 from hermes_rl.tools.context import ToolContext
 from hermes_rl.tools.machine import ToolRuntime
+
+PER_CORE = 2
+"""Fresh sandboxes at once, for each core. What runs in them is mostly work, against a limit of time: one that is late
+because too many ran beside it would be a wrong 0."""
+
+_places = Places(PER_CORE * len(os.sched_getaffinity(0)))
 
 
 class RewardMachines:
@@ -54,7 +62,7 @@ class RewardMachines:
     async def _fresh(self, name: str) -> AsyncIterator[ToolRuntime]:
         own = self.runtime
         fresh = ToolRuntime(own.config, task_id=f"{own.task_id}/{name}", toolkit=own.toolkit, state=own.state)
-        async with fresh as runtime:
+        async with _places.here(), fresh as runtime:
             runtime.artifacts = own.artifacts
             try:
                 await runtime.laid.lay(await runtime.sandbox(), own.artifacts)

@@ -13,7 +13,6 @@ import functools
 import inspect
 import time
 import typing
-import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from hermes_rl.errors import Failure, RewardFailure, UserError
 from hermes_rl.plugins import place_of
 from hermes_rl.scoring.value import Score
 from hermes_rl.spec.signatures import INJECTED
-from hermes_rl.threads import in_thread
+from hermes_rl.threads import Places, in_thread
 
 CONTEXT = INJECTED
 """Parameter names that mean something of the rollout or the run, never an argument of the spec."""
@@ -34,11 +33,7 @@ CEILING = 3600.0
 AT_ONCE = 256
 """Rewards that run at the same time; they mostly wait for the sandbox or a judge."""
 
-_places: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
-
-
-def _place() -> asyncio.Semaphore:
-    return _places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
+_places = Places(AT_ONCE)
 
 
 @dataclass(frozen=True)
@@ -123,7 +118,7 @@ async def call_reward(
     started = time.perf_counter()
     try:
         # A thread of its own that does not outlive the program: a reward that hangs must not hold up its end.
-        async with _place():
+        async with _places.here():
             job = in_thread(functools.partial(_run, reward, dict(arguments), after))
             # Not `wait_for`, which can lose a cancellation that comes in the moment in which the reward returns.
             async with asyncio.timeout(CEILING):

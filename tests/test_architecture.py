@@ -31,7 +31,7 @@ DOORS = {
     "anyio": "tools/mcp_client.py",
     "model_tools": "tools/hermes_worker.py",
     "toolsets": "tools/hermes_worker.py",
-    "tools": "tools/hermes_worker.py",
+    "tools": ("tools/hermes_worker.py", "sandbox/remote_worker.py"),
     "renderers": "tokens/families.py",
     "ray": (),
 }

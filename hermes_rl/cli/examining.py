@@ -15,6 +15,8 @@ from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.tooling import named_toolsets
 from hermes_rl.runs.exact import TOKEN_LEVEL, forecast_of, tokenizer_of
 from hermes_rl.sandbox.probe import Part, parts, probe
+from hermes_rl.sandbox.remote_machines import NAMES as NAMES_OF_REMOTE
+from hermes_rl.sandbox.remote_machines import missing
 from hermes_rl.servers.exactness import examine as examine_server
 from hermes_rl.servers.factory import config_from_spec, token_server
 from hermes_rl.spec.load import load_spec
@@ -70,6 +72,9 @@ async def _sandboxes(backend: str) -> list[Check]:
     found = probe()
     bubblewrap = Check("sandbox bubblewrap", found.ok, found.detail, None if found.ok else found.remedy)
     checks = {"bubblewrap": bubblewrap, "docker": await _docker()}
+    if backend in NAMES_OF_REMOTE:
+        lacking = missing(backend)
+        checks[backend] = Check(f"sandbox {backend}", lacking is None, lacking or "nothing is known to be missing")
     needed = [check if name == backend else replace(check, ok=True) for name, check in checks.items()]
     return [*needed, *map(_sandbox_part, parts())]
 

@@ -87,12 +87,13 @@ def _renderers() -> list[dict[str, str]]:
 
 
 def _sandboxes() -> list[dict[str, str]]:
-    from hermes_rl.sandbox.backends import AVAILABLE
-    from hermes_rl.sandbox.config import BACKENDS
-
     described = {
         "bubblewrap": "namespaces of the kernel; the default",
         "docker": "containers of an engine on this machine",
+        "ssh": "a machine that ssh reaches, through hermes-agent",
+        "modal": "sandboxes of Modal, through hermes-agent",
+        "daytona": "sandboxes of Daytona, through hermes-agent",
+        "singularity": "Apptainer or Singularity, through hermes-agent",
         "none": "this machine, without a fence",
     }
-    return [_entry(name, described[name] if name in AVAILABLE else "not available yet") for name in BACKENDS]
+    return [_entry(name, text) for name, text in described.items()]

@@ -11,7 +11,6 @@ import typer
 
 from hermes_rl.data.check import check_spec
 from hermes_rl.errors import HermesRLError, Problem, UserError
-from hermes_rl.rollouts.needs import available
 from hermes_rl.runs.exact import foretold
 from hermes_rl.spec.load import load_draft, load_spec
 from hermes_rl.spec.model import Spec
@@ -66,9 +65,8 @@ def judge(source: str) -> Verdict:
         return verdict
     verdict.problems = in_order([*wrong, *problems])
     if not wrong:  # a warning may be about what was left out
-        missing = {problem for mode in ("process", "evaluate", "serve") for problem in available(draft.spec, mode)}
         verdict.tokens = foretold(draft.spec) if not problems else None
-        verdict.warnings = [*warnings, *sorted(missing, key=str), *_lacking(draft.spec)]
+        verdict.warnings = [*warnings, *_lacking(draft.spec)]
     return verdict
 
 

@@ -24,7 +24,6 @@ from hermes_rl.errors import HermesRLError
 from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
 from hermes_rl.rollouts.curriculum import Curriculum
 from hermes_rl.rollouts.groups import repeated
-from hermes_rl.rollouts.needs import require_available
 from hermes_rl.rollouts.quarantine import Quarantine
 from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.runs.directory import Journal, RunDirectory
@@ -46,7 +45,6 @@ class SpecEnv(HermesAgentBaseEnv):
     environ: ClassVar[Mapping[str, str] | None] = None
 
     def __init__(self, config: Any, server_configs: Any, slurm: bool = False, testing: bool = False) -> None:
-        require_available(self.spec, "serve")
         self.compiled = CompiledSpec(self.spec, self.environ)
         self.wandb_mode = self.spec.wandb.mode if self.spec.wandb else "online"
         super().__init__(config, server_configs, slurm, testing)

@@ -14,7 +14,6 @@ from hermes_rl.data.load import Rows, Split, load_rows
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.encode import Encoder
-from hermes_rl.rollouts.needs import require_available
 from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.evaluate import EvaluatePlan, Evaluation, evaluate
@@ -49,7 +48,6 @@ def prepare(spec: Spec, launch: Launch) -> CompiledSpec:
     Raises:
         UserError: the spec cannot run in this mode on this machine, and what to do.
     """
-    require_available(spec, launch.mode)
     if "policy" not in spec.servers:
         raise UserError("servers.policy is missing: name the model that acts")
     if launch.mode != "evaluate" and spec.dataset.eval is not None and spec.dataset.eval.only:

@@ -10,20 +10,19 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
-from hermes_rl.errors import NotYetAvailable, UserError
+from hermes_rl.errors import UserError
 from hermes_rl.plugins import SANDBOXES, did_you_mean
 from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.sandbox.config import BACKENDS, SandboxConfig
-
-AVAILABLE = ("bubblewrap", "docker", "none")
+from hermes_rl.sandbox.remote_machines import NAMES as REMOTE
 
 
 def create_sandbox(config: SandboxConfig) -> Sandbox:
     """A sandbox that is not started yet.
 
-    Raises `NotYetAvailable` for what this version cannot run, `UserError` for what nothing can.
+    Raises `UserError` for what this backend, or this machine, can never run.
     """
-    check_available(config)
+    _check_known(config)
     if config.backend == "none":
         from hermes_rl.sandbox.none import NoSandbox
 
@@ -36,6 +35,10 @@ def create_sandbox(config: SandboxConfig) -> Sandbox:
         from hermes_rl.sandbox.docker import DockerSandbox
 
         return DockerSandbox(config)
+    if config.backend in REMOTE:
+        from hermes_rl.sandbox.remote import RemoteSandbox
+
+        return RemoteSandbox(config)
     return _load(published()[config.backend])(config)
 
 
@@ -57,14 +60,7 @@ def published() -> dict[str, EntryPoint]:
     return found
 
 
-def check_available(config: SandboxConfig) -> None:
-    """Raise where this version has no such sandbox, without looking at the machine."""
-    if config.backend in AVAILABLE:
-        return
-    if config.backend in BACKENDS:
-        raise NotYetAvailable(
-            f"sandbox.backend {config.backend!r} is not there yet; this version runs {', '.join(AVAILABLE)}"
-        )
+def _check_known(config: SandboxConfig) -> None:
     known = [*BACKENDS, *published()]
     if config.backend not in known:
         hint = did_you_mean(config.backend, known)

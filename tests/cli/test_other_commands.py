@@ -58,20 +58,6 @@ def test_validate_gives_json(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert verdict["problems"][0]["message"]
 
 
-def test_validate_warns_of_what_a_run_cannot_do_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = tmp_path / "later.yaml"
-    spec.write_text(
-        "dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nsandbox: {backend: daytona, image: debian}\n"
-        "rewards: {exact_match: {args: {target: hi}}}\n"
-    )
-    assert status(["validate", str(spec)]) == 0
-    assert "daytona" in capsys.readouterr().err
-    assert status(["run", str(spec), "process", "--set", "servers.policy={type: scripted}"]) == 2
-    said = capsys.readouterr().err
-    assert "later.yaml:3:" in said
-    assert "not available yet" in said
-
-
 def test_schema_is_the_committed_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["schema"]) == 0
     committed = json.loads((ROOT / "docs" / "spec.schema.json").read_text())

@@ -12,10 +12,8 @@ from atroposlib.envs.base import BaseEnv
 
 from hermes_rl import HermesAgentBaseEnv, HermesAgentEnvConfig, SpecEnv, compile_spec, load_spec
 from hermes_rl.env.settings import env_config
-from hermes_rl.errors import NotYetAvailable
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.progress import Progress
-from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.overrides import parse_extra_args
 
 
@@ -122,16 +120,6 @@ async def test_two_specs_in_one_process_do_not_meet() -> None:
     groups = await asyncio.gather(one.collect_trajectories(items[0]), two.collect_trajectories(items[1]))
     assert [len(group["scores"]) for group, _ in groups] == [2, 3]
     await asyncio.gather(one.shut_down(), two.shut_down())
-
-
-def test_what_is_not_there_yet_is_said_with_its_place() -> None:
-    text = (
-        "dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\n"
-        "servers: {policy: {type: scripted}}\nsandbox: {backend: singularity}\n"
-    )
-    cls = compile_spec(parse_spec(text, name="later.yaml"))
-    with pytest.raises(NotYetAvailable, match=r"later\.yaml:4:\d+: .*singularity"):
-        cls(*cls.config_init())
 
 
 def test_the_config_of_a_spec_is_of_the_reference_class() -> None:

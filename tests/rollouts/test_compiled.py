@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.data.load import load_rows
-from hermes_rl.errors import NotYetAvailable, UserError
+from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.needs import available, require_available
 from hermes_rl.rollouts.player import Player
 from hermes_rl.rollouts.rollout import Group, Seat
 from hermes_rl.spec.load import parse_spec
@@ -129,21 +128,6 @@ async def test_examples_in_the_prompt_are_not_trained_on() -> None:
     sequence = group.rollouts[0].sequence
     assert sequence is not None and encoder.tokenizer is not None
     assert encoder.tokenizer.decode(sequence.trained) == "real<|im_end|>"
-
-
-@pytest.mark.parametrize(
-    ("section", "what"),
-    [
-        ("sandbox: {backend: daytona, image: debian}", "daytona"),
-    ],
-)
-def test_what_is_not_there_yet_validates_and_a_run_says_so(section: str, what: str) -> None:
-    servers = "servers: {policy: {type: scripted}, user: {type: scripted}}\n"
-    text = f"dataset: {{items: [{{q: hi}}]}}\nprompt: {{user: '{{{{ q }}}}'}}\n{servers}{section}\n"
-    spec = parse_spec(text, name="later.yaml")
-    with pytest.raises(NotYetAvailable, match=rf"later\.yaml:4:\d+: .*{what}.* is not available yet"):
-        require_available(spec, "process")
-    assert any(what in problem.message for problem in available(spec, "process"))
 
 
 def test_members_have_ids_and_seeds_of_their_own_and_a_replay_the_seed_of_its_member() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +38,47 @@ def docker_host(fake_docker: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The same, as the engine that sandboxes use."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{fake_docker}")
     return fake_docker
+
+
+@pytest.fixture(scope="session")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A real sshd on loopback, with keys of its own; what names it to sandboxes."""
+    program = shutil.which("sshd", path="/usr/sbin:/usr/bin")
+    if program is None:
+        pytest.skip("there is no sshd (apt-get install openssh-server)")
+    folder = tmp_path_factory.mktemp("sshd")
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+    (folder / "config").write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
+        f"StrictModes no\nUsePAM no\nPermitRootLogin yes\nPidFile none\nMaxSessions 100\nMaxStartups 100\n"
+    )
+    forget = ["ssh-keygen", "-R", f"[127.0.0.1]:{port}"]
+    subprocess.run(forget, check=False, capture_output=True)
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    process = subprocess.Popen([program, "-D", "-e", "-f", folder / "config"], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert "listening" in process.stderr.readline()
+    user = pwd.getpwuid(os.getuid()).pw_name
+    where = {"HOST": "127.0.0.1", "PORT": port, "USER": user, "KEY": str(folder / "user")}
+    yield {f"TERMINAL_SSH_{name}": value for name, value in where.items()}
+    process.terminate()
+    process.wait(10)
+    process.stderr.close()
+    subprocess.run(forget, check=False, capture_output=True)
+
+
+@pytest.fixture
+def ssh(sshd: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> SandboxConfig:
+    """A sandbox on that machine."""
+    pytest.importorskip("tools.environments.ssh", reason="the extra hermes is not installed")
+    for name, value in sshd.items():
+        monkeypatch.setenv(name, value)
+    return SandboxConfig(backend="ssh", network=True)
 
 
 @pytest.fixture(params=["bubblewrap", "docker", "none"])

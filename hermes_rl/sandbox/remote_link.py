@@ -1,0 +1,114 @@
+"""The runner's end of the conversation with a `remote_worker`.
+
+Owns that process, and matching answers to commands. A machine that answers no more is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from hermes_rl.errors import SandboxFailure
+
+LINE_LIMIT = 1 << 31
+END_SECONDS = 20.0
+"""How long a machine may take to be released."""
+SPARE_SECONDS = 30.0
+"""What a command may take beyond its own time, on its way there and back."""
+
+
+class Link:
+    """One machine. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._last = 0
+        self._home = ""
+
+    @property
+    def open(self) -> bool:
+        return self._reader is not None and not self._reader.done()
+
+    async def start(self, backend: str, arguments: Mapping[str, Any], farewell: str) -> None:
+        """Start the machine; raises `SandboxFailure` where it cannot be had."""
+        self._home = tempfile.mkdtemp(prefix="hermes-rl-")
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "hermes_rl.sandbox.remote_worker", backend, json.dumps(arguments), farewell),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            # Its connections lie in TMPDIR; two machines must not share one.
+            env={**os.environ, "HERMES_HOME": self._home, "TMPDIR": self._home},
+            limit=LINE_LIMIT,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        said = (
+            json.loads(line) if line else {"error": "hermes-agent ended; is the extra installed (hermes-rl[hermes])?"}
+        )
+        if "error" in said:
+            raise SandboxFailure(f"the {backend} sandbox did not start: {said['error']}")
+        self._reader = asyncio.create_task(self._read(self._process.stdout))
+
+    async def execute(self, command: str, stdin: str | None, timeout: float) -> str:
+        """What a command prints; raises `SandboxFailure` where the machine does not answer."""
+        if not self.open or self._process is None or self._process.stdin is None:
+            raise SandboxFailure("the sandbox is gone")
+        self._last += 1
+        number = self._last
+        asked = {"id": number, "command": command, "stdin": stdin, "timeout": int(timeout + SPARE_SECONDS)}
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+            await self._process.stdin.drain()
+            answer = await future
+        except ConnectionError as error:
+            raise SandboxFailure("the sandbox was lost") from error
+        finally:
+            self._waiting.pop(number, None)
+        if "error" in answer:
+            raise SandboxFailure(f"the sandbox was lost: {answer['error']}")
+        return str(answer["output"])
+
+    async def close(self) -> None:
+        """Release the machine; may be called twice."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), END_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+            if self._reader is not None:
+                self._reader.cancel()
+                await asyncio.gather(self._reader, return_exceptions=True)
+            shutil.rmtree(self._home, ignore_errors=True)
+
+    async def _read(self, lines: asyncio.StreamReader) -> None:
+        try:
+            while line := await lines.readline():
+                answer = json.loads(line)
+                future = self._waiting.get(answer["id"])
+                if future is not None and not future.done():
+                    future.set_result(answer)
+        finally:
+            for future in self._waiting.values():
+                with contextlib.suppress(asyncio.InvalidStateError):
+                    future.set_result({"error": "hermes-agent ended"})

@@ -1,0 +1,82 @@
+"""A machine of one of hermes-agent's backends, in a process of its own. Run as a program, never imported by ours.
+
+Importing hermes-agent changes the environment of its process and writes below ``$HERMES_HOME``. Symbols of hermes-agent
+0.19 that are used, asserted by a test: the classes of `CLASSES`, and of each `execute` and `cleanup`.
+
+    python -m hermes_rl.sandbox.remote_worker BACKEND ARGUMENTS FAREWELL
+
+ARGUMENTS are those of the class, as JSON; FAREWELL is a last command before the machine is released. A line ``{}`` says
+that the machine is there, ``{"error"}`` that it cannot be. Then JSON texts, one a line: ``{"id", "command", "stdin",
+"timeout"}`` in, ``{"id", "output", "code"}`` or ``{"id", "error"}`` out. The end of standard input is the machine's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import logging
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, Any
+
+CLASSES = {
+    "ssh": ("tools.environments.ssh", "SSHEnvironment"),
+    "modal": ("tools.environments.modal", "ModalEnvironment"),
+    "daytona": ("tools.environments.daytona", "DaytonaEnvironment"),
+    "singularity": ("tools.environments.singularity", "SingularityEnvironment"),
+}
+FAREWELL_SECONDS = 15
+AT_ONCE = 8
+"""Commands of one machine that run together."""
+
+
+def main(backend: str, arguments: str, farewell: str) -> None:
+    """What the module's docstring says; hermes-agent's own printing goes to standard error."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    logging.disable(logging.WARNING)
+    try:
+        module, name = CLASSES[backend]
+        machine = getattr(importlib.import_module(module), name)(**json.loads(arguments))
+    except Exception as error:  # noqa: BLE001 (whatever the backend raises is told to the runner)
+        _say(out, {"error": f"{type(error).__name__}: {error}"})
+        return
+    try:
+        _say(out, {})
+        serve(machine, out)
+    finally:
+        machine.execute(farewell, cwd="/", timeout=FAREWELL_SECONDS)
+        machine.cleanup()
+
+
+def serve(machine: Any, out: IO[str]) -> None:
+    """Run commands until standard input ends."""
+    answering = threading.Lock()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for line in sys.stdin:
+            pool.submit(_answer, machine, json.loads(line), out, answering)
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _answer(machine: Any, asked: dict[str, Any], out: IO[str], answering: threading.Lock) -> None:
+    try:
+        # Each command stands for itself: the folder in which one ended is none of the next one's business.
+        done = machine.execute(asked["command"], cwd="/", timeout=asked["timeout"], stdin_data=asked["stdin"])
+        answer = {"output": done["output"], "code": done["returncode"]}
+    except Exception as error:  # noqa: BLE001 (as above)
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    # The other side may be gone: then nobody waits for the answer.
+    with answering, contextlib.suppress(OSError, ValueError):
+        _say(out, {"id": asked["id"], **answer})
+
+
+def _say(out: IO[str], answer: dict[str, Any]) -> None:
+    out.write(json.dumps(answer) + "\n")
+    out.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,115 @@
+"""Machines of hermes-agent's backends: a real sshd on loopback does what every sandbox does, as far as it can."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import test_background
+import test_commands
+import test_sandbox_files
+
+from hermes_rl.errors import SandboxFailure, UserError
+from hermes_rl.sandbox import Limits, Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.remote_machines import NAMES, missing
+from hermes_rl.sandbox.remote_worker import CLASSES
+
+ELSEWHERE = {"test_kill_all_ends_daemons_and_keeps_files"}
+"""Asks with `kill -0`, which finds a dead process that the machine's first process has not buried."""
+
+
+def asked_of_every_sandbox(module: ModuleType) -> dict[str, Callable[[Sandbox], Awaitable[None]]]:
+    return {
+        name: test
+        for name, test in vars(module).items()
+        if name.startswith("test_")
+        and name not in ELSEWHERE
+        and list(inspect.signature(test).parameters) == ["sandbox"]
+        and not name.startswith("test_closing_the_sandbox")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [test_commands, test_background, test_sandbox_files])
+async def test_what_is_asked_of_every_sandbox(module: ModuleType, ssh: SandboxConfig) -> None:
+    tests = asked_of_every_sandbox(module)
+    assert len(tests) > 5
+    async with create_sandbox(ssh) as sandbox:
+        for test in tests.values():
+            await sandbox.remove(sandbox.workdir)
+            await sandbox.make_dir(sandbox.workdir)
+            await test(sandbox)
+
+
+@pytest.mark.slow
+async def test_life_over_ssh(ssh: SandboxConfig) -> None:
+    async with create_sandbox(ssh) as sandbox:
+        await sandbox.write_file("new\nline \udcff", b"x")
+        assert [info.name for info in await sandbox.list_dir(".")] == ["new\nline \udcff"]
+        await sandbox.run("setsid sh -c 'echo $$ > daemon; exec sleep 600' >/dev/null 2>&1 & sleep 0.3")
+        daemon = int(await sandbox.read_file("daemon"))
+        await sandbox.kill_all()
+        assert over(daemon)
+        left = await sandbox.spawn("sleep 600")
+        with pytest.raises(UserError, match="conversation"):
+            await sandbox.converse(["cat"])
+    assert left.poll() is not None
+    assert not Path(sandbox.home).exists()
+    with pytest.raises(SandboxFailure):
+        await sandbox.run("true")
+
+
+def over(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.slow
+async def test_a_machine_that_is_not_there(ssh: SandboxConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERMINAL_SSH_PORT", "1")
+    with pytest.raises(SandboxFailure, match="SSH connection failed"):
+        await create_sandbox(ssh).start()
+
+
+def test_what_such_a_machine_cannot_do_is_said(ssh: SandboxConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"network: true"):
+        create_sandbox(SandboxConfig(backend="ssh"))
+    with pytest.raises(UserError, match=r"limits\.memory cannot be enforced"):
+        create_sandbox(SandboxConfig(backend="ssh", network=True, limits=Limits(memory=1 << 30)))
+    with pytest.raises(UserError, match="no images"):
+        create_sandbox(SandboxConfig(backend="ssh", network=True, image="debian"))
+    monkeypatch.delenv("TERMINAL_SSH_HOST")
+    assert "TERMINAL_SSH_HOST" in (missing("ssh") or "")
+
+
+@pytest.mark.skipif("DAYTONA_API_KEY" in os.environ, reason="there is a key")
+@pytest.mark.parametrize("backend", ["modal", "daytona", "singularity"])
+def test_what_is_missing_is_said(backend: str) -> None:
+    if missing(backend) is not None:
+        with pytest.raises(UserError, match=r"cannot be used: (set|pip install|install)"):
+            create_sandbox(SandboxConfig(backend=backend, network=True))
+
+
+TAKES = {
+    "ssh": {"host", "user", "port", "key_path", "timeout"},
+    "modal": {"image", "timeout", "persistent_filesystem", "modal_sandbox_kwargs"},
+    "daytona": {"image", "timeout", "persistent_filesystem", "cpu", "memory", "disk"},
+    "singularity": {"image", "timeout", "persistent_filesystem", "cpu", "memory"},
+}
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_the_symbols_of_hermes_agent(backend: str) -> None:
+    module, name = CLASSES[backend]
+    pytest.importorskip("tools.environments.base", reason="the extra hermes is not installed")
+    found = getattr(importlib.import_module(module), name)
+    assert set(inspect.signature(found).parameters) >= TAKES[backend]
+    assert set(inspect.signature(found.execute).parameters) >= {"command", "cwd", "timeout", "stdin_data"}
+    assert list(inspect.signature(found.cleanup).parameters) == ["self"]

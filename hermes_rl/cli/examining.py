@@ -36,6 +36,12 @@ class Check:
     ok: bool
     detail: str
     remedy: str | None = None
+    needed: bool = True
+    """False for what the spec can do without, so that it is no fault where it does not work."""
+
+    @property
+    def word(self) -> str:
+        return "ok" if self.ok else "FAIL" if self.needed else "note"
 
 
 def examine(source: str | None) -> list[Check]:
@@ -61,22 +67,22 @@ def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:
         typer.echo(json.dumps([asdict(check) for check in checks], indent=2, ensure_ascii=False))
     else:
         for check in checks:
-            typer.echo(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {check.detail}")
+            typer.echo(f"{check.word:4}  {check.name}: {check.detail}")
             if check.remedy is not None:
                 typer.echo(f"      {check.remedy}")
-    return 0 if all(check.ok for check in checks) else 1
+    return 0 if all(check.ok or not check.needed for check in checks) else 1
 
 
 async def _sandboxes(backend: str) -> list[Check]:
-    """The one that is asked for has to work; what is said of the others is no fault."""
-    found = probe()
-    bubblewrap = Check("sandbox bubblewrap", found.ok, found.detail, None if found.ok else found.remedy)
+    """The one that is asked for has to work."""
+    fence = probe()
+    bubblewrap = Check("sandbox bubblewrap", fence.ok, fence.detail, None if fence.ok else fence.remedy)
     checks = {"bubblewrap": bubblewrap, "docker": await _docker()}
     if backend in NAMES_OF_REMOTE:
         lacking = missing(backend)
         checks[backend] = Check(f"sandbox {backend}", lacking is None, lacking or "nothing is known to be missing")
-    needed = [check if name == backend else replace(check, ok=True) for name, check in checks.items()]
-    return [*needed, *map(_sandbox_part, parts())]
+    found = [replace(check, needed=name == backend) for name, check in checks.items()]
+    return [*found, *map(_sandbox_part, parts())]
 
 
 async def _docker() -> Check:
@@ -91,8 +97,7 @@ async def _docker() -> Check:
 
 
 def _sandbox_part(found: Part) -> Check:
-    """Something that sandboxes can do without, so that it is no fault where it is missing."""
-    return Check(f"sandbox {found.name}", True, found.detail, found.remedy or None)
+    return Check(f"sandbox {found.name}", not found.remedy, found.detail, found.remedy or None, needed=False)
 
 
 def _tokenizer(name: str | None) -> Check:

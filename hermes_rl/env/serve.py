@@ -13,6 +13,7 @@ from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.exact import TOKEN_LEVEL, renderer_of
 from hermes_rl.runs.launch import Launch, prepare
 from hermes_rl.runs.provenance import provenance
+from hermes_rl.servers.engine import engines
 from hermes_rl.spec.model import Spec
 
 _UNTOLD = ("openai", "vllm", "scripted")
@@ -37,7 +38,8 @@ async def run_serve(spec: Spec, launch: Launch) -> RunDirectory:
         raise UserError(f"serve needs the policy's tokenizer: {env.encoder.missing}. Set servers.policy.tokenizer")
     launch.progress.note(f"serving {spec.name} to {spec.serve.api_url}; waiting for a trainer")
     with RunDirectory.choose(spec, "serve", launch.out, fresh=launch.fresh) as directory:
-        directory.describe(spec, provenance(spec, "serve", None, env.encoder.tokenizer))
+        told = await engines(env.compiled.policy.configs)
+        directory.describe(spec, provenance(spec, "serve", None, env.encoder.tokenizer, engines=told))
         env.compiled.artifact_folder = directory.artifacts
         env.record_to(directory, launch.progress)
         await _manage(env)

@@ -91,6 +91,9 @@ class SpecEnv(HermesAgentBaseEnv):
         """Load the rows of training and evaluation; may wait for a hub."""
         rows = await asyncio.to_thread(load_rows, self.spec, "train", notify=logger.warning)
         await self.compiled.open(rows[0])
+        if self.directory is not None:
+            offered = self.compiled.tooling.fingerprints
+            self.directory.add({"dataset": {"fingerprint": rows.fingerprint}, "tool_servers": offered})
         self._rows, self._taken, self._count = repeated(rows), 0, rows.length or 1_000_000
         if self.spec.dataset.eval is not None:
             self._eval_rows = await asyncio.to_thread(load_rows, self.spec, "eval", notify=logger.warning)
@@ -216,6 +219,7 @@ class SpecEnv(HermesAgentBaseEnv):
         if self.served is not None and self.curr_step != self.status_dict["current_step"]:
             state = {"quarantined": self.quarantine.record(), "curriculum": self.curriculum_state()}
             await self.served.mark(self.config.rollout_server_url, self.status_dict, state)
+            self._say_images()
         await super().env_step_checks()
 
     async def _send_scored_data_to_api(self, scored_data: Any) -> None:
@@ -234,8 +238,13 @@ class SpecEnv(HermesAgentBaseEnv):
     async def shut_down(self) -> None:
         await super().shut_down()
         await self.compiled.close()
+        self._say_images()
         if self.served is not None:
             self.served.close()
+
+    def _say_images(self) -> None:
+        if self.directory is not None:
+            self.directory.add_images(self.compiled.images)
 
 
 class _GroupsWriter(GroupsWriter):

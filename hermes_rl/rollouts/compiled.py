@@ -77,6 +77,8 @@ class CompiledSpec:
         """Sandboxes that wait for the next rollout."""
         self.artifact_folder: Path | None = None
         """Where artifacts are kept; None where a run keeps none."""
+        self.images: dict[str, set[str]] = {}
+        """Digests of the images that graded rollouts were played in, by the name that the spec has for each."""
 
     @property
     def has_group_rewards(self) -> bool:
@@ -162,6 +164,9 @@ class CompiledSpec:
         taken = await machines.take(self._artifacts(rollout.seat.row), self.spec.command_timeout)
         if self.artifact_folder is not None and taken:
             rollout.artifacts = await _kept(self.artifact_folder, rollout.id, taken)
+        rollout.image = runtime.image_digest
+        if rollout.image is not None:
+            self.images.setdefault(runtime.config.image or "(default)", set()).add(rollout.image)
         await self.grader.grade_rollout(item, result, machines, runtime.state, rollout.rewards)
 
     def _artifacts(self, row: Row) -> list[Request]:

@@ -65,6 +65,8 @@ class Rollout:
     timings: dict[str, float] = field(default_factory=dict)
     artifacts: dict[str, Any] = field(default_factory=dict)
     """What was kept of its sandbox, and where, by the artifact's name."""
+    image: str | None = None
+    """The digest of the image that its sandbox was made of, where it used one."""
     sequences: list[TokenSequence] | None = None
     """Its tokens; several where the policy did not see all in one context. None where they are not known."""
     credit: tuple[float, ...] | None = None

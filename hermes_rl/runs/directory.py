@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -93,8 +93,9 @@ class RunDirectory:
             self._lock.close()
 
     def describe(self, spec: Spec, provenance: dict[str, Any]) -> None:
-        """Write `spec.yaml` and `run.json`."""
-        self.rewrite(spec, {"name": spec.name, "fingerprint": self.fingerprint, **provenance})
+        """Write `spec.yaml` and `run.json`; the images of what was played here before stay."""
+        images = self.described().get("images") or {} if self.has_rollouts else {}
+        self.rewrite(spec, {"name": spec.name, "fingerprint": self.fingerprint, **provenance, "images": images})
 
     def rewrite(self, spec: Spec, described: Mapping[str, Any]) -> None:
         """The same with all that `run.json` says."""
@@ -105,6 +106,13 @@ class RunDirectory:
     def add(self, entries: Mapping[str, Any]) -> None:
         """Say more in `run.json`."""
         self.write_json("run.json", {**self.described(), **entries})
+
+    def add_images(self, images: Mapping[str, Iterable[str]]) -> None:
+        """Digests of images that rollouts were played in, by name; a name may stand for several in turn."""
+        known = self.described().get("images") or {}
+        merged = {name: sorted({*known.get(name, ()), *digests}) for name, digests in images.items()}
+        if merged != {name: known.get(name) for name in merged}:
+            self.add({"images": {**known, **merged}})
 
     def described(self) -> dict[str, Any]:
         """What `run.json` says of the run that was here before; empty where there was none."""

@@ -27,6 +27,7 @@ from hermes_rl.runs.rescore import Regrading
 from hermes_rl.runs.wandb_log import wandb_log
 from hermes_rl.sandbox.none import WARNING
 from hermes_rl.sandbox.probe import require_bubblewrap
+from hermes_rl.servers.engine import engines
 from hermes_rl.servers.reach import require_reachable
 from hermes_rl.spec.model import Mode, Spec
 
@@ -84,7 +85,7 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
             say_what_is_new(directory, spec, launch)
             regrade = Regrading.of(directory, compiled, rows, plan.group_size, launch.progress)
             said = {
-                **provenance(spec, launch.mode, rows.fingerprint, encoder.tokenizer, compiled.tooling.fingerprints),
+                **await _described(compiled, launch.mode, rows, encoder),
                 "grading": regrade.grading.record(),
             }
             plan = replace(plan, regrade=regrade, ready=partial(directory.describe, spec, said))
@@ -100,6 +101,7 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
                     log=log,
                 )
             directory.add({"failed": summary.failed, "quarantined": summary.quarantined})
+            directory.add_images(compiled.images)
             if spec.process.format != "atropos":
                 await asyncio.to_thread(_write_format, spec, compiled, directory, plan, launch.progress)
         for reason, count in encoder.reasons.most_common():
@@ -135,7 +137,7 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
                 await regrade(kept)
                 kept.load()
                 said = {
-                    **provenance(spec, launch.mode, rows.fingerprint, encoder.tokenizer, compiled.tooling.fingerprints),
+                    **await _described(compiled, launch.mode, rows, encoder),
                     "grading": regrade.grading.record(),
                 }
                 directory.describe(spec, said)
@@ -149,9 +151,15 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
                 )
                 log.metrics(found.metrics)
                 directory.add({"failed": dict(found.causes), "quarantined": found.ungraded_rows})
+                directory.add_images(compiled.images)
                 moved = spec.env.get("data_dir_to_save_evals")
                 await asyncio.to_thread(write_evaluation, found, RunDirectory(Path(moved)) if moved else directory)
         return found, directory
+
+
+async def _described(compiled: CompiledSpec, mode: Mode, rows: Rows, encoder: Encoder) -> dict[str, Any]:
+    offered, told = compiled.tooling.fingerprints, await engines(compiled.policy.configs)
+    return provenance(compiled.spec, mode, rows.fingerprint, encoder.tokenizer, offered, told)
 
 
 def say_what_is_new(directory: RunDirectory, spec: Spec, launch: Launch) -> None:

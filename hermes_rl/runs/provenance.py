@@ -6,8 +6,9 @@ import hashlib
 import importlib.util
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,15 @@ def provenance(
     rows_fingerprint: str | None = None,
     tokenizer: Tokenizer | None = None,
     tool_servers: Mapping[str, str] | None = None,
+    engines: Sequence[str | None] = (),
 ) -> dict[str, Any]:
     """The content of `run.json`, beside name and fingerprint; no addresses with credentials, no keys.
 
     `parts` are hashes of what defines a rollout, so that a later run can say which of it has changed;
-    `tool_servers` are fingerprints of what each MCP server offers.
+    `tool_servers` are fingerprints of what each MCP server offers, `engines` the versions that the policy's servers
+    tell.
     """
+    policy = spec.servers.get("policy", ())
     return {
         "mode": mode,
         "hermes_rl": hermes_rl.__version__,
@@ -51,7 +55,10 @@ def provenance(
         "demo": spec.demo,
         "seed": spec.seed,
         "dataset": {"fingerprint": rows_fingerprint},
-        "policy": [{"type": server.type, "model": server.model} for server in spec.servers.get("policy", ())],
+        "policy": [
+            {"type": server.type, "model": server.model, "engine": engine}
+            for server, engine in zip_longest(policy, engines[: len(policy)])
+        ],
         "tokenizer": tokenizer_hashes(tokenizer) if tokenizer is not None else None,
         "code": code_hashes(spec),
         "parts": fingerprint_parts(spec, mode),

@@ -54,6 +54,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "sampled": _sampled(rollout),
         "tools": list(result.tool_schemas) if result and rollout.seat.index == 0 else None,
         **({"artifacts": rollout.artifacts} if rollout.artifacts else {}),
+        **({"image": rollout.image} if rollout.image else {}),
     }
 
 

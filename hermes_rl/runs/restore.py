@@ -36,6 +36,8 @@ def rollout_of(line: Mapping[str, Any], seat: Seat, seed: int, *, masked: bool =
             error=line["error"],
             masked=masked,
             timings=dict(line.get("timings") or {}),
+            artifacts=dict(line.get("artifacts") or {}),
+            image=line.get("image"),
             sequences=None if line.get("sequences") is None else [unpacked(one) for one in line["sequences"]],
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -134,6 +134,8 @@ class Sandbox(ABC):
     """Working directory, absolute; relative paths start here."""
     home: str
     """Home directory of the agent, absolute."""
+    image_digest: str | None = None
+    """What its image is, whatever it is called now: as the backend tells it, once started; None without an image."""
 
     def __init__(self, config: SandboxConfig) -> None:
         self.config = config

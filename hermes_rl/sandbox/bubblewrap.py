@@ -52,6 +52,7 @@ class BubblewrapSandbox(HelperSandbox):
     async def boot(self) -> None:
         await asyncio.to_thread(_check_once)
         await asyncio.to_thread(self.root.prepare)
+        self.image_digest = self.root.digest
         await super().boot()
 
     @property

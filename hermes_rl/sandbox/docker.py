@@ -171,6 +171,8 @@ class DockerSandbox(HelperSandbox):
         if found is None:
             raise SandboxFailure(f"the engine has no image {self.image}, although it was pulled")
         self._described = found.get("Config") or {}
+        # An image that was built here has an id and no digest of a registry.
+        self.image_digest = next(iter(found.get("RepoDigests") or ()), found.get("Id"))
 
     async def _boot(self) -> None:
         door = await asyncio.to_thread(Door)

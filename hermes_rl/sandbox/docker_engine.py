@@ -180,7 +180,7 @@ class Engine:
                     raise EngineError(answer.status, _message(await answer.read()))
                 yield answer
         except (aiohttp.ClientError, OSError, ValueError) as error:  # OSError holds timeouts too
-            words = str(error) or type(error).__name__
+            words = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise SandboxFailure(f"the Docker engine at {self.socket} does not answer: {words}") from error
 
 

@@ -18,6 +18,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -26,6 +27,8 @@ from hermes_rl.sandbox.bundle import own_python
 
 OUTER_UID = 65534
 """Who sandboxes of root run as on the host."""
+Feed = Callable[[IO[bytes]], None]
+"""Writes a tar stream into a pipe."""
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 
 
@@ -56,8 +59,8 @@ def _lock_of(source: str) -> threading.Lock:
     return threading.Lock()
 
 
-def image_folder(source: str) -> Path:
-    """The folder with the files of an image, ready to lie below a sandbox; blocks while it is unpacked.
+def ready_image(source: str) -> Image:
+    """An image with its folder ready to lie below a sandbox; blocks while it is unpacked.
 
     Raises:
         UserError: there is no such folder or archive, or the archive cannot be used.
@@ -74,14 +77,31 @@ def image_folder(source: str) -> Path:
         ) from error
 
 
+@dataclass(frozen=True)
+class Image:
+    """`digest` is ``sha256:`` and that of an archive's bytes, or ``files:`` and that of a folder's listing.
+
+    A listing has names, sizes, permissions and times: reading gigabytes at each start would cost more than it tells.
+    """
+
+    folder: Path
+    digest: str
+
+
 @functools.cache
-def _ready(path: Path, *stamp: int) -> Path:
+def _ready(path: Path, *stamp: int) -> Image:
     """`stamp` makes another archive under the same name another image."""
     if path.is_dir():
+        digest = _digest_of_folder(path)
         if path.stat().st_uid == sandbox_uid():
-            return path
-        return cached(f"images/{_digest_of_folder(path)}", lambda target: _unpack(target, _pack(path), path))
-    return cached(f"images/{_digest_of_file(path)}", lambda target: _unpack(target, _read(path), path))
+            return Image(path, f"files:{digest}")
+        return Image(_cached_image(digest, path, _pack(path)), f"files:{digest}")
+    digest = _digest_of_file(path)
+    return Image(_cached_image(digest, path, _read(path)), f"sha256:{digest}")
+
+
+def _cached_image(digest: str, source: Path, feed: Feed) -> Path:
+    return cached(f"images/{digest[:32]}", lambda target: _unpack(target, feed, source))
 
 
 def cached(name: str, make: Callable[[Path], None]) -> Path:
@@ -103,10 +123,6 @@ def cached(name: str, make: Callable[[Path], None]) -> Path:
                 raise
             partial.rename(final)
     return final
-
-
-Feed = Callable[[IO[bytes]], None]
-"""Writes a tar stream into a pipe."""
 
 
 def _unpack(target: Path, feed: Feed, source: Path) -> None:
@@ -172,7 +188,7 @@ def _pack(folder: Path) -> Feed:
 
 def _digest_of_file(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest_of_folder(folder: Path) -> str:
@@ -184,7 +200,7 @@ def _digest_of_folder(folder: Path) -> str:
             path = Path(here, name)
             info = path.lstat()
             digest.update(f"{path}\0{info.st_size}\0{info.st_mode}\0{info.st_mtime_ns}\n".encode("utf-8", "replace"))
-    return digest.hexdigest()[:32]
+    return digest.hexdigest()
 
 
 def overlay_refused(said: str) -> UserError | None:

@@ -23,7 +23,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.sandbox.bundle import boot_argv, helper_bundle, memory_file, own_python, system_python
 from hermes_rl.sandbox.bwrap_binary import Bwrap, find_bwrap
 from hermes_rl.sandbox.helper_sandbox import Descriptors
-from hermes_rl.sandbox.images import image_folder
+from hermes_rl.sandbox.images import ready_image
 from hermes_rl.sandbox.runtime import PLACE, runtime_argv, runtime_folder
 
 HOME = "/home/user"
@@ -60,6 +60,8 @@ class Root(ABC):
     """Where the agent's commands are looked for."""
     bwrap: Bwrap
     workdir: str
+    digest: str | None = None
+    """See `Sandbox.image_digest`; known once it is prepared."""
 
     def prepare(self) -> None:
         """What takes long, once per process; called in a thread. May raise `UserError`."""
@@ -132,7 +134,8 @@ class ImageRoot(Root):
 
     def prepare(self) -> None:
         super().prepare()
-        self._folder = image_folder(self.image)
+        image = ready_image(self.image)
+        self._folder, self.digest = image.folder, image.digest
         self._runtime = runtime_folder(self.python)
 
     def options(self, descriptors: Descriptors, disk: int, *, network: bool) -> Iterator[str]:

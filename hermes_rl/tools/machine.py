@@ -82,6 +82,11 @@ class ToolRuntime:
         return self._sandbox is not None
 
     @property
+    def image_digest(self) -> str | None:
+        """See `Sandbox.image_digest`; None where nothing used the sandbox."""
+        return self._sandbox.image_digest if self._sandbox is not None else None
+
+    @property
     def killed_by_agent(self) -> bool:
         """True when the sandbox is gone because of the agent's own commands."""
         return self._sandbox is not None and self._sandbox.killed_by_agent

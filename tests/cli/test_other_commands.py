@@ -76,7 +76,7 @@ def test_doctor_asks_the_docker_engine(
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     assert status(["doctor"]) == 0
-    assert "ok    sandbox docker: the Docker engine at" in capsys.readouterr().out
+    assert "note  sandbox docker: the Docker engine at" in capsys.readouterr().out
     spec = tmp_path / "container.yaml"
     spec.write_text("dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nsandbox: {backend: docker}\n")
     assert status(["doctor", str(spec)]) == 1

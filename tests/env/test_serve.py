@@ -80,6 +80,9 @@ async def test_twenty_steps_of_full_groups_with_two_evaluations(tmp_path: Path) 
         assert len(set(group["scores"])) > 1, "a uniform group teaches nothing"
         assert all(len(t) == len(m) for t, m in zip(group["tokens"], group["masks"], strict=True))
         assert [len(line) for line in group["inference_logprobs"]] == [len(tokens) for tokens in group["tokens"]]
+    described = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert len(described["dataset"]["fingerprint"]) == 64
+    assert described["tool_servers"] == {}
     evaluations = sorted((tmp_path / "run" / "eval").glob("step-*/metrics.json"))
     assert len(evaluations) >= 2
     for metrics in evaluations:

@@ -91,6 +91,8 @@ class Engine:
 
     async def pull(self, request: web.Request) -> web.StreamResponse:
         name = request.query["fromImage"]
+        if name.removesuffix(":latest") in self.plan.get("nowhere", []):
+            return refusal(404, f"pull access denied for {name}, repository does not exist")
         failures = self.plan.get("pulls", [])
         failure = failures.pop(0) if failures else None
         if failure is not None and "status" in failure:
@@ -188,10 +190,10 @@ class Engine:
             return missing(request)
         # As the engine does: the header at once, the result when it comes.
         answer = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await answer.prepare(request)
-        if container.status != "created":
-            await container.ended.wait()
         with contextlib.suppress(ConnectionError):  # nobody waits any more
+            await answer.prepare(request)
+            if container.status != "created":
+                await container.ended.wait()
             await answer.write(json.dumps({"StatusCode": container.exit_code}).encode())
             await answer.write_eof()
         return answer

@@ -12,7 +12,7 @@ import pytest
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox import Limits, SandboxConfig, create_sandbox
-from hermes_rl.sandbox.images import image_folder, overlay_refused
+from hermes_rl.sandbox.images import overlay_refused, ready_image
 
 
 async def test_what_is_in_it_is_the_image(rootfs: Path, packed_rootfs: Path) -> None:
@@ -99,12 +99,12 @@ def archive(path: Path, *entries: tuple[str, bytes, str, bytes]) -> Path:
 )
 def test_archive_that_leads_out_is_refused(tmp_path: Path, entries: list[tuple[str, bytes, str, bytes]]) -> None:
     with pytest.raises(UserError, match="cannot be unpacked"):
-        image_folder(str(archive(tmp_path / "bad.tar", *entries)))
+        ready_image(str(archive(tmp_path / "bad.tar", *entries)))
     assert not Path("/tmp/out").exists()
 
 
 def test_archive_with_devices_and_links(tmp_path: Path) -> None:
-    folder = image_folder(
+    folder = ready_image(
         str(
             archive(
                 tmp_path / "odd.tar",
@@ -117,7 +117,7 @@ def test_archive_with_devices_and_links(tmp_path: Path) -> None:
                 ("link", tarfile.REGTYPE, "", b"replaces the link"),
             )
         )
-    )
+    ).folder
     assert sorted(path.name for path in folder.iterdir()) == ["hard", "link", "real"]
     assert (folder / "hard").read_bytes() == b"second"
     assert (folder / "link").read_bytes() == b"replaces the link"
@@ -129,19 +129,21 @@ def test_folder_of_root_is_copied_for_the_agent(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/secret").write_text("x")
     (tmp_path / "etc/secret").chmod(0o600)
-    copy = image_folder(str(tmp_path))
+    image = ready_image(str(tmp_path))
+    copy = image.folder
     assert copy != tmp_path
     assert (copy / "etc/secret").stat().st_uid == 65534
     (tmp_path / "etc/more").write_text("y")
     os.utime(tmp_path, (1, 1))
-    assert (image_folder(str(tmp_path)) / "etc/more").read_text() == "y"
+    assert (ready_image(str(tmp_path)).folder / "etc/more").read_text() == "y"
+    assert ready_image(str(tmp_path)).digest != image.digest
 
 
 @pytest.mark.parametrize("image", ["/nowhere", "not-an-archive"])
 def test_image_that_is_none(tmp_path: Path, image: str) -> None:
     (tmp_path / "not-an-archive").write_bytes(b"hello" * 1000)
     with pytest.raises(UserError, match=r"sandbox\.image"):
-        image_folder(str(tmp_path / image))
+        ready_image(str(tmp_path / image))
 
 
 def test_kernel_that_refuses_layers() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hermes_rl.spec.nodes import NodePath
+from hermes_rl.spec.secrets import holds_secret
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,14 @@ def entries(data: Any, *path: str) -> Iterator[tuple[NodePath, Any]]:
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for key, value in items:
         yield (*path, key), value
+
+
+def address(path: NodePath, url: Any, instead: str) -> Iterator[Fault]:
+    """A fault where it is no address of HTTP, or holds a secret; `instead` are the keys for that."""
+    if isinstance(url, str) and not url.startswith(("http://", "https://")):
+        yield Fault(path, "expected an address that starts with http:// or https://")
+    elif isinstance(url, str) and holds_secret(url):
+        yield Fault(path, f"an address must not hold a password, key or token; use {instead}")
 
 
 def exactly_one(value: Any, path: NodePath, names: tuple[str, ...], what: str) -> Iterator[Fault]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hermes_rl.spec.fault import Fault, entries, exactly_one, section
+from hermes_rl.spec.fault import Fault, address, entries, exactly_one, section
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.paths import FILE_FORMATS
 
@@ -114,6 +114,7 @@ def _tools(data: dict[str, Any]) -> Iterator[Fault]:
 def _mcp(path: NodePath, server: dict[str, Any]) -> Iterator[Fault]:
     yield from exactly_one(server, path, ("command", "url"), "an MCP server")
     if "url" in server:
+        yield from address((*path, "url"), server["url"], "headers_env")
         for key in ("files", "where", "env"):
             if key in server:
                 yield Fault((*path, key), f"`{key}` is for a server started by `command`", at="key")

@@ -9,9 +9,8 @@ from typing import Any
 
 from hermes_rl.endings import OURS, POLICYS
 from hermes_rl.spec.env_fields import check_field
-from hermes_rl.spec.fault import Fault, entries, exactly_one, section
+from hermes_rl.spec.fault import Fault, address, entries, exactly_one, section
 from hermes_rl.spec.nodes import NodePath
-from hermes_rl.spec.secrets import holds_secret
 from hermes_rl.spec.signatures import INJECTED
 from hermes_rl.spec.suggest import choices
 
@@ -140,10 +139,7 @@ def _urls(data: dict[str, Any]) -> Iterator[Fault]:
     places = [((*path, "base_url"), section(server).get("base_url")) for path, server in servers(data)]
     places.append((("serve", "api_url"), section(data, "serve").get("api_url")))
     for path, url in places:
-        if isinstance(url, str) and not url.startswith(("http://", "https://")):
-            yield Fault(path, "expected an address that starts with http:// or https://")
-        elif isinstance(url, str) and holds_secret(url):
-            yield Fault(path, "an address must not hold a password, key or token; use api_key_env or headers_env")
+        yield from address(path, url, "api_key_env or headers_env")
 
 
 def _env(data: dict[str, Any]) -> Iterator[Fault]:

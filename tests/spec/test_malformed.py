@@ -179,6 +179,10 @@ CASES: dict[str, tuple[str, str]] = {
         BASE + "servers: {policy: {base_url: ▶'http://host/v1?v=2&api_key=hunter2', model: m}}\n",
         "must not hold a password, key or token",
     ),
+    "key-in-address-of-mcp": (
+        BASE + "tools: [{mcp: {name: far, url: ▶'https://mcp.example/mcp?exaApiKey=hunter2'}}]\n",
+        "must not hold a password, key or token; use headers_env",
+    ),
     "extra-body-exact": (
         BASE + "agent: {▶extra_body: {a: 1}}\nservers: {policy: {type: vllm, base_url: 'http://a', model: m}}\n",
         "chat servers",

@@ -23,7 +23,7 @@ def commands() -> list[str]:
     return [line for block in blocks("bash") for line in block.splitlines() if line]
 
 
-TESTS = "pytest -n auto"
+TESTS = 'pytest -n auto -m "not slow"'
 SET_UP, USED = commands()[:2], [command for command in commands()[2:] if command != TESTS]
 
 
@@ -39,7 +39,7 @@ def test_set_up_is_what_ci_does() -> None:
     assert SET_UP == ["python3 -m venv .venv && . .venv/bin/activate", "pip install -c constraints.txt -e '.[test]'"]
     assert "--constraint constraints.txt --editable '.[test]'" in ci
     assert TESTS in commands()
-    assert f"\n{TESTS}\n" in ci
+    assert f"\n{TESTS}\n{TESTS.replace('not slow', 'slow')}\n" in ci
 
 
 @pytest.mark.parametrize("command", USED)

@@ -100,7 +100,8 @@ def test_a_complete_evaluation_plays_nothing_and_more_rollouts_only_the_differen
 
 
 def test_endings_that_the_spec_drops_are_no_failures(tmp_path: Path) -> None:
-    short = ["--set", "agent.max_turns=1", "--set", "endings.max_turns=drop", "--quiet"]
+    small = ["--set", "process.group_size=1", "--set", "toolsets=[todo]"]
+    short = ["--set", "agent.max_turns=1", "--set", "endings.max_turns=drop", "--quiet", *small]
     done = hermes("run", "terminal-files", "process", "--out", "run", "--set", "process.groups=2", *short, cwd=tmp_path)
     assert done.returncode == 1
     assert "groups were left out" in done.stderr

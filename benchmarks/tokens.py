@@ -106,7 +106,7 @@ def play(renderer: Renderer, turns: int, tokens: int) -> dict[str, list[float]]:
             clock.skip()
             call = {"id": f"c{turn:08d}", "type": "function", "function": {"name": "tool_1", "arguments": "{}"}}
             messages.append({"role": "assistant", "content": f"turn {turn}", "tool_calls": [call]})
-            transcript.add(step, messages, prompt.onto)
+            transcript.add(step, messages, prompt)
             clock.lap("merge")
             text = renderer.tokenizer.decode([chance.randrange(256, 3000) for _ in range(per_turn)])
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})

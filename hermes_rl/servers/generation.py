@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from hermes_rl.servers.base import ChatRequest, ServerConfig
 from hermes_rl.servers.wire import Malformed
-from hermes_rl.tokens.transcript import joined
+from hermes_rl.tokens.sequence import listed
 
 SENTINEL = -9999.0
 """vLLM's log-probability of a token that it could not give one for."""
@@ -36,7 +36,7 @@ class Sampling:
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
-    text: tuple[str, ...] = ()
+    text: tuple[bytes, ...] = ()
     """The prompt as parts of a JSON list without its brackets, where they were made already."""
 
     @classmethod
@@ -46,7 +46,7 @@ class Sampling:
         prompt: array[int],
         max_tokens: int,
         stop_ids: tuple[int, ...],
-        text: tuple[str, ...] = (),
+        text: tuple[bytes, ...] = (),
     ) -> Sampling:
         return cls(prompt, max_tokens, stop_ids, request.temperature, request.top_p, request.seed, text)
 
@@ -56,9 +56,9 @@ class Sampling:
 
     def written(self, body: Mapping[str, Any]) -> bytes:
         """A body as bytes; the list of ids, most of it, is not made anew for every turn of a long rollout."""
-        before, _, behind = json.dumps(body).partition(f'"{PROMPT}"')
-        ids = ", ".join(self.text or (joined("", self.prompt),))
-        return f"{before}[{ids}]{behind}".encode("ascii")
+        before, _, behind = json.dumps(body).encode("ascii").partition(f'"{PROMPT}"'.encode("ascii"))
+        ids = b", ".join(filter(None, self.text or (listed(self.prompt),)))
+        return b"".join((before, b"[", ids, b"]", behind))
 
     def parameters(self, names: Mapping[str, str]) -> dict[str, Any]:
         """What is set, under the server's own names."""

@@ -22,10 +22,10 @@ from hermes_rl.servers.transport import Answer, Transport, excerpt
 from hermes_rl.servers.turns import assistant_message, cut_message
 from hermes_rl.servers.weights import Pauses, Versions
 from hermes_rl.servers.wire import Malformed
-from hermes_rl.tokens.rendering import Prompt, Renderer, RendererSettings, load_renderer, next_prompt
+from hermes_rl.tokens.rendering import Renderer, RendererSettings, load_renderer, next_prompt
 from hermes_rl.tokens.sequence import ids, numbers
 from hermes_rl.tokens.tokenizer import TemplateRefused
-from hermes_rl.tokens.transcript import Step, Transcript, Weights
+from hermes_rl.tokens.transcript import Prompt, Step, Transcript, Weights
 
 DEFAULT_MAX_TOKENS = 4096
 """Tokens of one turn where neither the spec nor the server bounds it."""
@@ -103,7 +103,7 @@ class TokenServer:
             message = assistant_message(
                 renderer.parse(step.completion, prompt.ids[-_TAIL:], request.tools), request.messages
             )
-        transcript.add(step, [*request.messages, message], prompt.onto)
+        transcript.add(step, [*request.messages, message], prompt)
         texts = [renderer.tokenizer.decode([one]) for one in step.completion] if request.logprobs else None
         return self._reply(step, run, message, texts)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from hermes_rl.tokens.guard import Guard
 from hermes_rl.tokens.messages import for_template
-from hermes_rl.tokens.rendering import Renderer, RendererRefused, prompt_of
+from hermes_rl.tokens.rendering import Renderer, RendererRefused, next_prompt
 from hermes_rl.tokens.sequence import Sequence, ids
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools
 from hermes_rl.tokens.transcript import Step, Transcript
@@ -103,14 +103,14 @@ class _Steps:
     def add(self, messages: Messages, turn: SampledTurn) -> None:
         """The turn that the last message is."""
         history = messages[:-1]
-        prompt = prompt_of(self._renderer, self._transcript.holding(history), history, self._tools)
+        prompt = next_prompt(self._renderer, self._transcript, history, self._tools)
         completion = self._completion(messages[-1])
         if turn.finish_reason == "length":
             completion.pop()  # its end was not sampled
         logprobs = _fitting_logprobs(self._tokenizer, completion.tolist(), turn)
         self._logprobs = self._logprobs and logprobs is not None
-        step = Step.of(prompt, completion, logprobs or [0.0] * len(completion), turn.finish_reason or "stop")
-        self._transcript.add(step, messages)
+        step = Step.of(prompt.ids, completion, logprobs or [0.0] * len(completion), turn.finish_reason or "stop")
+        self._transcript.add(step, messages, prompt)
 
     def sequences(self, told: bool) -> list[Sequence]:
         """What became of the steps; without log-probabilities where the server did not give all of them."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes_rl.tokens.chat import turn_ids
-from hermes_rl.tokens.rendering import Renderer, prompt_of
+from hermes_rl.tokens.rendering import Renderer, next_prompt
 from hermes_rl.tokens.sequence import numbers
 from hermes_rl.tokens.tokenizer import TemplateRefused
 from hermes_rl.tokens.transcript import Step, Transcript
@@ -70,14 +70,14 @@ def _turn(
     renderer: Renderer, transcript: Transcript, messages: list[dict[str, Any]], tools: bool, said: dict[str, Any]
 ) -> None:
     given = [_TOOL] if tools else None
-    prompt = prompt_of(renderer, transcript.holding(messages), messages, given)
+    prompt = next_prompt(renderer, transcript, messages, given)
     try:
         ids = turn_ids(renderer.tokenizer, [{"role": "user", "content": "u"}], given, said)[1]
     except TemplateRefused:
         # What a model would write is not known in detail; how it ends is what counts.
         ids = [*renderer.tokenizer.encode("said"), renderer.stop_ids[-1 if said.get("tool_calls") else 0]]
     messages.append(said)
-    transcript.add(Step.of(prompt, ids, numbers([0.0] * len(ids))), messages)
+    transcript.add(Step.of(prompt.ids, ids, numbers([0.0] * len(ids))), messages, prompt)
 
 
 def _calling(number: int, thought: str | None) -> dict[str, Any]:

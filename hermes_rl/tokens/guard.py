@@ -24,23 +24,25 @@ class Guard:
 
     def __init__(self, tokenizer: Tokenizer, messages: Messages, tools: Tools | None) -> None:
         self._tokenizer = tokenizer
-        self._break = _unused_character(messages, tools)
-        of_model, of_others = map(self._breaker, _patterns(tokenizer))
-        self.messages = [
-            _mapped(message, of_model if message.get("role") == "assistant" else of_others) for message in messages
-        ]
-        self.tools = _mapped(list(tools), of_others) if tools else None
+        self._break: str | None = None
+        self.messages: Messages = messages
+        self.tools = tools or None
+        of_model, of_others = _patterns(tokenizer)
+        patterns = [of_model if message.get("role") == "assistant" else of_others for message in messages]
+        if any(map(_found, patterns, messages)) or _found(of_others, tools):
+            self._break = _unused_character(messages, tools)
+            self.messages = [_mapped(message, self._breaker(p)) for message, p in zip(messages, patterns, strict=True)]
+            self.tools = _mapped(tools, self._breaker(of_others)) or None
 
     def encode(self, rendered: str) -> list[int]:
         """The ids of a text rendered from the guarded messages."""
-        ids: list[int] = []
-        for piece in rendered.split(self._break):
-            ids += self._tokenizer.encode(piece)
-        return ids
+        if self._break is None:
+            return self._tokenizer.encode(rendered)
+        return [token for piece in rendered.split(self._break) for token in self._tokenizer.encode(piece)]
 
     def escaped(self, rendered: str) -> bool:
         """Whether the template wrote a break in another form, so that it cannot be taken out again."""
-        return _escape(self._break) in rendered.lower()
+        return self._break is not None and _escape(self._break) in rendered.lower()
 
     def _breaker(self, pattern: re.Pattern[str] | None) -> Callable[[str], str]:
         if pattern is None:
@@ -68,6 +70,17 @@ def _unused_character(messages: Messages, tools: Tools | None) -> str:
 
 def _escape(character: str) -> str:
     return f"\\u{ord(character):04x}"
+
+
+def _found(pattern: re.Pattern[str] | None, value: Any) -> bool:
+    """Whether the pattern is in a string of the value."""
+    if pattern is None or value is None:
+        return False
+    if isinstance(value, str):
+        return pattern.search(value) is not None
+    if isinstance(value, list | tuple):
+        return any(_found(pattern, one) for one in value)
+    return isinstance(value, Mapping) and any(_found(pattern, one) for pair in value.items() for one in pair)
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

@@ -29,12 +29,16 @@ class HubTokenizer:
     def __init__(self, name_or_path: str) -> None:
         self.name = name_or_path
         self._tokenizer = _load(name_or_path)
+        self._engine = _engine_of(self._tokenizer)
         self._lock = Lock()
         added = self._tokenizer.added_tokens_decoder.values()
         self.control = frozenset(token.content for token in added if token.special)
         self.markup = frozenset(token.content for token in added if not token.special)
 
     def encode(self, text: str) -> list[int]:
+        if self._engine is not None:
+            (encoded,) = self._engine.encode_batch_fast([encodable(text)], add_special_tokens=False)
+            return list(encoded.ids)
         # The wrapper sets padding and truncation on each call, which two threads must not do at once.
         with self._lock:
             return list(self._tokenizer.encode(encodable(text), add_special_tokens=False))
@@ -72,6 +76,22 @@ def hub_reachable() -> bool:
     except OSError:
         return False
     return True
+
+
+def _engine_of(tokenizer: Any) -> Any:
+    """What the wrapper calls, where it does nothing but that: alone it takes two thirds of the time. None elsewhere."""
+    from transformers import PreTrainedTokenizerFast as Wrapper
+
+    plain = isinstance(tokenizer, Wrapper) and all(
+        getattr(type(tokenizer), method, None) is getattr(Wrapper, method, tokenizer)
+        for method in ("encode", "_encode_plus")
+    )
+    if not plain or tokenizer.split_special_tokens:
+        return None
+    engine = tokenizer.backend_tokenizer
+    engine.no_truncation()
+    engine.no_padding()
+    return engine
 
 
 def _load(name_or_path: str) -> Any:

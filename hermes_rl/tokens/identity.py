@@ -41,8 +41,8 @@ def snapshot(message: Mapping[str, Any]) -> Snapshot:
 class History:
     """The messages that a sequence holds. Those that are there already cost next to nothing to recognise.
 
-    A message is known by the object that it is, with the same content and calls in it; only what is another object is
-    compared by what it says.
+    Messages are known by the objects that they are, with the same content and calls in them; others are compared by
+    what they say.
     """
 
     __slots__ = ("_calls", "_contents", "_messages", "snapshots")
@@ -58,21 +58,15 @@ class History:
 
     def begins(self, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Whether a conversation begins with these messages."""
-        head = messages[: len(self)]
-        columns = zip(
-            head,
-            self._messages,
-            [message.get("content") for message in head],
-            self._contents,
-            [message.get("tool_calls") for message in head],
-            self._calls,
-            strict=False,
-        )
-        others = [i for i, (m, n, c, d, k, o) in enumerate(columns) if m is not n or c is not d or k is not o]
-        if len(head) < len(self) or not all(self.snapshots[i].same(head[i]) for i in others):
+        head = list(messages[: len(self)])
+        contents = [message.get("content") for message in head]
+        calls = [message.get("tool_calls") for message in head]
+        # Lists are equal at once where they hold the same objects.
+        if head == self._messages and contents == self._contents and calls == self._calls:
+            return True
+        if len(head) < len(self) or not all(map(Snapshot.same, self.snapshots, head)):
             return False
-        for i in others:
-            self._know(i, head[i])
+        self._messages, self._contents, self._calls = head, contents, calls
         return True
 
     def follow(self, messages: Sequence[Mapping[str, Any]]) -> None:
@@ -89,11 +83,6 @@ class History:
             self._messages.append(message)
             self._contents.append(message.get("content"))
             self._calls.append(message.get("tool_calls"))
-
-    def _know(self, place: int, message: Mapping[str, Any]) -> None:
-        self._messages[place] = message
-        self._contents[place] = message.get("content")
-        self._calls[place] = message.get("tool_calls")
 
 
 def _calls(message: Mapping[str, Any]) -> tuple[Call, ...]:

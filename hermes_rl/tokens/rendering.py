@@ -18,7 +18,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.tokens.messages import history_named, named
 from hermes_rl.tokens.parsers import Parsed
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools, load_tokenizer
-from hermes_rl.tokens.transcript import Branch, Transcript, joined
+from hermes_rl.tokens.transcript import Branch, Prompt, Transcript
 
 AUTO, TEMPLATE = "auto", "template"
 OWN = "hermes-rl/"
@@ -138,34 +138,13 @@ def _loaded(tokenizer: str | None, settings: RendererSettings) -> Renderer:
     return make_renderer(load_tokenizer(tokenizer), settings)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt; `onto` is the branch whose tokens it extends, None where it was rendered anew."""
-
-    ids: array[int]
-    onto: Branch | None
-    text: tuple[str, ...]
-    """The ids as parts of a JSON list, without its brackets."""
-
-
 def next_prompt(renderer: Renderer, transcript: Transcript, messages: Messages, tools: Tools | None) -> Prompt:
     """The prompt for a conversation, extending what was sampled where that is possible. Raises `TemplateRefused`."""
     branch = transcript.holding(messages)
     further = None if branch is None else _further(renderer, branch, messages, tools)
     if branch is None or further is None:
-        prompt = renderer.first(history_named(messages), tools)
-        return Prompt(prompt, None, (joined("", prompt),))
-    if not branch.text:
-        branch.text = joined("", branch.tokens)
-    return Prompt(branch.tokens + further, branch, (branch.text, joined("", further)))
-
-
-def prompt_of(renderer: Renderer, branch: Branch | None, messages: Messages, tools: Tools | None) -> array[int]:
-    """The ids alone, for the branch that holds the beginning of the conversation."""
-    further = None if branch is None else _further(renderer, branch, messages, tools)
-    if branch is None or further is None:
-        return renderer.first(history_named(messages), tools)
-    return branch.tokens + further
+        return Prompt(renderer.first(history_named(messages), tools))
+    return Prompt(branch.tokens + further, branch)
 
 
 def _further(renderer: Renderer, branch: Branch, messages: Messages, tools: Tools | None) -> array[int] | None:

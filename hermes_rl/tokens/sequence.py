@@ -23,6 +23,11 @@ def ids(values: Iterable[int] = ()) -> array[int]:
     return array("i", values)
 
 
+def listed(tokens: array[int]) -> bytes:
+    """Token ids as a JSON list without its brackets."""
+    return str(tokens.tolist())[1:-1].encode("ascii")
+
+
 def numbers(values: Iterable[float] = ()) -> array[float]:
     """Log-probabilities, 8 bytes each: what a server said, to the last bit."""
     return array("d", values)

@@ -38,7 +38,9 @@ class SmallTokenizer:
         self._template = template
 
     def encode(self, text: str) -> list[int]:
-        return list(self._engine.encode(encodable(text), add_special_tokens=False).ids)
+        # This form alone leaves out where in the text each token was, a quarter of the time.
+        (encoded,) = self._engine.encode_batch_fast([encodable(text)], add_special_tokens=False)
+        return list(encoded.ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._engine.decode(list(ids), skip_special_tokens=False)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from hermes_rl.tokens.identity import History
 from hermes_rl.tokens.sequence import Sequence as TokenSequence
-from hermes_rl.tokens.sequence import Span, ids, numbers
+from hermes_rl.tokens.sequence import Span, ids, listed, numbers
 
 How = Literal["first", "extended", "anew"]
 """How a prompt came about: the first of the rollout; the tokens before it with new ones behind; rendered anew."""
@@ -75,8 +76,10 @@ class Branch:
     sampled: array[float] = field(default_factory=numbers)
     spans: list[Span] = field(default_factory=list)
     history: History = field(default_factory=History)
-    text: str = ""
-    """The tokens as JSON without its brackets, kept while the rollout goes on, as each request repeats them."""
+    text: tuple[bytes, ...] = ()
+    """The first tokens as parts of a JSON list, kept while the rollout goes on, as each request repeats them."""
+    listed: int = 0
+    """How many tokens those are."""
 
     def is_prefix_of(self, prompt: array[int]) -> bool:
         size = len(self.tokens)
@@ -86,10 +89,23 @@ class Branch:
         """Put tokens behind those that are there."""
         self.tokens.extend(context)
         self.tokens.extend(completion)
-        self.text = joined(self.text, context + completion)
 
     def sequence(self) -> TokenSequence:
         return TokenSequence(self.tokens, tuple(self.spans), self.sampled)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt; `onto` is the branch whose tokens it extends, None where it was rendered anew."""
+
+    ids: array[int]
+    onto: Branch | None = None
+
+    @cached_property
+    def text(self) -> tuple[bytes, ...]:
+        """The ids as parts of a JSON list, without its brackets; of a branch, only what is new in it is written."""
+        text, done = ((), 0) if self.onto is None else (self.onto.text, self.onto.listed)
+        return (*text, listed(self.ids[done:]))
 
 
 class Transcript:
@@ -99,11 +115,12 @@ class Transcript:
         self.branches: list[Branch] = []
         self.turns: list[Turn] = []
 
-    def add(self, step: Step, messages: Sequence[Any] | None = None, onto: Branch | None = None) -> Turn:
+    def add(self, step: Step, messages: Sequence[Any] | None = None, prompt: Prompt | None = None) -> Turn:
         """Merge a step; `messages` are the conversation that it answers and, last, its answer.
 
-        `onto` is the branch that its prompt was made from, where it was: then neither tokens nor messages are compared.
+        `prompt` is what its prompt was made as: where that extends a branch, neither tokens nor messages are compared.
         """
+        onto = None if prompt is None else prompt.onto
         place = self._longest_prefix(step.prompt) if onto is None else self.branches.index(onto)
         how: How = "first" if not self.turns else "extended" if place is not None else "anew"
         if place is None:
@@ -112,6 +129,8 @@ class Transcript:
         branch = self.branches[place]
         start = len(step.prompt)
         branch.extend(step.prompt[len(branch.tokens) :], step.completion)
+        if prompt is not None and "text" in vars(prompt):  # it was made for a request
+            branch.text, branch.listed = prompt.text, start
         branch.sampled.extend(step.logprobs)
         number = len(self.turns)
         branch.spans.append(Span(number, start, len(branch.tokens)))
@@ -134,18 +153,12 @@ class Transcript:
     def sequences(self) -> list[TokenSequence]:
         """The merged sequences, in the order in which they were opened."""
         for branch in self.branches:
-            branch.text = ""  # made again where the rollout goes on all the same
+            branch.text, branch.listed = (), 0  # made again where the rollout goes on all the same
         return [branch.sequence() for branch in self.branches]
 
     def _longest_prefix(self, prompt: array[int]) -> int | None:
         by_length = sorted(range(len(self.branches)), key=lambda place: -len(self.branches[place].tokens))
         return next((place for place in by_length if self.branches[place].is_prefix_of(prompt)), None)
-
-
-def joined(text: str, tokens: array[int]) -> str:
-    """A JSON list without its brackets, with tokens put behind it."""
-    further = str(tokens.tolist())[1:-1]
-    return f"{text}, {further}" if text and further else text or further
 
 
 def merge(steps: Iterable[Step]) -> list[TokenSequence]:

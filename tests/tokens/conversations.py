@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from hermes_rl.tokens.chat import turn_ids
-from hermes_rl.tokens.rendering import Renderer, prompt_of
+from hermes_rl.tokens.rendering import Renderer, next_prompt
 from hermes_rl.tokens.tokenizer import TemplateRefused
 from hermes_rl.tokens.transcript import Step, Transcript
 from tests.tokens.families import Family, adder
@@ -35,6 +35,8 @@ class Turn:
     cut: bool
     """The turn runs into its limit."""
     event: str
+    sent: bool = True
+    """The prompt is written as JSON, and the transcript is told how it was made, as a server's is."""
 
 
 def turns(family: Family) -> st.SearchStrategy[list[Turn]]:
@@ -52,6 +54,7 @@ def turns(family: Family) -> st.SearchStrategy[list[Turn]]:
             broken=st.booleans(),
             cut=st.sampled_from([False, False, False, True]),
             event=st.sampled_from(events),
+            sent=st.booleans(),
         ),
         min_size=1,
         max_size=6,
@@ -76,14 +79,16 @@ class Played:
 
     def play(self, turn: Turn) -> None:
         self.canonical_before, self.messages_before = self.canonical, self.messages
-        prompt = prompt_of(self.renderer, self.transcript.holding(self.messages), self.messages, adder())
+        prompt = next_prompt(self.renderer, self.transcript, self.messages, adder())
+        if turn.sent:
+            assert json.loads(b"[" + b", ".join(filter(None, prompt.text)) + b"]") == prompt.ids.tolist()
         completion, message = self._sampled(turn)
         start = len(self.log) * 1000
         logprobs = [-1e-3 * (start + place) for place in range(len(completion))]
-        self.log.append((prompt, completion, logprobs))
+        self.log.append((prompt.ids, completion, logprobs))
         self.messages = [*self.messages, message]
-        step = Step.of(prompt, completion, logprobs, "length" if turn.cut else "stop")
-        self.transcript.add(step, self.messages)
+        step = Step.of(prompt.ids, completion, logprobs, "length" if turn.cut else "stop")
+        self.transcript.add(step, self.messages, prompt if turn.sent else None)
         self._happens(turn, message)
 
     def _sampled(self, turn: Turn) -> tuple[list[int], dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Engine
 
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.tokenizer import (
@@ -46,6 +48,14 @@ def hub(monkeypatch_module: pytest.MonkeyPatch) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
+def transformers(hub: Tokenizer) -> Any:
+    """The library's own object."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(small_tokenizer_path())
+
+
+@pytest.fixture(scope="module")
 def monkeypatch_module() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         yield patch
@@ -73,10 +83,31 @@ def test_words_are_compact() -> None:
 
 
 @given(st.text())
-def test_transformers_gives_the_same_ids(hub: Tokenizer, text: str) -> None:
+def test_transformers_gives_the_same_ids(hub: Tokenizer, transformers: Any, text: str) -> None:
     ids = SMALL.encode(text)
-    assert hub.encode(text) == ids
+    assert hub.encode(text) == transformers.encode(text, add_special_tokens=False) == ids
     assert hub.decode(ids) == SMALL.decode(ids)
+
+
+def test_a_tokenizer_that_cuts_and_pads_does_neither_here(tmp_path: Path) -> None:
+    for file in small_tokenizer_path().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    engine = Engine.from_file(str(tmp_path / "tokenizer.json"))
+    engine.enable_truncation(3)
+    engine.enable_padding(length=8)
+    engine.save(str(tmp_path / "tokenizer.json"))
+    cutting = load_tokenizer(str(tmp_path))
+    for text in ("a", "one two three four five"):
+        assert cutting.encode(text) == SMALL.encode(text)
+
+
+def test_a_tokenizer_with_a_way_of_its_own_keeps_it(tmp_path: Path) -> None:
+    for file in small_tokenizer_path().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "split_special_tokens": True}))
+    splitting = load_tokenizer(str(tmp_path))
+    assert SMALL.encode("<|im_end|>")[0] not in splitting.encode("<|im_end|>")
 
 
 @pytest.mark.parametrize("tools", [None, TOOLS])

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from hermes_rl.errors import UserError
 from hermes_rl.tools.artifacts import Artifact, File
 
 
@@ -27,6 +28,38 @@ def keep_artifacts(folder: Path, rollout: str, artifacts: Mapping[str, Artifact]
     return {name: _keep(own / quote(name, safe=""), artifact, folder.parent) for name, artifact in artifacts.items()}
 
 
+def kept_artifacts(run: Path, record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Artifact]:
+    """The artifacts of a rollout from what its record says of them; `run` is the run directory. Blocks.
+
+    Raises:
+        UserError: one was not taken, or is no longer there as it was taken.
+    """
+    missing = [name for name in names if name not in record]
+    if missing:
+        raise UserError(f"the artifact {missing[0]} was not taken when the rollouts were played; use --fresh")
+    return {name: _kept(run, name, record[name]) for name in names}
+
+
+def _kept(run: Path, name: str, said: Mapping[str, Any]) -> Artifact:
+    if "problem" in said:
+        return Artifact(name, "", problem=said["problem"])
+    place = run / said["path"]
+    try:
+        found = sorted(path for path in (place, *place.rglob("*")) if path.is_file())
+        files = tuple(_read(path, place) for path in found)
+    except OSError as error:
+        raise UserError(f"the artifact {place} cannot be read: {error.strerror}") from error
+    artifact = Artifact(name, said["target"], files)
+    if artifact.digest != said["sha256"]:
+        raise UserError(f"the artifact {place} is no longer what was taken of the rollout")
+    return artifact
+
+
+def _read(path: Path, place: Path) -> File:
+    inner = "" if path == place else str(path.relative_to(place))
+    return File(inner, path.read_bytes(), 0o644 | path.stat().st_mode & 0o111)
+
+
 def _keep(place: Path, artifact: Artifact, top: Path) -> dict[str, Any]:
     if artifact.problem is not None:
         return {"problem": artifact.problem}
@@ -34,6 +67,7 @@ def _keep(place: Path, artifact: Artifact, top: Path) -> dict[str, Any]:
         _write(place, file)
     return {
         "path": str(place.relative_to(top)),
+        "target": artifact.target,
         "files": len(artifact.files),
         "bytes": artifact.size,
         "sha256": artifact.digest,

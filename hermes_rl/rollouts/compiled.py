@@ -10,7 +10,7 @@ import asyncio
 import copy
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,7 @@ from hermes_rl.plugins import load_object, place_of
 from hermes_rl.rollouts.artifact_files import keep_artifacts
 from hermes_rl.rollouts.environment import Treatment
 from hermes_rl.rollouts.prompts import content_of, messages_of, with_thinking
-from hermes_rl.rollouts.reward_machines import RewardMachines
+from hermes_rl.rollouts.reward_machines import KeptMachines, RewardMachines
 from hermes_rl.rollouts.role_handle import RoleHandle
 from hermes_rl.rollouts.rollout import Rollout, Seat
 from hermes_rl.rollouts.sandboxes import reward_args, sandbox_config
@@ -168,6 +168,12 @@ class CompiledSpec:
         if rollout.image is not None:
             self.images.setdefault(runtime.config.image or "(default)", set()).add(rollout.image)
         await self.grader.grade_rollout(item, result, machines, runtime.state, rollout.rewards)
+
+    def kept_machines(
+        self, name: str, group: str, row: Row, artifacts: Callable[[], Mapping[str, Artifact]]
+    ) -> KeptMachines:
+        """Sandboxes for the rewards of a rollout of an earlier run; tools of tool servers are not there."""
+        return KeptMachines(name, sandbox_config(self.spec, row), self.tooling.shared(group), artifacts)
 
     def _artifacts(self, row: Row) -> list[Request]:
         """The artifacts that the spec asks for, rendered for a row."""

@@ -6,16 +6,20 @@ no reward that is still to come looks into it; a fresh one lives as long as its 
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from hermes_rl.errors import SandboxFailure
+from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.threads import Places
 from hermes_rl.tools.artifacts import Artifact, Request, take
 from hermes_rl.tools.context import ToolContext
 from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.toolkit import Toolkit
 
 PER_CORE = 2
 """Fresh sandboxes at once, for each core. What runs in them is mostly work, against a limit of time: one that is late
@@ -51,24 +55,54 @@ class RewardMachines:
             if reward.name in self._waiting:
                 self._waiting.remove(reward.name)
             return
-        async with self._fresh(reward.name) as runtime:
-            yield ToolContext(runtime.task_id)
+        own = self.runtime
+        given = own.config, own.toolkit, own.state, own.artifacts
+        async with _fresh(f"{own.task_id}/{reward.name}", *given) as context:
+            yield context
 
     async def _give_back(self) -> None:
         if not self._waiting:
             await self.runtime.release()
 
+
+class KeptMachines:
+    """Sandboxes for the rewards of a rollout that is over: fresh ones alone, as its own is gone.
+
+    Args:
+        name: of the rollout.
+        config: what its sandbox was made by.
+        toolkit: what a reward may call.
+        artifacts: reads those that were kept of it; blocks.
+    """
+
+    def __init__(
+        self, name: str, config: SandboxConfig, toolkit: Toolkit, artifacts: Callable[[], Mapping[str, Artifact]]
+    ) -> None:
+        self._name, self._config, self._toolkit, self._artifacts = name, config, toolkit, artifacts
+
     @asynccontextmanager
-    async def _fresh(self, name: str) -> AsyncIterator[ToolRuntime]:
-        own = self.runtime
-        fresh = ToolRuntime(own.config, task_id=f"{own.task_id}/{name}", toolkit=own.toolkit, state=own.state)
-        async with _places.here(), fresh as runtime:
-            runtime.artifacts = own.artifacts
-            try:
-                await runtime.laid.lay(await runtime.sandbox(), own.artifacts)
-            except OSError as error:
-                raise SandboxFailure(f"artifacts cannot be laid into a fresh sandbox: {error}") from error
-            yield runtime
+    async def __call__(self, reward: GradedReward) -> AsyncIterator[ToolContext | None]:
+        if not _looks(reward):
+            yield None
+            return
+        artifacts = await asyncio.to_thread(self._artifacts)
+        async with _fresh(f"{self._name}/{reward.name}", self._config, self._toolkit, None, artifacts) as context:
+            yield context
+
+
+@asynccontextmanager
+async def _fresh(
+    name: str, config: SandboxConfig, toolkit: Toolkit, state: Any, artifacts: Mapping[str, Artifact]
+) -> AsyncIterator[ToolContext]:
+    """A new sandbox with artifacts laid in, for as long as a reward looks into it."""
+    fresh = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state)
+    async with _places.here(), fresh as runtime:
+        runtime.artifacts = artifacts
+        try:
+            await runtime.laid.lay(await runtime.sandbox(), artifacts)
+        except OSError as error:
+            raise SandboxFailure(f"artifacts cannot be laid into a fresh sandbox: {error}") from error
+        yield ToolContext(runtime.task_id)
 
 
 def _looks(reward: GradedReward) -> bool:

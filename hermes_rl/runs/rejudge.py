@@ -11,11 +11,15 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, RewardFailure, RunError, UserError
+from hermes_rl.rollouts.artifact_files import kept_artifacts
+from hermes_rl.rollouts.compiled import CompiledSpec
+from hermes_rl.rollouts.reward_machines import KeptMachines
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.grading import Grading
 from hermes_rl.runs.journal import Journal
@@ -36,8 +40,8 @@ Line = dict[str, Any]
 
 def obstacle(reward: GradedReward) -> str | None:
     """Why a reward cannot judge what a run kept; None where it can."""
-    if reward.function.uses_context:
-        return "it looks into the sandbox (ctx), of which no artifacts were kept"
+    if reward.function.uses_context and not reward.fresh:
+        return "it looks into the rollout's own sandbox (ctx), which is gone; `sandbox: fresh` looks at kept artifacts"
     if "state" in reward.function.parameters:
         return "it reads the state object, which ended with its rollout"
     return None
@@ -63,7 +67,7 @@ class Rejudging:
 
     Args:
         directory: of the run.
-        grader: all rewards of the spec.
+        compiled: the spec with all its rewards.
         grading: what they are now.
         rows: where the rollouts started from.
         note: told what is done.
@@ -72,13 +76,13 @@ class Rejudging:
     def __init__(
         self,
         directory: RunDirectory,
-        grader: Grader,
+        compiled: CompiledSpec,
         grading: Grading,
         rows: Iterable[Row],
         note: Callable[[str], None],
     ) -> None:
-        self.directory, self.grader, self.grading, self.note = directory, grader, grading, note
-        self.rows = rows
+        self.directory, self.grading, self.note = directory, grading, note
+        self.compiled, self.grader, self.rows = compiled, compiled.grader, rows
         self.found: defaultdict[str, dict[str, RewardValue]] = defaultdict(dict)
         """Values by id of the rollout."""
         self.failed: dict[str, str] = {}
@@ -96,12 +100,12 @@ class Rejudging:
         wanted = {name: rewards for name, rewards in lines.items() if rewards}
         if not wanted:
             return
-        columns = await asyncio.to_thread(self._columns, {line["row_key"] for line in _lines(kept)})
+        rows = await asyncio.to_thread(self._rows_of, {line["row_key"] for line in _lines(kept)})
         self.note(f"{_listed(changed)} changed: {len(wanted)} rollouts that were there are judged anew, none is played")
         with closing(self.directory.journal(PROGRESS)) as journal:
             self._resume(journal, changed)
-            await self._rollouts(kept, wanted, columns, journal)
-            await self._groups(kept, changed, columns, journal)
+            await self._rollouts(kept, wanted, rows, journal)
+            await self._groups(kept, changed, rows, journal)
         if len(self.failed) > len(wanted) / 2:
             first = next(iter(self.failed.values()))
             raise RunError(
@@ -122,11 +126,11 @@ class Rejudging:
             return missing | changed if judgeable else set()
         return changed
 
-    def _columns(self, keys: set[str]) -> dict[str, Mapping[str, Any]]:
-        found: dict[str, Mapping[str, Any]] = {}
+    def _rows_of(self, keys: set[str]) -> dict[str, Row]:
+        found: dict[str, Row] = {}
         for row in self.rows:
             if row.key in keys:
-                found[row.key] = row.columns
+                found[row.key] = row
             if len(found) == len(keys):
                 return found
         missing = sorted(keys - set(found))[0]
@@ -145,7 +149,7 @@ class Rejudging:
             self.found[line["id"]] |= {name: reward_of(record) for name, record in line["rewards"].items()}
 
     async def _rollouts(
-        self, kept: Kept, wanted: Mapping[str, set[str]], columns: Mapping[str, Any], journal: Journal
+        self, kept: Kept, wanted: Mapping[str, set[str]], rows: Mapping[str, Row], journal: Journal
     ) -> None:
         own = {reward.name for reward in self.grader.rewards if not reward.function.group_level}
 
@@ -155,8 +159,8 @@ class Rejudging:
                 return
             values: dict[str, RewardValue] = {}
             try:
-                result = result_of(line)
-                await self.grader.grade_rollout(columns[line["row_key"]], result, None, None, values, names)
+                item, result, machines = rows[line["row_key"]].columns, result_of(line), self._machines(line, rows)
+                await self.grader.grade_rollout(item, result, machines, None, values, names)
             except RewardFailure as failure:
                 self.failed[line["id"]] = failure.detail
             else:
@@ -164,7 +168,12 @@ class Rejudging:
 
         await _all(one(line) for line in _lines(kept) if line["id"] in wanted)
 
-    async def _groups(self, kept: Kept, changed: set[str], columns: Mapping[str, Any], journal: Journal) -> None:
+    def _machines(self, line: Line, rows: Mapping[str, Row]) -> KeptMachines:
+        wanted = list(self.compiled.spec.artifacts)
+        artifacts = partial(kept_artifacts, self.directory.path, line.get("artifacts") or {}, wanted)
+        return self.compiled.kept_machines(line["id"], line["group"], rows[line["row_key"]], artifacts)
+
+    async def _groups(self, kept: Kept, changed: set[str], rows: Mapping[str, Row], journal: Journal) -> None:
         names = {reward.name for reward in self.grader.rewards if reward.function.group_level} & changed
         if not names:
             return
@@ -176,7 +185,7 @@ class Rejudging:
             values: list[dict[str, RewardValue]] = [{} for _ in members]
             try:
                 results = [result_of(line) for line in members]
-                await self.grader.grade_group(columns[members[0]["row_key"]], results, values, names)
+                await self.grader.grade_group(rows[members[0]["row_key"]].columns, results, values, names)
             except RewardFailure as failure:
                 self.failed.update({line["id"]: failure.detail for line in members})
                 return

@@ -35,7 +35,7 @@ class Regrading:
     ) -> Regrading:
         """What brings the rollouts in a directory to the spec's rewards and scoring."""
         grading = Grading.of(compiled.spec, compiled.grader, size)
-        rejudging = Rejudging(directory, compiled.grader, grading, rows, progress.note)
+        rejudging = Rejudging(directory, compiled, grading, rows, progress.note)
         return cls(directory.described(), grading, progress.note, rejudging)
 
     async def __call__(self, kept: Kept) -> None:

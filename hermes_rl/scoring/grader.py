@@ -42,8 +42,8 @@ class GradedReward:
 Render = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 """(arguments with templates, columns of the row) → arguments."""
 
-Machines = Callable[[GradedReward], AbstractAsyncContextManager[Staging]]
-"""The sandbox that a reward looks into, there for as long as it runs."""
+Machines = Callable[[GradedReward], AbstractAsyncContextManager[Staging | None]]
+"""The sandbox that a reward looks into, there for as long as it runs; None for one that does not look."""
 
 
 @dataclass(frozen=True)

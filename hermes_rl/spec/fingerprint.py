@@ -1,6 +1,6 @@
 """What defines a rollout, as 8 hex digits, so that a run directory is continued only by the same rollouts.
 
-In it: rows, prompt, tools, state, user, sandbox, agent, the policy's model and sampling, with the content of
+In it: rows, prompt, tools, state, user, sandbox, artifacts, agent, the policy's model and sampling, with the content of
 the files that these name. Not in it: addresses, keys, timeouts, concurrency, how it is scored, how many there
 are.
 """
@@ -56,6 +56,8 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
         "solution": _plain(spec.solution) if spec.solution and _is_scripted(spec) else None,
         "servers": {role: [_model(server) for server in servers] for role, servers in _acting(spec).items()},
     }
+    if spec.artifacts:
+        parts["artifacts"] = {name: _plain(artifact) for name, artifact in spec.artifacts.items()}
     timeless = {name: part if name == "dataset" else _without_timeouts(part) for name, part in parts.items()}
     filled = _Contents(timeless).filled(timeless)
     assert isinstance(filled, dict)

@@ -36,6 +36,8 @@ SOURCE_FILES = patterns(
     "rewards.*.args.files.*.from",
     "rewards.*.args.calibrate",
 )
+MODES = patterns("sandbox.files.*.mode", "tools.*.mcp.files.*.mode", "user.tools.*.mcp.files.*.mode")
+"""Permissions: digits that are octal, with or without YAML's own sign of it."""
 OUTPUTS = patterns("env.data_path_to_save_groups", "env.data_dir_to_save_evals", "toolsets.record", "toolsets.replay")
 FREE = (
     *ROWS, *ARGS,

@@ -66,7 +66,7 @@ class Validated:
 
 def validate(root: MappingNode, *, confined: bool = True) -> Validated:
     """Check types and rules of a tree; `confined` keeps the sources of files below their folder."""
-    tree = _prune(root, ())
+    tree = rewrite(_prune(root, ()), _mode_as_written)
     assert isinstance(tree, MappingNode)
     tree, spec, errors = _parse(tree)
     problems = [problem for error in errors if (problem := _problem(tree, error)) is not None]
@@ -109,6 +109,12 @@ def _as_text(node: ScalarNode) -> ScalarNode:
     if node.written is None or not node.plain or isinstance(node.value, str):
         return node
     return replace(node, value=node.text)
+
+
+def _mode_as_written(path: NodePath, node: ScalarNode) -> ScalarNode:
+    """YAML has made 420 of ``0o644``; without its sign, 644 is what people write for the same."""
+    octal = node.plain and node.text.startswith("0o") and places.is_in(path, places.MODES)
+    return replace(node, value=node.text) if octal else node
 
 
 def _prune(node: Node, path: NodePath) -> Node:

@@ -54,9 +54,9 @@ class Artifact:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over names and contents."""
+        """SHA-256 over names and contents, whatever their order."""
         whole = hashlib.sha256()
-        for file in self.files:
+        for file in sorted(self.files, key=lambda file: file.path):
             whole.update(f"{len(file.path)} {file.path} {len(file.data)}\n".encode("utf-8", "surrogateescape"))
             whole.update(file.data)
         return whole.hexdigest()

@@ -104,7 +104,7 @@ def test_code_that_breaks_what_was_judged_changes_nothing(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("def long(ctx, *, word):\n    return 1.0\n", "it looks into the sandbox (ctx)"),
+        ("def long(ctx, *, word):\n    return 1.0\n", "it looks into the rollout's own sandbox (ctx)"),
         ("def long(state, *, word):\n    return 1.0\n", "it reads the state object"),
     ],
 )
@@ -119,6 +119,64 @@ def test_what_needs_more_than_the_messages_is_refused_by_name(tmp_path: Path, co
         assert f"rewards.long has changed and cannot be judged from what the run kept: {said}" in done.stderr
         assert "rewards.place" not in done.stderr
     assert (tmp_path / "run" / "rollouts.jsonl").read_text() == before
+
+
+FRESH = """
+dataset: {items: [{word: ab}, {word: cde}], eval: only}
+prompt: {user: "Write {{ word }} to work/out."}
+toolsets: [terminal]
+sandbox: {files: [{to: base, content: "=", mode: 0o644}]}
+artifacts: {work: {path: work}, said: {command: "cat work/out"}}
+rewards:
+  long: {fn: "rewards.py:long", sandbox: fresh}
+solution:
+  turns: [{tools: [{name: terminal, args: {command: "mkdir work; echo -n {{ word }} > work/out; echo x > left"}}]}]
+servers: {policy: {type: scripted, deviate: 0}}
+"""
+LOOKS = """
+def long(ctx):
+    assert ctx.terminal("ls -A ~; cat base")["output"] == ".artifacts\\nbase\\nwork\\n="
+    assert ctx.artifact("said").decode() == ctx.terminal("cat work/out")["output"]
+    return float(len(ctx.terminal("cat work/out")["output"])) * {factor}
+"""
+
+
+def played_with_artifacts(folder: Path) -> None:
+    (folder / "spec.yaml").write_text(FRESH)
+    (folder / "rewards.py").write_text(LOOKS.format(factor=1))
+    done = hermes(*EVALUATE, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert sorted(line["score"] for line in rollouts(folder)) == [2, 3]
+
+
+def test_what_looks_into_a_fresh_sandbox_judges_the_kept_artifacts(tmp_path: Path) -> None:
+    played_with_artifacts(tmp_path)
+    (tmp_path / "rewards.py").write_text(LOOKS.format(factor=10))
+    done = hermes("regrade", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(line["score"] for line in rollouts(tmp_path)) == [20, 30]
+    assert all(line["artifacts"]["work"]["files"] == 1 for line in rollouts(tmp_path))
+
+
+@pytest.mark.parametrize("how", ["changed", "removed", "another"])
+def test_artifacts_that_are_not_what_was_taken_are_refused(tmp_path: Path, how: str) -> None:
+    played_with_artifacts(tmp_path)
+    (tmp_path / "rewards.py").write_text(LOOKS.format(factor=10))
+    kept = tmp_path / "run" / rollouts(tmp_path)[0]["artifacts"]["work"]["path"] / "out"
+    said = "is no longer what was taken"
+    if how == "changed":
+        kept.write_text("abc")
+    elif how == "removed":
+        kept.unlink()
+    else:
+        (tmp_path / "run" / "spec.yaml").write_text(
+            (tmp_path / "run" / "spec.yaml").read_text().replace("path: work", "path: left")
+        )
+        said = "artifacts would be other than when the rollouts were played"
+    done = hermes("regrade", "run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert sorted(line["score"] for line in rollouts(tmp_path)) == [2, 3]
 
 
 def test_regrade_does_not_change_what_is_played(tmp_path: Path) -> None:

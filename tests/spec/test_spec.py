@@ -160,6 +160,14 @@ def test_text_files_and_parts() -> None:
     assert whole.prompt.messages == "{{ m }}"  # type: ignore[comparison-overlap]
 
 
+@pytest.mark.parametrize("written", ["0755", "755", "0o755", "'0755'", "'0o755'"])
+def test_permissions_are_octal_however_they_are_written(tmp_path: Path, written: str) -> None:
+    spec = parse_spec(BASE + f"sandbox: {{files: [{{to: a, content: '', mode: {written}}}]}}\n")
+    assert spec.sandbox.files[0].mode == 0o755
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(spec.resolved()))
+    assert load_spec(tmp_path / "again.yaml", resolved=True).sandbox.files[0].mode == 0o755
+
+
 def test_secrets_are_free_in_rows_and_arguments() -> None:
     spec = parse_spec(
         'version: 1\ndataset: {items: [{password: a, token: b}]}\nprompt: {user: "{{ token }}"}\n'

@@ -19,9 +19,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import runs
 from loop import server
 from report import machine, say, table
+from runs_contenders import SIZE, Tally, hermes_rl
 
 
 def main() -> None:
@@ -55,17 +55,19 @@ async def measure(count: int, url: str) -> dict[str, float]:
             lags.append(1000 * (time.perf_counter() - began - 0.005))
 
     with tempfile.TemporaryDirectory() as folder:
-        given = argparse.Namespace(url=url, groups=-(-count // runs.SIZE), concurrency=count)
-        run = await runs.hermes_rl(given, Path(folder))
+        given = argparse.Namespace(url=url, groups=-(-count // SIZE), concurrency=count)
+        run = await hermes_rl(given, Path(folder))
         before, cpu = memory(), time.process_time()
-        beating, playing = asyncio.create_task(beat()), asyncio.ensure_future(run())
+        tally = Tally()
+        beating, playing = asyncio.create_task(beat()), asyncio.ensure_future(run(tally))
         most = before
         while not playing.done():
             await asyncio.sleep(0.25)
             most = max(most, memory())
         beating.cancel()
         used = time.process_time() - cpu
-        assert await playing == given.groups * runs.SIZE
+        await playing
+        assert len(tally.ended) == given.groups
     ordered = sorted(lags)
     return {
         "kB": (most - before) / 1000 / count,

@@ -45,8 +45,9 @@ def arguments() -> argparse.Namespace:
 
 
 @contextmanager
-def server(turns: int, latency: float) -> Iterator[str]:
+def server(turns: int, latency: float, shape: str = "fixed", tool: str = "noop") -> Iterator[str]:
     command = [sys.executable, str(HERE / "loop_server.py"), "--turns", str(turns), "--latency", str(latency)]
+    command += ["--shape", shape, "--tool", tool]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

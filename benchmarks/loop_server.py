@@ -1,6 +1,11 @@
-"""The model of the benchmark: a chat server that answers after a fixed time, always with the same turns.
+"""The model of the benchmarks: a chat server that answers after a time, always with the same turns.
 
-Stateless: a conversation gets a tool call until it has `--turns` - 1 answers, then a text. Prints its address.
+Stateless: a conversation gets a tool call until it has `--turns` - 1 answers, then a text. Prints its address. It
+shares the machine with what is measured, so it is no more than a protocol that finds the end of a request: a tenth of
+the processor time that a web framework would take from the contenders.
+
+`GET /flight` answers with how many requests were in flight, from when to when: [[seconds of the monotonic clock, count
+from then on], …].
 """
 
 from __future__ import annotations
@@ -8,54 +13,106 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
+import random
+import time
+from collections.abc import Callable
 from typing import Any
 
-from aiohttp import web
 from report import say
 
 USAGE = {"prompt_tokens": 900, "completion_tokens": 40, "total_tokens": 940}
 TEXT = "The listing shows what was asked for; the last step is done and nothing else is left to do. " * 2
+COMMANDS = {"noop": '{"note": "go on"}', "terminal": '{"command": "true"}'}
+SPREAD = math.log(10) / 2.3263
+"""Standard deviation of the logarithm of a latency whose 99th percentile is ten times its median."""
+
+
+def http(body: bytes) -> bytes:
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode("ascii") + body
 
 
 def completion(message: dict[str, Any], reason: str) -> bytes:
     choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason, "logprobs": None}
     body = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "bench", "choices": [choice]}
-    return json.dumps({**body, "usage": USAGE}).encode()
+    return http(json.dumps({**body, "usage": USAGE}).encode())
 
 
-def tool_call(turn: int) -> bytes:
-    call = {"id": f"call_{turn}", "type": "function", "function": {"name": "noop", "arguments": '{"note": "go on"}'}}
+def tool_call(turn: int, tool: str) -> bytes:
+    function = {"name": tool, "arguments": COMMANDS[tool]}
+    call = {"id": f"call_{turn}", "type": "function", "function": function}
     return completion({"content": TEXT, "tool_calls": [call]}, "tool_calls")
 
 
-class Server:
-    """Counts the assistant's messages in what it is sent, without parsing it: the server must not be what is slow."""
+class Model:
+    """What is answered, when, and how many requests are in flight meanwhile."""
 
-    def __init__(self, turns: int, latency: float) -> None:
+    def __init__(self, turns: int, latency: Callable[[], float], tool: str) -> None:
         self.latency = latency
-        self.answers = [*(tool_call(turn) for turn in range(turns - 1)), completion({"content": TEXT}, "stop")]
+        self.answers = [*(tool_call(turn, tool) for turn in range(turns - 1)), completion({"content": TEXT}, "stop")]
+        self.flight: list[tuple[float, int]] = [(time.monotonic(), 0)]
 
-    async def answer(self, request: web.Request) -> web.Response:
-        body = await request.read()
-        asked = body.count(b'"role": "assistant"') + body.count(b'"role":"assistant"')
-        await asyncio.sleep(self.latency)
-        return web.Response(body=self.answers[asked], content_type="application/json")
+    def count(self, by: int) -> None:
+        self.flight.append((time.monotonic(), self.flight[-1][1] + by))
 
 
-async def serve(turns: int, latency: float) -> None:
-    app = web.Application(client_max_size=1 << 30)
-    app.router.add_post("/v1/chat/completions", Server(turns, latency).answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
-    host, port = runner.addresses[0][:2]
+class Connection(asyncio.Protocol):
+    """Requests of one client, one after the other; Content-Length is there, as every contender sends it."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.buffer = model, bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        head = self.buffer.find(b"\r\n\r\n")
+        if head < 0:
+            return
+        end = head + 4 + self._length(head)
+        if len(self.buffer) < end:
+            return
+        request = bytes(self.buffer[:end])
+        del self.buffer[:end]
+        if request.startswith(b"GET"):
+            self.transport.write(http(json.dumps(self.model.flight).encode()))
+            return
+        # Without parsing the JSON: the server must not be what is slow.
+        asked = request.count(b'"role": "assistant"') + request.count(b'"role":"assistant"')
+        self.model.count(1)
+        asyncio.get_running_loop().call_later(self.model.latency(), self._answer, asked)
+
+    def _length(self, head: int) -> int:
+        name = b"\r\ncontent-length:"
+        at = self.buffer[:head].lower().find(name)
+        return 0 if at < 0 else int(self.buffer[at + len(name) : head].split(b"\r\n", 1)[0])
+
+    def _answer(self, asked: int) -> None:
+        self.model.count(-1)
+        self.transport.write(self.model.answers[asked])
+
+
+def latency(median: float, shape: str) -> Callable[[], float]:
+    """Seconds until the next answer: always the same, or spread so that p99 is ten times the median."""
+    drawn = random.Random(0)
+    return (lambda: median) if shape == "fixed" else lambda: median * drawn.lognormvariate(0.0, SPREAD)
+
+
+async def serve(options: argparse.Namespace) -> None:
+    model = Model(options.turns, latency(options.latency, options.shape), options.tool)
+    listening = await asyncio.get_running_loop().create_server(lambda: Connection(model), "127.0.0.1", 0, backlog=4096)
+    host, port = listening.sockets[0].getsockname()[:2]
     say(f"http://{host}:{port}/v1")
-    await asyncio.Event().wait()
+    await listening.serve_forever()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, required=True)
-    parser.add_argument("--latency", type=float, required=True, help="seconds")
-    options = parser.parse_args()
-    asyncio.run(serve(options.turns, options.latency))
+    parser.add_argument("--latency", type=float, required=True, help="seconds; the median where it is spread")
+    parser.add_argument("--shape", choices=["fixed", "lognormal"], default="fixed")
+    parser.add_argument("--tool", choices=COMMANDS, default="noop")
+    asyncio.run(serve(parser.parse_args()))

@@ -1,7 +1,8 @@
 """Between threads and event loops: a function that blocks, run without holding up the loop, and the way back.
 
-A thread of its own for each call, and one that does not keep the program alive: the pool of the event loop
-has few threads, and a function that hangs would take one of them from everybody for good.
+No call waits for the thread of another one, and none of them keeps the program alive: the pool of the event loop has
+few threads, and a function that hangs would take one of them from everybody for good. A thread that has nothing left to
+do stays for a while, since to begin one costs more than most calls.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import queue
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
@@ -19,6 +21,8 @@ from hermes_rl.errors import UserError
 T = TypeVar("T")
 
 
+IDLE = 5.0
+"""Seconds that a thread stays without work."""
 PATIENCE = 0.5
 """Seconds between two looks at whether the loop that is to answer still runs."""
 
@@ -68,8 +72,41 @@ async def in_thread(function: Callable[[], T]) -> T:
         except RuntimeError:
             return  # the loop was closed: nobody waits any more
 
-    threading.Thread(target=work, name="hermes-rl-tool", daemon=True).start()
+    _hand_over(work)
     return await future
+
+
+_Jobs = queue.SimpleQueue[Callable[[], None]]
+_idle: list[_Jobs] = []
+"""Where threads without work wait for some, the last one first. Its steps are atomic, so it needs no lock."""
+
+
+def _hand_over(work: Callable[[], None]) -> None:
+    try:
+        _idle.pop().put(work)
+    except IndexError:
+        threading.Thread(target=_work_on, args=(work,), name="hermes-rl-tool", daemon=True).start()
+
+
+def _work_on(work: Callable[[], None] | None) -> None:
+    jobs: _Jobs = queue.SimpleQueue()
+    while work is not None:
+        work()
+        work = None  # what the call held is free while the thread waits
+        _idle.append(jobs)
+        work = _next(jobs)
+
+
+def _next(jobs: _Jobs) -> Callable[[], None] | None:
+    try:
+        return jobs.get(timeout=IDLE)
+    except queue.Empty:
+        pass
+    try:
+        _idle.remove(jobs)
+    except ValueError:
+        return jobs.get()  # somebody took it from the list in the same moment, and is about to hand work over
+    return None
 
 
 def _carried(error: BaseException) -> BaseException:

@@ -44,7 +44,7 @@ from hermes_rl.servers.base import Reasoning
 from hermes_rl.servers.factory import config_from_spec, create_role
 from hermes_rl.servers.scripted import Script
 from hermes_rl.spec.model import NO_TOOLSETS, Agent, Spec
-from hermes_rl.spec.templates import render_section
+from hermes_rl.spec.templates import has_template, render_section
 from hermes_rl.tools.artifacts import Artifact, Request
 from hermes_rl.tools.machine import ToolRuntime
 
@@ -79,6 +79,9 @@ class CompiledSpec:
         """Where artifacts are kept; None where a run keeps none."""
         self.images: dict[str, set[str]] = {}
         """Digests of the images that graded rollouts were played in, by the name that the spec has for each."""
+        self._folder = spec.folder
+        self._sandbox: SandboxConfig | None = None
+        """That of every row, where no template makes them differ."""
 
     @property
     def has_group_rewards(self) -> bool:
@@ -99,7 +102,7 @@ class CompiledSpec:
         Raises:
             RunError, UserError: they cannot be had; see `Tooling.open`.
         """
-        await self._open(sandbox_config(self.spec, row))
+        await self._open(self._sandbox_of(row))
 
     async def _open(self, config: SandboxConfig) -> None:
         await self.tooling.open(config)
@@ -128,13 +131,13 @@ class CompiledSpec:
 
     def prompt(self, row: Row) -> list[Message]:
         return with_thinking(
-            messages_of(self.spec.prompt, row, self.spec.folder), self.spec.env.get("custom_thinking_prompt")
+            messages_of(self.spec.prompt, row, self._folder), self.spec.env.get("custom_thinking_prompt")
         )
 
     @asynccontextmanager
     async def machine(self, seat: Seat) -> AsyncIterator[ToolRuntime]:
         state = self._state(seat.row)
-        config = sandbox_config(self.spec, seat.row)
+        config = self._sandbox_of(seat.row)
         await self._open(config)
         toolkit = self.tooling.toolkit(seat.group, state)
         for role in self.roles.values():
@@ -146,6 +149,14 @@ class CompiledSpec:
                 yield runtime
         finally:
             self._forget(seat)
+
+    def _sandbox_of(self, row: Row) -> SandboxConfig:
+        if self._sandbox is not None:
+            return self._sandbox
+        config = sandbox_config(self.spec, row)
+        if not has_template(self.spec.sandbox.model_dump(exclude_unset=True)):
+            self._sandbox = config
+        return config
 
     def _state(self, row: Row) -> Any:
         """The rollout's own state object, where the spec has one."""
@@ -212,11 +223,14 @@ class CompiledSpec:
         )
 
     def _register_scripts(self, seat: Seat) -> None:
+        user = self.spec.user
+        user_scripted = user is not None and self.roles[user.server].scripted
+        if not self.policy.scripted and not user_scripted:
+            return
         roles = Counter(message["role"] for message in self.prompt(seat.row))
         if self.policy.scripted:
             self.policy.register(seat.id, self.script(seat, roles["assistant"]))
-        user = self.spec.user
-        if user is not None and self.roles[user.server].scripted:
+        if user is not None and user_scripted:
             self.roles[user.server].register(user_id(seat.id), user_script(self.spec, seat.row, roles["user"]))
 
     def script(self, seat: Seat, prior: int) -> Script:

@@ -29,6 +29,7 @@ Listener = Callable[[Rollout], None]
 """Called with every finished rollout, failed attempts included, before anything else is done with it."""
 
 Encode = Callable[[Rollout], Awaitable[None]]
+Prepare = Callable[[Group], Awaitable[None]]
 
 
 class Player:
@@ -41,6 +42,8 @@ class Player:
         policy: another policy than the environment's own.
         memory: rollouts that are there already.
         encode: gives a graded rollout its tokens before the listener hears of it.
+        prepare: what an ended group goes through before it is handed on, beside all that is played meanwhile.
+        spend: hears of every rollout that was played, before another one begins in its place.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class Player:
         policy: ChatServer | None = None,
         memory: Memory | None = None,
         encode: Encode | None = None,
+        prepare: Prepare | None = None,
+        spend: Listener | None = None,
         replays: int = REPLAYS,
     ) -> None:
         self.environment = environment
@@ -62,6 +67,8 @@ class Player:
         self.policy = policy if policy is not None else environment.policy
         self.memory = memory or NoMemory()
         self.encode = encode
+        self.prepare = prepare
+        self.spend = spend or (lambda rollout: None)
         self.replays = replays
         self.open = 0
         """Members of started groups that have not ended."""
@@ -80,17 +87,14 @@ class Player:
         With `whole` the first member that fails for good ends the others and the group is dropped; without, every
         member is played to its end and the failed ones stay without a score.
         """
-        members = [asyncio.create_task(self.member(Seat(row, group, index, size))) for index in range(size)]
-        self.open += size
+        members: list[asyncio.Task[Rollout]] = []
+        for index in range(size):
+            place = _Place(self, on_change)
+            member = asyncio.create_task(self.member(Seat(row, group, index, size), place.leave))
+            member.add_done_callback(place.leave)
+            members.append(member)
         finish = asyncio.create_task(self._finish(Group(group, row, []), members, whole))
-
-        def ended(_: asyncio.Task[Rollout]) -> None:
-            self.open -= 1
-            if on_change is not None:
-                on_change()
-
         for member in members:
-            member.add_done_callback(ended)
             # A task that is cancelled before its first step runs no `finally`.
             finish.add_done_callback(partial(_cancel_one, member))
         return finish
@@ -107,21 +111,33 @@ class Player:
         finally:
             await _cancel(members)
         group.rollouts = [task.result() for task in members if not task.cancelled()]
-        return await self._group_level(group)
+        await self._group_level(group)
+        if self.prepare is not None:
+            await self.prepare(group)
+        return group
 
-    async def member(self, seat: Seat) -> Rollout:
-        """Play one seat, anew where infrastructure failed, until it is graded or given up."""
+    async def member(self, seat: Seat, played: Callable[[], None] = lambda: None) -> Rollout:
+        """Play one seat, anew where infrastructure failed, until it is graded or given up.
+
+        `played` hears when nothing is left but to write it down: then another rollout may begin.
+        """
         known = await self.memory.recall(seat)
         if known is not None:
             self._credit(known)
             return known
         first = self.memory.attempts(seat)
-        async with self.slots:
-            for attempt in range(first, first + self.replays + 1):
+        for attempt in range(first, first + self.replays + 1):
+            async with self.slots:
                 rollout = await self.play(replace(seat, attempt=attempt))
-                await self._keep(rollout)
-                if not rollout.ending.rule.retried:
-                    break
+            self.spend(rollout)
+            last = not rollout.ending.rule.retried or attempt == first + self.replays
+            if last:
+                played()
+                # The next one begins first, so that its model works while this one is written down.
+                await asyncio.sleep(0)
+            await self._keep(rollout)
+            if last:
+                break
         return rollout
 
     async def _keep(self, rollout: Rollout) -> None:
@@ -184,11 +200,11 @@ class Player:
         fixed = isinstance(self.environment.treatment(rollout.ending), int | float)
         rollout.credit = None if fixed or rollout.score is None else self.environment.credit(rollout)
 
-    async def _group_level(self, group: Group) -> Group:
+    async def _group_level(self, group: Group) -> None:
         """The rewards that compare the members; only then are their scores known."""
         unheard = [rollout for rollout in group.rollouts if rollout.error is None and rollout.score is None]
         if not self.environment.has_group_rewards or not unheard:
-            return group
+            return
         if group.dropped is not None:
             for rollout in unheard:
                 rollout.error = f"not compared with its group, of which another member failed: {group.detail}"
@@ -196,7 +212,6 @@ class Player:
             await self._compare(group)
         for rollout in unheard:
             self.listener(rollout)
-        return group
 
     async def _compare(self, group: Group) -> None:
         try:
@@ -207,6 +222,22 @@ class Player:
             for rollout in group.rollouts:
                 rollout.fail(failure)
             group.dropped, group.detail = failure.ending, failure.detail
+
+
+class _Place:
+    """A rollout's place among those that are open; it is left once, also by a task that never began."""
+
+    def __init__(self, player: Player, on_change: Callable[[], None] | None) -> None:
+        self._player: Player | None = player
+        self._on_change = on_change
+        player.open += 1
+
+    def leave(self, *_: object) -> None:
+        player, self._player = self._player, None
+        if player is not None:
+            player.open -= 1
+            if self._on_change is not None:
+                self._on_change()
 
 
 def _cancel_one(member: asyncio.Task[Rollout], _: object) -> None:

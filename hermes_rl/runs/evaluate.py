@@ -145,6 +145,7 @@ class _Evaluate:
             listener=self._keep,
             policy=policy,
             memory=self.kept,
+            spend=self.budget.spend,
         )
         there = sum(map(self.kept.complete, self.kept.groups))
         total = rows.length if isinstance(rows, Rows) else None
@@ -187,7 +188,6 @@ class _Evaluate:
         return self.stopped is None
 
     def _keep(self, rollout: Rollout) -> None:
-        self.budget.spend(rollout)
         self.kept.keep(rollout)
         if self.listener is not None:
             self.listener(rollout)

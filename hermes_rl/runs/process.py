@@ -120,8 +120,16 @@ class _Process:
         self.curriculum = Curriculum(plan.prefer_differing)
         self.summary = ProcessSummary()
         self.admission = admission(plan.concurrency, environment.policy)
+        self._lines: dict[str, list[bytes]] = {}
+        """What is to be written of groups that have ended, by their id."""
         self.player = Player(
-            environment, concurrency=plan.concurrency, listener=self._keep, memory=kept, encode=encoder.encode
+            environment,
+            concurrency=plan.concurrency,
+            listener=self._keep,
+            memory=kept,
+            encode=encoder.encode,
+            prepare=self._prepare,
+            spend=budget.spend,
         )
 
     async def _look_at_what_is_there(self) -> None:
@@ -151,7 +159,7 @@ class _Process:
         playing = play_groups(self.player, source, self.plan.group_size, admission=self.admission, wanted=self._wanted)
         async with aclosing(playing):
             async for group in playing:
-                await self._take(group)
+                self._take(group)
         if self.complete < self.plan.groups and self.summary.stopped is None:
             raise RunError(self._nothing_left())
         self.summary.failed = dict(self.budget.failures)
@@ -170,15 +178,20 @@ class _Process:
 
     def _keep(self, rollout: Rollout) -> None:
         self.summary.rollouts += 1
-        self.budget.spend(rollout)
         self.kept.keep(rollout)
 
-    async def _take(self, group: Group) -> None:
-        keep = group.dropped is None and not (group.uniform and self.plan.drop_uniform)
-        if keep:
+    async def _prepare(self, group: Group) -> None:
+        """Make the lines of a group; what takes long here holds up no other group."""
+        self.curriculum.count(group.row.key, [rollout.score for rollout in group.rollouts])
+        if group.dropped is None and not (group.uniform and self.plan.drop_uniform):
             await self.encoder.encode_group(group)
             records = group_records(group, self.plan.generation_params, self.plan.run)
-            self.groups.journal.append_lines([await encoded(record) for record in records])
+            self._lines[group.id] = [await encoded(record) for record in records]
+
+    def _take(self, group: Group) -> None:
+        lines = self._lines.pop(group.id, None)
+        if lines is not None:
+            self.groups.journal.append_lines(lines)
             self.summary.written += 1
         elif group.dropped is not None:
             self.progress.note(f"group {group.id} dropped ({group.dropped}): {group.detail}")
@@ -187,8 +200,7 @@ class _Process:
         if self.quarantine.count(group):
             self.progress.note(f"row {group.row.key} is set aside: it failed again and again ({group.detail})")
         self._give_up()
-        self.curriculum.count(group.row.key, [rollout.score for rollout in group.rollouts])
-        self.log.group(group, self.complete if keep else None)
+        self.log.group(group, self.complete if lines is not None else None)
         self.budget.count(group)
         self.progress.step(self.complete, group)
 

@@ -178,6 +178,15 @@ def evaluate(expression: str, row: Mapping[str, Any], *, where: str = "", key: s
     return _rendered(f"{{{{ {expression} }}}}", row, where, key)
 
 
+def has_template(value: Any) -> bool:
+    """Whether any text of a value is a template."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return any(has_template(item) for item in value)
+    return is_template(value)
+
+
 def columns_used(value: Any) -> dict[str, int]:
     """The columns that the templates of a value read, each with the line of its template that reads it first.
 

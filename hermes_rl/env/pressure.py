@@ -10,6 +10,8 @@ from typing import Any
 
 from atroposlib.envs.base import EvalHandlingEnum
 
+from hermes_rl.rollouts.admission import Admission
+
 
 class Pressure:
     """Mixin of `HermesAgentBaseEnv`: replaces how BaseEnv reacts to a full queue."""
@@ -23,6 +25,8 @@ class Pressure:
     status_dict: dict[str, Any]
 
     queue_is_full = False
+    admission: Admission | None = None
+    """Decides how many rollouts are open, where their number is not fixed; None: as many as `max_num_workers` says."""
 
     async def get_status(self) -> None:
         """As BaseEnv's; of a full queue BaseEnv is told that one place is left, so that it cancels nothing.
@@ -32,6 +36,8 @@ class Pressure:
         await super().get_status()  # type: ignore[misc]
         status, config = self.status_dict, self.config
         self.queue_is_full = False
+        if self.admission is not None:
+            self.max_num_workers = self._carried(self.admission)
         if config.batch_size <= 0 or config.max_batches_offpolicy <= 0 or config.min_batch_allocation is not None:
             return
         full = -(-config.max_batches_offpolicy * config.batch_size // config.group_size)
@@ -45,6 +51,13 @@ class Pressure:
         if self.queue_is_full or self._room() <= len(self.workers):
             return
         await super().add_train_workers()  # type: ignore[misc]
+
+    def _carried(self, admission: Admission) -> int:
+        """Groups that may be open; never fewer than are."""
+        groups = len(self.workers)
+        while admission.admits(groups * self.config.group_size):
+            groups += 1
+        return max(1, groups)
 
     def _room(self) -> int:
         """Groups that may be in flight: workers, and what the queue still takes."""

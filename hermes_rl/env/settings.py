@@ -12,7 +12,7 @@ from hermes_rl.spec.model import Spec
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 
 CONCURRENCY = 64
-"""Rollouts that Atropos' workers play at a time where the spec does not say."""
+"""Rollouts at a time where the spec does not say and Atropos' own loops, which do not measure, play them."""
 MAX_TOKEN_LENGTH = 32768
 """Tokens of a sequence where neither the spec nor the trainer bounds it."""
 

@@ -21,6 +21,7 @@ from hermes_rl.env.servers import HermesServerManager, server_config
 from hermes_rl.env.settings import env_config, server_configs
 from hermes_rl.env.too_long import TooLong
 from hermes_rl.errors import HermesRLError
+from hermes_rl.rollouts.admission import Admission, admission
 from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
 from hermes_rl.rollouts.curriculum import Curriculum
 from hermes_rl.rollouts.groups import repeated
@@ -52,6 +53,7 @@ class SpecEnv(HermesAgentBaseEnv):
         serve = self.spec.serve
         self.longest_sent, self.allow_inexact = serve.max_token_length, serve.allow_inexact
         self.max_staleness, self.keep_stale = serve.max_staleness, serve.on_stale == "keep"
+        self.admission = self._admission()
         self.too_long = TooLong(serve.on_too_long, self.sequence_counts)
         self.directory: RunDirectory | None = None
         self.progress = Progress(quiet=True)
@@ -76,6 +78,12 @@ class SpecEnv(HermesAgentBaseEnv):
         if configs != server_configs(self.spec):
             self.compiled.roles[POLICY] = create_role(POLICY, [server_config(config) for config in configs])
         return HermesServerManager(configs, server_class=self.server_cls, role=self.compiled.policy)
+
+    def _admission(self) -> Admission | None:
+        """As many rollouts as are carried, unless the spec, or Atropos' own field, fixes their number."""
+        number = self.spec.serve.concurrency
+        found = admission(number, self.compiled.policy)
+        return found if number is None and "max_num_workers" not in self.spec.env else None
 
     async def weights_now(self) -> int | None:
         return await self.compiled.policy.weights()

@@ -1,14 +1,16 @@
 """Files for supervised and preference training, made from the rollouts of a run of process mode.
 
-The shapes are those that TRL and Axolotl load (docs/tokens.md). Everything that differs from row to row in its keys is
-JSON as text, since the loaders of both merge the keys of all rows. Tokens are there where they are known for every row
-of the file; a rollout of several sequences is several rows.
+The shapes are those that TRL and Axolotl load (docs/tokens.md). Messages are what chat templates take: arguments are
+objects, and there are no keys without a value, since templates ask which keys are there. A rollout of several sequences
+is several rows.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,57 +22,80 @@ from hermes_rl.runs.journal import Journal
 from hermes_rl.runs.kept import Kept
 from hermes_rl.runs.records import GROUP_KEYS, atropos_messages
 from hermes_rl.runs.restore import rollout_of
+from hermes_rl.tokens.messages import for_template, history_named
 from hermes_rl.tokens.sequence import Sequence
+from hermes_rl.tokens.tokenizer import Tokenizer
 
-FILES: Mapping[str, str] = {"sft": "sft.jsonl", "dpo": "dpo.jsonl"}
-_KEPT = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
+FILES: Mapping[str, tuple[str, ...]] = {"sft": ("sft.jsonl",), "dpo": ("dpo.jsonl", "dpo-text.jsonl")}
+_KEPT = ("role", "tool_call_id", "name", "reasoning_content")
 
 
-def sft_rows(group: Group) -> Iterator[dict[str, Any]]:
-    """A row per sequence of each rollout that is trained on: messages, and tokens with labels where they are known."""
-    for rollout in group.rollouts:
-        if rollout.masked or rollout.result is None:
-            continue
-        row = {**_conversation(rollout), "score": rollout.score, "group": group.id, "rollout": rollout.id}
-        if not rollout.sequences:
-            yield row
-        yield from ({**row, **_labelled(sequence)} for sequence in rollout.sequences or ())
+def sft_rows(group: Group, *, tokens: bool) -> Iterator[dict[str, Any]]:
+    """A row per sequence of each rollout that is trained on; without `tokens` a row per rollout, messages alone."""
+    for rollout in _trained(group):
+        conversation = {"messages": _messages(rollout), "tools": _tools(rollout)}
+        row = {**conversation, "score": rollout.score, "group": group.id, "rollout": rollout.id}
+        yield from ({**row, **_labelled(one)} for one in rollout.sequences or ()) if tokens else (row,)
 
 
 def dpo_rows(group: Group) -> Iterator[dict[str, Any]]:
-    """The best and the worst rollout of a group as a pair; nothing where they are equal."""
-    scored = [one for one in group.rollouts if one.score is not None and one.result is not None and not one.masked]
-    if not scored:
-        return
-    best, worst = max(scored, key=_score), min(scored, key=_score)
-    if _score(best) == _score(worst):
-        return
-    assert best.result is not None and worst.result is not None
-    prompt = best.result.prompt_length
-    yield {
-        "prompt": [_message(one) for one in atropos_messages(best)[:prompt]],
-        "chosen": [_message(one) for one in atropos_messages(best)[prompt:]],
-        "rejected": [_message(one) for one in atropos_messages(worst)[prompt:]],
-        "tools": _tools(best),
-        "chosen_score": best.score,
-        "rejected_score": worst.score,
-        "group": group.id,
-    }
+    """The best and the worst rollout of a group as a pair of messages; nothing where they are equal."""
+    for best, worst in _pair(group):
+        assert best.result is not None
+        prompt = best.result.prompt_length
+        yield {
+            "prompt": _messages(best)[:prompt],
+            "chosen": _messages(best)[prompt:],
+            "rejected": _messages(worst)[prompt:],
+            "tools": _tools(best),
+            **_told(best, worst),
+        }
 
 
-def write_format(kind: str, directory: RunDirectory, kept: Kept, groups: Journal) -> tuple[Path, int]:
-    """Write the file anew from the groups that are there; returns it and its number of rows. Blocks."""
-    path = directory.path / FILES[kind]
-    make = sft_rows if kind == "sft" else dpo_rows
-    partial = path.with_suffix(".partial")
+def dpo_text_rows(group: Group, tokenizer: Tokenizer | None) -> Iterator[dict[str, Any]]:
+    """The same as texts, control tokens included, as the model saw and wrote them.
+
+    Nothing where tokens are not known, or where a rollout is several sequences.
+    """
+    for best, worst in _pair(group):
+        chosen, rejected = _parts(best), _parts(worst)
+        if tokenizer is None or chosen is None or rejected is None or chosen[0] != rejected[0]:
+            continue
+        texts = map(tokenizer.decode, (*chosen, rejected[1]))
+        yield {**dict(zip(("prompt", "chosen", "rejected"), texts, strict=True)), **_told(best, worst)}
+
+
+def write_format(
+    kind: str, directory: RunDirectory, kept: Kept, groups: Journal, tokenizer: Tokenizer | None
+) -> list[tuple[Path, int]]:
+    """Write the files anew from the groups that are there; returns each and its number of rows. Blocks."""
+    names = dict.fromkeys(line["group"] for line in groups.read(*GROUP_KEYS))
+    makers: list[Callable[[Group], Iterator[dict[str, Any]]]]
+    if kind == "sft":
+        # A trainer asks the first row whether there are tokens, and takes the others for the same.
+        known = all(rollout.sequences for name in names for rollout in _trained(_group(name, kept)))
+        makers = [partial(sft_rows, tokens=known)]
+    else:
+        makers = [dpo_rows, partial(dpo_text_rows, tokenizer=tokenizer)]
+    return [
+        _written(directory.path / file, (row for name in names for row in make(_group(name, kept))))
+        for file, make in zip(FILES[kind], makers, strict=True)
+    ]
+
+
+def _written(path: Path, rows: Iterable[dict[str, Any]]) -> tuple[Path, int]:
     count = 0
-    with partial.open("w", encoding="utf-8") as file:
-        for name in dict.fromkeys(line["group"] for line in groups.read(*GROUP_KEYS)):
-            for row in make(_group(name, kept)):
-                file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-                count += 1
-    partial.replace(path)
+    unfinished = path.with_suffix(".partial")
+    with unfinished.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+            count += 1
+    unfinished.replace(path)
     return path, count
+
+
+def _trained(group: Group) -> list[Rollout]:
+    return [rollout for rollout in group.rollouts if not rollout.masked and rollout.result is not None]
 
 
 def _group(name: str, kept: Kept) -> Group:
@@ -87,10 +112,6 @@ def _group(name: str, kept: Kept) -> Group:
     return Group(name, row, rollouts)
 
 
-def _conversation(rollout: Rollout) -> dict[str, Any]:
-    return {"messages": [_message(one) for one in atropos_messages(rollout)], "tools": _tools(rollout)}
-
-
 def _labelled(sequence: Sequence) -> dict[str, Any]:
     return {
         "input_ids": sequence.tokens,
@@ -99,23 +120,50 @@ def _labelled(sequence: Sequence) -> dict[str, Any]:
     }
 
 
+def _messages(rollout: Rollout) -> list[dict[str, Any]]:
+    return [_message(for_template(message)) for message in history_named(atropos_messages(rollout))]
+
+
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with every key, so that all rows have one shape; arguments of calls are JSON as text already."""
-    kept = {key: message.get(key) for key in _KEPT}
-    return {**kept, "content": _text(kept["content"]), "tool_calls": [_call(one) for one in kept["tool_calls"] or ()]}
+    """The message as templates take it; a call that could not be read is the text that it was."""
+    calls: list[dict[str, Any]] = []
+    content = message["content"] or ""
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        if isinstance(function["arguments"], dict):
+            calls.append({"id": call.get("id"), "type": "function", "function": dict(function)})
+        else:
+            content = "\n".join(filter(None, (content, function["arguments"])))
+    kept = {key: message[key] for key in _KEPT if message.get(key)}
+    return {**kept, "content": content, **({"tool_calls": calls} if calls else {})}
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    return {"id": call.get("id"), "type": "function", "function": dict(call["function"])}
+def _pair(group: Group) -> Iterator[tuple[Rollout, Rollout]]:
+    """The best and the worst; none where they are equal."""
+    scored = [one for one in _trained(group) if one.score is not None]
+    if scored:
+        best, worst = max(scored, key=_score), min(scored, key=_score)
+        if _score(best) > _score(worst):
+            yield best, worst
 
 
-def _text(content: Any) -> Any:
-    return "" if content is None else content
+def _told(best: Rollout, worst: Rollout) -> dict[str, Any]:
+    return {"chosen_score": best.score, "rejected_score": worst.score, "group": best.seat.group}
 
 
-def _tools(rollout: Rollout) -> str:
+def _parts(rollout: Rollout) -> tuple[array[int], array[int]] | None:
+    """Ids of the prompt and of all behind it, where they are one sequence."""
+    line = rollout.sequence
+    if line is None or not line.spans:
+        return None
+    start = line.spans[0].start
+    return line.ids[:start], line.ids[start:]
+
+
+def _tools(rollout: Rollout) -> str | None:
+    """As text, since their schemas have keys of their own; None where there are none, as templates ask for that."""
     assert rollout.result is not None
-    return json.dumps(list(rollout.result.tool_schemas), ensure_ascii=False)
+    return json.dumps(list(rollout.result.tool_schemas), ensure_ascii=False) if rollout.result.tool_schemas else None
 
 
 def _score(rollout: Rollout) -> float:

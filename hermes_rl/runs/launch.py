@@ -103,20 +103,26 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
             directory.add({"failed": summary.failed, "quarantined": summary.quarantined})
             directory.add_images(compiled.images)
             if spec.process.format != "atropos":
-                await asyncio.to_thread(_write_format, spec, compiled, directory, plan, launch.progress)
+                await asyncio.to_thread(_write_format, spec, compiled, directory, plan, launch.progress, encoder)
         for reason, count in encoder.reasons.most_common():
             launch.progress.note(f"{count} rollouts have no tokens: {reason}")
         return summary, directory
 
 
 def _write_format(
-    spec: Spec, compiled: CompiledSpec, directory: RunDirectory, plan: ProcessPlan, progress: Progress
+    spec: Spec,
+    compiled: CompiledSpec,
+    directory: RunDirectory,
+    plan: ProcessPlan,
+    progress: Progress,
+    encoder: Encoder,
 ) -> None:
     kept = Kept.of(directory, compiled, plan.group_size)
     with closing(kept), closing(directory.journal(plan.groups_path or "groups.jsonl")) as groups:
         kept.load()
-        path, count = write_format(spec.process.format, directory, kept, groups)
-    progress.note(f"{count} rows for {spec.process.format} in {path}")
+        written = write_format(spec.process.format, directory, kept, groups, encoder.tokenizer)
+    for path, count in written:
+        progress.note(f"{count} rows for {spec.process.format} in {path}")
 
 
 async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirectory]:

@@ -8,28 +8,45 @@ from typing import Any
 
 import pytest
 
+from hermes_rl.agent.result import AgentResult
+from hermes_rl.data.rows import Row
+from hermes_rl.rollouts.rollout import Group, Rollout, Seat
+from hermes_rl.runs.formats import dpo_rows, sft_rows
 from hermes_rl.runs.launch import Launch, run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import parse_spec
+from hermes_rl.tokens.sequence import Sequence
 from hermes_rl.tokens.tokenizer import load_tokenizer
+from tests.tokens.families import FAMILIES, tokenizer_of
 
 TEXT = """
 name: made
 dataset: {{items: [{{q: one}}, {{q: two}}]}}
 prompt: {{system: s, user: "{{{{ q }}}}"}}
 toolsets: [todo]
-solution: {{turns: [{{tools: [{{name: todo, args: {{todos: []}}}}]}}, {{say: "the answer is 7"}}]}}
+solution:
+  turns:
+    - tools: [{{name: todo, args: {{todos: []}}}}]
+    - tools: [{{name: todo, args: {{merge: true}}}}]
+    - say: "the answer is 7"
 rewards: {{right: {{fn: regex_match, args: {{pattern: "is 7"}}}}}}
 servers: {{policy: {{type: scripted, deviate: 0.5}}}}
 process: {{groups: 2, group_size: 2, format: {format}}}
 """
 
 
+CALLED = ("assistant", "tool")
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 async def made(kind: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     spec = parse_spec(TEXT.format(format=kind))
     _, directory = await run_process(spec, Launch("process", folder, progress=Progress(quiet=True)))
     path = directory.path / f"{kind}.jsonl"
-    return path, [json.loads(line) for line in path.read_text().splitlines()]
+    return path, lines(path)
 
 
 async def test_rows_for_supervised_training_have_messages_and_labels(tmp_path: Path) -> None:
@@ -40,7 +57,7 @@ async def test_rows_for_supervised_training_have_messages_and_labels(tmp_path: P
         assert len(row["input_ids"]) == len(row["labels"]) == len(row["attention_mask"])
         said = tokenizer.decode([label for label in row["labels"] if label != -100])
         assert said.startswith("<tool_call>") and said.endswith("<|im_end|>")
-        assert [message["role"] for message in row["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
+        assert [message["role"] for message in row["messages"]] == ["system", "user", *CALLED, *CALLED, "assistant"]
         assert json.loads(row["tools"])[0]["function"]["name"] == "todo"
     again, same = await made("sft", tmp_path / "run")
     assert (again, same) == (path, rows)
@@ -53,19 +70,81 @@ async def test_pairs_are_the_best_and_the_worst_of_each_group(tmp_path: Path) ->
         assert row["chosen_score"] > row["rejected_score"]
         assert [message["role"] for message in row["prompt"]] == ["system", "user"]
         assert row["chosen"][-1]["content"] == "the answer is 7" != row["rejected"][-1]["content"]
-        assert row["chosen"][0]["tool_calls"][0]["function"]["name"] == "todo"
+        assert row["chosen"][0]["tool_calls"][0]["function"] == {"name": "todo", "arguments": {"todos": []}}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sft", "dpo"])
-async def test_the_loader_of_trainers_reads_them(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pairs_are_texts_too_as_the_model_saw_and_wrote_them(tmp_path: Path) -> None:
+    path, pairs = await made("dpo", tmp_path / "run")
+    texts = lines(path.with_name("dpo-text.jsonl"))
+    tokenizer = load_tokenizer()
+    for text, pair in zip(texts, pairs, strict=True):
+        assert text["group"] == pair["group"]
+        for side in ("chosen", "rejected"):
+            whole = tokenizer.render(
+                pair["prompt"] + pair[side], json.loads(pair["tools"]), add_generation_prompt=False
+            )
+            assert text["prompt"] + text[side] == whole.rstrip("\n")
+
+
+def group_of(*messages: dict[str, Any]) -> Group:
+    row = Row(key="k", columns={}, index=0, digest="")
+    rollouts = []
+    for place in range(2):
+        result = AgentResult(messages=[{"role": "user", "content": "q"}, *messages], prompt_length=1)
+        rollouts.append(Rollout(Seat(row, "g", place, 2), 0, result=result, score=float(place)))
+    return Group("g", row, rollouts)
+
+
+def test_keys_without_a_value_are_not_there() -> None:
+    (row, _) = sft_rows(group_of({"role": "assistant", "content": None, "tool_calls": []}), tokens=False)
+    assert row["messages"] == [{"role": "user", "content": "q"}, {"role": "assistant", "content": ""}]
+    assert row["tools"] is None
+
+
+def test_a_call_that_could_not_be_read_is_text() -> None:
+    calls = [
+        {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1'}, "error": "no JSON"},
+        {"id": "2", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}},
+    ]
+    (pair,) = dpo_rows(group_of({"role": "assistant", "content": "so:", "tool_calls": calls}))
+    function = {"name": "add", "arguments": {"a": 1}}
+    assert pair["chosen"] == [
+        {
+            "role": "assistant",
+            "content": 'so:\n{"a": 1',
+            "tool_calls": [{"id": "2", "type": "function", "function": function}],
+        }
+    ]
+
+
+def test_one_rollout_without_tokens_is_a_file_without_tokens(tmp_path: Path) -> None:
+    """A trainer asks the first row alone."""
+    group = group_of({"role": "assistant", "content": "x"})
+    group.rollouts[0].sequences = [Sequence.of([1, 2], [-100, 2])]
+    assert [row.get("labels") for row in sft_rows(group, tokens=False)] == [None, None]
+    group.rollouts[1].sequences = [Sequence.of([1], [1]), Sequence.of([3], [3])]
+    assert [row["labels"] for row in sft_rows(group, tokens=True)] == [[-100, 2], [1], [3]]
+
+
+def loaded(path: Path) -> Any:
+    """The file as the loader of trainers reads it."""
     import datasets
 
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return datasets.load_dataset("json", data_files=str(path), split="train", cache_dir=str(path.parent / "cache"))
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+async def test_templates_give_what_was_seen_and_said_of_loaded_rows(kind: str, tmp_path: Path) -> None:
+    """Also those that ask which keys a message has, or take arguments as objects."""
     path, rows = await made(kind, tmp_path / "run")
-    loaded = datasets.load_dataset("json", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
-    key = "messages" if kind == "sft" else "chosen"
-    assert [[message["content"] for message in row[key]] for row in loaded] == [
-        [message["content"] for message in row[key]] for row in rows
-    ]
-    assert loaded[0]["tools"] == rows[0]["tools"]
+    for row, original in zip(loaded(path), rows, strict=True):
+        assert row["tools"] == original["tools"]
+        tools = json.loads(row["tools"])
+        side = row["messages"] if kind == "sft" else row["prompt"] + row["chosen"]
+        expected = original["messages"] if kind == "sft" else original["prompt"] + original["chosen"]
+        for name in ("small", *FAMILIES):
+            tokenizer = load_tokenizer() if name == "small" else tokenizer_of(name)
+            text = tokenizer.render(side, tools, add_generation_prompt=False)
+            assert text == tokenizer.render(expected, tools, add_generation_prompt=False)
+            if name == "small" and kind == "sft":
+                assert tokenizer.encode(text)[: len(row["input_ids"])] == row["input_ids"]

@@ -1,0 +1,60 @@
+"""TRL itself takes the files; where it is installed, which CI does not do: it is no dependency, and torch is large."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from tests.runs.test_formats import loaded, made
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+trl = pytest.importorskip("trl")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A transformer of a few thousand parameters, and the tokenizer."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(small_tokenizer_path())
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, **sizes)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def options(folder: Path) -> dict[str, Any]:
+    once = {"max_steps": 1, "per_device_train_batch_size": 2, "max_length": None}
+    return {
+        **once,
+        "output_dir": str(folder / "out"),
+        "report_to": [],
+        "use_cpu": True,
+        "bf16": False,
+        "save_strategy": "no",
+    }
+
+
+async def test_supervised_training_takes_tokens_and_labels_as_they_are(model: Path, tmp_path: Path) -> None:
+    path, rows = await made("sft", tmp_path / "run")
+    trainer = trl.SFTTrainer(str(model), args=trl.SFTConfig(**options(tmp_path)), train_dataset=loaded(path))
+    for taken, row in zip(trainer.train_dataset, rows, strict=True):
+        assert (taken["input_ids"], taken["labels"]) == (row["input_ids"], row["labels"])
+    trainer.train()
+
+
+async def test_preference_training_makes_of_messages_what_was_seen_and_said(model: Path, tmp_path: Path) -> None:
+    path, _ = await made("dpo", tmp_path / "run")
+    texts = loaded(path.with_name("dpo-text.jsonl"))
+    trainer = trl.DPOTrainer(str(model), args=trl.DPOConfig(**options(tmp_path)), train_dataset=loaded(path))
+    for taken, text in zip(trainer.train_dataset, texts, strict=True):
+        decode = trainer.processing_class.decode
+        assert decode(taken["prompt_ids"]) == text["prompt"]
+        assert [decode(taken[f"{side}_ids"]).rstrip("\n") for side in ("chosen", "rejected")] == [
+            text["chosen"],
+            text["rejected"],
+        ]
+    trainer.train()

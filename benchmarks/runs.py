@@ -1,7 +1,7 @@
 """What a run costs beside the way it is commonly written: groups, with a no-op tool, a reward and a line per group.
 
     python benchmarks/runs.py [--groups N] [--concurrency C] [--latency MS] [--shape fixed|lognormal] [--repetitions N]
-                              [--only NAME …]
+                              [--only NAME …] [--peer verifiers|inspect PYTHON] …
 
 One server process with a fixed latency (or one that is spread: its 99th percentile is ten times its median); 64 groups
 of 4 with four tool turns each by default. Contenders (`runs_contenders.py`), each in a process of its own, in turns:
@@ -12,7 +12,8 @@ of 4 with four tool turns each by default. Contenders (`runs_contenders.py`), ea
   the other, the group's rollouts together, each over the openai client with its tool in a pool of threads, and appends
   a line;
 - hermes-rl process: `runs.process` of a spec with its journals;
-- hermes-rl process, sandboxed: the same with a command in a sandbox for each tool turn, a sandbox for each rollout.
+- hermes-rl process, sandboxed: the same with a command in a sandbox for each tool turn, a sandbox for each rollout;
+- other frameworks (`peer_contenders.py`), where PYTHON is the interpreter of an environment that has one installed.
 
 The ideal is the time that the models alone would take: the waves of rollouts × the calls of each × the mean latency. No
 program reaches it where the machine has to do anything for a turn, and the server takes a part of the same cores; raw
@@ -44,7 +45,7 @@ Measured = dict[str, Any]
 
 def main() -> None:
     options = arguments()
-    measured: dict[str, list[Measured]] = {name: [] for name in options.only or CONTENDERS}
+    measured: dict[str, list[Measured]] = {name: [] for name in (*(options.only or CONTENDERS), *dict(options.peer))}
     with ExitStack() as stack:
         serving = {
             tool: stack.enter_context(server(TURNS, options.latency / 1000, options.shape, tool))
@@ -70,11 +71,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shape", choices=["fixed", "lognormal"], default="fixed", help="of the latency")
     parser.add_argument("--repetitions", type=int, default=3, help="of everything (default: 3)")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, help="these contenders")
+    parser.add_argument(
+        "--peer", nargs=2, action="append", default=[], help="verifiers or inspect, and its interpreter"
+    )
     return parser.parse_args()
 
 
 def play(name: str, url: str, options: argparse.Namespace) -> Measured:
-    command = [sys.executable, str(HERE / "runs_contenders.py"), name, url]
+    peers = dict(options.peer)
+    program = "peer_contenders.py" if name in peers else "runs_contenders.py"
+    command = [peers.get(name, sys.executable), str(HERE / program), name, url]
     command += [str(options.groups), str(options.concurrency)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     measured: Measured = json.loads(done.stdout.splitlines()[-1])
@@ -105,7 +111,7 @@ def summary(measured: dict[str, list[Measured]], options: argparse.Namespace) ->
             spread([run["flight"] for run in runs]),
             "" if runs[0]["useful"] is None else spread([1000 * run["cpu"] / run["useful"] for run in runs], 1),
         ]
-        rows.append([name, *cells])
+        rows.append([f"{name} {runs[0].get('version', '')}".rstrip(), *cells])
     heads = ["", "CPU ms per turn", "to raw", "to one group at a time", "times as fast as that", "share of the ideal"]
     return table([*heads, "in flight", "CPU ms per useful group"], rows)
 

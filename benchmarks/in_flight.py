@@ -3,8 +3,10 @@
     python benchmarks/in_flight.py [--rollouts 10 100 1000 5000] [--latency SECONDS]
 
 Each number of rollouts is played at once, in a process of its own, against a server that answers after ten seconds:
-one model call and a reward each, journal included, no sandbox and no tokens. Memory is what the process grew by until
-all of them waited, by rollout.
+one model call and a reward each, journal included, no sandbox and no tokens. A few rollouts with a server that does not
+wait come before, so that no figure holds the first use of anything. Memory is what the process grew by until all of
+them waited, by rollout. What measuring itself takes, some ten thousand looks at the clock, is measured before and left
+out of the processor time.
 """
 
 from __future__ import annotations
@@ -17,57 +19,69 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from loop import server
 from report import machine, say, table
-from runs_contenders import SIZE, Tally, hermes_rl
+from runs_contenders import SIZE, Run, Tally, hermes_rl
+
+WARM = 64
+"""Rollouts that are played before the measured ones."""
+BEAT, LOOK, IDLE = 0.005, 0.25, 2.0
+"""Seconds between two looks at the clock, between two at the memory, and for which the cost of both is measured."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, nargs="+", default=[10, 100, 1000, 5000])
     parser.add_argument("--latency", type=float, default=10.0, help="of the server, in seconds (default: 10)")
-    parser.add_argument("--url", help=argparse.SUPPRESS)
+    parser.add_argument("--urls", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    if options.url:
-        say(json.dumps(asyncio.run(measure(options.rollouts[0], options.url))))
+    if options.urls:
+        say(json.dumps(asyncio.run(measure(options.rollouts[0], *options.urls))))
         return
     rows = []
-    with server(1, options.latency) as url:
+    with server(1, options.latency) as slow, server(1, 0.0) as fast:
         for count in options.rollouts:
-            command = [sys.executable, __file__, "--url", url, "--rollouts", str(count)]
+            command = [sys.executable, __file__, "--urls", slow, fast, "--rollouts", str(count)]
             found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
             rows.append([str(count), *(f"{found[name]:.2f}" for name in ("kB", "lag_p99", "lag_max", "cpu"))])
     say(f"{options.latency:g} s latency.\n{machine()}.\n")
     say(table(["rollouts in flight", "kB each", "lag p99, ms", "longest lag, ms", "CPU ms per rollout"], rows))
 
 
-async def measure(count: int, url: str) -> dict[str, float]:
+async def measure(count: int, slow: str, fast: str) -> dict[str, float]:
     lags: list[float] = []
+    most = 0
+    with tempfile.TemporaryDirectory() as folder:
+        await (await prepared(WARM, fast, folder))(Tally())
 
     async def beat() -> None:
+        nonlocal most
+        looked = 0.0
         while True:
             began = time.perf_counter()
-            await asyncio.sleep(0.005)
-            lags.append(1000 * (time.perf_counter() - began - 0.005))
+            await asyncio.sleep(BEAT)
+            lags.append(1000 * (time.perf_counter() - began - BEAT))
+            if began - looked > LOOK:
+                looked, most = began, max(most, memory())
+
+    cost = await idle_cost(beat)
 
     with tempfile.TemporaryDirectory() as folder:
-        given = argparse.Namespace(url=url, groups=-(-count // SIZE), concurrency=count)
-        run = await hermes_rl(given, Path(folder))
-        before, cpu = memory(), time.process_time()
+        run = await prepared(count, slow, folder)
+        lags.clear()
+        before, cpu, wall = memory(), time.process_time(), time.perf_counter()
         tally = Tally()
-        beating, playing = asyncio.create_task(beat()), asyncio.ensure_future(run(tally))
-        most = before
-        while not playing.done():
-            await asyncio.sleep(0.25)
-            most = max(most, memory())
+        beating = asyncio.create_task(beat())
+        await run(tally)
         beating.cancel()
-        used = time.process_time() - cpu
-        await playing
-        assert len(tally.ended) == given.groups
+        used = time.process_time() - cpu - cost * (time.perf_counter() - wall)
+        assert len(tally.ended) == groups(count)
     ordered = sorted(lags)
     return {
         "kB": (most - before) / 1000 / count,
@@ -75,6 +89,23 @@ async def measure(count: int, url: str) -> dict[str, float]:
         "lag_max": ordered[-1],
         "cpu": 1000 * used / count,
     }
+
+
+async def idle_cost(beat: Callable[[], Coroutine[Any, Any, None]]) -> float:
+    """Processor seconds per second that the measuring takes by itself."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    beating = asyncio.create_task(beat())
+    await asyncio.sleep(IDLE)
+    beating.cancel()
+    return (time.process_time() - cpu) / (time.perf_counter() - wall)
+
+
+async def prepared(count: int, url: str, folder: str) -> Run:
+    return await hermes_rl(argparse.Namespace(url=url, groups=groups(count), concurrency=count), Path(folder))
+
+
+def groups(count: int) -> int:
+    return -(-count // SIZE)
 
 
 def memory() -> int:

@@ -161,6 +161,7 @@ async def hermes_rl(options: argparse.Namespace, folder: Path, tools: str = NOOP
     from hermes_rl.rollouts.rollout import Group
     from hermes_rl.runs.budget import Budget
     from hermes_rl.runs.directory import RunDirectory
+    from hermes_rl.runs.heap import rare_full_collections
     from hermes_rl.runs.process import ProcessPlan, process
     from hermes_rl.runs.progress import Progress
     from hermes_rl.spec.load import parse_spec
@@ -185,7 +186,7 @@ async def hermes_rl(options: argparse.Namespace, folder: Path, tools: str = NOOP
     plan = ProcessPlan(SIZE, options.groups, concurrency=options.concurrency)
 
     async def run(tally: Tally) -> None:
-        with RunDirectory(folder / "run") as directory:
+        with RunDirectory(folder / "run") as directory, rare_full_collections():  # as the command line does it
             encoder = Encoder(None, "none of the contenders has one")
             async with compiled:
                 await process(compiled, rows, plan, directory, encoder=encoder, budget=Budget(), progress=Noted(tally))

@@ -15,6 +15,7 @@ import typer
 
 from hermes_rl.cli.policy import with_policy
 from hermes_rl.runs.evaluate import Evaluation
+from hermes_rl.runs.heap import rare_full_collections
 from hermes_rl.runs.launch import Launch, run_evaluate, run_process
 from hermes_rl.runs.process import ProcessSummary
 from hermes_rl.runs.progress import Progress
@@ -57,7 +58,8 @@ def run_spec(request: Request) -> int:
         progress.note("demo: a scripted policy plays; no model, network or container is used")
     launch = Launch(request.mode, request.out, request.fresh, environ, progress)
     try:
-        return _MODES[request.mode](spec, launch)
+        with rare_full_collections():
+            return _MODES[request.mode](spec, launch)
     except KeyboardInterrupt:
         progress.note(f"interrupted; {_AFTERWARDS[request.mode]}")
         return INTERRUPTED

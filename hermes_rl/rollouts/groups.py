@@ -46,6 +46,8 @@ async def play_groups(
                 task = player.start(*following, size, whole=whole, on_change=changed.set)
                 task.add_done_callback(lambda _: changed.set())
                 running.add(task)
+                # Its rollouts take their first step before another group begins: thousands at once would stop the loop.
+                await asyncio.sleep(0)
             if not running:
                 return
             # Nobody says when a server, the cores or the memory have room again: that is looked at now and then.

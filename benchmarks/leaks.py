@@ -30,6 +30,7 @@ from hermes_rl.sandbox.cgroup import find_layout
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.model import Spec
+from hermes_rl.threads import IDLE
 from hermes_rl.tools.machine import find_runtime
 
 MARK = f"{os.getpid()}77"
@@ -95,7 +96,7 @@ async def play(spec: Spec, count: int, concurrency: int, seed: int) -> Counter[s
     """Play `count` rollouts; one in ten is cancelled, one in ten loses its sandbox."""
     async with CompiledSpec(spec) as world:
         ended = await _play(world, count, concurrency, seed)
-    await asyncio.sleep(0.2)  # connections to the policy end behind our back
+    await asyncio.sleep(IDLE + 0.5)  # threads without work end by themselves
     return ended
 
 

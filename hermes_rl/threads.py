@@ -21,7 +21,7 @@ from hermes_rl.errors import UserError
 T = TypeVar("T")
 
 
-IDLE = 5.0
+IDLE = 2.0
 """Seconds that a thread stays without work."""
 PATIENCE = 0.5
 """Seconds between two looks at whether the loop that is to answer still runs."""

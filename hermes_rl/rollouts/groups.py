@@ -6,6 +6,7 @@ This is the heart of every mode; what is done with a group is up to who asks for
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Iterable, Iterator
 from contextlib import suppress
 
@@ -34,29 +35,36 @@ async def play_groups(
     `contextlib.aclosing`.
     """
     running: set[asyncio.Task[Group]] = set()
+    ended: deque[asyncio.Task[Group]] = deque()
     changed = asyncio.Event()
     exhausted = False
+
+    def end(task: asyncio.Task[Group]) -> None:
+        ended.append(task)
+        changed.set()
+
     try:
         while True:
-            while not exhausted and admission.admits(player.open) and wanted(len(running)):
-                following = await anext(source, None)
-                if following is None:
-                    exhausted = True
-                    break
+            begins = not exhausted and admission.admits(player.open) and wanted(len(running))
+            following = await anext(source, None) if begins else None
+            exhausted = exhausted or (begins and following is None)
+            if following is not None:
                 task = player.start(*following, size, whole=whole, on_change=changed.set)
-                task.add_done_callback(lambda _: changed.set())
+                task.add_done_callback(end)
                 running.add(task)
                 # Its rollouts take their first step before another group begins: thousands at once would stop the loop.
                 await asyncio.sleep(0)
-            if not running:
+            elif not running:
                 return
-            # Nobody says when a server, the cores or the memory have room again: that is looked at now and then.
-            # (`wait_for` can lose a cancellation that comes in the same moment as what it waits for.)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None if exhausted else LOOK):
-                    await changed.wait()
+            else:
+                # Nobody says when a server, the cores or the memory have room again: that is looked at now and then.
+                # (`wait_for` can lose a cancellation that comes in the same moment as what it waits for.)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(None if exhausted else LOOK):
+                        await changed.wait()
             changed.clear()
-            for task in [task for task in running if task.done()]:
+            while ended:
+                task = ended.popleft()
                 running.discard(task)
                 yield task.result()
     finally:

@@ -52,3 +52,28 @@ def test_the_benchmark_of_tokens_prints_both_tables() -> None:
     printed = run("benchmarks/tokens.py", *sizes)
     for row in ("render", "merge", "request", "record", "nothing else", "sending"):
         assert f"| {row} | " in printed
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_runs_measures_every_contender() -> None:
+    printed = run("benchmarks/runs.py", "--groups", "4", "--concurrency", "8", "--latency", "1", "--repetitions", "1")
+    for contender in ("raw aiohttp", "one group at a time", "hermes-rl process", "hermes-rl process, sandboxed"):
+        assert f"| {contender} | " in printed
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_runs_has_latencies_that_are_spread() -> None:
+    sizes = ["--groups", "4", "--concurrency", "8", "--latency", "5", "--repetitions", "1"]
+    printed = run("benchmarks/runs.py", *sizes, "--shape", "lognormal", "--only", "hermes-rl process")
+    assert "5 ms latency (median, lognormal)" in printed
+
+
+@pytest.mark.slow
+def test_rollouts_in_flight_are_measured() -> None:
+    assert "| 8 | " in run("benchmarks/in_flight.py", "--rollouts", "8", "--latency", "0.5")
+
+
+@pytest.mark.slow
+def test_a_run_of_hundreds_of_sandboxed_rollouts_does_not_grow() -> None:
+    """Processes, descriptors, control groups, threads, memory; the program fails where they grow."""
+    assert "Nothing has grown" in run("benchmarks/soak.py", "--rollouts", "600", "--every", "150")

@@ -1,0 +1,115 @@
+"""Whether a long run stays what it was: memory, descriptors, processes and speed over thousands of sandboxed rollouts.
+
+    python benchmarks/soak.py [--rollouts N] [--concurrency C] [--every N]
+
+One run of process mode: a sandbox for each rollout, one command in it, a reward, the journals; a scripted policy, so
+that all the time is ours. The first thousand rollouts bring everything that is made once; from then on each line should
+look like the one before. Exits with 1 where descriptors, processes or threads have grown since then, or memory has by
+more than a rollout's place in the index of the run is worth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from leaks import census
+from report import machine, say, table
+
+from hermes_rl.data.load import load_rows
+from hermes_rl.rollouts.compiled import CompiledSpec
+from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.rollouts.rollout import Group
+from hermes_rl.runs.budget import Budget
+from hermes_rl.runs.directory import RunDirectory
+from hermes_rl.runs.heap import rare_full_collections
+from hermes_rl.runs.process import ProcessPlan, process
+from hermes_rl.runs.progress import Progress
+from hermes_rl.spec.load import parse_spec
+
+SIZE = 4
+SPEC = """
+dataset: {items: [{word: one}, {word: two}, {word: three}]}
+prompt: {user: "write {{ word }}"}
+toolsets: [terminal]
+artifacts: {f: {path: f}}
+rewards: {file_matches: {args: {path: f, content: "{{ word }}"}}}
+solution: {turns: [{tools: [{name: terminal, args: {command: "printf {{ word }} > f"}}]}, {say: done}]}
+servers: {policy: {type: scripted, deviate: 0}}
+"""
+WATCHED = ("processes", "descriptors", "control groups", "threads")
+INDEX = 1_500
+"""Bytes that a run remembers of a rollout: where its line begins, its score, its place in its group."""
+SPARE = 16
+"""MiB by which an allocator's pool may grow."""
+
+Sample = dict[str, float]
+
+
+class Watch(Progress):
+    """A look at the process whenever so many rollouts have ended."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__(quiet=True)
+        self.every = every
+        self.samples: list[Sample] = []
+        self._since, self._rollouts = time.perf_counter(), 0
+
+    def step(self, done: int, group: Group) -> None:
+        if any(rollout.score != 1.0 for rollout in group.rollouts):
+            raise AssertionError(f"{group.id} was not played as written: {group.scores} {group.detail}")
+        if done * SIZE - self._rollouts < self.every:
+            return
+        speed = (done * SIZE - self._rollouts) / (time.perf_counter() - self._since)
+        self.samples.append({"rollouts": done * SIZE, "rollouts/s": speed, **census()})
+        self._since, self._rollouts = time.perf_counter(), done * SIZE
+
+
+def main() -> None:
+    options = arguments()
+    samples = asyncio.run(soak(options))
+    say(f"{options.concurrency} at a time.\n{machine()}.\n")
+    say(table(list(samples[0]), [[f"{value:.0f}" for value in sample.values()] for sample in samples]))
+    grown = growth(samples, options.concurrency)
+    say("\n" + ("\n".join(grown) or "Nothing has grown since the first line."))
+    sys.exit(1 if grown else 0)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rollouts", type=int, default=20_000, help="rollouts in all (default: 20000)")
+    parser.add_argument("--concurrency", type=int, default=16, help="rollouts at a time (default: 16)")
+    parser.add_argument("--every", type=int, default=1000, help="rollouts between two lines (default: 1000)")
+    return parser.parse_args()
+
+
+async def soak(options: argparse.Namespace) -> list[Sample]:
+    spec, watch = parse_spec(SPEC), Watch(options.every)
+    plan = ProcessPlan(SIZE, options.rollouts // SIZE, concurrency=options.concurrency)
+    with tempfile.TemporaryDirectory() as folder, rare_full_collections():
+        rows = load_rows(spec, "train", notify=say)
+        async with CompiledSpec(spec) as world:
+            with RunDirectory(Path(folder)) as directory:
+                await process(world, rows, plan, directory, encoder=Encoder.load(None), budget=Budget(), progress=watch)
+    return watch.samples
+
+
+def growth(samples: list[Sample], concurrency: int) -> list[str]:
+    """What has grown from the first line to the last one; what is there at a moment varies with what is in flight."""
+    first, last = samples[0], samples[-1]
+    found = [
+        f"{name}: {first[name]:.0f}, then {last[name]:.0f}"
+        for name in WATCHED
+        if last[name] > max(sample[name] for sample in samples[:2]) + 4 * concurrency
+    ]
+    allowed = SPARE + (last["rollouts"] - first["rollouts"]) * INDEX / (1 << 20)
+    more = last["memory, MiB"] - first["memory, MiB"]
+    return [*found, f"memory: {more:.0f} MiB more, {allowed:.0f} expected"] if more > allowed else found
+
+
+if __name__ == "__main__":
+    main()

@@ -82,10 +82,11 @@ async def measure(
     items = ", ".join(f"{{c: {_quoted(command)}}}" for command in COMMANDS.values())
     spec = parse_spec(SPEC.format(items=items, backend=options.backend))
     await play(spec, WARM_UP, options.concurrency, 0)  # what is made once per process is no leak
-    before = census()
+    before = await census()
     began = time.perf_counter()
     ended = await play(spec, options.rollouts, options.concurrency, 1)
-    return before, census(), ended, time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    return before, await census(), ended, seconds
 
 
 def _quoted(text: str) -> str:
@@ -135,8 +136,13 @@ async def _kill(seat: Seat, task: asyncio.Task[Rollout]) -> bool:
     return False
 
 
-def census() -> dict[str, int]:
-    """What this process has and holds."""
+async def census() -> dict[str, int]:
+    """What this process has and holds, once threads without work have ended."""
+    await asyncio.sleep(IDLE + 1)
+    return counts()
+
+
+def counts() -> dict[str, int]:
     gc.collect()
     layout = find_layout()
     groups = [] if layout is None else [top for top in layout.tops() if top.exists()]

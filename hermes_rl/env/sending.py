@@ -118,10 +118,10 @@ class Sending:
 
     def _fit(self, group: dict[str, Any], longest: int | None) -> bool:
         size = group["group_overrides"].get("group_size", self.config.group_size)
-        faults = _faults(group, size, longest, exact=not self.allow_inexact)
-        for cause, words in faults:
-            self.dropped[cause] += 1
-            logger.warning("a group was not sent (%s): %s", cause, words)
+        fault = next(_faults(group, size, longest, exact=not self.allow_inexact), None)
+        if fault is not None:
+            self.dropped[fault[0]] += 1
+            logger.warning("a group was not sent (%s): %s", *fault)
             return False
         uniform = self.config.ensure_scores_are_not_same and len(set(group["scores"])) == 1
         if uniform:

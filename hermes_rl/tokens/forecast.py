@@ -10,19 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes_rl.tokens.chat import turn_ids
+from hermes_rl.tokens.probing import QUESTION, TOOL, call, said, thinking
 from hermes_rl.tokens.rendering import Renderer, next_prompt
 from hermes_rl.tokens.sequence import numbers
 from hermes_rl.tokens.tokenizer import TemplateRefused
 from hermes_rl.tokens.transcript import Step, Transcript
-
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "toolxq7z",
-        "description": "d",
-        "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}},
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -47,44 +39,38 @@ class Forecast:
 
 def forecast(renderer: Renderer, *, system: bool, tools: bool, user: bool) -> Forecast:
     """Play a rollout of this kind; raises `TemplateRefused` where the template does not take it."""
-    plain = _played(renderer, system, tools, user, None)
-    thinking = _played(renderer, system, tools, user, "thoughtxq7z")
-    return Forecast(len(plain.turns), len(plain.branches), len(thinking.branches))
+    plain = _played(renderer, system, tools, user, thought=False)
+    thoughtful = _played(renderer, system, tools, user, thought=True)
+    return Forecast(len(plain.turns), len(plain.branches), len(thoughtful.branches))
 
 
-def _played(renderer: Renderer, system: bool, tools: bool, user: bool, thought: str | None) -> Transcript:
+def _played(renderer: Renderer, system: bool, tools: bool, user: bool, *, thought: bool) -> Transcript:
     messages: list[dict[str, Any]] = [{"role": "system", "content": "s"}] if system else []
-    messages.append({"role": "user", "content": "u"})
+    messages.append(QUESTION)
     transcript = Transcript()
     for number in range(2 if tools else 0):
         _turn(renderer, transcript, messages, tools, _calling(number, thought))
         messages.append({"role": "tool", "tool_call_id": f"callxq7z{number}", "name": "toolxq7z", "content": "r"})
     for number in range(2 if user else 1):
-        _turn(renderer, transcript, messages, tools, _thinking({"role": "assistant", "content": "said"}, thought))
+        _turn(renderer, transcript, messages, tools, thinking(said("said"), thought))
         if user and number == 0:
             messages.append({"role": "user", "content": "and?"})
     return transcript
 
 
 def _turn(
-    renderer: Renderer, transcript: Transcript, messages: list[dict[str, Any]], tools: bool, said: dict[str, Any]
+    renderer: Renderer, transcript: Transcript, messages: list[dict[str, Any]], tools: bool, answer: dict[str, Any]
 ) -> None:
-    given = [_TOOL] if tools else None
+    given = [TOOL] if tools else None
     prompt = next_prompt(renderer, transcript, messages, given)
     try:
-        ids = turn_ids(renderer.tokenizer, [{"role": "user", "content": "u"}], given, said)[1]
+        ids = turn_ids(renderer.tokenizer, [QUESTION], given, answer)[1]
     except TemplateRefused:
         # What a model would write is not known in detail; how it ends is what counts.
-        ids = [*renderer.tokenizer.encode("said"), renderer.stop_ids[-1 if said.get("tool_calls") else 0]]
-    messages.append(said)
+        ids = [*renderer.tokenizer.encode("said"), renderer.stop_ids[-1 if answer.get("tool_calls") else 0]]
+    messages.append(answer)
     transcript.add(Step.of(prompt.ids, ids, numbers([0.0] * len(ids))), messages, prompt)
 
 
-def _calling(number: int, thought: str | None) -> dict[str, Any]:
-    function = {"name": "toolxq7z", "arguments": '{"x": "v"}'}
-    call = {"id": f"callxq7z{number}", "type": "function", "function": function}
-    return _thinking({"role": "assistant", "content": "", "tool_calls": [call]}, thought)
-
-
-def _thinking(message: dict[str, Any], thought: str | None) -> dict[str, Any]:
-    return message if thought is None else {**message, "reasoning_content": thought}
+def _calling(number: int, thought: bool) -> dict[str, Any]:
+    return thinking({**said(""), "tool_calls": [call("toolxq7z", {"x": "v"}, f"callxq7z{number}")]}, thought)

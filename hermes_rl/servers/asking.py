@@ -1,0 +1,151 @@
+"""One generation of a token-level server, in as many pieces as it takes.
+
+Owns asking: which dialect the server knows, versions of the weights around each piece, waiting while it is paused, and
+going on from partial ids where it aborts a generation for new weights. Leaves rendering and messages to `token_level`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from hermes_rl.servers.base import ChatRequest, ServerConfig, Timing
+from hermes_rl.servers.generation import ABORT, Dialect, Generated, Sampling
+from hermes_rl.servers.retry import AttemptFailed
+from hermes_rl.servers.transport import Answer, Transport, excerpt
+from hermes_rl.servers.weights import Pauses, Versions
+from hermes_rl.servers.wire import Malformed
+from hermes_rl.tokens.sequence import ids, numbers
+
+_MOST_ABORTS = 1000
+
+HeadersFor = Callable[[ChatRequest], Mapping[str, str]]
+
+
+@dataclass(slots=True)
+class Run:
+    """What was sampled for one call, perhaps in several pieces."""
+
+    ids: array[int] = field(default_factory=ids)
+    logprobs: array[float] = field(default_factory=numbers)
+    finish: str = ABORT
+    model: str | None = None
+    before: int | None = None
+    after: int | None = None
+    timing: Timing = field(default_factory=Timing)
+
+    def take(self, piece: Generated, timing: Timing) -> None:
+        self.ids.extend(piece.ids)
+        self.logprobs.extend(piece.logprobs)
+        self.finish, self.model = piece.finish, piece.model
+        self.timing = Timing(
+            queued=self.timing.queued + timing.queued,
+            generating=self.timing.generating + timing.generating,
+            paused=self.timing.paused + timing.paused,
+        )
+
+    def wait(self, seconds: float) -> None:
+        self.timing = replace(self.timing, paused=self.timing.paused + seconds)
+
+
+class Asker:
+    """Asks one server.
+
+    Args:
+        dialects: ways to ask it, tried in order until the server knows one.
+    """
+
+    def __init__(
+        self, transport: Transport, config: ServerConfig, dialects: Sequence[Dialect], headers_for: HeadersFor | None
+    ) -> None:
+        self._transport, self._config, self._headers_for = transport, config, headers_for
+        self._dialects = list(dialects)
+        self._use(self._dialects[0])
+
+    async def weights(self) -> int | None:
+        """The version of the server's weights now; None where it does not tell."""
+        return await self._versions.after()
+
+    def _use(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._versions = Versions(self._transport, self._config.weights_path or dialect.weights_path)
+        self._pauses = Pauses(self._transport, dialect.paused_path)
+
+    async def sample(self, sampling: Sampling, request: ChatRequest) -> Run:
+        """What the server samples; raises `AttemptFailed`."""
+        run = Run(before=await self._versions.before())
+        for _ in range(_MOST_ABORTS):
+            left = sampling.after(run.ids) if run.ids else sampling
+            piece, timing = await self._piece(left, request, run)
+            run.take(piece, timing)
+            run.after = await self._versions.after(piece.version)
+            if run.before is None:
+                run.before = piece.version
+            if piece.finish != ABORT:
+                return run
+            if len(run.ids) >= sampling.max_tokens:
+                run.finish = "length"
+                return run
+            run.wait(await self._pauses.over())
+            if not piece.ids:
+                await asyncio.sleep(0.1)
+        raise AttemptFailed(f"the server aborted a generation {_MOST_ABORTS} times")
+
+    async def _piece(self, sampling: Sampling, request: ChatRequest, run: Run) -> tuple[Generated, Timing]:
+        """One answer of the server; while it is paused it is waited for, which is no failure."""
+        while True:
+            seen = self._pauses.seconds
+            try:
+                async with self._pauses.watched():
+                    answer = await self._ask(sampling, request)
+            except AttemptFailed as failed:
+                if not failed.timed_out or self._pauses.seconds == seen:
+                    raise
+                run.wait(self._pauses.seconds - seen)
+                continue
+            if answer.status == 503 and await self._pauses.now():
+                run.wait(await self._pauses.over())
+                continue
+            if answer.status != 200:
+                raise self._transport.refused(self._dialect.path, answer)
+            took = answer.received - answer.sent
+            paused = min(self._pauses.seconds - seen, took)
+            timing = Timing(queued=answer.sent - answer.asked, generating=took - paused, paused=paused)
+            return self._read(answer), timing
+
+    async def _ask(self, sampling: Sampling, request: ChatRequest) -> Answer:
+        headers = self._headers_for(request) if self._headers_for is not None else None
+        while True:
+            dialect = self._dialect
+            answer = await self._post(dialect, sampling, headers)
+            if not _unknown_path(answer) or (dialect is self._dialect and not self._next()):
+                return answer
+
+    def _next(self) -> bool:
+        """Go over to the next way to ask; False where there is none."""
+        if len(self._dialects) < 2:
+            return False
+        del self._dialects[0]
+        self._use(self._dialects[0])
+        return True
+
+    async def _post(self, dialect: Dialect, sampling: Sampling, headers: Mapping[str, str] | None) -> Answer:
+        body = sampling.written(dialect.body(sampling, self._config))
+        return await self._transport.post(dialect.path, body, headers)
+
+    def _read(self, answer: Answer) -> Generated:
+        try:
+            return self._dialect.read(json.loads(answer.raw))
+        except Malformed as error:
+            problem = str(error)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            problem = f"the answer cannot be read ({type(error).__name__})"
+        raise self._transport.failed(self._dialect.path, f"{problem}: {excerpt(answer.raw)[:200]}")
+
+
+def _unknown_path(answer: Answer) -> bool:
+    """Whether the server has no such path; a model that it does not have is told as an error of its own."""
+    return answer.status == 405 or (answer.status == 404 and b'"error"' not in answer.raw)

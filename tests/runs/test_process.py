@@ -154,10 +154,14 @@ async def test_no_rows_are_a_failed_run(tmp_path: Path) -> None:
 
 
 async def interrupted(world: World, folder: Path, plan: ProcessPlan, *, after: int) -> None:
-    """Cut the run short once this many rollouts are written, with groups in flight."""
+    """Cut the run short once this many rollouts and a group are written, with groups in flight."""
     run = asyncio.create_task(play_process(world, folder, plan))
-    path = folder / "rollouts.jsonl"
-    while not path.is_file() or len(path.read_text().splitlines()) < after:
+
+    def written(name: str) -> int:
+        path = folder / name
+        return len(path.read_text().splitlines()) if path.is_file() else 0
+
+    while written("rollouts.jsonl") < after or not written("groups.jsonl"):
         await asyncio.sleep(0.001)
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)
@@ -169,6 +173,8 @@ async def test_a_run_cut_short_goes_on_without_playing_anything_twice(tmp_path: 
     class Uneven(Policy):
         async def chat(self, request: Any) -> Any:
             self.delay = 0.002 * (self.calls % 5)
+            if self.calls >= 16:
+                await asyncio.Event().wait()  # in flight when the run is cut short
             return await super().chat(request)
 
     await interrupted(World(on_grade=by_index, policy=Uneven()), tmp_path, plan, after=13)

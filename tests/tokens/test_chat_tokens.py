@@ -53,6 +53,23 @@ conversations = st.lists(st.one_of(given_messages, replies), max_size=8).map(
 )
 
 
+def joins(message: dict[str, Any]) -> bool:
+    """Whether its first characters and the end of the generation prompt are one token in a history, and not one
+    where they were sampled."""
+    return message["role"] == "assistant" and message["content"][:1] == "\n" and not message.get("reasoning_content")
+
+
+conversations = conversations.filter(lambda messages: not any(map(joins, messages)))
+
+
+def test_what_joins_the_generation_prompt_begins_a_new_sequence() -> None:
+    first, last = {"role": "assistant", "content": "\nhi"}, {"role": "assistant", "content": "bye"}
+    result = chat_tokens(SMALL, [{"role": "user", "content": "hi"}, first, last])
+    assert result.sequences is not None
+    trained = [SMALL.decode(sequence.trained) for sequence in result.sequences]
+    assert trained == [f"\nhi{STOP}", f"bye{STOP}"]
+
+
 def sequence_of(result: ChatTokens) -> Sequence:
     assert result.sequence is not None, result.reason
     return result.sequence

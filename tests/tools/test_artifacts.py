@@ -91,6 +91,7 @@ def test_kept_on_the_host_as_files_and_folders_only(tmp_path: Path) -> None:
     assert (folder / "tree/a/b").read_bytes() == b"2"
     assert record["one"] == {
         "path": "artifacts/group%2F..%2F7-0/one",
+        "target": "x",
         "files": 1,
         "bytes": 1,
         "sha256": artifacts["one"].digest,

@@ -29,7 +29,7 @@ from hermes_rl.tokens.hub import HubTokenizer
 from hermes_rl.tools.python_tools import python_tool
 from hermes_rl.tools.toolkit import Toolkit
 
-WARM_UP = 400
+WARM_UP = 200
 """Steps of supervised training before."""
 NOISE = 0.8
 """Share of scripted transcripts that are wrong, so that there is something left to learn."""
@@ -38,8 +38,8 @@ PAUSE_AT = 5
 """Step at which the server stops for a while."""
 
 
-async def learn(folder: Path, *, steps: int, pause: float) -> Curve:
-    """Train for that many steps; files go below `folder`, the run directory is `folder/run`."""
+async def learn(folder: Path, *, steps: int, pause: float, measured: int = 0) -> Curve:
+    """Play that many steps, the first `measured` without training; the run directory is `folder/run`."""
     torch.manual_seed(0)
     write_tokenizer(folder / "tokenizer")
     tokenizer = await asyncio.to_thread(HubTokenizer, str(folder / "tokenizer"))
@@ -57,7 +57,7 @@ async def learn(folder: Path, *, steps: int, pause: float) -> Curve:
                 pauses.append(asyncio.create_task(server.pause(pause)))
 
         async with _serving(spec, folder / "run") as environment:
-            await trainer.run(api, steps=steps, batch=BATCH, on_step=on_step)
+            await trainer.run(api, steps=steps, batch=BATCH, measured=measured, on_step=on_step)
             await asyncio.wait_for(environment.wait(), 60)
     return trainer.curve
 

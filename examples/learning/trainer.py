@@ -69,21 +69,25 @@ class Trainer:
         self.curve = Curve(parameters=sum(parameter.numel() for parameter in model.parameters()))
 
     async def run(
-        self, api: str, *, steps: int, batch: int, on_step: Callable[[int], None] = lambda step: None
+        self, api: str, *, steps: int, batch: int, measured: int = 0, on_step: Callable[[int], None] = lambda step: None
     ) -> None:
-        """Register, and train on `steps` batches."""
+        """Register, and take `steps` batches; the first `measured` of them only show what the policy earns as it is."""
         async for number, groups in _batches(api, steps, batch):
             await asyncio.to_thread(self._compare, groups)
             self.curve.reward.append(fmean(score for group in groups for score in group["scores"]))
-            async with self.server.lock:
-                await asyncio.to_thread(self._step, groups)
-                self.server.version += 1
-            self.snapshots[self.server.version] = copy.deepcopy(self.model)
-            self.snapshots.pop(self.server.version - 24, None)
+            if number >= measured:
+                await self._train(groups)
             logger.info(
                 "step %d: reward %.3f, difference %.1e", number, self.curve.reward[-1], self.curve.difference[-1]
             )
             on_step(number)
+
+    async def _train(self, groups: list[dict[str, Any]]) -> None:
+        async with self.server.lock:
+            await asyncio.to_thread(self._step, groups)
+            self.server.version += 1
+        self.snapshots[self.server.version] = copy.deepcopy(self.model)
+        self.snapshots.pop(self.server.version - 24, None)
 
     @torch.no_grad()
     def _compare(self, groups: list[dict[str, Any]]) -> None:

@@ -465,6 +465,7 @@ class Offline(Canned):
         await self.wandb_log({"eval/mean_reward": 0.5})
 
 
+@pytest.mark.slow
 async def test_process_and_evaluate_log_where_wandb_was_asked_for(tmp_path: Path) -> None:
     """process hands wandb no project; evaluate calls wandb.log without wandb.init."""
     folders = [tmp_path / mode for mode in ("process", "evaluate")]

@@ -52,6 +52,7 @@ def test_a_compiled_spec_processes_as_the_command_line_does(tmp_path: Path) -> N
     assert [len(json.loads(line)["scores"]) for line in groups.read_text().splitlines()] == [3, 3]
 
 
+@pytest.mark.slow
 def test_a_compiled_spec_evaluates(tmp_path: Path) -> None:
     done = program(SPEC_ENV, "evaluate", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -74,6 +75,7 @@ async def test_an_environment_by_hand_processes_and_prints_no_key(model: WriterM
     assert all(KEY not in text for text in [done.stdout, done.stderr, *written])
 
 
+@pytest.mark.slow
 async def test_evaluate_by_hand_writes_no_key_either(model: WriterModel, tmp_path: Path) -> None:
     import asyncio
 

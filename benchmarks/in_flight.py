@@ -3,10 +3,10 @@
     python benchmarks/in_flight.py [--rollouts 10 100 1000 5000] [--latency SECONDS]
 
 Each number of rollouts is played at once, in a process of its own, against a server that answers after ten seconds:
-one model call and a reward each, journal included, no sandbox and no tokens. A few rollouts with a server that does not
-wait come before, so that no figure holds the first use of anything. Memory is what the process grew by until all of
-them waited, by rollout. What measuring itself takes, some ten thousand looks at the clock, is measured before and left
-out of the processor time.
+one model call and a reward each, journal included, no sandbox and no tokens. Memory is what the process grew by until
+all of them waited, by rollout; a few rollouts come before, so that it holds no first use of anything. CPU is measured
+behind that, with a server that answers after 0.2 s, so that looking at the clock two hundred times a second is no part
+of it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 from loop import server
 from report import machine, say, table
 from runs_contenders import SIZE, Run, Tally, hermes_rl
 
-WARM = 64
-"""Rollouts that are played before the measured ones."""
-BEAT, LOOK, IDLE = 0.005, 0.25, 2.0
-"""Seconds between two looks at the clock, between two at the memory, and for which the cost of both is measured."""
+WARM, ENOUGH = 16, 400
+"""Rollouts that are played before anything is measured, and by which CPU is measured at least."""
+BEAT, LOOK, FAST = 0.005, 0.25, 0.2
+"""Seconds between two looks at the clock, and at the memory; latency of the server by which CPU is measured."""
 
 
 def main() -> None:
@@ -45,7 +43,7 @@ def main() -> None:
         say(json.dumps(asyncio.run(measure(options.rollouts[0], *options.urls))))
         return
     rows = []
-    with server(1, options.latency) as slow, server(1, 0.0) as fast:
+    with server(1, options.latency) as slow, server(1, FAST) as fast:
         for count in options.rollouts:
             command = [sys.executable, __file__, "--urls", slow, fast, "--rollouts", str(count)]
             found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
@@ -57,8 +55,7 @@ def main() -> None:
 async def measure(count: int, slow: str, fast: str) -> dict[str, float]:
     lags: list[float] = []
     most = 0
-    with tempfile.TemporaryDirectory() as folder:
-        await (await prepared(WARM, fast, folder))(Tally())
+    await cost(WARM, WARM, fast)
 
     async def beat() -> None:
         nonlocal most
@@ -70,38 +67,34 @@ async def measure(count: int, slow: str, fast: str) -> dict[str, float]:
             if began - looked > LOOK:
                 looked, most = began, max(most, memory())
 
-    cost = await idle_cost(beat)
-
     with tempfile.TemporaryDirectory() as folder:
-        run = await prepared(count, slow, folder)
-        lags.clear()
-        before, cpu, wall = memory(), time.process_time(), time.perf_counter()
+        run = await prepared(count, slow, folder, count)
+        before = memory()
         tally = Tally()
         beating = asyncio.create_task(beat())
         await run(tally)
         beating.cancel()
-        used = time.process_time() - cpu - cost * (time.perf_counter() - wall)
         assert len(tally.ended) == groups(count)
     ordered = sorted(lags)
     return {
         "kB": (most - before) / 1000 / count,
         "lag_p99": ordered[int(0.99 * (len(ordered) - 1))],
         "lag_max": ordered[-1],
-        "cpu": 1000 * used / count,
+        "cpu": await cost(count, max(count, ENOUGH), fast),
     }
 
 
-async def idle_cost(beat: Callable[[], Coroutine[Any, Any, None]]) -> float:
-    """Processor seconds per second that the measuring takes by itself."""
-    cpu, wall = time.process_time(), time.perf_counter()
-    beating = asyncio.create_task(beat())
-    await asyncio.sleep(IDLE)
-    beating.cancel()
-    return (time.process_time() - cpu) / (time.perf_counter() - wall)
+async def cost(count: int, rollouts: int, url: str) -> float:
+    """Processor milliseconds of a rollout where `count` are in flight, and nobody looks at the clock."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = await prepared(rollouts, url, folder, count)
+        cpu = time.process_time()
+        await run(Tally())
+        return 1000 * (time.process_time() - cpu) / rollouts
 
 
-async def prepared(count: int, url: str, folder: str) -> Run:
-    return await hermes_rl(argparse.Namespace(url=url, groups=groups(count), concurrency=count), Path(folder))
+async def prepared(rollouts: int, url: str, folder: str, concurrency: int) -> Run:
+    return await hermes_rl(argparse.Namespace(url=url, groups=groups(rollouts), concurrency=concurrency), Path(folder))
 
 
 def groups(count: int) -> int:

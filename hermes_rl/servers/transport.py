@@ -23,6 +23,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.servers.base import ContextLengthExceeded, ServerConfig
 from hermes_rl.servers.redact import Scrubber, public_url
 from hermes_rl.servers.retry import AttemptFailed, failed_status, is_context_overflow
+from hermes_rl.servers.turnstile import Turnstile
 
 _CONNECT_SECONDS = 30.0
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -56,6 +57,7 @@ class Transport:
         self._proxy = _proxy(URL(self._base))
         self._session: aiohttp.ClientSession | None = None
         self._places = asyncio.Semaphore(config.max_concurrency)
+        self._turnstile = Turnstile()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def address(self, path: str) -> str:
@@ -71,7 +73,9 @@ class Transport:
         async with self._places:
             sent = time.monotonic()
             status, received, raw = await self._send(session, path, payload, headers)
-        return Answer(status, received, raw, asked, sent, time.monotonic())
+        answer = Answer(status, received, raw, asked, sent, time.monotonic())
+        await self._turnstile.pass_through()
+        return answer
 
     async def get_json(self, path: str, timeout: float = 10.0) -> tuple[int, Any]:
         """Status and JSON (None where it is none) of a question beside the calls; status 0: no answer."""
@@ -116,6 +120,7 @@ class Transport:
             await self.close()
             self._loop = loop
             self._places = asyncio.Semaphore(self._config.max_concurrency)
+            self._turnstile = Turnstile()
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
                 timeout=aiohttp.ClientTimeout(total=self._config.timeout, sock_connect=_CONNECT_SECONDS),

@@ -17,6 +17,8 @@ from hermes_rl.rollouts.rollout import Group
 
 Source = AsyncIterator[tuple[Row, str]]
 """Rows with the id of the group that is played on each."""
+BURST = 1000
+"""Rollouts that begin in one turn of the event loop; many thousands would stop it for seconds."""
 
 
 async def play_groups(
@@ -37,7 +39,7 @@ async def play_groups(
     running: set[asyncio.Task[Group]] = set()
     ended: deque[asyncio.Task[Group]] = deque()
     changed = asyncio.Event()
-    exhausted = False
+    exhausted, begun = False, 0
 
     def end(task: asyncio.Task[Group]) -> None:
         ended.append(task)
@@ -52,8 +54,10 @@ async def play_groups(
                 task = player.start(*following, size, whole=whole, on_change=changed.set)
                 task.add_done_callback(end)
                 running.add(task)
-                # Its rollouts take their first step before another group begins: thousands at once would stop the loop.
-                await asyncio.sleep(0)
+                begun += size
+                if begun >= BURST:
+                    begun = 0
+                    await asyncio.sleep(0)
             elif not running:
                 return
             else:

@@ -28,6 +28,11 @@ OUTPUT_LIMIT = 1 << 20
 READ_LIMIT = 1 << 30
 """Bytes that `read_file` gives at most: a sparse file of the agent must not fill the host's memory."""
 
+STATE = "_HERMES_RL_STATE"
+"""The variable in which a script of `run_reporting` finds its state."""
+
+_REPORT = "exec 3>&2 2>&1; trap '{ pwd -P; export -p; echo .; } 2>/dev/null >&3' EXIT; "
+
 TIMEOUT_EXIT_CODE = 124
 """Exit code of a command that ran past its time, as `timeout(1)` has it."""
 
@@ -192,6 +197,22 @@ class Sandbox(ABC):
         After `timeout` seconds (default: the configuration's) its process group is killed. What it leaves
         in the background runs on. A command that cannot be started has exit code 126 or 127.
         """
+
+    async def run_reporting(
+        self, script: str, state: str, *, timeout: float | None = None, output_limit: int = OUTPUT_LIMIT
+    ) -> CommandResult:
+        """Run a script of the agent in a shell that reports its directory and exported variables when it ends.
+
+        The report stands in ``stderr``: what ``pwd -P; export -p; echo .`` print; a shell that was killed or replaced
+        reports nothing. Both outputs of the script are in ``stdout``. `STATE` has `state`, descriptor 3 is taken.
+        """
+        return await self.run(
+            _REPORT + script, env={STATE: state}, timeout=timeout, output_limit=output_limit, merge_stderr=False
+        )
+
+    async def end_shells(self) -> None:
+        """The agent has ended: from now on no shell is used that it might have touched, even where it stays alive."""
+        return
 
     @abstractmethod
     async def spawn(

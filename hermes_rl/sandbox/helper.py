@@ -23,7 +23,7 @@ import sys
 import time
 
 from hermes_rl.sandbox.helper_files import OPERATIONS, remove, write_all
-from hermes_rl.sandbox.helper_system import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, descendants, prctl
+from hermes_rl.sandbox.helper_system import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, children, descendants, prctl
 from hermes_rl.sandbox.wire import FRAME_LIMIT, IN_FILE, MAX_FDS, number, pack, unpack
 
 TYPE_CHECKING = False
@@ -59,7 +59,7 @@ class Helper:
         """Process id → number of the request that started it."""
         self.operations = dict(OPERATIONS)
         self.operations.update({b"init": self.init, b"kill": self.kill, b"killall": self.kill_all})
-        self.operations[b"listen"] = self.listen
+        self.operations.update({b"listen": self.listen, b"interrupt": self.interrupt})
 
     # ------------------------------------------------------------------ the loop
 
@@ -178,6 +178,14 @@ class Helper:
         for pid, job in self.jobs.items():
             if job == fields[0]:
                 os.killpg(pid, int(fields[1]))
+        return [], b"", []
+
+    def interrupt(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
+        """number of the spawn: end what it has started, each with its process group, but not itself."""
+        for pid, job in self.jobs.items():
+            if job == fields[0]:
+                for child in children(pid):
+                    os.killpg(child, _signal.SIGKILL)
         return [], b"", []
 
     def kill_all(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:

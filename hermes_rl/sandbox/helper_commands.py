@@ -49,6 +49,11 @@ class HelperCommands(HelperFiles):
     def environment(self) -> dict[str, str]:
         """Variables that every command has."""
 
+    @property
+    def working(self) -> bool:
+        """True while something runs that the host has started."""
+        return bool(self._jobs)
+
     async def judged(self) -> None:
         """Come back when it is known whose doing the end of the sandbox was."""
 
@@ -156,24 +161,35 @@ class HelperCommands(HelperFiles):
         if script is not None:
             targets[SCRIPT_FD] = await in_memory(script)
         self._jobs[job.number] = job
-        variables = {**self.environment(), **self.config.env, **(env or {})}
-        pairs = ",".join(f"{target}:{index}" for index, target in enumerate(targets))
         try:
-            answer = await self.ask(
-                "spawn",
-                as_field(self.resolve(cwd or ".")),
-                pairs.encode(),
-                str(len(argv)).encode(),
-                *(as_field(argument) for argument in argv),
-                *(as_field(f"{name}={value}") for name, value in variables.items()),
-                fds=list(targets.values()),
-                request=job.number,
-            )
+            job.pid = await self._exec(job.number, argv, targets, cwd, env)
         finally:
             job.close_writers()
             if script is not None:
                 os.close(targets[SCRIPT_FD])
-        job.pid = int(answer.fields[0])
+
+    async def _exec(
+        self,
+        number: int,
+        argv: Sequence[str],
+        targets: Mapping[int, int],
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> int:
+        """Have the helper start a program with our descriptors at these targets; its process id."""
+        variables = {**self.environment(), **self.config.env, **(env or {})}
+        pairs = ",".join(f"{target}:{index}" for index, target in enumerate(targets))
+        answer = await self.ask(
+            "spawn",
+            as_field(self.resolve(cwd or ".")),
+            pairs.encode(),
+            str(len(argv)).encode(),
+            *(as_field(argument) for argument in argv),
+            *(as_field(f"{name}={value}") for name, value in variables.items()),
+            fds=list(targets.values()),
+            request=number,
+        )
+        return int(answer.fields[0])
 
     def _argv(self, command: str | Sequence[str]) -> tuple[list[str], bytes | None]:
         """The arguments of a command, and its script where that is too long for an argument."""

@@ -20,7 +20,7 @@ from hermes_rl.sandbox.bundle import helper_bundle, memory_file
 from hermes_rl.sandbox.channel import Answer, Channel, ChannelLostError
 from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.sandbox.helper_client import as_field
-from hermes_rl.sandbox.helper_commands import HelperCommands
+from hermes_rl.sandbox.helper_shell import HelperShell
 from hermes_rl.sandbox.launcher import Child, Program, launcher
 
 
@@ -45,7 +45,7 @@ class Descriptors:
             os.close(fd)
 
 
-class HelperSandbox(HelperCommands):
+class HelperSandbox(HelperShell):
     """See `Sandbox`. One object belongs to one event loop."""
 
     python: str
@@ -136,6 +136,7 @@ class HelperSandbox(HelperCommands):
             self._expiry = asyncio.get_running_loop().call_later(self.config.lifetime, self._expire)
 
     async def kill_all(self) -> None:
+        await self.end_shells()
         await self.ask("killall")
 
     async def close(self) -> None:
@@ -196,7 +197,7 @@ class HelperSandbox(HelperCommands):
 
     def _expire(self) -> None:
         # A command that runs past the end is the agent's doing; an idle sandbox waited for somebody else.
-        self._killed_by_agent = bool(self._jobs)
+        self._killed_by_agent = self.working
         self._shut(f"the sandbox's lifetime of {self.config.lifetime} s is over")
 
     # ------------------------------------------------------------------ starting

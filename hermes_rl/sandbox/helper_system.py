@@ -14,8 +14,8 @@ PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def descendants(root: int) -> list[int]:
-    """Process ids below `root`, zombies left out."""
+def _parents() -> dict[int, int]:
+    """The parent of each process, zombies left out."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -26,6 +26,17 @@ def descendants(root: int) -> list[int]:
                 continue
             if state != b"Z":
                 parents[int(name)] = int(parent)
+    return parents
+
+
+def children(root: int) -> list[int]:
+    """Process ids of what `root` itself has started."""
+    return [pid for pid, parent in _parents().items() if parent == root]
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids below `root`."""
+    parents = _parents()
     found = {root}
     while True:
         more = {pid for pid, parent in parents.items() if parent in found} - found

@@ -13,6 +13,13 @@ from hermes_rl.sandbox.base import BackgroundProcess
 from hermes_rl.sandbox.output import OutputBuffer, PipeReader
 
 
+def output_pipe() -> tuple[int, int]:
+    """Reading and writing end of a pipe that the agent, who may be another user, can open anew as /dev/stdout."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    os.fchmod(reader, 0o622)
+    return reader, writer
+
+
 class Job:
     """One process from the request to start it until it has ended and its output is read.
 
@@ -35,7 +42,7 @@ class Job:
         """Ends a conversation with it, once the sandbox is gone."""
 
     def _pipe(self, buffer: OutputBuffer) -> int:
-        reader, writer = os.pipe2(os.O_CLOEXEC)
+        reader, writer = output_pipe()
         self._readers.append(PipeReader(reader, buffer))
         return writer
 

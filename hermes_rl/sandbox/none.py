@@ -87,7 +87,7 @@ class NoSandbox(HelperSandbox):
 
     def blames_agent(self) -> bool:
         # Nothing but the agent's own commands has a reason to kill the helper, which runs as the same user.
-        return bool(self._jobs)
+        return self.working
 
     async def released(self) -> None:
         if self._folder is not None:

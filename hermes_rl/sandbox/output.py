@@ -69,6 +69,17 @@ class PipeReader:
             if not self.open or not self._take():
                 return
 
+    def into(self, buffer: OutputBuffer) -> None:
+        """From now on it is the output of another command."""
+        self._buffer = buffer
+
+    def abandoned(self) -> bool:
+        """True when nobody holds the writing end; asked after `drain`, while nothing of it is kept any more."""
+        try:
+            return os.read(self._fd, 1) == b""
+        except BlockingIOError:
+            return False
+
     def ignore(self) -> None:
         """From now on read and forget, so that who still writes is neither stopped nor remembered."""
         self._buffer = None

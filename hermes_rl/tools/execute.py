@@ -117,6 +117,8 @@ def _batches(calls: Sequence[_Call]) -> Iterator[list[_Call]]:
 
 async def _together(work: Sequence[Coroutine[Any, Any, ToolOutcome]]) -> list[ToolOutcome]:
     """All results in order. The first exception ends the others, and is raised when they have ended."""
+    if len(work) == 1:
+        return [await work[0]]
     tasks = [asyncio.create_task(one) for one in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

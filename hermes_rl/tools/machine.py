@@ -108,8 +108,10 @@ class ToolRuntime:
 
     async def settle(self) -> None:
         """The agent has ended: kill its processes, unless the spec keeps them. Rewards look after this."""
-        if self._sandbox is not None and self._sandbox.alive and not self.config.keep_processes:
-            await self._sandbox.kill_all()
+        if self._sandbox is not None and self._sandbox.alive:
+            await self._sandbox.end_shells()
+            if not self.config.keep_processes:
+                await self._sandbox.kill_all()
 
     async def release(self) -> None:
         """Give the sandbox back before the end; what is asked of it from now on is a mistake of ours."""

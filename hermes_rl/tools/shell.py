@@ -10,11 +10,10 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from hermes_rl.sandbox.base import STATE
+
 STATE_LIMIT = 100_000
 """Bytes of exported variables that are remembered; a shell that exports more keeps its former state."""
-
-_VARIABLE = "_HERMES_RL_STATE"
-_REPORT = "exec 3>&2 2>&1; trap '{ pwd -P; export -p; echo .; } >&3' EXIT"
 
 
 @dataclass
@@ -25,18 +24,17 @@ class ShellState:
     exports: str = ""
 
     def script(self, command: str, workdir: str | None, *, report: bool = True) -> str:
-        """The command, to be run with `variables`; `workdir` is for this command alone.
+        """The command, for `Sandbox.run_reporting` with `exports`; `workdir` is for this command alone.
 
-        With `report`, the state goes out where standard error went in, and standard error joins standard
-        output.
+        Without `report` it is to be run with `variables`, and tells nothing of how it ended.
         """
-        parts = [_REPORT if report else "", f'eval "${_VARIABLE}"; unset {_VARIABLE}', self._enter(workdir)]
+        parts = [f'eval "${STATE}"; unset {STATE}', self._enter(workdir)]
         parts.append(f"eval {shlex.quote(command)}" + (" 3>&-" if report else ""))
         return "; ".join(part for part in parts if part)
 
     def variables(self) -> dict[str, str]:
-        """What the script needs in its environment."""
-        return {_VARIABLE: self.exports}
+        """What a script without report needs in its environment."""
+        return {STATE: self.exports}
 
     def learn(self, report: bytes, *, keep_cwd: bool) -> None:
         """Take over what a command reported; one that was killed reports nothing and changes nothing."""

@@ -233,4 +233,58 @@ PATHS = (
     Case(8, "an expression that is none", (call("search_files", pattern="(", path="."),), "path"),
 )  # fmt: skip
 
-CASES = (*SECRETS, *FILES, *PROCESSES, *RESOURCES, *NETWORK, *LINKS, *IDENTITIES, *PATHS)
+SHELL = "read -r _ _ _ shell _ </proc/$BASHPID/stat; echo $shell > shell"
+"""The process that waits in the sandbox for the terminal's commands."""
+FORGE = """
+shell = open('shell').read().strip()
+try:
+    for place in os.listdir(f'/proc/{shell}/fd'):
+        with open(f'/proc/{shell}/fd/{place}', 'wb', buffering=0) as file:
+            for _ in range(2000):
+                file.write(b'\\0' + b'0\\n' * 500)
+except OSError:
+    pass
+"""
+POISON = """
+shell = open('shell').read().strip()
+with open(f'/proc/{shell}/maps') as maps, open(f'/proc/{shell}/mem', 'r+b', buffering=0) as memory:
+    for line in maps:
+        place, rights = line.split()[:2]
+        if rights == 'rw-p':
+            begin, end = (int(number, 16) for number in place.split('-'))
+            try:
+                memory.seek(begin)
+                data = memory.read(end - begin)
+                at = data.find(b'while read')
+                while at >= 0:
+                    memory.seek(begin + at)
+                    memory.write(b'echo 42>answer; exit;#')
+                    at = data.find(b'while read', at + 1)
+            except OSError:
+                pass
+"""
+
+
+def shell(name: str, *calls: dict[str, Any], sign: str) -> Case:
+    return Case(3, name, (call("terminal", command=SHELL), *calls), sign)
+
+
+def python(code: str) -> dict[str, Any]:
+    return call("terminal", command=f"python3 - <<'END'\nimport os\n{code}\nEND", timeout=20)
+
+
+SHELLS = (
+    shell("killing the shell that waits", call("terminal", command="kill -9 $(cat shell)"),
+          call("terminal", command="echo on"), sign="killed"),
+    shell("stopping the shell that waits", call("terminal", command="kill -STOP $(cat shell)", timeout=2),
+          call("terminal", command="echo on", timeout=2), sign="slow"),
+    shell("writing what the shell that waits says", python(FORGE), call("terminal", command="echo on", timeout=5), sign="long"),
+    shell("its memory, so that it grades", python(POISON), call("terminal", command="echo on", timeout=5), sign="score"),
+    shell("holding the output of the next command",
+          call("terminal", command="(exec 5</proc/$BASHPID/fd/1; cat <&5 >stolen; sleep 600) & echo on"),
+          python("fd = os.pidfd_open(int(open('shell').read()))\nimport ctypes\n"
+                 "print('SUCC' + 'EEDED' if ctypes.CDLL(None).syscall(438, os.pidfd_open(1), 3, 0) >= 0 else 'held')"),
+          sign="slow"),
+)  # fmt: skip
+
+CASES = (*SHELLS, *SECRETS, *FILES, *PROCESSES, *RESOURCES, *NETWORK, *LINKS, *IDENTITIES, *PATHS)

@@ -86,13 +86,8 @@ class Terminal(Tool):
 async def _foreground(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, Any]) -> dict[str, Any]:
     workdir = _workdir(sandbox, runtime, args)
     timeout = _timeout(sandbox, args.get("timeout"))
-    result = await sandbox.run(
-        runtime.shell.script(args["command"], workdir),
-        env=runtime.shell.variables(),
-        timeout=timeout,
-        output_limit=OUTPUT_BYTES,
-        merge_stderr=False,
-    )
+    script = runtime.shell.script(args["command"], workdir)
+    result = await sandbox.run_reporting(script, runtime.shell.exports, timeout=timeout, output_limit=OUTPUT_BYTES)
     runtime.shell.learn(result.stderr, keep_cwd=workdir is not None)
     return _answer(result, timeout)
 

@@ -1,0 +1,192 @@
+"""A bash that waits in a sandbox and forks itself for each command: a fork costs a quarter of a new shell's start.
+
+Owns the host's end of one such shell and what runs inside of it; `helper_shell` says which commands go there. It does
+one command at a time, each in a subshell and process group of its own, so that nothing of one command is left for the
+next but what the report of `Sandbox.run_reporting` brings back. It belongs to the agent as any process in the sandbox
+does: whatever the agent makes it say is about the agent's own commands.
+
+Bash can be handed no descriptor once it runs, so these are handed to it at its start and last for many commands:
+
+- a socket: an empty line of ours starts a command, a NUL and the exit code end it; the shell's own complaints come too;
+- a file in memory: with state and script when a command starts, with its report when it has ended;
+- the reading end of a pipe, which the subshell opens anew for writing. Only what the command started can hold that
+  writing end, so its end of file tells that nothing of the command can write into the next one's output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+from hermes_rl.sandbox.base import STATE
+from hermes_rl.sandbox.bundle import memory_file
+from hermes_rl.sandbox.jobs import output_pipe
+from hermes_rl.sandbox.output import OutputBuffer, PipeReader
+
+KILL_SECONDS = 5.0
+SAID_LIMIT = 1 << 16
+"""Bytes that a shell may say besides the end of a command; one that says more is not what we have started."""
+CANNOT_FORK = b"fork: retry"
+"""Bash tries again for 15 s; what it says meanwhile tells that the command has not started."""
+DESCRIPTORS = 4
+"""Descriptors of this process that one shell takes."""
+_SUBSHELL = "; ".join(
+    (
+        "exec >/proc/self/fd/4 2>&1 4<&-",
+        "set +m",  # what job control puts into a group of its own is the subshell, not its jobs
+        "BASH_SUBSHELL=0 SECONDS=0",
+        "trap '{ pwd -P; export -p; echo .; } 2>/dev/null >/proc/self/fd/3' EXIT",
+        f"{{ IFS= read -r -d '' {STATE}; IFS= read -r -d '' REPLY; }} </proc/self/fd/3",
+        'eval "unset REPLY; $REPLY"',
+    )
+)
+# One line, as bash counts the lines of a command from where its `eval` stands.
+PROGRAM = "; ".join(
+    (
+        "((BASH_VERSINFO >= 4)) && : >/proc/self/fd/4 </proc/self/fd/3 && set -m && printf '\\0%d\\n' 0 || exit",
+        "trap : INT",  # else a command that SIGINT has ended would end this loop
+        f"while read -r <&2; do ( {_SUBSHELL} ); printf '\\0%d\\n' $?; done",
+    )
+)
+
+_live: set[ShellServer] = set()
+
+
+def room_for_one_more() -> bool:
+    """A quarter of the descriptors that this process may have is for shells that wait."""
+    return DESCRIPTORS * (len(_live) + 1) <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+
+
+class ShellServer:
+    """One shell, from before its start. `interrupt` ends what it runs, and leaves the shell itself."""
+
+    def __init__(self, number: int, interrupt: Callable[[], None]) -> None:
+        self.number = number
+        """Of the request that starts it."""
+        self.idle = False
+        """True while it takes a command."""
+        self.timed_out = False
+        self.report = b""
+        """What the last command reported; where it did not, something that no report looks like."""
+        self._interrupt = interrupt
+        self._loop = asyncio.get_running_loop()
+        self._file = memory_file(b"", "command")
+        self._reading, self._writer = output_pipe()
+        self._output = PipeReader(self._reading, OutputBuffer(0))
+        self._control, self._theirs = socket.socketpair()
+        self._control.setblocking(False)
+        self._said = b""
+        self._over: asyncio.Future[int | None] = self._loop.create_future()
+        self._open = True
+        self._loop.add_reader(self._control, self._listen)
+        _live.add(self)
+
+    def inherited(self) -> dict[int, int]:
+        """Descriptors for its start: which number becomes which of ours."""
+        theirs = self._theirs.fileno()
+        return {1: theirs, 2: theirs, 3: self._file, 4: self._reading}
+
+    async def ready(self) -> bool:
+        """Wait, once its start was asked for, until it takes commands; False when it never will."""
+        self._theirs.close()
+        self.idle = await self._over == 0
+        return self.idle
+
+    # ------------------------------------------------------------------ a command
+
+    def begin(self, script: bytes, state: bytes, output: OutputBuffer) -> bool:
+        """Start a script; False when nothing was started, since the shell is gone."""
+        data = state + b"\0" + script + b"\0"
+        self.idle = self.timed_out = False
+        self.report, self._said, self._over = b"", b"", self._loop.create_future()
+        self._output.into(output)
+        try:
+            os.pwrite(self._file, data, 0)
+            os.ftruncate(self._file, len(data))
+            self._control.send(b"\n")
+        except OSError:
+            return False
+        return True
+
+    async def ended(self, timeout: float, report_limit: int) -> int | None:
+        """Wait for the exit code of the script; None when the shell could not run it, or has not said.
+
+        After `timeout` seconds what it runs is killed, and a while later the shell is given up.
+        """
+        self._timer = self._loop.call_later(timeout, self._expire)
+        try:
+            code = await self._over
+            if self._open and code is not None:
+                self.report = os.pread(self._file, min(report_limit, os.fstat(self._file).st_size), 0)
+                self.idle = True
+        finally:
+            self._timer.cancel()
+            self._output.drain()
+            self._output.ignore()
+        self.idle = self.idle and self._nobody_writes()
+        return code
+
+    def end(self, code: int | None) -> None:
+        """The start, or the command that runs, has come to its end."""
+        if not self._over.done():
+            self._over.set_result(code)
+
+    # ------------------------------------------------------------------ the end
+
+    def retire(self) -> None:
+        """It gets no more commands and ends; what its last command left is still read, and forgotten."""
+        if not self._open:
+            return
+        self._open = self.idle = False
+        _live.discard(self)
+        self.end(None)
+        with suppress(RuntimeError):  # a loop that was closed first has forgotten its readers already
+            self._loop.remove_reader(self._control)
+        self._control.close()
+        self._theirs.close()
+        os.close(self._file)
+        os.close(self._writer)
+
+    def close(self) -> None:
+        """Release everything."""
+        self.retire()
+        self._output.close()
+
+    @property
+    def reading(self) -> bool:
+        """True while something holds the writing end of its pipe."""
+        return self._output.open
+
+    def _nobody_writes(self) -> bool:
+        """True when nothing is left that could write into the output of the next command."""
+        os.close(self._writer)
+        try:
+            return self._output.abandoned()
+        finally:
+            # Without a writing end of ours the pipe would have its end of file between two commands.
+            self._writer = os.open(f"/proc/self/fd/{self._reading}", os.O_WRONLY | os.O_CLOEXEC)
+
+    def _expire(self) -> None:
+        self.timed_out = True
+        self._interrupt()
+        self._timer = self._loop.call_later(KILL_SECONDS, self.end, None)
+
+    def _listen(self) -> None:
+        try:
+            data = self._control.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._said += data
+        _, mark, end = self._said.rpartition(b"\0")
+        if mark and end.endswith(b"\n") and end[:-1].isdigit():
+            self.end(int(end))
+        elif CANNOT_FORK in self._said or len(self._said) > SAID_LIMIT:
+            self.end(None)
+        if not data:
+            self._loop.remove_reader(self._control)  # the helper tells how it has ended

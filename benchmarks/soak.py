@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from leaks import census
+from leaks import counts
 from report import machine, say, table
 
 from hermes_rl.data.load import load_rows
@@ -65,7 +65,7 @@ class Watch(Progress):
         if done * SIZE - self._rollouts < self.every:
             return
         speed = (done * SIZE - self._rollouts) / (time.perf_counter() - self._since)
-        self.samples.append({"rollouts": done * SIZE, "rollouts/s": speed, **census()})
+        self.samples.append({"rollouts": done * SIZE, "rollouts/s": speed, **counts()})
         self._since, self._rollouts = time.perf_counter(), done * SIZE
 
 

@@ -87,12 +87,9 @@ class Group:
 
     def _make(self, memory: int, processes: int, cpu: float | None) -> None:
         _watch(self.layout)
-        modern = self.layout.version == 2
-        if cpu is None and not modern:
-            # In a group of this controller all sandboxes together would weigh as much as one other process.
-            self._folders.pop("cpu", None)
         for folder in set(self._folders.values()):
             folder.mkdir(parents=True)
+        modern = self.layout.version == 2
         self._write("memory", "memory.max" if modern else "memory.limit_in_bytes", memory)
         self._write("memory", "memory.swap.max" if modern else "memory.memsw.limit_in_bytes", 0 if modern else memory)
         self._write("pids", "pids.max", processes)

@@ -59,9 +59,9 @@ async def test_share_of_the_processor() -> None:
 @needs_groups
 def test_killed_runner_leaves_no_group() -> None:
     code = (
-        "import asyncio\nfrom hermes_rl.sandbox import Limits, SandboxConfig, create_sandbox\n"
+        "import asyncio\nfrom hermes_rl.sandbox import SandboxConfig, create_sandbox\n"
         "from hermes_rl.sandbox.cgroup import find_layout\n"
-        "async def main():\n    async with create_sandbox(SandboxConfig(limits=Limits(cpu=1))):\n"
+        "async def main():\n    async with create_sandbox(SandboxConfig()):\n"
         "        print(*find_layout().tops(), flush=True)\n        await asyncio.sleep(60)\nasyncio.run(main())"
     )
     runner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

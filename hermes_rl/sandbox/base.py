@@ -279,6 +279,19 @@ class Sandbox(ABC):
             path = self.home + path[1:]
         return posixpath.normpath(posixpath.join(self.workdir, cwd or "", path))
 
+    async def furnish(self) -> None:
+        """Lay the configuration's files and run its setup, once it runs. Raises `SandboxFailure` where that fails."""
+        for file in self.config.files:
+            try:
+                await self.write_file(file.to, file.data, file.mode)
+            except OSError as error:
+                raise SandboxFailure(f"file {file.to!r} cannot be laid: {error.strerror}") from error
+        for command in self.config.setup:
+            result = await self.run(command)
+            if result.exit_code != 0:
+                tail = result.output[-2000:]
+                raise SandboxFailure(f"setup command {command!r} failed ({result.exit_code}): {tail}")
+
     def gone(self, detail: str) -> SandboxFailure:
         """The failure to raise for a sandbox that is not there any more."""
         ending = Ending.SANDBOX_KILLED if self.killed_by_agent else Ending.SANDBOX_FAILURE

@@ -244,16 +244,7 @@ class HelperSandbox(HelperShell):
     async def _prepare(self) -> None:
         if await self._exists("/bin/bash"):
             self.shell = "/bin/bash"
-        for file in self.config.files:
-            try:
-                await self.write_file(file.to, file.data, file.mode)
-            except OSError as error:
-                raise SandboxFailure(f"file {file.to!r} cannot be laid: {error.strerror}") from error
-        for command in self.config.setup:
-            result = await self.run(command)
-            if result.exit_code != 0:
-                tail = result.output[-2000:]
-                raise SandboxFailure(f"setup command {command!r} failed ({result.exit_code}): {tail}")
+        await self.furnish()
 
     async def _exists(self, path: str) -> bool:
         try:

@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Literal, cast
 
-from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import remote_scripts as scripts
 from hermes_rl.sandbox.base import (
     OUTPUT_LIMIT,
@@ -98,15 +97,7 @@ class RemoteSandbox(Sandbox):
             self.home = base64.b64decode("".join(await self._ask(scripts.HOME))).decode()
         self.workdir = posixpath.normpath(posixpath.join(self.home, self.config.workdir or ""))
         await self.make_dir(self.workdir)
-        for file in self.config.files:
-            try:
-                await self.write_file(file.to, file.data, file.mode)
-            except OSError as error:
-                raise SandboxFailure(f"file {file.to!r} cannot be laid: {error.strerror}") from error
-        for command in self.config.setup:
-            result = await self.run(command)
-            if result.exit_code != 0:
-                raise SandboxFailure(f"setup command {command!r} failed ({result.exit_code}): {result.output[-2000:]}")
+        await self.furnish()
 
     # ------------------------------------------------------------------ commands
 

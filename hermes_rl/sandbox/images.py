@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -71,9 +72,10 @@ def ready_image(source: str) -> Image:
         with _lock_of(source):
             return _ready(path.resolve(), stamp.st_mtime_ns, stamp.st_size, stamp.st_ino)
     except OSError as error:
+        at = f" ({error.filename})" if error.filename else ""
         raise UserError(
-            f"sandbox.image {source}: {error.strerror}; for bubblewrap it is a folder or an archive (tar, tar.gz, "
-            "tar.xz) with an unpacked root file system"
+            f"sandbox.image {source}: {error.strerror}{at}; for bubblewrap it is a folder or an archive (tar, tar.gz, "
+            "tar.xz, tar.zst) with an unpacked root file system, all of which this user can read"
         ) from error
 
 
@@ -109,7 +111,7 @@ def cached(name: str, make: Callable[[Path], None]) -> Path:
     final = cache_folder() / name
     if final.is_dir():
         return final
-    final.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(final.parent)
     with (final.parent / f".{final.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not final.is_dir():
@@ -125,6 +127,16 @@ def cached(name: str, make: Callable[[Path], None]) -> Path:
     return final
 
 
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it; whatever root's umask is, the user of its sandboxes may enter them."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    if os.geteuid() == 0:
+        folder.chmod(0o755)
+
+
 def _unpack(target: Path, feed: Feed, source: Path) -> None:
     """Let a process that has no more rights than the agent unpack it."""
     as_root = os.geteuid() == 0
@@ -138,7 +150,7 @@ def _unpack(target: Path, feed: Feed, source: Path) -> None:
             pass  # what it says is the reason
         finally:
             process.stdin.close()
-        said = process.stderr.read().decode("utf-8", "replace")[-500:]
+        said = process.stderr.read().decode("utf-8", "replace").rstrip().rpartition("\n")[2][-500:]
     if process.returncode != 0:
         raise UserError(f"sandbox.image {source} cannot be unpacked: {said}")
 
@@ -160,7 +172,8 @@ def _unpacker(folder: Path, user: list[str]) -> Iterator[subprocess.Popen[bytes]
 
 def _read(path: Path) -> Feed:
     def feed(pipe: IO[bytes]) -> None:
-        with path.open("rb") as file:
+        # Without a buffer: where the file stands is where a program that inherits it begins to read.
+        with path.open("rb", buffering=0) as file:
             zstandard = file.read(4) == ZSTANDARD
             file.seek(0)
             if not zstandard or sys.version_info >= (3, 14):
@@ -175,7 +188,9 @@ def _through_zstd(path: Path, file: IO[bytes], pipe: IO[bytes]) -> None:
     program = shutil.which("zstd")
     if program is None:
         raise UserError(f"sandbox.image {path}: zstd archives need Python 3.14 or the program zstd (apt install zstd)")
-    subprocess.run([program, "-dc"], stdin=file, stdout=pipe, check=False)
+    done = subprocess.run([program, "-dcq"], stdin=file, stdout=pipe, stderr=subprocess.PIPE, check=False)
+    if done.returncode not in (0, -signal.SIGPIPE):
+        raise UserError(f"sandbox.image {path} cannot be unpacked: {done.stderr.decode('utf-8', 'replace').strip()}")
 
 
 def _pack(folder: Path) -> Feed:

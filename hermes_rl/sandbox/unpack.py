@@ -11,10 +11,21 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import shutil
 import sys
 import tarfile
+import zlib
 from pathlib import PurePosixPath
+from typing import IO, Any, cast
+
+COMPRESSIONS = {
+    rb"\x1f\x8b\x08": "gzip",
+    rb"BZh[1-9]1AY": "bz2",
+    rb"\xfd7zXZ\x00": "lzma",
+    rb"\x28\xb5\x2f\xfd": "compression.zstd",
+}
+"""How a compressed stream begins → the module that reads it."""
 
 
 class UnsafeArchiveError(Exception):
@@ -95,7 +106,7 @@ def _parents(path: str) -> None:
 
 def become(uid: int) -> None:
     """Give up the rights of root. Only now: that user may not be able to read the modules, which are loaded by now."""
-    for name in ("bz2", "gzip", "lzma", "zlib", "compression.zstd"):
+    for name in COMPRESSIONS.values():
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     os.setgroups([])
@@ -103,13 +114,24 @@ def become(uid: int) -> None:
     os.setuid(uid)
 
 
+def content(stream: Any) -> IO[bytes]:
+    """The tar stream in a buffered stream, perhaps compressed in one part or many; a cut or damaged one raises."""
+    start = stream.peek(8)
+    for beginning, name in COMPRESSIONS.items():
+        if re.match(beginning, start):
+            return cast(IO[bytes], importlib.import_module(name).open(stream))
+    return cast(IO[bytes], stream)
+
+
 def main() -> None:
     if len(sys.argv) > 1:
         become(int(sys.argv[1]))
     try:
-        with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as archive:
+        with content(sys.stdin.buffer) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
             unpack(archive)
-    except (UnsafeArchiveError, tarfile.TarError, OSError, EOFError) as error:
+            while stream.read(1 << 20):  # checksums stand at the end
+                pass
+    except (UnsafeArchiveError, tarfile.TarError, OSError, EOFError, ImportError, zlib.error) as error:
         sys.stderr.write(str(error))
         raise SystemExit(1) from None
 

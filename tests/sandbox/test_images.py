@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import bz2
+import gzip
+import hashlib
 import io
+import lzma
 import os
+import shutil
+import subprocess
+import sys
 import tarfile
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox import Limits, SandboxConfig, create_sandbox
-from hermes_rl.sandbox.images import overlay_refused, ready_image
+from hermes_rl.sandbox.images import ZSTANDARD, overlay_refused, ready_image
+from hermes_rl.sandbox.runtime import runtime_folder
 
 
 async def test_what_is_in_it_is_the_image(rootfs: Path, packed_rootfs: Path) -> None:
@@ -159,3 +169,87 @@ async def test_image_without_shell(tmp_path: Path) -> None:
         assert (await sandbox.run("true")).exit_code == 127
         await sandbox.write_file("x", b"files work")
         assert await sandbox.read_file("x") == b"files work"
+
+
+def small_tar(words: bytes) -> bytes:
+    """Two files, the second large enough to be cut."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as packed:
+        for name, content in (("etc/issue", words), ("noise", os.urandom(1 << 20))):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o644
+            packed.addfile(entry, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def in_two_parts(compress: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    """As parallel compressors write: each part is whole by itself."""
+    return lambda data: compress(data[:5000]) + compress(data[5000:])
+
+
+def zstandard(data: bytes) -> bytes:
+    if shutil.which("zstd") is None:
+        pytest.skip("there is no program zstd (apt-get install zstd)")
+    return subprocess.run(["zstd", "-qc"], input=data, capture_output=True, check=True).stdout
+
+
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "gz-parts": in_two_parts(gzip.compress),
+    "bz2-parts": in_two_parts(bz2.compress),
+    "xz": lzma.compress,
+    "xz-parts": in_two_parts(lzma.compress),
+    "zst": zstandard,
+    "zst-parts": in_two_parts(zstandard),
+}
+
+
+@pytest.mark.parametrize("kind", COMPRESSORS)
+async def test_every_compression(kind: str, tmp_path: Path) -> None:
+    archive = tmp_path / f"root.tar.{kind}"
+    archive.write_bytes(COMPRESSORS[kind](small_tar(kind.encode())))
+    async with create_sandbox(SandboxConfig(image=str(archive))) as sandbox:
+        assert await sandbox.read_file("/etc/issue") == kind.encode()
+        assert (await sandbox.stat("/noise")).size == 1 << 20
+        assert sandbox.image_digest == f"sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}"
+
+
+@pytest.mark.parametrize("harm", ["cut", "changed"])
+@pytest.mark.parametrize("kind", ["gz", "xz", "zst"])
+def test_archive_that_is_damaged_is_refused(kind: str, harm: str, tmp_path: Path, own_cache: Path) -> None:
+    packed = COMPRESSORS[kind](small_tar(b"whole"))
+    middle = len(packed) // 2
+    changed = packed[:middle] + bytes([packed[middle] ^ 255]) + packed[middle + 1 :]
+    (tmp_path / "bad.tar").write_bytes(packed[:middle] if harm == "cut" else changed)
+    before = images_of(own_cache)
+    with pytest.raises(UserError, match=r"bad\.tar cannot be unpacked: .+"):
+        ready_image(str(tmp_path / "bad.tar"))
+    assert images_of(own_cache) == before
+
+
+def images_of(cache: Path) -> set[str]:
+    return {path.name for path in (cache / "hermes-rl").glob("images/*") if path.suffix != ".lock"}
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python reads zstd itself")
+def test_without_the_program_zstd_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "root.tar.zst").write_bytes(ZSTANDARD + b"whatever")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"need Python 3\.14 or the program zstd \(apt install zstd\)"):
+        ready_image(str(tmp_path / "root.tar.zst"))
+
+
+async def test_a_careful_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that only root may read would be closed to the user whom root's sandboxes run as."""
+    with tempfile.TemporaryDirectory() as top:
+        Path(top).chmod(0o755)
+        monkeypatch.setenv("XDG_CACHE_HOME", f"{top}/cache")
+        (tmp_path / "root.tar").write_bytes(small_tar(b"closed"))
+        runtime_folder.cache_clear()
+        before = os.umask(0o077)
+        try:
+            async with create_sandbox(SandboxConfig(image=str(tmp_path / "root.tar"))) as sandbox:
+                assert await sandbox.read_file("/etc/issue") == b"closed"
+        finally:
+            os.umask(before)
+            runtime_folder.cache_clear()

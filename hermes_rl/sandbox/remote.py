@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Literal, cast
 
+from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import remote_scripts as scripts
 from hermes_rl.sandbox.base import (
     OUTPUT_LIMIT,
@@ -29,7 +30,7 @@ from hermes_rl.sandbox.base import (
 )
 from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.sandbox.remote_jobs import RemoteProcess, parts
-from hermes_rl.sandbox.remote_link import Link
+from hermes_rl.sandbox.remote_link import SMALL, Link
 from hermes_rl.sandbox.remote_machines import Machine, machine
 
 MARK = "HERMES_RL_SANDBOX"
@@ -39,6 +40,8 @@ INLINE = 20_000
 PIECE = 12 << 20
 """Bytes of a file that are sent together."""
 FILE_SECONDS = 600.0
+LISTING = 64 << 20
+"""Characters of a folder's listing."""
 
 
 class RemoteSandbox(Sandbox):
@@ -51,9 +54,14 @@ class RemoteSandbox(Sandbox):
         self._box = f"/tmp/hermes-rl-{self.id}"
         self.home = self.workdir = f"{self._box}/home"
         self._link = Link()
+        self._over = ""
+        """Why it is gone, where that was our doing."""
         self._jobs = 0
         self._processes: list[RemoteProcess] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._running = 0
+        self._killed_by_agent = False
+        self._expiry: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------ life
 
@@ -64,11 +72,11 @@ class RemoteSandbox(Sandbox):
 
     @property
     def alive(self) -> bool:
-        return self._link.open
+        return self._link.open and not self._over
 
     @property
     def killed_by_agent(self) -> bool:
-        return False
+        return self._killed_by_agent
 
     async def start(self) -> None:
         try:
@@ -78,25 +86,33 @@ class RemoteSandbox(Sandbox):
         except BaseException:
             await self.close()
             raise
+        if self.config.lifetime is not None:
+            self._expiry = asyncio.get_running_loop().call_later(self.config.lifetime, self._expire)
+
+    def _expire(self) -> None:
+        # As in every sandbox: a command that runs past the end is the agent's doing, waiting is somebody else's.
+        self._killed_by_agent = self._running > 0 or any(process.poll() is None for process in self._processes)
+        self._over = f"the sandbox's lifetime of {self.config.lifetime} s is over"
+        self._later(self.close())
 
     async def kill_all(self) -> None:
         await self._ask(scripts.KILL, named=f"{MARK}={self.id}", signal="9", folder="")
 
     async def close(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
         for process in self._processes:
             process.end()
         self._processes.clear()
-        for task in self._tasks:
+        for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
-        await asyncio.shield(asyncio.ensure_future(self._link.close()))
+        await self._link.close()
 
     async def _prepare(self) -> None:
-        if self.machine.shared:
-            await self.make_dir(self.home)
-        else:
-            self.home = base64.b64decode("".join(await self._ask(scripts.HOME))).decode()
-        self.workdir = posixpath.normpath(posixpath.join(self.home, self.config.workdir or ""))
-        await self.make_dir(self.workdir)
+        home, workdir = self.home if self.machine.shared else "", self.config.workdir or ""
+        # One way there and back for all: each takes a quarter of a second.
+        self.home = base64.b64decode("".join(await self._ask(scripts.PLACE, home=home, workdir=workdir))).decode()
+        self.workdir = posixpath.normpath(posixpath.join(self.home, workdir))
         await self.furnish()
 
     # ------------------------------------------------------------------ commands
@@ -118,11 +134,13 @@ class RemoteSandbox(Sandbox):
         if stdin is not None:
             given = f"{self._box}/{job}.i"
             await self.write_file(given, stdin)
+        self._running += 1
         try:
             code, *rest = await self._ask(
                 scripts.RUN,
                 None,
                 seconds,
+                2 * encoded(output_limit),
                 **await self._values(job, command, cwd, env, output_limit),
                 input=given,
                 seconds=str(seconds),
@@ -134,6 +152,8 @@ class RemoteSandbox(Sandbox):
         except OSError as error:
             message = f"cannot start the command: working directory: {error.strerror}\n".encode()
             return CommandResult(127 if error.errno == errno.ENOENT else 126, message, message)
+        finally:
+            self._running -= 1
         (stdout, truncated), (stderr, _) = parts(rest[:3]), parts(rest[3:])
         duration = time.perf_counter() - began
         timed_out = int(code) == 137 and duration >= seconds
@@ -154,7 +174,7 @@ class RemoteSandbox(Sandbox):
 
         async def ask(script: bytes, data: bytes | None = None, **more: str) -> list[str]:
             kept = {name: values[name] for name in ("box", "cwd", "limit", "head", "tail")}
-            return await self._ask(script, data, 60.0, **{**kept, **more})
+            return await self._ask(script, data, 60.0, encoded(output_limit), **{**kept, **more})
 
         process = RemoteProcess(pid, job, ask, self._kill)
         self._processes.append(process)
@@ -194,7 +214,7 @@ class RemoteSandbox(Sandbox):
     # ------------------------------------------------------------------ files
 
     async def read_file(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
-        words = await self._at(path, scripts.READ, limit=str(limit))
+        words = await self._at(path, scripts.READ, most=encoded(limit), limit=str(limit))
         return await asyncio.to_thread(base64.b64decode, "".join(words))
 
     async def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
@@ -211,7 +231,7 @@ class RemoteSandbox(Sandbox):
         return FileInfo(posixpath.basename(self.resolve(path)), kind, int(size), mode & 0o7777, float(mtime))
 
     async def list_dir(self, path: str) -> list[FileInfo]:
-        data = base64.b64decode("".join(await self._at(path, scripts.LIST)))
+        data = base64.b64decode("".join(await self._at(path, scripts.LIST, most=LISTING)))
         fields = data.split(b"\0")[:-1]
         return sorted(
             (_info(*fields[at : at + 5]) for at in range(0, len(fields), 5)),
@@ -230,9 +250,11 @@ class RemoteSandbox(Sandbox):
     async def rename(self, source: str, target: str) -> None:
         await self._at(source, scripts.RENAME, q=self.resolve(target))
 
-    async def _at(self, path: str, script: bytes, data: bytes | None = None, **values: str) -> list[str]:
+    async def _at(
+        self, path: str, script: bytes, data: bytes | None = None, *, most: int = SMALL, **values: str
+    ) -> list[str]:
         try:
-            return await self._ask(script, data, FILE_SECONDS, p=self.resolve(path), **values)
+            return await self._ask(script, data, FILE_SECONDS, most, p=self.resolve(path), **values)
         except OSError as error:
             error.filename = path
             raise
@@ -242,12 +264,21 @@ class RemoteSandbox(Sandbox):
         script: bytes,
         data: bytes | None = None,
         seconds_to_wait: float = 60.0,
+        most: int = SMALL,
         /,
         **values: str | list[str],
     ) -> list[str]:
         text, mark = scripts.command(script, **values)
         given = None if data is None else (await asyncio.to_thread(base64.b64encode, data)).decode()
-        return scripts.answer(await self._link.execute(text, given, seconds_to_wait), mark)
+        try:
+            return scripts.answer(await self._link.execute(text, given, seconds_to_wait, most), mark)
+        except SandboxFailure as failure:
+            raise self.gone(self._over) if self._over else failure from None
+
+
+def encoded(limit: int) -> int:
+    """Characters of an answer that holds as many bytes."""
+    return limit * 4 // 3 + SMALL
 
 
 def _info(name: bytes, kind: bytes, size: bytes, mode: bytes, mtime: bytes) -> FileInfo:

@@ -22,6 +22,8 @@ END_SECONDS = 20.0
 """How long a machine may take to be released."""
 SPARE_SECONDS = 30.0
 """What a command may take beyond its own time, on its way there and back."""
+SMALL = 1 << 20
+"""Characters of an answer that is no more than a few words, with what a machine's shell may say before it."""
 
 
 class Link:
@@ -31,12 +33,13 @@ class Link:
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._closing: asyncio.Future[None] | None = None
         self._last = 0
         self._home = ""
 
     @property
     def open(self) -> bool:
-        return self._reader is not None and not self._reader.done()
+        return self._closing is None and self._reader is not None and not self._reader.done()
 
     async def start(self, backend: str, arguments: Mapping[str, Any], farewell: str) -> None:
         """Start the machine; raises `SandboxFailure` where it cannot be had."""
@@ -61,13 +64,14 @@ class Link:
             raise SandboxFailure(f"the {backend} sandbox did not start: {said['error']}")
         self._reader = asyncio.create_task(self._read(self._process.stdout))
 
-    async def execute(self, command: str, stdin: str | None, timeout: float) -> str:
-        """What a command prints; raises `SandboxFailure` where the machine does not answer."""
+    async def execute(self, command: str, stdin: str | None, timeout: float, most: int = SMALL) -> str:
+        """What a command prints, `most` characters; raises `SandboxFailure` for more, and where there is no answer."""
         if not self.open or self._process is None or self._process.stdin is None:
             raise SandboxFailure("the sandbox is gone")
         self._last += 1
         number = self._last
-        asked = {"id": number, "command": command, "stdin": stdin, "timeout": int(timeout + SPARE_SECONDS)}
+        seconds = int(timeout + SPARE_SECONDS)
+        asked = {"id": number, "command": command, "stdin": stdin, "timeout": seconds, "most": most}
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             self._process.stdin.write(json.dumps(asked).encode() + b"\n")
@@ -82,14 +86,20 @@ class Link:
         return str(answer["output"])
 
     async def close(self) -> None:
-        """Release the machine; may be called twice."""
-        process, self._process = self._process, None
-        if process is None:
+        """Release the machine, and those who wait for an answer at once; may be called twice, and while cancelled."""
+        if self._process is None:
             return
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._release(self._process))
+            self._answer_all("it is closed")
+        await asyncio.shield(self._closing)
+
+    async def _release(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
         process.stdin.close()
         try:
-            await asyncio.wait_for(process.wait(), END_SECONDS)
+            async with asyncio.timeout(END_SECONDS):
+                await process.wait()
         except TimeoutError:
             process.kill()
             await process.wait()
@@ -109,6 +119,9 @@ class Link:
                 if future is not None and not future.done():
                     future.set_result(answer)
         finally:
-            for future in self._waiting.values():
-                with contextlib.suppress(asyncio.InvalidStateError):
-                    future.set_result({"error": "hermes-agent ended"})
+            self._answer_all("hermes-agent ended")
+
+    def _answer_all(self, error: str) -> None:
+        for future in self._waiting.values():
+            with contextlib.suppress(asyncio.InvalidStateError):
+                future.set_result({"error": error})

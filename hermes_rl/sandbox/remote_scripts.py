@@ -52,7 +52,10 @@ REMOVE = rb"""there "$p"; rm -rf -- "$p" 2>/dev/null || fail 13; say true
 """
 RENAME = rb"""there "$p"; [ -d "$q" ] && fail 21; mv -fT -- "$p" "$q" 2>/dev/null || missing "$q"; say true
 """
-HOME = rb"""here() { printf %s "$HOME" | base64 -w0; }
+PLACE = rb"""folders "${home:=$HOME}"
+case $workdir in /*) ;; *) workdir=$home/$workdir ;; esac
+folders "$workdir"
+here() { printf %s "$home" | base64 -w0; }
 say here
 """
 COMMAND = rb"""o=$box/$job

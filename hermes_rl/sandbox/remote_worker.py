@@ -1,13 +1,15 @@
 """A machine of one of hermes-agent's backends, in a process of its own. Run as a program, never imported by ours.
 
 Importing hermes-agent changes the environment of its process and writes below ``$HERMES_HOME``. Symbols of hermes-agent
-0.19 that are used, asserted by a test: the classes of `CLASSES`, and of each `execute` and `cleanup`.
+0.19 that are used, asserted by a test: the classes of `CLASSES`, and of each `execute` and `cleanup`; of the module of
+their base `_BoundedOutputCollector`, which keeps what a command prints.
 
     python -m hermes_rl.sandbox.remote_worker BACKEND ARGUMENTS FAREWELL
 
 ARGUMENTS are those of the class, as JSON; FAREWELL is a last command before the machine is released. A line ``{}`` says
 that the machine is there, ``{"error"}`` that it cannot be. Then JSON texts, one a line: ``{"id", "command", "stdin",
-"timeout"}`` in, ``{"id", "output", "code"}`` or ``{"id", "error"}`` out. The end of standard input is the machine's.
+"timeout", "most"}`` in, ``{"id", "output", "code"}`` or ``{"id", "error"}`` out; an output of more than `most`
+characters is an error, and never held whole. The end of standard input is the machine's, whatever still runs on it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import importlib
 import json
 import logging
 import os
+import resource
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +34,11 @@ CLASSES = {
 FAREWELL_SECONDS = 15
 AT_ONCE = 8
 """Commands of one machine that run together."""
+MEMORY = 4 << 30
+"""Bytes of memory that this process may take: services' libraries collect what a command prints, however much it is."""
+BASE = "tools.environments.base"
+_asked = threading.local()
+"""What the command that this thread runs may print, and what keeps it."""
 
 
 def main(backend: str, arguments: str, farewell: str) -> None:
@@ -38,7 +46,10 @@ def main(backend: str, arguments: str, farewell: str) -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     logging.disable(logging.WARNING)
+    if backend != "singularity":  # its containers are children of this process, and would inherit the bound
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     try:
+        bound_outputs()
         module, name = CLASSES[backend]
         machine = getattr(importlib.import_module(module), name)(**json.loads(arguments))
     except Exception as error:  # noqa: BLE001 (whatever the backend raises is told to the runner)
@@ -52,20 +63,35 @@ def main(backend: str, arguments: str, farewell: str) -> None:
         machine.cleanup()
 
 
+def bound_outputs() -> None:
+    """Let hermes-agent keep no more of an output than was asked for; by itself it keeps all."""
+    base: Any = importlib.import_module(BASE)
+
+    class Collector(base._BoundedOutputCollector):  # type: ignore[misc]
+        def __init__(self, max_chars: int) -> None:
+            super().__init__(min(max_chars, getattr(_asked, "most", max_chars)))
+            _asked.collector = self
+
+    base._BoundedOutputCollector = Collector
+
+
 def serve(machine: Any, out: IO[str]) -> None:
-    """Run commands until standard input ends."""
+    """Run commands until standard input ends. Those still running then are not waited for: the farewell ends them."""
     answering = threading.Lock()
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for line in sys.stdin:
-            pool.submit(_answer, machine, json.loads(line), out, answering)
-        pool.shutdown(wait=False, cancel_futures=True)
+    pool = ThreadPoolExecutor(AT_ONCE)
+    for line in sys.stdin:
+        pool.submit(_answer, machine, json.loads(line), out, answering)
+    pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _answer(machine: Any, asked: dict[str, Any], out: IO[str], answering: threading.Lock) -> None:
+    _asked.most, _asked.collector = asked["most"], None
     try:
         # Each command stands for itself: the folder in which one ended is none of the next one's business.
         done = machine.execute(asked["command"], cwd="/", timeout=asked["timeout"], stdin_data=asked["stdin"])
         answer = {"output": done["output"], "code": done["returncode"]}
+        if max(len(done["output"]), _asked.collector.total_chars if _asked.collector else 0) > asked["most"]:
+            answer = {"error": f"it answered with more than the {asked['most']} characters that were asked for"}
     except Exception as error:  # noqa: BLE001 (as above)
         answer = {"error": f"{type(error).__name__}: {error}"}
     # The other side may be gone: then nobody waits for the answer.

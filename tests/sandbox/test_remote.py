@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -14,10 +16,12 @@ import test_background
 import test_commands
 import test_sandbox_files
 
+from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import Limits, Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.remote import RemoteSandbox
 from hermes_rl.sandbox.remote_machines import NAMES, missing
-from hermes_rl.sandbox.remote_worker import CLASSES
+from hermes_rl.sandbox.remote_worker import BASE, CLASSES
 
 ELSEWHERE = {"test_kill_all_ends_daemons_and_keeps_files"}
 """Asks with `kill -0`, which finds a dead process that the machine's first process has not buried."""
@@ -62,6 +66,67 @@ async def test_life_over_ssh(ssh: SandboxConfig) -> None:
     assert not Path(sandbox.home).exists()
     with pytest.raises(SandboxFailure):
         await sandbox.run("true")
+
+
+@pytest.mark.slow
+async def test_lifetime_while_a_command_runs_is_the_agents_over_ssh(ssh: SandboxConfig) -> None:
+    async with create_sandbox(replace(ssh, lifetime=2)) as sandbox:
+        with pytest.raises(SandboxFailure, match=r"lifetime of 2 s is over") as caught:
+            await sandbox.run(f"echo $$ > /tmp/{sandbox.id}; exec sleep 600")
+        assert caught.value.ending is Ending.SANDBOX_KILLED
+        assert not sandbox.alive
+        with pytest.raises(SandboxFailure, match="lifetime"):
+            await sandbox.read_file("anything")
+    record = Path("/tmp", sandbox.id)
+    assert over(int(record.read_text()))
+    record.unlink()
+    assert not Path(sandbox.home).exists()
+
+
+@pytest.mark.slow
+async def test_lifetime_of_an_idle_machine_is_ours(ssh: SandboxConfig) -> None:
+    async with create_sandbox(replace(ssh, lifetime=0.1)) as sandbox:
+        while sandbox.alive:
+            await asyncio.sleep(0.05)
+        with pytest.raises(SandboxFailure, match="lifetime") as caught:
+            await sandbox.run("true")
+        assert caught.value.ending is Ending.SANDBOX_FAILURE
+
+
+@pytest.mark.slow
+async def test_closing_ends_what_still_runs_there(ssh: SandboxConfig) -> None:
+    async with create_sandbox(ssh) as sandbox:
+        running = asyncio.create_task(sandbox.run("echo $$ > pid; exec sleep 600"))
+        while not Path(sandbox.home, "pid").exists() or not Path(sandbox.home, "pid").read_text():
+            await asyncio.sleep(0.05)
+        pid = int(Path(sandbox.home, "pid").read_text())
+    assert over(pid)
+    assert not Path(sandbox.home).exists()
+    with pytest.raises(SandboxFailure):
+        await running
+
+
+@pytest.mark.slow
+async def test_a_machine_that_floods_fills_no_memory(ssh: SandboxConfig) -> None:
+    """What stands in the way of an answer is the machine's, and so the agent's: it may send anything."""
+    sandbox = create_sandbox(ssh)
+    assert isinstance(sandbox, RemoteSandbox)
+    async with sandbox:
+        link, worker = sandbox._link, sandbox._link._process
+        assert worker is not None
+        before = peak(worker.pid), peak(os.getpid())
+        with pytest.raises(SandboxFailure, match="more than the 1000 characters"):
+            await link.execute("head -c 300000000 /dev/zero | tr '\\0' y", None, 60, 1000)
+        after = peak(worker.pid), peak(os.getpid())
+        assert max(late - early for early, late in zip(before, after, strict=True)) < 50 << 20
+        assert await link.execute("printf %800s", None, 60, 1000) == " " * 800
+        assert (await sandbox.run("echo on")).output == "on\n"
+
+
+def peak(pid: int) -> int:
+    """The most memory that a process has had, in bytes."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) << 10
 
 
 def over(pid: int) -> bool:
@@ -113,3 +178,6 @@ def test_the_symbols_of_hermes_agent(backend: str) -> None:
     assert set(inspect.signature(found).parameters) >= TAKES[backend]
     assert set(inspect.signature(found.execute).parameters) >= {"command", "cwd", "timeout", "stdin_data"}
     assert list(inspect.signature(found.cleanup).parameters) == ["self"]
+    kept = importlib.import_module(BASE)._BoundedOutputCollector
+    assert list(inspect.signature(kept).parameters) == ["max_chars"]
+    assert kept(5).total_chars == 0

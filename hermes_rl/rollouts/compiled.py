@@ -74,7 +74,7 @@ class CompiledSpec:
         self._state_class = load_object(spec.state) if spec.state is not None else None
         self.grader = _grader(spec, self.roles)
         self.pool = Pool()
-        """Sandboxes that wait for the next rollout."""
+        """Sandboxes that wait for the next rollout, or the next fresh one of a reward."""
         self.artifact_folder: Path | None = None
         """Where artifacts are kept; None where a run keeps none."""
         self.images: dict[str, set[str]] = {}
@@ -184,7 +184,8 @@ class CompiledSpec:
         self, name: str, group: str, row: Row, artifacts: Callable[[], Mapping[str, Artifact]]
     ) -> KeptMachines:
         """Sandboxes for the rewards of a rollout of an earlier run; tools of tool servers are not there."""
-        return KeptMachines(name, sandbox_config(self.spec, row), self.tooling.shared(group), artifacts)
+        config, toolkit = sandbox_config(self.spec, row), self.tooling.shared(group)
+        return KeptMachines(name, config, toolkit, artifacts, self.pool.create)
 
     def _artifacts(self, row: Row) -> list[Request]:
         """The artifacts that the spec asks for, rendered for a row."""

@@ -18,7 +18,7 @@ from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.threads import Places
 from hermes_rl.tools.artifacts import Artifact, Request, take
 from hermes_rl.tools.context import ToolContext
-from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.machine import SandboxFactory, ToolRuntime
 from hermes_rl.tools.toolkit import Toolkit
 
 PER_CORE = 2
@@ -56,7 +56,7 @@ class RewardMachines:
                 self._waiting.remove(reward.name)
             return
         own = self.runtime
-        given = own.config, own.toolkit, own.state, own.artifacts
+        given = own.config, own.toolkit, own.state, own.artifacts, own.factory
         async with _fresh(f"{own.task_id}/{reward.name}", *given) as context:
             yield context
 
@@ -73,12 +73,19 @@ class KeptMachines:
         config: what its sandbox was made by.
         toolkit: what a reward may call.
         artifacts: reads those that were kept of it; blocks.
+        factory: where sandboxes come from.
     """
 
     def __init__(
-        self, name: str, config: SandboxConfig, toolkit: Toolkit, artifacts: Callable[[], Mapping[str, Artifact]]
+        self,
+        name: str,
+        config: SandboxConfig,
+        toolkit: Toolkit,
+        artifacts: Callable[[], Mapping[str, Artifact]],
+        factory: SandboxFactory,
     ) -> None:
         self._name, self._config, self._toolkit, self._artifacts = name, config, toolkit, artifacts
+        self._factory = factory
 
     @asynccontextmanager
     async def __call__(self, reward: GradedReward) -> AsyncIterator[ToolContext | None]:
@@ -86,16 +93,22 @@ class KeptMachines:
             yield None
             return
         artifacts = await asyncio.to_thread(self._artifacts)
-        async with _fresh(f"{self._name}/{reward.name}", self._config, self._toolkit, None, artifacts) as context:
+        given = self._config, self._toolkit, None, artifacts, self._factory
+        async with _fresh(f"{self._name}/{reward.name}", *given) as context:
             yield context
 
 
 @asynccontextmanager
 async def _fresh(
-    name: str, config: SandboxConfig, toolkit: Toolkit, state: Any, artifacts: Mapping[str, Artifact]
+    name: str,
+    config: SandboxConfig,
+    toolkit: Toolkit,
+    state: Any,
+    artifacts: Mapping[str, Artifact],
+    factory: SandboxFactory,
 ) -> AsyncIterator[ToolContext]:
     """A new sandbox with artifacts laid in, for as long as a reward looks into it."""
-    fresh = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state)
+    fresh = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=factory)
     async with _places.here(), fresh as runtime:
         runtime.artifacts = artifacts
         try:

@@ -26,6 +26,8 @@ from hermes_rl.tools.staging import Staging
 from hermes_rl.tools.toolkit import Toolkit
 
 T = TypeVar("T")
+SandboxFactory = Callable[[SandboxConfig], Sandbox]
+"""Gives a sandbox that is still to be started."""
 
 _live: dict[str, ToolRuntime] = {}
 """Runtimes by task id, from the moment they are made until they are closed."""
@@ -48,7 +50,7 @@ class ToolRuntime:
         task_id: str | None = None,
         toolkit: Toolkit | None = None,
         state: Any = None,
-        factory: Callable[[SandboxConfig], Sandbox] = create_sandbox,
+        factory: SandboxFactory = create_sandbox,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.task_id = task_id or f"task-{uuid.uuid4().hex[:12]}"
@@ -70,7 +72,8 @@ class ToolRuntime:
         """Seconds that starting the sandbox took; 0 where nothing used it."""
         self.loop: asyncio.AbstractEventLoop | None = loop or _running_loop()
         """The loop that the sandbox lives on."""
-        self._factory = factory
+        self.factory = factory
+        """Where its sandbox comes from, new or waiting."""
         self._sandbox: Sandbox | None = None
         self._starting = asyncio.Lock()
         self._closed = False
@@ -132,7 +135,7 @@ class ToolRuntime:
     async def _start(self) -> Sandbox:
         self.loop = asyncio.get_running_loop()
         began = time.perf_counter()
-        sandbox = self._factory(self.config)
+        sandbox = self.factory(self.config)
         await sandbox.start()
         if self._closed:
             # Another task closed the runtime meanwhile and could not see this sandbox yet.

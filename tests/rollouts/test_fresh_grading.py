@@ -11,9 +11,15 @@ from typing import Any
 
 import pytest
 
+from hermes_rl.rollouts.compiled import CompiledSpec
+from hermes_rl.rollouts.reward_machines import RewardMachines
 from hermes_rl.runs.launch import Launch, run_process
+from hermes_rl.sandbox import SandboxConfig, SandboxFile
 from hermes_rl.spec.load import load_spec
+from hermes_rl.tools.artifacts import Request
+from hermes_rl.tools.machine import ToolRuntime, find_runtime
 from tests.rootfs import make_rootfs
+from tests.sandbox.test_pool import settled
 
 SPEC = """
 version: 1
@@ -186,6 +192,33 @@ async def test_artifacts_are_all_that_a_fresh_sandbox_has_of_the_agent(tmp_path:
     lines = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
     assert [line["score"] for line in lines] == [2, 2], lines
     assert sorted(path.name for path in (tmp_path / "run/artifacts").iterdir()) == sorted(line["id"] for line in lines)
+
+
+LOOKS = "ls -A ~ /tmp; cat work/a; env | grep -c LEFT; cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep 77[7]'"
+
+
+async def test_fresh_sandboxes_wait_already_and_have_nothing_of_anybody(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(LAID)
+    (tmp_path / "look.py").write_text(LOOK)
+    laid = SandboxConfig(files=(SandboxFile("given", b"x"),), setup=("cp given set-up",))
+    async with CompiledSpec(load_spec(tmp_path / "spec.yaml")) as compiled:
+        for number in range(3):
+            async with ToolRuntime(laid, factory=compiled.pool.create) as runtime:
+                own = await runtime.sandbox()
+                await own.run("mkdir work; echo a > work/a; touch ~/left /tmp/left; sleep 777 >/dev/null 2>&1 &")
+                machines = RewardMachines(runtime, compiled.grader.ordered)
+                await machines.take([Request("work", path="work")], 9)
+                await settled(compiled.pool)
+                before = compiled.pool.taken
+                async with machines(compiled.grader.ordered[1]) as context:
+                    assert context is not None
+                    found = find_runtime(context.task_id)
+                    assert found is not None
+                    fresh = await found.sandbox()
+                    assert (fresh is not own, compiled.pool.taken) == (True, before + 1), number
+                    seen = (await fresh.run(LOOKS)).output
+                    assert seen == "/home/user:\ngiven\nset-up\nwork\n\n/tmp:\na\n0\n0\n"
+                    await fresh.run("touch ~/left /tmp/left; export LEFT=1; sleep 777 >/dev/null 2>&1 &")
 
 
 async def test_own_sandbox_is_given_back_before_a_fresh_one_starts(

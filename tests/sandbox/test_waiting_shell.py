@@ -191,6 +191,14 @@ async def test_timeout_kills_what_it_runs_and_nothing_else(terminal: Terminal) -
     assert await terminal.said("kill -0 $(cat kept) && echo runs") == "runs\n"
 
 
+@pytest.mark.parametrize(("signal", "code"), [("STOP", 147), ("TSTP", 148)])
+async def test_a_command_that_stops_its_own_shell_ends(terminal: Terminal, signal: str, code: int) -> None:
+    result = await terminal.run(f"echo begun; sleep 68 & echo $! >pid; kill -{signal} $BASHPID; echo end", timeout=60)
+    assert (result.exit_code, result.timed_out, result.stdout) == (code, False, b"begun\n")
+    assert (await terminal.said(GONE)).endswith("gone\n")
+    assert await terminal.said("echo next") == "next\n"
+
+
 async def test_cancelling_kills_what_it_runs(terminal: Terminal) -> None:
     task = asyncio.create_task(terminal.run("echo $BASHPID >pid; sleep 63"))
     await asyncio.sleep(0.3)

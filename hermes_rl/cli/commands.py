@@ -1,25 +1,16 @@
-"""The command line: `hermes-rl run | validate | list | schema | doctor | regrade`.
+"""The commands `run | validate | list | schema | doctor | regrade`: their arguments, and who does the work.
 
-Owns the exit status: 0 done, 1 the run failed, 2 the user's input is wrong, 130 after Ctrl-C. Progress and messages go
-to stderr, results to stdout. Wrong input never shows a traceback; a bug always does.
+Annotations are not postponed here: Typer would evaluate the text of each several times at every start.
 """
 
-from __future__ import annotations
-
 import json
-import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from hermes_rl.errors import HermesRLError, UserError
-
 Mode = Literal["serve", "process", "evaluate"]
 Kind = Literal["specs", "toolsets", "tools", "distributions", "rewards", "parsers", "renderers", "sandboxes"]
-
-_ClickException: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
-"""Typer brings a click of its own in some versions, so the class is found through Typer."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -126,28 +117,3 @@ def version(
 
 def _print(text: str) -> None:
     typer.echo(text)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """The program; ends the process with the exit status."""
-    sys.exit(status(arguments))
-
-
-def status(arguments: list[str] | None = None) -> int:
-    """Run a command line and return its exit status; a bug travels with its traceback."""
-    try:
-        result: Any = app(arguments, standalone_mode=False)
-    except _ClickException as error:
-        error.show()
-        return 2
-    except (KeyboardInterrupt, typer.Abort):
-        typer.echo("interrupted", err=True)
-        return 130
-    except HermesRLError as error:
-        typer.echo(f"error: {error}" if "\n" not in str(error) else str(error), err=True)
-        return 2 if isinstance(error, UserError) else 1
-    return result if isinstance(result, int) else 0
-
-
-if __name__ == "__main__":
-    main()

@@ -17,12 +17,28 @@ heavy = {"aiohttp", "asyncio", "hermes_rl.tools.catalogue", "hermes_rl.tokens.re
 print(*sorted(heavy & set(sys.modules)))
 """
 
+COUNTED = """
+import atexit, gc, sys
+from hermes_rl.cli.main import main
+looked = lambda: sum(generation["collections"] for generation in gc.get_stats())
+before = looked()
+atexit.register(lambda: print("looked for garbage", looked() - before, "times"))
+main(["validate", sys.argv[1]])
+"""
+
 
 def test_a_small_spec_is_checked_without_servers_tools_and_renderers(tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text(SPEC)
     done = subprocess.run([sys.executable, "-c", CHECK, str(spec)], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_a_small_spec_is_checked_without_a_look_for_garbage(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC)
+    done = subprocess.run([sys.executable, "-c", COUNTED, str(spec)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{spec}: valid", "looked for garbage 0 times"]
 
 
 def test_a_misspelt_toolset_is_still_found(tmp_path: Path) -> None:

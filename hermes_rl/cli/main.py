@@ -1,0 +1,51 @@
+"""The command line: `hermes-rl run | validate | list | schema | doctor | regrade`.
+
+Owns the process and its exit status: 0 done, 1 the run failed, 2 the user's input is wrong, 130 after Ctrl-C. Progress
+and messages go to stderr, results to stdout. Wrong input never shows a traceback; a bug always does.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+from hermes_rl.errors import HermesRLError, UserError
+
+STARTING = 100_000
+"""New objects after which Python looks for garbage. Imports and validators are fewer, and all of them stay; looking at
+them over and over, as Python's own 700 asks for, is a tenth of the time that a short command takes."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The program; ends the process with the exit status."""
+    gc.set_threshold(STARTING)
+    code = status(arguments)
+    gc.freeze()  # at its end Python looks at everything once more, although all of it goes
+    sys.exit(code)
+
+
+def status(arguments: list[str] | None = None) -> int:
+    """Run a command line and return its exit status; a bug travels with its traceback."""
+    import typer
+
+    from hermes_rl.cli.commands import app
+
+    # Typer brings a click of its own in some versions, so the class is found through Typer.
+    click_exception: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+    try:
+        result: Any = app(arguments, standalone_mode=False)
+    except click_exception as error:
+        error.show()
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo("interrupted", err=True)
+        return 130
+    except HermesRLError as error:
+        typer.echo(f"error: {error}" if "\n" not in str(error) else str(error), err=True)
+        return 2 if isinstance(error, UserError) else 1
+    return result if isinstance(result, int) else 0
+
+
+if __name__ == "__main__":
+    main()

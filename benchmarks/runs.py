@@ -1,7 +1,7 @@
 """What a run costs beside the way it is commonly written: groups, with a no-op tool, a reward and a line per group.
 
-    python benchmarks/runs.py [--groups N] [--concurrency C] [--latency MS] [--shape fixed|lognormal] [--repetitions N]
-                              [--only NAME …] [--peer verifiers|inspect PYTHON] …
+    python benchmarks/runs.py [--groups N] [--concurrency C …] [--latency MS] [--shape fixed|lognormal]
+                              [--repetitions N] [--only NAME …] [--peer verifiers|inspect PYTHON] …
 
 One server process with a fixed latency (or one that is spread: its 99th percentile is ten times its median); 64 groups
 of 4 with four tool turns each by default. Contenders (`runs_contenders.py`), each in a process of its own, in turns:
@@ -17,8 +17,12 @@ of 4 with four tool turns each by default. Contenders (`runs_contenders.py`), ea
 
 The ideal is the time that the models alone would take: the waves of rollouts × the calls of each × the mean latency. No
 program reaches it where the machine has to do anything for a turn, and the server takes a part of the same cores; raw
-aiohttp says how near one can come. In flight: of the requests that `concurrency` allows, how many the server had in the
-mean, from its first one until 98 % of the groups had ended.
+aiohttp says how near one can come. The last wave counts in full, as it takes as long for a few rollouts as for many;
+but a concurrency that leaves it nearly empty flatters, so the waves are told with it. In flight: of the requests that
+`concurrency` allows, how many the server had in the mean, from its first one until 98 % of the groups had ended.
+
+With several concurrencies every contender plays with each of them, but for the reference's way, which has its own: it
+plays once, and all are compared with that.
 """
 
 from __future__ import annotations
@@ -40,33 +44,42 @@ from runs_contenders import CONTENDERS, SANDBOXED, SIZE
 
 HERE = Path(__file__).parent
 TURNS = 5
+RAW, REFERENCE = "raw aiohttp", "one group at a time"
 Measured = dict[str, Any]
+Runs = dict[tuple[str, int], list[Measured]]
+"""What was measured of each contender with each concurrency, a run per repetition."""
 
 
 def main() -> None:
     options = arguments()
-    measured: dict[str, list[Measured]] = {name: [] for name in (*(options.only or CONTENDERS), *dict(options.peer))}
+    names = (*(options.only or CONTENDERS), *dict(options.peer))
+    runs: Runs = {
+        (name, concurrency): []
+        for place, concurrency in enumerate(options.concurrency)
+        for name in names
+        if name != REFERENCE or place == 0
+    }
     with ExitStack() as stack:
         serving = {
             tool: stack.enter_context(server(TURNS, options.latency / 1000, options.shape, tool))
             for tool in ("noop", "terminal")
         }
         for repetition in range(options.repetitions):
-            names = list(measured)
-            for name in names[repetition % len(names) :] + names[: repetition % len(names)]:
+            order = list(runs)
+            for name, concurrency in order[repetition % len(order) :] + order[: repetition % len(order)]:
                 url = serving["terminal" if name == SANDBOXED else "noop"]
-                measured[name].append(play(name, url, options))
+                runs[name, concurrency].append(play(name, url, concurrency, options))
     shape = "" if options.shape == "fixed" else f" (median, {options.shape})"
-    say(f"{options.groups} groups of {SIZE}, {TURNS} model calls each, {options.concurrency} rollouts at a time, ")
-    say(f"{options.latency:g} ms latency{shape}, {options.repetitions} repetitions; median (smallest to largest).")
+    say(f"{options.groups} groups of {SIZE}, {TURNS} model calls each, {options.latency:g} ms latency{shape}, ")
+    say(f"{options.repetitions} repetitions; median (smallest to largest).")
     say(f"{machine()}.\n")
-    say(summary(measured, options))
+    say(summary(runs, options))
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=64, help="groups of four (default: 64)")
-    parser.add_argument("--concurrency", type=int, default=64, help="rollouts at a time (default: 64)")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[64], help="rollouts at a time (default: 64)")
     parser.add_argument("--latency", type=float, default=50, help="of the server, in milliseconds (default: 50)")
     parser.add_argument("--shape", choices=["fixed", "lognormal"], default="fixed", help="of the latency")
     parser.add_argument("--repetitions", type=int, default=3, help="of everything (default: 3)")
@@ -77,15 +90,15 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def play(name: str, url: str, options: argparse.Namespace) -> Measured:
+def play(name: str, url: str, concurrency: int, options: argparse.Namespace) -> Measured:
     peers = dict(options.peer)
     program = "peer_contenders.py" if name in peers else "runs_contenders.py"
     command = [peers.get(name, sys.executable), str(HERE / program), name, url]
-    command += [str(options.groups), str(options.concurrency)]
+    command += [str(options.groups), str(concurrency)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     measured: Measured = json.loads(done.stdout.splitlines()[-1])
     assert measured["turns"] == options.groups * SIZE * TURNS, measured
-    measured["flight"] = in_flight(url, measured["began"], measured["most"]) / options.concurrency
+    measured["flight"] = in_flight(url, measured["began"], measured["most"]) / concurrency
     return measured
 
 
@@ -97,32 +110,33 @@ def in_flight(url: str, began: float, until: float) -> float:
     return sum(count * (end - at) for (at, count), end in zip(steps, ends, strict=True)) / (until - steps[0][0])
 
 
-def summary(measured: dict[str, list[Measured]], options: argparse.Namespace) -> str:
+def summary(runs: Runs, options: argparse.Namespace) -> str:
     mean = options.latency / 1000 * (1 if options.shape == "fixed" else math.exp(SPREAD**2 / 2))
-    ideal = math.ceil(options.groups * SIZE / options.concurrency) * TURNS * mean
+    reference = runs.get((REFERENCE, options.concurrency[0]))
     rows = []
-    for name, runs in measured.items():
+    for (name, concurrency), measured in runs.items():
+        waves = options.groups * SIZE / concurrency
+        ideal = math.ceil(waves) * TURNS * mean
         cells = [
-            spread([1000 * run["cpu"] / run["turns"] for run in runs]),
-            ratio(measured, "raw aiohttp", "cpu", runs),
-            ratio(measured, "one group at a time", "cpu", runs),
-            ratio(measured, "one group at a time", "wall", runs, inverse=True),
-            spread([ideal / run["wall"] for run in runs]),
-            spread([run["flight"] for run in runs]),
-            "" if runs[0]["useful"] is None else spread([1000 * run["cpu"] / run["useful"] for run in runs], 1),
+            f"{concurrency} ({waves:.3g})",
+            spread([1000 * run["cpu"] / run["turns"] for run in measured]),
+            ratio(measured, runs.get((RAW, concurrency)), "cpu"),
+            ratio(measured, reference, "cpu"),
+            ratio(measured, reference, "wall", inverse=True),
+            spread([ideal / run["wall"] for run in measured]),
+            spread([run["flight"] for run in measured]),
+            "" if measured[0]["useful"] is None else spread([1000 * run["cpu"] / run["useful"] for run in measured], 1),
         ]
-        rows.append([f"{name} {runs[0].get('version', '')}".rstrip(), *cells])
-    heads = ["", "CPU ms per turn", "to raw", "to one group at a time", "times as fast as that", "share of the ideal"]
-    return table([*heads, "in flight", "CPU ms per useful group"], rows)
+        rows.append([f"{name} {measured[0].get('version', '')}".rstrip(), *cells])
+    heads = ["", "at a time (waves)", "CPU ms per turn", "to raw", f"to {REFERENCE}", "times as fast as that"]
+    return table([*heads, "share of the ideal", "in flight", "CPU ms per useful group"], rows)
 
 
-def ratio(
-    measured: dict[str, list[Measured]], base: str, what: str, runs: list[Measured], *, inverse: bool = False
-) -> str:
+def ratio(measured: list[Measured], base: list[Measured] | None, what: str, *, inverse: bool = False) -> str:
     """To another contender, within each repetition; empty where that was not measured."""
-    if base not in measured:
+    if base is None:
         return ""
-    pairs = [(run[what], one[what]) for run, one in zip(runs, measured[base], strict=True)]
+    pairs = [(run[what], one[what]) for run, one in zip(measured, base, strict=True)]
     return spread([b / a if inverse else a / b for a, b in pairs], 1 if inverse else 2)
 
 

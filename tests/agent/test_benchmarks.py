@@ -69,6 +69,15 @@ def test_the_benchmark_of_runs_has_latencies_that_are_spread() -> None:
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_runs_measures_several_concurrencies_beside_one_reference() -> None:
+    sizes = ["--groups", "3", "--concurrency", "4", "8", "--latency", "1", "--repetitions", "1"]
+    printed = run("benchmarks/runs.py", *sizes, "--only", "raw aiohttp", "one group at a time")
+    assert "| raw aiohttp | 4 (3) | " in printed
+    assert "| raw aiohttp | 8 (1.5) | " in printed
+    assert printed.count("| one group at a time | ") == 1
+
+
+@pytest.mark.slow
 def test_rollouts_in_flight_are_measured() -> None:
     assert "| 8 | " in run("benchmarks/in_flight.py", "--rollouts", "8", "--latency", "0.5")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -298,14 +297,12 @@ async def test_a_budget_of_cost_ends_the_run_cleanly_where_the_server_tells_it(t
 
 async def test_rows_whose_groups_differ_are_preferred_also_when_a_run_goes_on(tmp_path: Path) -> None:
     world = World(on_grade=easy("row0"))
-    plan = ProcessPlan(2, 5, prefer_differing=True, concurrency=2)
+    # A group may begin before the one just in front of it has been looked at: with one rollout at a time that is
+    # always one of the other row.
+    plan = ProcessPlan(2, 5, prefer_differing=True, concurrency=1)
     await play_process(world, tmp_path, plan, count=2)
     await play_process(world, tmp_path, replace(plan, groups=12), count=2)
     played = [group["group"] for group in lines(tmp_path / "groups.jsonl")]
     assert len(played) == len(set(played)) == 12
     epochs = {row: sorted(int(g.split(":")[1]) for g in played if g.startswith(row)) for row in ("row0", "row1")}
-    assert epochs["row1"] == list(range(len(epochs["row1"])))
-    # A group may begin before the one before it has been looked at; from then on the easy row is left out ever longer.
-    gaps = [later - earlier for earlier, later in pairwise(epochs["row0"])]
-    assert gaps == sorted(gaps)
-    assert gaps[-1] >= 4
+    assert epochs == {"row0": [0, 2, 4, 8], "row1": list(range(8))}

@@ -110,6 +110,8 @@ class Tooling:
             RunError: a tool server cannot be started, in a sandbox like `sandbox` where it runs in one.
             UserError: it has not the tools that the spec allows, or a toolset lacks a key or an extra.
         """
+        if self._listed is not None:
+            return  # every rollout asks: none waits for the others
         async with self._opening:
             if self._listed is None:
                 taken = {tool.name for tool in (*self._functions, *await in_thread(self._every_toolset))}

@@ -52,6 +52,7 @@ class Transport:
         self._config = config
         self._base = public_url(config.base_url).rstrip("/")
         self._query = urlsplit(config.base_url).query or None
+        self._urls: dict[str, URL] = {}
         self._headers = _headers(config)
         self._scrubber = Scrubber(_secrets(config))
         self._proxy = _proxy(URL(self._base))
@@ -111,7 +112,9 @@ class Transport:
         return AttemptFailed(shown, timed_out=timed_out, unreachable=unreachable)
 
     def _url(self, path: str) -> URL:
-        return URL(self.address(path)).with_query(self._query)
+        if path not in self._urls:
+            self._urls[path] = URL(self.address(path)).with_query(self._query)
+        return self._urls[path]
 
     async def _connected(self) -> aiohttp.ClientSession:
         """The session of the running loop; one of an earlier, closed loop is replaced."""

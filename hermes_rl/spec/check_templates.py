@@ -108,7 +108,8 @@ def _render_one(value: Any, kind: Any, row: Row, key: str) -> None:
 
 
 def _sections(spec: Spec) -> Iterator[tuple[NodePath, Section]]:
-    yield ("sandbox",), spec.sandbox
+    if spec.sandbox.model_fields_set:
+        yield ("sandbox",), spec.sandbox
 
 
 def _check_section(

@@ -7,11 +7,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchemaWarningKind
+from pydantic_core.core_schema import PlainValidatorFunctionSchema
 
 from hermes_rl.spec.annotations import type_of
 from hermes_rl.spec.env_fields import PASSED
-from hermes_rl.spec.model.base import Section
+from hermes_rl.spec.model.base import Later, Section
 from hermes_rl.spec.model.spec import Spec
 from hermes_rl.spec.rewards_known import shipped_signatures
 from hermes_rl.spec.signatures import Function, Parameter
@@ -32,15 +33,21 @@ _NULLABLE = {"type": "null"}
 
 
 class _Generator(GenerateJsonSchema):
-    """Empty mappings are no defaults worth showing."""
+    """Empty mappings are no defaults worth showing; sections that are built later are shown as they will be."""
 
     ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
+
+    def function_plain_schema(self, schema: PlainValidatorFunctionSchema) -> JsonSchemaValue:
+        function = schema["function"]["function"]
+        if isinstance(function, Later):
+            return self.generate_inner(function.section.__pydantic_core_schema__)
+        return super().function_plain_schema(schema)
 
 
 def spec_json_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of the YAML."""
     for section in Section.__subclasses__():
-        section.model_rebuild()  # sections are built when needed; their defaults are about to be written out
+        section.model_rebuild()  # sections are built when needed; they are about to be shown, with their defaults
     schema = Spec.model_json_schema(by_alias=True, schema_generator=_Generator)
     sections: dict[str, Any] = schema.pop("$defs")
     sections["Spec"] = {key: schema[key] for key in ("properties", "required") if key in schema}

@@ -1,4 +1,7 @@
-"""The typed, frozen spec, one module per subject; attribute names are the keys of the YAML."""
+"""The typed, frozen spec, one module per subject; attribute names are the keys of the YAML.
+
+Annotations are not postponed in these modules: pydantic would have to evaluate the text of each at every start.
+"""
 
 from hermes_rl.spec.model.agent import Agent, AgentOverrides, Reasoning
 from hermes_rl.spec.model.base import FrozenDict, Section, freeze, is_template, thaw

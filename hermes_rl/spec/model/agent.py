@@ -1,7 +1,5 @@
 """``agent``: how the policy is asked, and when a rollout has had enough."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

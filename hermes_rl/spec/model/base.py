@@ -33,7 +33,7 @@ class Section(BaseModel):
         strict=True,
         allow_inf_nan=False,
         hide_input_in_errors=True,
-        defer_build=True,  # most sections are only ever part of a whole spec, whose validator covers them
+        defer_build=True,  # most specs have few of the sections
         coerce_numbers_to_str=True,  # of what a template renders to; strict reading of YAML does not use it
     )
 
@@ -108,6 +108,29 @@ class MayTemplate:
         return {"anyOf": [handler(schema), {"type": "string", "pattern": r"\{\{|\{%"}]}
 
 
+class Later:
+    """Reads a section by a validator of its own, which is built when the first spec with that section is read."""
+
+    def __init__(self, section: type[Section]) -> None:
+        self.section = section
+
+    def __call__(self, value: Any, info: core_schema.ValidationInfo) -> Section:
+        return self.section.model_validate(value, context=info.context)
+
+
+def _built(value: Section, handler: core_schema.SerializerFunctionWrapHandler) -> Any:
+    type(value).model_rebuild()
+    return handler(value)
+
+
+class _BuiltLater:
+    """Marks a section to be read by a validator of its own: building all takes longer than checking a small spec."""
+
+    def __get_pydantic_core_schema__(self, source: type[Section], handler: GetCoreSchemaHandler) -> CoreSchema:
+        written = core_schema.wrap_serializer_function_ser_schema(_built)
+        return core_schema.with_info_plain_validator_function(Later(source), serialization=written)
+
+
 def _size(value: Any) -> Any:
     if not isinstance(value, str):
         return value
@@ -133,6 +156,7 @@ def _text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
+Late = Annotated[T, _BuiltLater()]
 Seq = Annotated[tuple[T, ...], Strict(False)]
 Map = Annotated[Mapping[str, T], AfterValidator(freeze)]
 Free = Annotated[Any, AfterValidator(freeze)]

@@ -1,7 +1,5 @@
 """``dataset``: where the rows come from, what is derived from them, and which are kept for evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

@@ -1,13 +1,11 @@
 """``serve``, ``process``, ``evaluate``, ``budget`` and ``wandb``: how much is played, and where it goes."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from hermes_rl.spec.model.agent import AgentOverrides
-from hermes_rl.spec.model.base import Seconds, Section
+from hermes_rl.spec.model.base import Late, Seconds, Section
 
 _CONCURRENCY = "Rollouts in flight at a time; default: found by itself."
 
@@ -85,4 +83,4 @@ class Wandb(Section):
     mode: Literal["online", "offline", "disabled"] = Field("online", description="offline keeps it on this machine.")
 
 
-WandbField = Annotated[Wandb, BeforeValidator(_project)]
+WandbField = Annotated[Late[Wandb], BeforeValidator(_project)]

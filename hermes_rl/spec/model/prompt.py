@@ -1,7 +1,5 @@
 """``prompt`` and ``user``: what the agent is told first, and who answers it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """``sandbox`` and ``artifacts``: where the agent's commands run, and what is kept of it."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any
 

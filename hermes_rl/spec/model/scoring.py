@@ -1,13 +1,11 @@
 """``rewards``, ``score``, ``endings`` and ``solution``: how a rollout is graded, and a right one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from hermes_rl.spec.model.base import EMPTY, Free, FreeMap, Map, MayTemplate, Pair, Section, Seq
+from hermes_rl.spec.model.base import EMPTY, Free, FreeMap, Late, Map, MayTemplate, Pair, Section, Seq
 
 
 class Reward(Section):
@@ -80,5 +78,5 @@ class Solution(Section):
     patch: str | None = Field(None, description="Gold patch of the working directory, as git diff writes it.")
 
 
-Rewards = Annotated[Map[Reward], BeforeValidator(_named)]
+Rewards = Annotated[Map[Late[Reward]], BeforeValidator(_named)]
 Endings = Map[Treatment]

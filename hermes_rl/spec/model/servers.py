@@ -1,12 +1,10 @@
 """``servers``: the models that a run talks to, by role."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from hermes_rl.spec.model.base import EMPTY, Map, Section, Seq, wrong
+from hermes_rl.spec.model.base import EMPTY, Late, Map, Section, Seq, wrong
 
 
 def _type(value: Any) -> Any:
@@ -68,4 +66,4 @@ def _listed(value: Any) -> Any:
     return {role: servers if isinstance(servers, list) else [servers] for role, servers in value.items()}
 
 
-Servers = Annotated[Map[Seq[Server]], BeforeValidator(_listed)]
+Servers = Annotated[Map[Seq[Late[Server]]], BeforeValidator(_listed)]

@@ -12,7 +12,7 @@ from pydantic import Field, PrivateAttr, SecretStr
 
 from hermes_rl.errors import Problem
 from hermes_rl.spec.model.agent import Agent
-from hermes_rl.spec.model.base import EMPTY, FreeMap, Map, Section, Seq
+from hermes_rl.spec.model.base import EMPTY, FreeMap, Late, Map, Section, Seq
 from hermes_rl.spec.model.dataset import Dataset
 from hermes_rl.spec.model.modes import Budget, Evaluate, Process, Serve, WandbField
 from hermes_rl.spec.model.prompt import Prompt, User
@@ -42,26 +42,26 @@ class Spec(Section):
         ge=0,
         description="Feeds split, distributions, scripted deviations and the sampling seed of each rollout.",
     )
-    dataset: Dataset = Field(description="The rows that rollouts start from.")
-    prompt: Prompt = Field(description="How a rollout starts.")
+    dataset: Late[Dataset] = Field(description="The rows that rollouts start from.")
+    prompt: Late[Prompt] = Field(description="How a rollout starts.")
     toolsets: ToolsetsField = Field(NO_TOOLSETS, description="Groups of tools by name; none when absent.")
-    tools: Seq[Tool] = Field((), description="Tools of your own: Python functions, state objects, MCP servers.")
+    tools: Seq[Late[Tool]] = Field((), description="Tools of your own: Python functions, state objects, MCP servers.")
     state: str | None = Field(None, description="file.py:Class; one object Class(item) per rollout.")
-    user: User | None = Field(None, description="A simulated user that answers the agent.")
-    sandbox: Sandbox = Field(Sandbox.model_construct(), description="Where commands run.")
-    artifacts: Map[Artifact] = Field(EMPTY, description="What is kept of the sandbox, by name.")
-    agent: Agent = Field(Agent.model_construct(), description="Sampling and limits of one rollout.")
+    user: Late[User] | None = Field(None, description="A simulated user that answers the agent.")
+    sandbox: Late[Sandbox] = Field(Sandbox.model_construct(), description="Where commands run.")
+    artifacts: Map[Late[Artifact]] = Field(EMPTY, description="What is kept of the sandbox, by name.")
+    agent: Late[Agent] = Field(Agent.model_construct(), description="Sampling and limits of one rollout.")
     rewards: Rewards = Field(EMPTY, description="Functions that grade a rollout, by name, in order.")
-    score: ScoreRule = Field(
+    score: Late[ScoreRule] = Field(
         ScoreRule.model_construct(), description="What happens to the weighted sum of the rewards."
     )
     endings: Endings = Field(EMPTY, description="Ending → grade, mask, drop, or a number as score.")
-    solution: Solution | None = Field(None, description="What a perfect agent would do.")
+    solution: Late[Solution] | None = Field(None, description="What a perfect agent would do.")
     servers: Servers = Field(EMPTY, description="Model servers by role; policy is the model that acts.")
-    serve: Serve = Field(Serve.model_construct(), description="Groups for a trainer.")
-    process: Process = Field(Process.model_construct(), description="Groups into a file.")
-    evaluate: Evaluate = Field(Evaluate.model_construct(), description="Scores on the evaluation rows.")
-    budget: Budget = Field(Budget.model_construct(), description="What ends a run early.")
+    serve: Late[Serve] = Field(Serve.model_construct(), description="Groups for a trainer.")
+    process: Late[Process] = Field(Process.model_construct(), description="Groups into a file.")
+    evaluate: Late[Evaluate] = Field(Evaluate.model_construct(), description="Scores on the evaluation rows.")
+    budget: Late[Budget] = Field(Budget.model_construct(), description="What ends a run early.")
     env: FreeMap = Field(EMPTY, description="Other fields of Atropos' environment configuration.")
     wandb: WandbField | None = Field(None, description="Project, or {project, name, mode}; absent is off.")
 

@@ -1,14 +1,12 @@
 """``toolsets`` and ``tools``: what the agent can do."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from hermes_rl.spec.model.base import EMPTY, EnvText, Map, Section, Seq, wrong
+from hermes_rl.spec.model.base import EMPTY, EnvText, Late, Map, Section, Seq, wrong
 from hermes_rl.spec.model.sandbox import File
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -84,5 +82,5 @@ class Tool(Section):
     )
 
 
-ToolsetsField = Annotated[Toolsets, BeforeValidator(_list)]
+ToolsetsField = Annotated[Late[Toolsets], BeforeValidator(_list)]
 NO_TOOLSETS = Toolsets.model_construct()

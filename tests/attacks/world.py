@@ -2,7 +2,8 @@
 
     python world.py FOLDER system|none|IMAGE
 
-Prints a JSON object from the name of each case to whether it succeeded.
+Prints a JSON object: from the name of each case to whether it succeeded, errors, and cases that did not do what their
+name says.
 """
 
 from __future__ import annotations
@@ -23,27 +24,37 @@ from typing import Any
 import yaml
 
 from hermes_rl.runs.launch import Launch, run_process
+from hermes_rl.sandbox import SandboxConfig
 from hermes_rl.spec.load import load_spec
+from hermes_rl.spec.model import Spec
+from hermes_rl.tools.machine import ToolRuntime
 from tests.attacks.cases import CASES, LIMITS, SUCCEEDED, Case
 
 SECRET = "KEY-"
 VICTIMS = ("kill", "stop", "trace", "nice", "limit", "memory")
-HELD = "def verify(ctx):\n    return 0\n"
+HELD = """
+import json
+
+def own(ctx):
+    told = json.loads(ctx.call_tool("terminal", {"command": "echo honest"}))["output"]
+    return told == ctx.terminal("echo honest")["output"].rstrip() == "honest"
+"""
 SPEC: dict[str, Any] = {
     "name": "attacks",
     "dataset": {"path": "json", "data_files": "cases.jsonl", "split": "train", "key": "name"},
     "prompt": {"user": "{{ name }}"},
     "toolsets": ["terminal", "file"],
-    "agent": {"max_turns": 4, "tool_timeout": 30},
+    "agent": {"max_turns": 8, "tool_timeout": 30},
     "artifacts": {"answer": {"path": "answer"}, "out": {"path": "out"}},
     "rewards": {
+        "own": {"fn": "held.py:own", "weight": 0},
         "tests_pass": {
             "sandbox": "fresh",
             "args": {
                 "command": "python3 tests/check.py",
                 "files": [{"to": "tests/check.py", "content": "assert open('answer').read().strip() == '42'\n"}],
             },
-        }
+        },
     },
     "solution": {"turns": "{{ turns }}"},
     "servers": {"policy": {"type": "scripted", "deviate": 0}},
@@ -72,6 +83,8 @@ class World:
         for name, text in self.before.items():
             (folder / name).write_text(text)
         self.victims = {f"victim-{name}": _victim(name) for name in VICTIMS}
+        self.other_runs = True
+        """Whether the process of another rollout has outlived all."""
         self.opened = (folder / "opened").open("w+")
         self.opened.write(f"{SECRET}opened")
         self.opened.flush()
@@ -80,7 +93,7 @@ class World:
 
     def succeeded(self, case: Case, line: dict[str, Any], run: Path) -> bool:
         """Whether an attack has got through, from what its tools answered and from what has become of this world."""
-        said = "\n".join(str(m["content"]) for m in line["messages"] if m["role"] == "tool")
+        said = answers(line)
         kind, _, what = case.sign.partition(":")
         if SUCCEEDED in said or SECRET in said:
             return True
@@ -98,10 +111,18 @@ class World:
             "runs": lambda: _runs(what),
             "long": lambda: len(said) > 2_000_000,
             "slow": lambda: line["timings"]["total"] > 15,
+            "graded": lambda: line["rewards"]["own"]["value"] != 1,
+            "held": lambda: line["rewards"]["own"]["value"] != 1 or "forged" in answers(line, 1),
+            "ended": lambda: not self.other_runs,
             "bound": lambda: _connects(int(what)),
             "artifact": lambda: SECRET in _kept(run, line),
         }
         return bool(looks[kind]())
+
+
+def answers(line: dict[str, Any], last: int = 0) -> str:
+    """What the tools answered, all or the last of them."""
+    return "\n".join([str(m["content"]) for m in line["messages"] if m["role"] == "tool"][-last:])
 
 
 def _kept(run: Path, line: dict[str, Any]) -> str:
@@ -178,13 +199,25 @@ def _write_spec(world: World, mode: str) -> Path:
         sandbox["image"] = mode
     path = world.folder / "spec" / "attacks.yaml"
     path.write_text(yaml.safe_dump({**SPEC, "sandbox": sandbox}))
-    rows = [{"name": case.name, "turns": [{"tools": _placed(case, world.folder)}, {"say": "done"}]} for case in CASES]
+    rows = [{"name": case.name, "turns": _turns(case, world.folder)} for case in CASES]
     (world.folder / "spec/cases.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def _placed(case: Case, folder: Path) -> list[dict[str, Any]]:
-    return json.loads(json.dumps(case.calls).replace("{world}", str(folder)))  # type: ignore[no-any-return]
+def _turns(case: Case, folder: Path) -> list[dict[str, Any]]:
+    """Each call has a turn of its own: those of one turn would run beside each other."""
+    calls = json.loads(json.dumps(case.calls).replace("{world}", str(folder)))
+    return [*({"tools": [call]} for call in calls), {"say": "done"}]
+
+
+async def _play(world: World, spec: Spec, out: Path) -> None:
+    """The cases, beside another rollout with a process in the background."""
+    async with ToolRuntime(SandboxConfig(), task_id="other") as other:
+        command = f"echo {SECRET}process; exec sleep 3000"
+        process = await (await other.sandbox()).spawn(command)
+        other.processes.add(command, "/", process)
+        await run_process(spec, Launch("process", out=out))
+        world.other_runs = process.poll() is None
 
 
 def main() -> None:
@@ -192,16 +225,17 @@ def main() -> None:
     os.chdir(world.folder)
     out = world.folder / "run" / "out"
     spec = load_spec(_write_spec(world, sys.argv[2]))
-    asyncio.run(run_process(spec, Launch("process", out=out)))
+    asyncio.run(_play(world, spec, out))
     time.sleep(0.3)  # what was killed is buried
     lines = {line["row_key"]: line for line in map(json.loads, (out / "rollouts.jsonl").read_text().splitlines())}
     found = {}
     for case in CASES:
         line = lines[case.name]
         found[case.name] = world.succeeded(case, line, out)
-    sys.stdout.write(
-        json.dumps({"succeeded": found, "errors": {k: v["error"] for k, v in lines.items() if v["error"]}})
-    )
+    said = {case.name: answers(lines[case.name]) for case in CASES}
+    unarmed = {case.name: said[case.name] for case in CASES if case.armed not in said[case.name]}
+    errors = {name: line["error"] for name, line in lines.items() if line["error"]}
+    sys.stdout.write(json.dumps({"succeeded": found, "errors": errors, "unarmed": unarmed}))
     sys.stdout.flush()
     for victim in world.victims.values():
         victim.kill()

@@ -5,7 +5,7 @@ shares the machine with what is measured, so it is no more than a protocol that 
 the processor time that a web framework would take from the contenders.
 
 `GET /flight` answers with how many requests were in flight, from when to when: [[seconds of the monotonic clock, count
-from then on], …].
+from then on], …]. After `GET /capacity/N` it takes N at a time and refuses the others, with status 429.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ SPREAD = math.log(10) / 2.3263
 """Standard deviation of the logarithm of a latency whose 99th percentile is ten times its median."""
 
 
-def http(body: bytes) -> bytes:
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+def http(body: bytes, status: str = "200 OK") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode("ascii") + body
+
+
+REFUSED = http(b'{"error": {"message": "too many requests"}}', "429 Too Many Requests")
 
 
 def completion(message: dict[str, Any], reason: str) -> bytes:
@@ -52,6 +55,17 @@ class Model:
         self.latency = latency
         self.answers = [*(tool_call(turn, tool) for turn in range(turns - 1)), completion({"content": TEXT}, "stop")]
         self.flight: list[tuple[float, int]] = [(time.monotonic(), 0)]
+        self.capacity = math.inf
+
+    def ask(self, path: str) -> bytes:
+        """Answer a GET."""
+        if path.startswith("/capacity/"):
+            self.capacity = int(path.removeprefix("/capacity/"))
+        return http(json.dumps(self.flight).encode())
+
+    @property
+    def full(self) -> bool:
+        return self.flight[-1][1] >= self.capacity
 
     def count(self, by: int) -> None:
         self.flight.append((time.monotonic(), self.flight[-1][1] + by))
@@ -78,7 +92,10 @@ class Connection(asyncio.Protocol):
         request = bytes(self.buffer[:end])
         del self.buffer[:end]
         if request.startswith(b"GET"):
-            self.transport.write(http(json.dumps(self.model.flight).encode()))
+            self.transport.write(self.model.ask(request.split(b" ", 2)[1].decode()))
+            return
+        if self.model.full:
+            self.transport.write(REFUSED)
             return
         # Without parsing the JSON: the server must not be what is slow.
         asked = request.count(b'"role": "assistant"') + request.count(b'"role":"assistant"')

@@ -24,6 +24,8 @@ from report import say
 SIZE = 4
 MOST = 0.98
 """Share of the groups; the last ones cannot keep a server busy, as nothing begins behind them."""
+MOST_ROWS = 1000
+"""Then the rows come again."""
 FLIPS = 0.5
 """How often a rollout is right."""
 
@@ -133,7 +135,7 @@ prompt: {{messages: {messages}}}
 rewards: {{done: {{fn: "code.py:done"}}}}
 agent: {{max_turns: 50, temperature: 1.0}}
 servers: {{policy: {{type: openai, base_url: "{url}", model: bench, max_concurrency: 8192}}}}
-process: {{groups: {groups}, group_size: 4, concurrency: {concurrency}}}
+process: {{groups: {groups}, group_size: 4}}
 """
 CODE = '''
 import random
@@ -154,7 +156,10 @@ TERMINAL = "toolsets: {enabled: [terminal]}"
 
 
 async def hermes_rl(options: argparse.Namespace, folder: Path, tools: str = NOOP) -> Run:
-    """`runs.process` of a spec with its journals, everything but a tokenizer, which the others lack too."""
+    """`runs.process` of a spec with its journals, everything but a tokenizer, which the others lack too.
+
+    With a concurrency of 0 as many rollouts at a time as it finds to be carried.
+    """
     from hermes_rl.data.load import load_rows
     from hermes_rl.rollouts.compiled import CompiledSpec
     from hermes_rl.rollouts.encode import Encoder
@@ -178,12 +183,12 @@ async def hermes_rl(options: argparse.Namespace, folder: Path, tools: str = NOOP
 
     (folder / "code.py").write_text(CODE.format(result=RESULT, flips=FLIPS))
     text = SPEC.format(
-        items=json.dumps([{"n": n} for n in range(options.groups)]), tools=tools,
-        messages=json.dumps(PROMPT), url=options.url, groups=options.groups, concurrency=options.concurrency,
+        items=json.dumps([{"n": n} for n in range(min(options.groups, MOST_ROWS))]), tools=tools,
+        messages=json.dumps(PROMPT), url=options.url, groups=options.groups,
     )  # fmt: skip
     spec = parse_spec(text, folder=folder)
     compiled, rows = CompiledSpec(spec), load_rows(spec, "train", notify=say)
-    plan = ProcessPlan(SIZE, options.groups, concurrency=options.concurrency)
+    plan = ProcessPlan(SIZE, options.groups, concurrency=options.concurrency or None)
 
     async def run(tally: Tally) -> None:
         with RunDirectory(folder / "run") as directory, rare_full_collections():  # as the command line does it

@@ -78,6 +78,13 @@ def test_the_benchmark_of_runs_measures_several_concurrencies_beside_one_referen
 
 
 @pytest.mark.slow
+def test_a_concurrency_that_is_found_is_measured_beside_fixed_ones_in_three_phases() -> None:
+    printed = run("benchmarks/adaptive.py", "--capacity", "8", "--seconds", "1", "--latency", "50")
+    assert printed.count("\n| 8 | ") == 2
+    assert printed.count("\n| 4 | ") == 1
+
+
+@pytest.mark.slow
 def test_rollouts_in_flight_are_measured() -> None:
     assert "| 8 | " in run("benchmarks/in_flight.py", "--rollouts", "8", "--latency", "0.5")
 

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from typing import Any
 from aiohttp import web
 
 from hermes_rl.sandbox.bwrap_binary import find_bwrap
+from hermes_rl.sandbox.helper_system import PR_SET_CHILD_SUBREAPER, children, prctl
 
 ENV = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "OF_THE_IMAGE=yes"]
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
@@ -171,8 +173,9 @@ class Engine:
         container.output = Path(path)
         env = {} if bwrap.libraries is None else {"LD_LIBRARY_PATH": bwrap.libraries}
         argv = ["/bin/sh", "-c", self.plan["entry"]] if "entry" in self.plan else container.body["Entrypoint"]
+        argv = [bwrap.path, *arguments(container.body), "--", *argv]
         container.process = await asyncio.create_subprocess_exec(
-            bwrap.path, *arguments(container.body), "--", *argv, stdout=handle, stderr=handle, env=env
+            *argv, stdout=handle, stderr=handle, env=env, start_new_session=True
         )
         os.close(handle)
         container.status = "running"
@@ -180,6 +183,7 @@ class Engine:
 
     async def follow(self, container: Container, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
+        await asyncio.to_thread(end_session, process.pid)
         await asyncio.sleep(0.05)  # an engine hears of it a little later
         container.status, container.exit_code = "exited", code if code >= 0 else 128 - code
         container.ended.set()
@@ -249,6 +253,15 @@ class Engine:
         return web.json_response({"containers": containers, "calls": self.calls, "most_starting": self.most_starting})
 
 
+def end_session(leader: int) -> None:
+    """End what a bubblewrap has started that was itself killed before it had tied that to its own life."""
+    for pid in children(os.getpid()):
+        with contextlib.suppress(ProcessLookupError):
+            if pid != leader and os.getsid(pid) == leader:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
 def arguments(body: dict[str, Any]) -> list[str]:
     """bubblewrap's, for a container of this shape."""
     host = body["HostConfig"]
@@ -282,17 +295,18 @@ def missing(request: web.Request) -> web.Response:
 
 
 async def main(socket: str) -> None:
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of a container become ours, see `end_session`
     engine = Engine()
     app = web.Application(middlewares=[engine.note])
     app.add_routes(engine.routes())
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.UnixSite(runner, socket).start()
     os.write(1, b"ready\n")
     await asyncio.to_thread(sys.stdin.read)  # until whoever started it is gone
-    for container in list(engine.containers.values()):
+    await runner.cleanup()  # first: a request could start one more
+    for container in engine.containers.values():
         await engine.end(container)
-    await runner.cleanup()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pwd
 import subprocess
 import sys
@@ -12,13 +13,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+from test_release import marked
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import Limits, SandboxConfig, create_sandbox, docker_engine
 from hermes_rl.sandbox.docker import IMAGE, DockerSandbox
 from hermes_rl.sandbox.docker_engine import Engine, engine_socket, joined
-from hermes_rl.sandbox.docker_leftovers import LABEL, is_dead, own_mark
+from hermes_rl.sandbox.docker_leftovers import LABEL, is_dead, own_mark, remove_leftovers
 
 CONFIG = SandboxConfig(backend="docker")
 Plan = Callable[..., Awaitable[None]]
@@ -44,6 +46,7 @@ async def plan(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     await say(images={IMAGE: {}})
     yield say
     await say(images={IMAGE: {}})
+    await remove_leftovers(Engine())  # of runners that other tests have killed
     assert (await state(docker_host))["containers"] == {}
 
 
@@ -203,6 +206,24 @@ async def test_whose_doing_its_end_was(plan: Plan, docker_host: str, how: str, e
             with pytest.raises(SandboxFailure) as caught:
                 await asked
             assert caught.value.ending is ending
+
+
+async def test_the_fake_engine_ends_a_container_that_has_hardly_begun(plan: Plan, docker_host: str) -> None:
+    mark = f"sleep {os.getpid()}99"
+    host = {"NetworkMode": "none", "Mounts": []}
+    body = {"Image": IMAGE, "Hostname": "h", "WorkingDir": "/", "Labels": {}, "HostConfig": host}
+    await plan(start_seconds=0, entry=mark)
+
+    async def one(number: int) -> None:
+        engine, name = Engine(), f"short-{number}"
+        await engine.create(name, body)
+        await engine.start(name)
+        await asyncio.sleep(number % 8 / 1000)
+        await engine.remove(name)
+
+    for begin in range(0, 64, 8):
+        await asyncio.gather(*(one(number) for number in range(begin, begin + 8)))
+    assert marked(mark) == []
 
 
 async def test_leftovers_of_a_dead_runner_are_removed(plan: Plan, docker_host: str) -> None:

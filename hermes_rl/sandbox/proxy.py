@@ -82,14 +82,16 @@ class Proxy:
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_SECONDS)
+        # Here and below no `wait_for`: Python 3.11's loses a cancellation that comes together with the result.
+        async with asyncio.timeout(HEAD_SECONDS):
+            head = await reader.readuntil(b"\r\n\r\n")
         try:
             request = read_request(head)
             if not self._hosts.allows(request.host):
                 raise RefusedError(f"{request.host} is not among the hosts of sandbox.network")
             address = await self._resolve(request.host, request.port)
-            connecting = asyncio.open_connection(address, request.port)
-            far_reader, far_writer = await asyncio.wait_for(connecting, CONNECT_SECONDS)
+            async with asyncio.timeout(CONNECT_SECONDS):
+                far_reader, far_writer = await asyncio.open_connection(address, request.port)
         except RefusedError as error:
             await _say(writer, "403 Forbidden", str(error))
         except (OSError, TimeoutError) as error:
@@ -107,13 +109,16 @@ async def _pass_on(request: Request, near: Side, far: Side) -> None:
             near[1].write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         else:
             far[1].write(request.head)
-        await asyncio.gather(_relay(near[0], far[1]), _relay(far[0], near[1]))
+        async with asyncio.timeout(IDLE_SECONDS) as idle:
+            await asyncio.gather(_relay(near[0], far[1], idle), _relay(far[0], near[1], idle))
     finally:
         far[1].close()
 
 
-async def _relay(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    while data := await asyncio.wait_for(source.read(1 << 16), IDLE_SECONDS):
+async def _relay(source: asyncio.StreamReader, target: asyncio.StreamWriter, idle: asyncio.Timeout) -> None:
+    """Pass on what comes until its end; the connection is idle when nothing comes from either side."""
+    while data := await source.read(1 << 16):
+        idle.reschedule(asyncio.get_running_loop().time() + IDLE_SECONDS)
         target.write(data)
         await target.drain()
     with contextlib.suppress(OSError):

@@ -149,4 +149,5 @@ def _run(reward: RewardFunction, arguments: dict[str, Any], after: Callable[[], 
 
 
 async def _settle(awaitable: Awaitable[Any]) -> Any:
-    return await asyncio.wait_for(awaitable, CEILING)
+    async with asyncio.timeout(CEILING):
+        return await awaitable

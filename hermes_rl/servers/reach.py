@@ -40,7 +40,8 @@ async def _connect(base_url: str) -> str | None:
     port = parts.port or (443 if parts.scheme == "https" else 80)
     place = f"{parts.hostname}:{port}"
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(parts.hostname, port), PATIENCE)
+        async with asyncio.timeout(PATIENCE):
+            _, writer = await asyncio.open_connection(parts.hostname, port)
     except TimeoutError:
         return f"{place}: no answer within {PATIENCE:g} s"
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -211,3 +211,70 @@ async def test_an_upstream_that_is_not_there() -> None:
 async def test_no_hosts_is_no_network() -> None:
     async with create_sandbox(SandboxConfig(network=())) as sandbox:
         assert "proxy" not in (await sandbox.run("env")).output
+
+
+@pytest.mark.parametrize("later", range(6))
+async def test_closing_ends_a_connection_in_the_moment_of_its_request(later: int) -> None:
+    async def never(_: str, __: int) -> str:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    proxy = Proxy(["example.com"], never)
+    ours, theirs = socket.socketpair()
+    reader = asyncio.StreamReader()
+    with theirs:
+        proxy._accept(reader, (await asyncio.open_connection(sock=ours))[1])
+        await asyncio.sleep(0.01)
+        reader.feed_data(b"CONNECT example.com:443 HTTP/1.1\r\n\r\n")
+        for _ in range(later):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            await proxy.close()
+
+
+@asynccontextmanager
+async def through_proxy(
+    serve: Callable[[asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[asyncio.StreamReader]:
+    """A tunnel through a proxy to somebody who only talks."""
+    served: list[asyncio.Task[None]] = []
+
+    async def resolve(_: str, __: int) -> str:
+        return "127.0.0.1"
+
+    far = await asyncio.start_server(
+        lambda _, writer: served.append(asyncio.create_task(serve(writer))), "127.0.0.1", 0
+    )
+    proxy = Proxy(["far.test"], resolve)
+    listener = socket.create_server(("127.0.0.1", 0))
+    where = listener.getsockname()
+    await proxy.listen(listener)
+    reader, writer = await asyncio.open_connection(*where)
+    writer.write(f"CONNECT far.test:{far.sockets[0].getsockname()[1]} HTTP/1.1\r\n\r\n".encode())
+    assert b"200" in await reader.readuntil(b"\r\n\r\n")
+    yield reader
+    writer.close()
+    await proxy.close()
+    far.close()
+    for task in served:
+        task.cancel()
+    await asyncio.gather(*served, return_exceptions=True)
+
+
+async def test_a_connection_is_idle_when_neither_side_says_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes_rl.sandbox.proxy.IDLE_SECONDS", 2.0)
+
+    async def slowly(writer: asyncio.StreamWriter) -> None:
+        for _ in range(12):
+            writer.write(b"x")
+            await asyncio.sleep(0.25)
+        writer.close()
+
+    async def silently(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(600)
+        writer.close()
+
+    async with through_proxy(slowly) as reader:
+        assert await reader.read() == b"x" * 12
+    async with through_proxy(silently) as reader, asyncio.timeout(30):
+        assert await reader.read() == b""

@@ -8,8 +8,8 @@ The table decides what is graded (the policy's doing), what is played anew (ours
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Ending(StrEnum):
@@ -48,8 +48,7 @@ class Ending(StrEnum):
         return self in {Ending.FINISHED, Ending.USER_STOP}
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """One line of the table: `policys` endings are graded, the others are ours and never are.
 
     `retried`: the rollout is played anew on a fresh machine; when that is in vain its group is dropped and counted.

@@ -15,7 +15,6 @@ from hermes_rl.runs.exact import foretold
 from hermes_rl.spec.load import load_draft, load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.validate import in_order
-from hermes_rl.tools.distributions import DISTRIBUTIONS
 
 
 @dataclass
@@ -57,7 +56,7 @@ def judge(source: str) -> Verdict:
         problems, warnings = check_spec(
             draft.spec,
             known_toolsets=_known_toolsets(draft.spec),
-            known_distributions=DISTRIBUTIONS,
+            known_distributions=_known_distributions(draft.spec),
             has_rows=draft.has_rows,
         )
     except UserError as error:
@@ -82,6 +81,14 @@ def _known_toolsets(spec: Spec) -> Collection[str]:
     from hermes_rl.tools.catalogue import known_toolsets
 
     return known_toolsets()
+
+
+def _known_distributions(spec: Spec) -> Collection[str]:
+    if spec.toolsets.distribution is None:
+        return ()
+    from hermes_rl.tools.distributions import DISTRIBUTIONS
+
+    return DISTRIBUTIONS
 
 
 def _lacking(spec: Spec) -> list[Problem]:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from hermes_rl.data.files import READABLE, read_files
 from hermes_rl.data.hub import load_hub
@@ -24,8 +23,7 @@ PROBE = 1000
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(NamedTuple):
     """One split of a source; `finite` says whether all of it can be looked at before a row is played."""
 
     read: Callable[[], Iterator[Raw]]

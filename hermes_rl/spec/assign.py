@@ -74,7 +74,7 @@ def _assigned(node: Node | None, base: Node | None, one: Assignment, done: NodeP
 def _placed(here: MappingNode, base: Node | None, one: Assignment, done: NodePath, entry: Entry) -> dict[str, Entry]:
     step = str(one.path[len(done)])
     kept = _without_old_kind(here, base, one, done).entries
-    entry = replace(entry, key=one.node.mark) if len(done) + 1 == len(one.path) else entry
+    entry = Entry(one.node.mark, entry.value) if len(done) + 1 == len(one.path) else entry
     return {**kept, step: entry}
 
 

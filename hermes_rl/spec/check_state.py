@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.model.spec import Spec
@@ -22,8 +22,7 @@ _HARMLESS = frozenset({"object", "ABC", "Protocol", "Generic"})
 _KNOWN_DECORATORS = frozenset({"dataclass", "final", "runtime_checkable"})
 
 
-@dataclass(frozen=True)
-class _Members:
+class _Members(NamedTuple):
     """The attributes that were found, and whether there can be no others."""
 
     names: frozenset[str]

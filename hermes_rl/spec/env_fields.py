@@ -6,8 +6,7 @@ Importing atroposlib takes seconds, so the fields stand here as a table; a test 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hermes_rl.spec.suggest import choices
 
@@ -19,8 +18,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Passed:
+class Passed(NamedTuple):
     """A field without a key of its own: given under `env:`."""
 
     type: str
@@ -28,8 +26,7 @@ class Passed:
     choices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Owned:
+class Owned(NamedTuple):
     """A field that follows from a key of the spec; in process and evaluate mode maybe from another one."""
 
     key: str

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.secrets import holds_secret
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """Something impossible at a path, to be shown at its key or its value."""
 
     path: NodePath

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from hermes_rl.errors import Problem
 
 NodePath: TypeAlias = tuple[str | int, ...]
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """Who wrote a value: a file, or an option of the command line (which has no lines)."""
 
     name: str
@@ -24,8 +23,7 @@ class Source:
     has_lines: bool = True
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """A place; `line` and `column` count from 1."""
 
     source: Source
@@ -39,8 +37,7 @@ class Mark:
         return Problem(self.source.name, self.line, self.column, message)
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """The content of a block scalar in its file: its first line, and the raw lines as written."""
 
     line: int
@@ -70,8 +67,7 @@ class SequenceNode:
     items: tuple[Node, ...]
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One key of a mapping with its value."""
 
     key: Mark
@@ -139,9 +135,7 @@ def rewrite(node: Node, change: Callable[[NodePath, ScalarNode], ScalarNode], pa
     if isinstance(node, SequenceNode):
         items = tuple(rewrite(item, change, (*path, index)) for index, item in enumerate(node.items))
         return replace(node, items=items)
-    entries = {
-        key: replace(entry, value=rewrite(entry.value, change, (*path, key))) for key, entry in node.entries.items()
-    }
+    entries = {key: Entry(entry.key, rewrite(entry.value, change, (*path, key))) for key, entry in node.entries.items()}
     return replace(node, entries=entries)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,7 +44,7 @@ def place(root: Node, path: NodePath, at: str) -> Mark:
     """The mark of the key or of the value; the root itself is line 1, column 1."""
     found, key, node = locate(root, path)
     if not found:
-        return replace(root.mark, line=1, column=1)
+        return root.mark._replace(line=1, column=1)
     return key if at == "key" or len(found) < len(path) else node.mark
 
 
@@ -57,7 +57,7 @@ def line_mark(node: Node, line: int, near: str | None = None) -> Mark:
         return node.mark
     written = node.block.lines[index]
     column = max(written.find("{{"), written.find("{%"), 0) or len(written) - len(written.lstrip())
-    return replace(node.mark, line=node.block.line + index, column=column + 1)
+    return node.mark._replace(line=node.block.line + index, column=column + 1)
 
 
 def _folded_line(node: ScalarNode, line: int, near: str | None) -> int:

@@ -7,7 +7,8 @@ problem that is told later than one that is none.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from hermes_rl.spec.model.spec import Spec
 from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, NodePath, SequenceNode, scalar
@@ -17,8 +18,7 @@ _BY_ENTRY = ("rewards", "tools", "artifacts", "servers")
 """Sections whose entries stand alone; of the others the whole section goes."""
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(NamedTuple):
     """A spec of which parts may be left out; without `has_rows` its rows are not those of the user."""
 
     spec: Spec

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 INJECTED = frozenset({"item", "result", "ctx", "state", "group", "roles"})
 """Parameters of a reward that the run fills in; all others are arguments or server roles."""
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One parameter: its annotation as it is written, its default (`...` where it is no literal), its help."""
 
     name: str
@@ -25,8 +23,7 @@ class Parameter:
     help: str = ""
 
 
-@dataclass(frozen=True)
-class Function:
+class Function(NamedTuple):
     """A function's name, first line of help, and parameters."""
 
     name: str

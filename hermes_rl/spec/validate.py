@@ -6,7 +6,8 @@ Pydantic says what is wrong with a value; this module says where it was written 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -16,6 +17,7 @@ from hermes_rl.spec import places
 from hermes_rl.spec.fields import keys_at
 from hermes_rl.spec.model.spec import Spec
 from hermes_rl.spec.nodes import (
+    Entry,
     MappingNode,
     Mark,
     Node,
@@ -54,8 +56,7 @@ _BOUNDS = {
 }
 
 
-@dataclass(frozen=True)
-class Validated:
+class Validated(NamedTuple):
     """What became of a tree: its spec where nothing is wrong, else the problems and the places they are about."""
 
     tree: MappingNode
@@ -126,7 +127,7 @@ def _prune(node: Node, path: NodePath) -> Node:
         here = (*path, key)
         if is_null(entry.value) and not places.is_in(here, places.FREE):
             continue
-        entries[key] = replace(entry, value=_prune(entry.value, here))
+        entries[key] = Entry(entry.key, _prune(entry.value, here))
     return replace(node, entries=entries)
 
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from hermes_rl.spec.model.base import EMPTY, FreeMap, Section
+from hermes_rl.spec.model.base import EMPTY, FreeMap, Late, Section
 
 
 class Reasoning(Section):
@@ -38,7 +38,7 @@ class Agent(Section):
         gt=0,
         description="Seconds per tool call; default: 300, or sandbox.timeout where that is longer.",
     )
-    reasoning: Reasoning | None = Field(None, description="How much the model should think.")
+    reasoning: Late[Reasoning] | None = Field(None, description="How much the model should think.")
     extra_body: FreeMap = Field(EMPTY, description="More fields for the body of each request; chat servers only.")
 
 
@@ -56,5 +56,5 @@ class AgentOverrides(Section):
     max_tokens: int | None = Field(None, ge=1, description="Tokens per turn.")
     max_trajectory_tokens: int | None = Field(None, ge=1, description="Tokens of the whole conversation.")
     tool_timeout: float | None = Field(None, gt=0, description="Seconds per tool call.")
-    reasoning: Reasoning | None = Field(None, description="How much the model should think.")
+    reasoning: Late[Reasoning] | None = Field(None, description="How much the model should think.")
     extra_body: FreeMap | None = Field(None, description="More fields for the body of each request.")

@@ -101,8 +101,9 @@ class MayTemplate:
     """Marks a field that may hold a template until the row is known; what it renders to is then checked."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        written = core_schema.wrap_serializer_function_ser_schema(_written, schema=handler(source))
-        return core_schema.with_info_wrap_validator_function(_unless_template, handler(source), serialization=written)
+        schema = handler(source)
+        written = core_schema.wrap_serializer_function_ser_schema(_written, schema=schema)
+        return core_schema.with_info_wrap_validator_function(_unless_template, schema, serialization=written)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
         return {"anyOf": [handler(schema), {"type": "string", "pattern": r"\{\{|\{%"}]}

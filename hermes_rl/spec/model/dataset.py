@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from hermes_rl.spec.model.base import EMPTY, FreeMap, Section, Seq, freeze, wrong
+from hermes_rl.spec.model.base import EMPTY, FreeMap, Late, Section, Seq, freeze, wrong
 
 
 def _data_files(value: Any) -> Any:
@@ -74,7 +74,9 @@ class Source(Section):
 class Dataset(Source):
     """The rows that rollouts start from."""
 
-    fallback: Source | None = Field(None, description="Rows for when the hub is out of reach; their use is said aloud.")
+    fallback: Late[Source] | None = Field(
+        None, description="Rows for when the hub is out of reach; their use is said aloud."
+    )
     columns: FreeMap = Field(
         EMPTY, description="New columns, each a template over the row; later ones see earlier ones."
     )
@@ -90,6 +92,6 @@ class Dataset(Source):
         "all", description="all: every row in every pass; differing: rows whose last groups were uniform more rarely."
     )
     limit: int | None = Field(None, ge=1, description="At most this many training rows.")
-    eval: Annotated[EvalRows, BeforeValidator(_only)] | None = Field(
+    eval: Annotated[Late[EvalRows], BeforeValidator(_only)] | None = Field(
         None, description="Rows for evaluation: {split}, {fraction} or only, each with an optional limit."
     )

@@ -54,7 +54,7 @@ class Evaluate(Section):
     limit: int | None = Field(None, ge=1, description="At most this many rows; default: all.")
     rollouts: int = Field(1, ge=1, description="Rollouts per row.")
     concurrency: int | None = Field(None, ge=1, description=_CONCURRENCY)
-    agent: AgentOverrides = Field(
+    agent: Late[AgentOverrides] = Field(
         AgentOverrides.model_construct(), description="What the agent does differently in evaluation."
     )
     success: float = Field(1.0, description="Score from which a rollout counts as solved, for pass@k and pass^k.")

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from hermes_rl.spec.model.base import FreeMap, MayTemplate, Section, Seq
+from hermes_rl.spec.model.base import FreeMap, Late, MayTemplate, Section, Seq
 from hermes_rl.spec.model.tools import Tool
 
 
@@ -32,7 +32,7 @@ class Part(Section):
 
 Text = Annotated[Annotated[str, Tag("text")] | Annotated[TextFile, Tag("file")], Discriminator(_shape)]
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[TextFile, Tag("file")] | Annotated[Seq[Part], Tag("parts")],
+    Annotated[str, Tag("text")] | Annotated[TextFile, Tag("file")] | Annotated[Seq[Late[Part]], Tag("parts")],
     Discriminator(_shape),
 ]
 
@@ -57,7 +57,7 @@ class Prompt(Section):
 
     system: Text | None = Field(None, description="System message: a template over the row, or {file}.")
     user: Content | None = Field(None, description="First user message: a template over the row, parts, or {file}.")
-    messages: Annotated[Seq[Message], MayTemplate()] | None = Field(
+    messages: Annotated[Seq[Late[Message]], MayTemplate()] | None = Field(
         None, description="The whole conversation so far, instead of system and user."
     )
 
@@ -70,4 +70,4 @@ class User(Section):
     opens: bool = Field(False, description="The user speaks first.")
     stop: Seq[str] = Field((), description="Phrases of the user that end the rollout.")
     max_turns: int = Field(30, ge=1, description="Turns of the user after which the rollout ends.")
-    tools: Seq[Tool] = Field((), description="Tools that the user may call.")
+    tools: Seq[Late[Tool]] = Field((), description="Tools that the user may call.")

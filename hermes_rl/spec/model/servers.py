@@ -48,7 +48,7 @@ class Server(Section):
     tokenizer: str | None = Field(
         None, description="Hub name or path; default: the model's own, or a small built-in one for scripted."
     )
-    renderer: Renderer | None = Field(None, description="How messages become tokens; default: auto.")
+    renderer: Late[Renderer] | None = Field(None, description="How messages become tokens; default: auto.")
     weights_path: str | None = Field(
         None,
         description="Path at the server that answers with the version of its weights; default: its type's own.",

@@ -75,7 +75,7 @@ class Tool(Section):
     state: str | None = Field(
         None, description="Name of an object on the rollout's state, for its public methods; or of one method."
     )
-    mcp: Mcp | None = Field(None, description="A server that speaks the Model Context Protocol.")
+    mcp: Late[Mcp] | None = Field(None, description="A server that speaks the Model Context Protocol.")
     outside: bool = Field(
         False,
         description="For python: it reaches outside, so its answers are recorded and replayed too.",

@@ -20,8 +20,6 @@ from hermes_rl.errors import UserError
 from hermes_rl.spec.suggest import did_you_mean
 
 Raw = dict[str, Any]
-READABLE = ("json", "csv")
-"""Formats in `dataset.path` that are read here."""
 _INT = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)?(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from hermes_rl.data.files import READABLE, read_files
-from hermes_rl.data.hub import load_hub
 from hermes_rl.errors import UserError
 from hermes_rl.spec.model import Source, thaw
 from hermes_rl.spec.paths import FILE_FORMATS
 from hermes_rl.spec.suggest import choices
 
 Raw = Mapping[str, Any]
+READABLE = ("json", "csv")
+"""Formats in `dataset.path` that are read without the `datasets` package."""
 PROBE = 1000
 """Rows of a generator that are read to see whether it ends: one that does is finite like a file."""
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
@@ -49,8 +49,12 @@ def open_source(source: Source, split: str, seed: int) -> Opened:
         return _open_generator(source.generator, split, seed)
     patterns = local_files(source, split)
     if patterns is not None and not source.streaming:
+        from hermes_rl.data.files import read_files
+
         rows = read_files(str(source.path), patterns)
         return Opened(lambda: iter(rows), finite=True)
+    from hermes_rl.data.hub import load_hub
+
     loaded = load_hub(source, split)
     return Opened(lambda: iter(loaded), finite=not source.streaming)
 

@@ -20,7 +20,7 @@ from typing import Any
 from hermes_rl.errors import Failure, RewardFailure, UserError
 from hermes_rl.plugins import place_of
 from hermes_rl.scoring.value import Score
-from hermes_rl.spec.signatures import INJECTED
+from hermes_rl.spec.model.scoring import INJECTED
 from hermes_rl.threads import Places, in_thread
 
 CONTEXT = INJECTED

@@ -1,7 +1,8 @@
 """What can be told about a loaded spec without running it: code files, rewards and their arguments, names, files.
 
 Reads Python files as syntax trees, never imports them, and reaches for no network. What only a hub, an extra or an
-engine could tell is a warning. Rows are given by the caller (`hermes_rl.data.check` reads them).
+engine could tell is a warning. Rows are given by the caller (`hermes_rl.data.check` reads them). The checks of code are
+imported for a spec that names code.
 """
 
 from __future__ import annotations
@@ -11,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import Problem
-from hermes_rl.spec.check_code import check_reference
-from hermes_rl.spec.check_rewards import check_rewards
-from hermes_rl.spec.check_state import check_state_tools
 from hermes_rl.spec.check_templates import check_samples
 from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.model.base import is_template
@@ -43,7 +41,7 @@ def check_spec(
     _check_code(spec, findings)
     _check_files(spec, findings)
     _check_toolsets(spec, known_toolsets, known_distributions, findings)
-    check_rewards(spec, findings)
+    _check_rewards(spec, findings)
     _check_far_away(spec, findings)
     check_samples(spec, samples, findings)
     return findings.result()
@@ -64,9 +62,24 @@ def code_references(spec: Spec) -> Iterator[tuple[NodePath, str, str]]:
 
 
 def _check_code(spec: Spec, findings: Findings) -> None:
-    there = {path: check_reference(path, text, kind, findings) for path, text, kind in code_references(spec)}
+    references = list(code_references(spec))
+    if not references:
+        return
+    from hermes_rl.spec.check_code import check_reference
+    from hermes_rl.spec.check_state import check_state_tools
+
+    there = {path: check_reference(path, text, kind, findings) for path, text, kind in references}
     if there.get(("state",)):
         check_state_tools(spec, findings)
+
+
+def _check_rewards(spec: Spec, findings: Findings) -> None:
+    if not spec.rewards:
+        findings.warning((), "there are no rewards, so every rollout scores the same")
+        return
+    from hermes_rl.spec.check_rewards import check_rewards
+
+    check_rewards(spec, findings)
 
 
 def _check_files(spec: Spec, findings: Findings) -> None:

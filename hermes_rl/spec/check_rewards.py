@@ -40,9 +40,7 @@ def _place(fn: str) -> tuple[Path | None, str]:
 
 def check_rewards(spec: Spec, findings: Findings) -> None:
     """Every reward of a spec."""
-    if not spec.rewards:
-        findings.warning((), "there are no rewards, so every rollout scores the same")
-    elif all(reward.weight == 0 and not reward.gate for reward in spec.rewards.values()):
+    if all(reward.weight == 0 and not reward.gate for reward in spec.rewards.values()):
         findings.warning(("rewards",), "every weight is 0, so every rollout scores the same", at="key")
     for name, reward in spec.rewards.items():
         if _exists(name, reward, findings):

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.spec.annotations import type_of
-from hermes_rl.spec.check_rewards import signature_of
 from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.model.base import Section, is_template
 from hermes_rl.spec.model.prompt import Content, TextFile
@@ -40,13 +38,22 @@ def _texts(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
         yield from _content(("user", "system"), spec.user.system)
     for name, artifact in spec.artifacts.items():
         yield from _below(("artifacts", name), artifact.model_dump(exclude_none=True), str)
+    yield from _arguments(spec)
+    if spec.solution is not None:
+        yield from _below(("solution",), spec.solution.model_dump(by_alias=True, exclude_unset=True), None)
+
+
+def _arguments(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
+    if not spec.rewards:
+        return
+    from hermes_rl.spec.annotations import type_of
+    from hermes_rl.spec.check_rewards import signature_of
+
     for name, reward in spec.rewards.items():
         signature = signature_of(spec, name)
         types = {one.name: type_of(one.annotation) for one in signature.parameters} if signature else {}
         for argument, value in reward.args.items():
             yield from _below(("rewards", name, "args", argument), value, types.get(argument))
-    if spec.solution is not None:
-        yield from _below(("solution",), spec.solution.model_dump(by_alias=True, exclude_unset=True), None)
 
 
 def _messages(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:

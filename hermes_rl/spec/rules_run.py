@@ -10,11 +10,10 @@ from typing import Any
 from hermes_rl.endings import OURS, POLICYS
 from hermes_rl.spec.env_fields import check_field
 from hermes_rl.spec.fault import Fault, address, entries, exactly_one, section
+from hermes_rl.spec.model.scoring import INJECTED
 from hermes_rl.spec.nodes import NodePath
-from hermes_rl.spec.signatures import INJECTED
 from hermes_rl.spec.suggest import choices
 
-"""What a reward may ask for by name besides server roles; a role cannot have one of these names."""
 SCRIPTED_ONLY = ("deviate", "seed")
 REAL_ONLY = ("base_url", "api_key_env", "headers_env")
 """Keys of a server that scripted ones alone have, and that they alone do not have."""

@@ -8,8 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-INJECTED = frozenset({"item", "result", "ctx", "state", "group", "roles"})
-"""Parameters of a reward that the run fills in; all others are arguments or server roles."""
+from hermes_rl.spec.model.scoring import INJECTED
 
 
 class Parameter(NamedTuple):

@@ -13,8 +13,17 @@ from hermes_rl.cli.validating import judge
 verdict = judge(sys.argv[1])
 assert verdict.problems == [], verdict
 assert verdict.tokens == "a rollout has 1 sequence", verdict
-heavy = {"aiohttp", "asyncio", "hermes_rl.tools.catalogue", "hermes_rl.tokens.rendering", "hermes_rl.rollouts.compiled"}
+heavy = {"aiohttp", "asyncio", "logging", "hermes_rl.tools.catalogue", "hermes_rl.tokens.rendering"}
+heavy |= {"hermes_rl.rollouts.compiled", "hermes_rl.spec.signatures", "hermes_rl.data.files"}
 print(*sorted(heavy & set(sys.modules)))
+"""
+BUILT = """
+import sys
+from hermes_rl.cli.validating import judge
+from hermes_rl.spec.model import Section, Source
+assert judge(sys.argv[1]).problems == []
+sections = [*Section.__subclasses__(), *Source.__subclasses__()]
+print(*sorted(section.__name__ for section in sections if section.__pydantic_complete__))
 """
 
 COUNTED = """
@@ -32,6 +41,13 @@ def test_a_small_spec_is_checked_without_servers_tools_and_renderers(tmp_path: P
     spec.write_text(SPEC)
     done = subprocess.run([sys.executable, "-c", CHECK, str(spec)], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_only_sections_that_the_spec_has_are_built(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC)
+    done = subprocess.run([sys.executable, "-c", BUILT, str(spec)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["Dataset", "Prompt", "Server", "Spec"]
 
 
 def test_a_small_spec_is_checked_without_a_look_for_garbage(tmp_path: Path) -> None:

@@ -7,6 +7,9 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from hermes_rl.spec.model.base import EMPTY, Free, FreeMap, Late, Map, MayTemplate, Pair, Section, Seq
 
+INJECTED = frozenset({"item", "result", "ctx", "state", "group", "roles"})
+"""Parameters of a reward that the run fills in; all others are arguments or server roles."""
+
 
 class Reward(Section):
     """One function that looks at a finished rollout and returns a value."""

@@ -87,6 +87,7 @@ _CONVERSATION: list[dict[str, Any]] = [
     {"role": "assistant", "content": "a", "tool_calls": [_CALL]},
     {"role": "tool", "tool_call_id": "c0", "content": "t"},
 ]
+# Not those of `tokens/probing`: what is rendered is hashed into the records of runs, and must not change with them.
 _TOOL = {
     "type": "function",
     "function": {

@@ -24,10 +24,6 @@ AUTO, TEMPLATE = "auto", "template"
 OWN = "hermes-rl/"
 """Begins the names of the package's own tokenizers, which no family knows."""
 _LOADING = Lock()
-_TOOL = {
-    "type": "function",
-    "function": {"name": "t", "description": "d", "parameters": {"type": "object", "properties": {}}},
-}
 
 
 class RendererRefused(UserError):
@@ -111,8 +107,10 @@ def make_renderer(tokenizer: Tokenizer, settings: RendererSettings | None = None
 
 def _agrees(family: Renderer, tokenizer: Tokenizer) -> bool:
     """Whether a family that was guessed by the model's name begins as the tokenizer's own template does."""
-    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    for tools in (None, [_TOOL]):
+    from hermes_rl.tokens.probing import QUESTION, TOOL
+
+    messages = [{"role": "system", "content": "s"}, QUESTION]
+    for tools in (None, [TOOL]):
         try:
             own = tokenizer.encode(tokenizer.render(messages, tools, add_generation_prompt=True))
             if family.first(messages, tools).tolist() != own:

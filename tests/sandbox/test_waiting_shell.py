@@ -218,7 +218,8 @@ FIND = "read -r _ _ _ server _ </proc/$BASHPID/stat"
 
 
 @pytest.mark.parametrize("signal", ["KILL", "TERM", "STOP"])
-async def test_without_it_commands_go_on(terminal: Terminal, signal: str) -> None:
+async def test_without_it_commands_go_on(terminal: Terminal, signal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes_rl.sandbox.shell_server.KILL_SECONDS", 0.5)
     result = await terminal.run(f"{FIND}; kill -{signal} $server; sleep 0.2; echo last", timeout=1)
     assert (result.exit_code != 0) == (signal != "STOP") or result.timed_out
     assert await terminal.said("echo next") == "next\n"

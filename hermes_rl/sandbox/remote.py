@@ -111,7 +111,9 @@ class RemoteSandbox(Sandbox):
     async def _prepare(self) -> None:
         home, workdir = self.home if self.machine.shared else "", self.config.workdir or ""
         # One way there and back for all: each takes a quarter of a second.
-        self.home = base64.b64decode("".join(await self._ask(scripts.PLACE, home=home, workdir=workdir))).decode()
+        words = await self._ask(scripts.PLACE, home=home, workdir=workdir)
+        with scripts.reading():
+            self.home = base64.b64decode("".join(words)).decode()
         self.workdir = posixpath.normpath(posixpath.join(self.home, workdir))
         await self.furnish()
 
@@ -136,7 +138,7 @@ class RemoteSandbox(Sandbox):
             await self.write_file(given, stdin)
         self._running += 1
         try:
-            code, *rest = await self._ask(
+            words = await self._ask(
                 scripts.RUN,
                 None,
                 seconds,
@@ -154,10 +156,11 @@ class RemoteSandbox(Sandbox):
             return CommandResult(127 if error.errno == errno.ENOENT else 126, message, message)
         finally:
             self._running -= 1
-        (stdout, truncated), (stderr, _) = parts(rest[:3]), parts(rest[3:])
+        with scripts.reading():
+            code, (stdout, truncated), (stderr, _) = int("".join(words[:1])), parts(words[1:4]), parts(words[4:])
         duration = time.perf_counter() - began
-        timed_out = int(code) == 137 and duration >= seconds
-        exit_code = TIMEOUT_EXIT_CODE if timed_out else int(code)
+        timed_out = code == 137 and duration >= seconds
+        exit_code = TIMEOUT_EXIT_CODE if timed_out else code
         return CommandResult(exit_code, stdout, stderr, timed_out, truncated, duration)
 
     async def spawn(
@@ -170,7 +173,9 @@ class RemoteSandbox(Sandbox):
     ) -> BackgroundProcess:
         job = self._next_job()
         values = await self._values(job, command, cwd, env, output_limit)
-        pid = int((await self._ask(scripts.SPAWN, **values))[0])
+        words = await self._ask(scripts.SPAWN, **values)
+        with scripts.reading():
+            pid = int("".join(words))
 
         async def ask(script: bytes, data: bytes | None = None, **more: str) -> list[str]:
             kept = {name: values[name] for name in ("box", "cwd", "limit", "head", "tail")}
@@ -215,7 +220,8 @@ class RemoteSandbox(Sandbox):
 
     async def read_file(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
         words = await self._at(path, scripts.READ, most=encoded(limit), limit=str(limit))
-        return await asyncio.to_thread(base64.b64decode, "".join(words))
+        with scripts.reading():
+            return await asyncio.to_thread(base64.b64decode, "".join(words))
 
     async def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
         kept = "" if mode is None else f"{mode:o}"
@@ -224,19 +230,20 @@ class RemoteSandbox(Sandbox):
             await self._at(path, scripts.WRITE, piece, mode=kept, more="1" if at else "")
 
     async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
-        raw, size, mtime = await self._at(path, scripts.STAT, follow="1" if follow else "")
-        mode = int(raw, 16)
+        words = await self._at(path, scripts.STAT, follow="1" if follow else "")
         kinds = {0o100000: "file", 0o040000: "directory", 0o120000: "symlink"}
-        kind = cast(Literal["file", "directory", "symlink", "other"], kinds.get(mode & 0o170000, "other"))
-        return FileInfo(posixpath.basename(self.resolve(path)), kind, int(size), mode & 0o7777, float(mtime))
+        with scripts.reading():
+            raw, size, mtime = words
+            mode = int(raw, 16)
+            kind = cast(Literal["file", "directory", "symlink", "other"], kinds.get(mode & 0o170000, "other"))
+            return FileInfo(posixpath.basename(self.resolve(path)), kind, int(size), mode & 0o7777, float(mtime))
 
     async def list_dir(self, path: str) -> list[FileInfo]:
-        data = base64.b64decode("".join(await self._at(path, scripts.LIST, most=LISTING)))
-        fields = data.split(b"\0")[:-1]
-        return sorted(
-            (_info(*fields[at : at + 5]) for at in range(0, len(fields), 5)),
-            key=lambda info: info.name,
-        )
+        words = await self._at(path, scripts.LIST, most=LISTING)
+        with scripts.reading():
+            fields = base64.b64decode("".join(words)).split(b"\0")[:-1]
+            entries = [_info(fields[at : at + 5]) for at in range(0, len(fields), 5)]
+        return sorted(entries, key=lambda info: info.name)
 
     async def set_mode(self, path: str, mode: int) -> None:
         await self._at(path, scripts.CHMOD, mode=f"{mode:o}")
@@ -281,7 +288,8 @@ def encoded(limit: int) -> int:
     return limit * 4 // 3 + SMALL
 
 
-def _info(name: bytes, kind: bytes, size: bytes, mode: bytes, mtime: bytes) -> FileInfo:
+def _info(fields: list[bytes]) -> FileInfo:
+    name, kind, size, mode, mtime = fields
     kinds = {b"f": "file", b"d": "directory", b"l": "symlink"}
     known = cast(Literal["file", "directory", "symlink", "other"], kinds.get(kind, "other"))
     return FileInfo(os.fsdecode(name), known, int(size), int(mode, 8), float(mtime))

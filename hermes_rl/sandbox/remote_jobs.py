@@ -62,17 +62,22 @@ class RemoteProcess(BackgroundProcess):
     async def _follow(self) -> None:
         with contextlib.suppress(SandboxFailure):
             while True:
-                code, *rest = await self._ask(scripts.POLL, job=self.job)
-                self._output = parts(rest)
-                if code != "-":
-                    self.ended.set_result(int(code))
-                    return
+                words = await self._ask(scripts.POLL, job=self.job)
+                with scripts.reading():
+                    self._output = parts(words[1:])
+                    if words[0] != "-":
+                        self.ended.set_result(int(words[0]))
+                        return
                 await asyncio.sleep(POLL_SECONDS)
         self.end()
 
 
 def parts(words: list[str]) -> tuple[bytes, bool]:
-    """An output, and whether something was left out of it: from its size, head (`+` and base64) and tail (or `-`)."""
+    """An output, and whether something was left out of it: from its size, head (`+` and base64) and tail (or `-`).
+
+    Raises:
+        ValueError: they are none of these.
+    """
     size, head, tail = words
     first, last = base64.b64decode(head[1:]), base64.b64decode(tail[1:])
     dropped = int(size) - len(first) - len(last)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from hermes_rl.errors import SandboxFailure
 
@@ -131,6 +133,15 @@ def command(script: bytes, **values: str | bytes | list[str]) -> tuple[str, str]
     return f'bash -c "$(echo {text} | base64 -d)"', mark
 
 
+@contextmanager
+def reading() -> Iterator[None]:
+    """An answer is taken apart inside; one that makes no sense is a lost machine: its programs may be the agent's."""
+    try:
+        yield
+    except ValueError as error:
+        raise SandboxFailure(f"the sandbox answered what cannot be read: {error}") from error
+
+
 def answer(output: str, mark: str) -> list[str]:
     """The words of an answer; raises the `OSError` that it tells of, `SandboxFailure` where there is none."""
     begin, end = output.rfind(f"{mark}("), output.rfind(f"){mark}")
@@ -138,6 +149,7 @@ def answer(output: str, mark: str) -> list[str]:
         raise SandboxFailure(f"the sandbox did not answer: {output[-500:]}")
     words = output[begin + len(mark) + 1 : end].split()
     if words and words[0].startswith("!"):
-        number = int(words[0][1:])
+        with reading():
+            number = int(words[0][1:])
         raise OSError(number, "Not a regular file" if number == 22 else os.strerror(number))
     return words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import importlib
 import inspect
 import os
@@ -121,6 +122,27 @@ async def test_a_machine_that_floods_fills_no_memory(ssh: SandboxConfig) -> None
         assert max(late - early for early, late in zip(before, after, strict=True)) < 50 << 20
         assert await link.execute("printf %800s", None, 60, 1000) == " " * 800
         assert (await sandbox.run("echo on")).output == "on\n"
+
+
+BAD = {"no code": [], "words": ["x", "1", "+YQ==", "-", "0", "+", "-"], "less": ["0", "1", "+YQ=="]}
+
+
+@pytest.mark.parametrize("words", BAD.values(), ids=BAD)
+async def test_a_machine_that_answers_nonsense_is_lost(
+    words: list[str], ssh: SandboxConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its programs may be the agent's: what they say must not look like a mistake of ours."""
+    sandbox = create_sandbox(ssh)
+    assert isinstance(sandbox, RemoteSandbox)
+
+    async def execute(command: str, *_: object) -> str:
+        mark = base64.b64decode(command.split()[3]).decode().partition("mark=")[2].partition("\n")[0]
+        return f"{mark}({' '.join(words)}){mark}"
+
+    monkeypatch.setattr(sandbox._link, "execute", execute)
+    for asked in (sandbox.run("true"), sandbox.spawn("true"), sandbox.stat("x")):
+        with pytest.raises(SandboxFailure, match="cannot be read"):
+            await asked
 
 
 def peak(pid: int) -> int:

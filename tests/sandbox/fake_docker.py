@@ -44,7 +44,9 @@ class Container:
 
 
 class Engine:
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        """For what containers print; it is whoever's to remove that has made it."""
         self.images: dict[str, dict[str, Any]] = {}
         self.have("python:3.11-slim")
         self.containers: dict[str, Container] = {}
@@ -169,7 +171,7 @@ class Engine:
 
     async def launch(self, container: Container) -> None:
         bwrap = find_bwrap()
-        handle, path = tempfile.mkstemp(prefix="fake-docker-")
+        handle, path = tempfile.mkstemp(prefix="output-", dir=self.folder)
         container.output = Path(path)
         env = {} if bwrap.libraries is None else {"LD_LIBRARY_PATH": bwrap.libraries}
         argv = ["/bin/sh", "-c", self.plan["entry"]] if "entry" in self.plan else container.body["Entrypoint"]
@@ -296,7 +298,7 @@ def missing(request: web.Request) -> web.Response:
 
 async def main(socket: str) -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of a container become ours, see `end_session`
-    engine = Engine()
+    engine = Engine(Path(socket).parent)
     app = web.Application(middlewares=[engine.note])
     app.add_routes(engine.routes())
     runner = web.AppRunner(app, shutdown_timeout=0.1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import os
 import platform
 import socket
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping
 
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.bundle import memory_file
-from hermes_rl.sandbox.cgroup import DELEGATE, Group, Layout, find_layout, first_process
+from hermes_rl.sandbox.cgroup import DELEGATE, Group, Layout, find_layout
 from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.sandbox.helper_sandbox import Descriptors, HelperSandbox
 from hermes_rl.sandbox.images import OUTER_UID, overlay_refused
@@ -48,6 +49,8 @@ class BubblewrapSandbox(HelperSandbox):
         self._proxy = Proxy(hosts) if hosts else None
         layout = find_layout()
         self._group = Group(layout, self.id) if layout is not None else None
+        self._info: int | None = None
+        """Where bubblewrap writes what it has started."""
 
     async def boot(self) -> None:
         await asyncio.to_thread(_check_once)
@@ -102,6 +105,7 @@ class BubblewrapSandbox(HelperSandbox):
         argv = [
             *self.root.around(executable, disk),
             *namespace_options(network=network),
+            *self._told(descriptors),
             *("--seccomp", str(descriptors.add(memory_file(self._filter, "seccomp")))),
             *self.root.options(descriptors, disk, network=network),
             "--chdir",
@@ -112,26 +116,49 @@ class BubblewrapSandbox(HelperSandbox):
         uid = OUTER_UID if as_root else None
         return Program(argv, executable, descriptors.all(), descriptors.stderr, uid, env)
 
+    async def initialise(self) -> None:
+        # A group takes as long to enter as Python to start, so both are done at once.
+        entering = asyncio.create_task(asyncio.to_thread(self._enter))
+        try:
+            await super().initialise()
+        finally:
+            [failed] = await asyncio.gather(entering, return_exceptions=True)
+        if failed is not None:
+            raise failed
+
     async def launched(self) -> None:
         if self._proxy is not None:
             answer = await self.ask("listen", str(PORT).encode())
             await self._proxy.listen(socket.socket(fileno=answer.fds[0]))
-        if self._group is not None:
-            await asyncio.to_thread(self._enter, self._group)
 
-    def _enter(self, group: Group) -> None:
+    def _told(self, descriptors: Descriptors) -> list[str]:
+        """The arguments that make bubblewrap say which process it has started."""
+        if self._group is None:
+            return []
+        self._info, told = os.pipe2(os.O_CLOEXEC)
+        return ["--info-fd", str(descriptors.add(told))]
+
+    def _enter(self) -> None:
+        """Put the first process into the group of the sandbox, if there are groups."""
+        if self._group is None or self._info is None:
+            return
         limits = self.limits
         # Files lie in memory and have a limit of their own; the helper is a process too.
         memory, processes = limits["memory"] + limits["disk"], limits["processes"] + 1
         try:
-            group.enter(first_process(self.pid), memory, processes, self.config.limits.cpu)
-        except OSError as error:
+            with open(self._info, closefd=False) as info:
+                pid = json.load(info)["child-pid"]
+            self._group.enter(pid, memory, processes, self.config.limits.cpu)
+        except (OSError, ValueError) as error:
             raise SandboxFailure(f"the control group of the sandbox: {error}") from error
 
     def blames_agent(self) -> bool:
         return self._group is not None and self._group.killed_for_memory()
 
     async def released(self) -> None:
+        if self._info is not None:
+            os.close(self._info)
+            self._info = None
         if self._proxy is not None:
             await self._proxy.close()
 

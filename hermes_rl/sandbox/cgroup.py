@@ -199,17 +199,3 @@ def _watch(layout: Layout) -> None:
                 cwd="/",
                 start_new_session=True,
             )
-
-
-def first_process(pid: int) -> int:
-    """The last in the line of only children below `pid`: what bubblewrap has started in the end."""
-    while children := _children(pid):
-        pid = children[0]
-    return pid
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []

@@ -7,15 +7,17 @@ because it must be done even where the event loop that used the sandbox is alrea
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 GRACE_SECONDS = 5.0
 """How long a sandbox may take to end by itself, once its control socket is closed."""
@@ -108,7 +110,23 @@ def launcher() -> Launcher:
         return _launcher
 
 
+_setpriv = functools.cache(lambda: shutil.which("setpriv"))
+
+
+def _by_setpriv(program: Program) -> Program:
+    """The same, where another program changes the user.
+
+    To do it itself, Python would have to copy itself first, which stops every thread for milliseconds.
+    """
+    setpriv = _setpriv()
+    if program.uid is None or setpriv is None:
+        return program
+    change = [f"--reuid={program.uid}", f"--regid={program.uid}", "--clear-groups", "--", program.executable]
+    return replace(program, argv=["setpriv", *change, *program.argv[1:]], executable=setpriv, uid=None)
+
+
 def _start(program: Program) -> Child:
+    program = _by_setpriv(program)
     return subprocess.Popen(
         program.argv,
         executable=program.executable,

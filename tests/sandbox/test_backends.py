@@ -16,10 +16,11 @@ import pytest
 
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import SANDBOXES
-from hermes_rl.sandbox import SandboxConfig, SandboxFile, create_sandbox, none, probe
+from hermes_rl.sandbox import SandboxConfig, SandboxFile, create_sandbox, launcher, none, probe
 from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
 from hermes_rl.sandbox.bundle import own_python
 from hermes_rl.sandbox.bwrap_binary import Bwrap, _bundled
+from hermes_rl.sandbox.images import OUTER_UID
 from hermes_rl.sandbox.roots import SystemRoot, lent_prefix
 
 
@@ -118,6 +119,18 @@ async def test_binary_in_a_folder_of_root(tmp_path: Path, monkeypatch: pytest.Mo
     sandbox.root.bwrap = Bwrap(str(private / "bwrap"), libraries)
     async with sandbox:
         assert (await sandbox.run("echo $LD_LIBRARY_PATH works")).output == "works\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes run as another user")
+@pytest.mark.parametrize("setpriv", [shutil.which("setpriv"), None])
+async def test_user_of_a_sandbox_that_root_starts(setpriv: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_setpriv", lambda: setpriv)
+    sandbox = create_sandbox(SandboxConfig())
+    assert isinstance(sandbox, BubblewrapSandbox)
+    async with sandbox:
+        told = dict(line.split(":\t", 1) for line in Path(f"/proc/{sandbox.pid}/status").read_text().splitlines())
+    user = "\t".join([str(OUTER_UID)] * 4)
+    assert (told["Uid"], told["Gid"], told["Groups"].strip()) == (user, user, "")
 
 
 @pytest.fixture

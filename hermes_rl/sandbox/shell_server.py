@@ -8,7 +8,7 @@ does: whatever the agent makes it say is about the agent's own commands.
 Bash can be handed no descriptor once it runs, so these are handed to it at its start and last for many commands:
 
 - a socket: an empty line of ours starts a command, a NUL and the exit code end it; the shell's own complaints come too;
-- a file in memory: with state and script when a command starts, with its report when it has ended;
+- a file in memory: with state and script when a command starts, and its report behind them when it has ended;
 - the reading end of a pipe, which the subshell opens anew for writing. Only what the command started can hold that
   writing end, so its end of file tells that nothing of the command can write into the next one's output.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import socket
 from collections.abc import Callable
@@ -32,24 +33,26 @@ SAID_LIMIT = 1 << 16
 """Bytes that a shell may say besides the end of a command; one that says more is not what we have started."""
 CANNOT_FORK = b"fork: retry"
 """Bash tries again for 15 s; what it says meanwhile tells that the command has not started."""
+VARIABLE = re.compile(rb'declare -x \w+="(?:[^"\\]|\\.)*"')
+"""A line of `export -p` that is a whole variable; no line of a longer value looks like it: quotes are escaped."""
 DESCRIPTORS = 4
 """Descriptors of this process that one shell takes."""
 _SUBSHELL = "; ".join(
     (
-        "exec >/proc/self/fd/4 2>&1 4<&-",
+        "exec >/proc/$$/fd/4 2>&1 4<&-",
         "set +m",  # what job control puts into a group of its own is the subshell, not its jobs
         "BASH_SUBSHELL=0 SECONDS=0",
-        "trap '{ pwd -P; export -p; echo .; } 2>/dev/null >/proc/self/fd/3' EXIT",
-        f"{{ IFS= read -r -d '' {STATE}; IFS= read -r -d '' REPLY; }} </proc/self/fd/3",
+        "trap '{ pwd -P; export -p; echo .; } 2>/dev/null >&3' EXIT",
+        f"IFS= read -r -d '' -u 3 {STATE}; IFS= read -r -d '' -u 3",
         'eval "unset REPLY; $REPLY"',
     )
 )
 # One line, as bash counts the lines of a command from where its `eval` stands.
 PROGRAM = "; ".join(
     (
-        "((BASH_VERSINFO >= 4)) && : >/proc/self/fd/4 </proc/self/fd/3 && set -m && printf '\\0%d\\n' 0 || exit",
+        "((BASH_VERSINFO >= 4)) && ( : >/proc/$$/fd/4 ) && set -m && export -p >&3 && printf '\\0%d\\n' 0 || exit",
         "trap : INT",  # else a command that SIGINT has ended would end this loop
-        f"while read -r <&2; do ( {_SUBSHELL} ); printf '\\0%d\\n' $?; done",
+        f"while read -r -u 2; do ( {_SUBSHELL} ); printf '\\0%d\\n' $?; done",
     )
 )
 
@@ -71,7 +74,11 @@ class ShellServer:
         """True while it takes a command."""
         self.timed_out = False
         self.report = b""
-        """What the last command reported; where it did not, something that no report looks like."""
+        """What the last command reported; empty where it did not."""
+        self._own: frozenset[bytes] = frozenset()
+        """Lines of a state that need no evaluation, since every command finds these variables anyway."""
+        self._written = 0
+        """Bytes of the file that are ours; what is behind them is the report."""
         self._interrupt = interrupt
         self._loop = asyncio.get_running_loop()
         self._file = memory_file(b"", "command")
@@ -94,19 +101,24 @@ class ShellServer:
         """Wait, once its start was asked for, until it takes commands; False when it never will."""
         self._theirs.close()
         self.idle = await self._over == 0
+        if self.idle:
+            self._own = frozenset(filter(VARIABLE.fullmatch, self._file_from(0, SAID_LIMIT).split(b"\n")))
         return self.idle
 
     # ------------------------------------------------------------------ a command
 
     def begin(self, script: bytes, state: bytes, output: OutputBuffer) -> bool:
         """Start a script; False when nothing was started, since the shell is gone."""
-        data = state + b"\0" + script + b"\0"
+        news = b"\n".join(line for line in state.split(b"\n") if line not in self._own)
+        data = news + b"\0" + script + b"\0"
         self.idle = self.timed_out = False
         self.report, self._said, self._over = b"", b"", self._loop.create_future()
         self._output.into(output)
         try:
             os.pwrite(self._file, data, 0)
             os.ftruncate(self._file, len(data))
+            os.lseek(self._file, 0, os.SEEK_SET)  # the offset is the shell's too
+            self._written = len(data)
             self._control.send(b"\n")
         except OSError:
             return False
@@ -121,7 +133,7 @@ class ShellServer:
         try:
             code = await self._over
             if self._open and code is not None:
-                self.report = os.pread(self._file, min(report_limit, os.fstat(self._file).st_size), 0)
+                self.report = self._file_from(self._written, report_limit)
                 self.idle = True
         finally:
             self._timer.cancel()
@@ -134,6 +146,9 @@ class ShellServer:
         """The start, or the command that runs, has come to its end."""
         if not self._over.done():
             self._over.set_result(code)
+
+    def _file_from(self, offset: int, limit: int) -> bytes:
+        return os.pread(self._file, min(limit, os.fstat(self._file).st_size), offset)
 
     # ------------------------------------------------------------------ the end
 

@@ -22,6 +22,9 @@ seq 200 | tail -1
 pwd; mkdir -p 'a b/c' && cd 'a b' && export WORD='x "y"↵z' EMPTY= ; false
 pwd; echo "$WORD"; unset WORD; cd c
 pwd; echo "[$WORD]" "[${EMPTY-none}]"
+export TRICK=$'a↵declare -x TERM="dumb"↵b' TERM=vt100; env | grep -A2 TRICK
+env | grep -A2 TRICK; echo "$TERM"; export TERM=dumb
+echo "$TERM"; unset TRICK; export -n TRICK
 cd -
 local_word=x; f() { echo f; }; shopt -s nullglob; set -f; alias l=ls; hash ls
 echo "[$local_word]"; type f; shopt nullglob; echo *; alias; hash

@@ -15,6 +15,7 @@ import os
 import shlex
 import statistics
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -24,18 +25,20 @@ from sandbox_floors import bare, shell
 from sandbox_hermes import hermes_local
 
 from hermes_rl.sandbox.backends import create_sandbox
-from hermes_rl.sandbox.cgroup import first_process
 from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
+from hermes_rl.sandbox.pool import Pool
 from hermes_rl.tools.catalogue import resolve_toolsets
 from hermes_rl.tools.execute import execute_calls
 from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.toolkit import Toolkit
 
-COMMAND = "seq 200 | tail -1"
+COMMANDS = ("seq 200 > numbers", "ls -la", "grep -c 7 numbers", "sort -r numbers | head -3")
+"""What a rollout runs, in turns: programs that do little, so that the figure is about what stands around them."""
 TEXT = base64.b64encode(os.urandom(3072)).decode()
 """4 kB."""
 STARTS = 20
+APART = 0.1
 ROUNDS = 3
 Step = Callable[[int], Awaitable[object]]
 """One call of the rollout with this number."""
@@ -57,7 +60,7 @@ def arguments() -> argparse.Namespace:
 
 
 async def measure(options: argparse.Namespace) -> list[list[str]]:
-    rows = [await starts()]
+    rows = [await starts(), await starts_ahead()]
     rows += await calls(options.concurrency, options.calls)
     rows.append(await memory(options.concurrency))
     return rows
@@ -72,6 +75,19 @@ async def starts() -> list[str]:
         ours.append(await seconds(one_start()))
     mine, least = 1000 * statistics.median(ours), 1000 * statistics.median(floor)
     return ["cold start and release, ms", f"{mine:.1f}", f"{least:.1f} (bare bwrap)", f"{mine / least:.1f} ×", "≤ 5 ×"]
+
+
+async def starts_ahead() -> list[str]:
+    """Until a sandbox can be used, at a steady load: the next one is started while the last one works."""
+    took, pool = [], Pool()
+    for _ in range(STARTS):
+        began = time.perf_counter()
+        async with pool.create(SandboxConfig()):
+            took.append(time.perf_counter() - began)
+            await asyncio.sleep(APART)
+    await pool.close()
+    what = f"start of one of those started ahead, every {APART:g} s, ms"
+    return [what, f"{1000 * statistics.median(took):.1f}", "", "", ""]
 
 
 async def one_start() -> None:
@@ -106,7 +122,14 @@ async def calls(concurrency: int, count: int) -> list[list[str]]:
             return lambda n: shells[n].run(command)
 
         kinds = [
-            ("terminal calls/s", tool("terminal", command=COMMAND), bash(COMMAND), "≥ 0.6 ×", others.terminal, "≥ 3 ×"),
+            (
+                "terminal calls/s",
+                in_order([tool("terminal", command=command) for command in COMMANDS]),
+                in_order([bash(command) for command in COMMANDS]),
+                "≥ 0.6 ×",
+                others.terminal and in_order([others.terminal(command) for command in COMMANDS]),
+                "≥ 3 ×",
+            ),
             (
                 "write 4 kB, calls/s",
                 tool("write_file", path="f", content=TEXT),
@@ -125,6 +148,17 @@ async def calls(concurrency: int, count: int) -> list[list[str]]:
             beside = compared(found[0], found[2], "hermes-agent, local") if other else ["", others.why, ""]
             rows.append([name, *beside, wanted_of_other])
         return rows
+
+
+def in_order(steps: Sequence[Step]) -> Step:
+    """Each rollout makes these calls one after the other, and then begins anew."""
+    turns: Counter[int] = Counter()
+
+    def step(number: int) -> Awaitable[object]:
+        turns[number] += 1
+        return steps[(turns[number] - 1) % len(steps)](number)
+
+    return step
 
 
 def compared(ours: float, floor: float, what: str) -> list[str]:
@@ -147,16 +181,18 @@ async def rate(step: Step, concurrency: int, count: int) -> float:
 
 
 async def memory(count: int) -> list[str]:
-    """Proportional set size of idle sandboxes, all of their processes."""
+    """Proportional set size of sandboxes between two commands, all of their processes."""
     async with AsyncExitStack() as stack:
         for_all = [await stack.enter_async_context(create_sandbox(SandboxConfig())) for _ in range(count)]
-        sizes = [sum(map(_pss, _line(box.pid))) for box in for_all if isinstance(box, HelperSandbox)]
+        for box in for_all:
+            await box.run_reporting("true", "")
+        sizes = [sum(map(_pss, _tree(box.pid))) for box in for_all if isinstance(box, HelperSandbox)]
     return ["PSS of an idle sandbox, MB", f"{statistics.mean(sizes) / 1e6:.1f}", "", "", "≤ 10"]
 
 
-def _line(pid: int) -> list[int]:
-    last = first_process(pid)
-    return [pid] if last == pid else [pid, last]
+def _tree(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(one for child in children for one in _tree(int(child)))]
 
 
 def _pss(pid: int) -> int:

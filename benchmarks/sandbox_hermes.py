@@ -18,7 +18,8 @@ Step = Callable[[int], Awaitable[object]]
 class Contender:
     """One call of each kind; None, and why, where it is not installed."""
 
-    terminal: Step | None = None
+    terminal: Callable[[str], Step] | None = None
+    """Of a command."""
     write: Step | None = None
     read: Step | None = None
     why: str = ""
@@ -42,7 +43,7 @@ async def hermes_local(count: int) -> AsyncIterator[Contender]:
         loop = asyncio.get_running_loop()
         try:
             yield Contender(
-                lambda n: loop.run_in_executor(pool, machines[n].execute, "seq 200 | tail -1"),
+                lambda command: lambda n: loop.run_in_executor(pool, machines[n].execute, command),
                 lambda n: loop.run_in_executor(pool, files[n].write_file, f"{homes[n]}/f", TEXT),
                 lambda n: loop.run_in_executor(pool, files[n].read_file, f"{homes[n]}/f"),
             )

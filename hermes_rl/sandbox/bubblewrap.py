@@ -50,7 +50,7 @@ class BubblewrapSandbox(HelperSandbox):
         layout = find_layout()
         self._group = Group(layout, self.id) if layout is not None else None
         self._info: int | None = None
-        """Where bubblewrap writes what it has started."""
+        """Where bubblewrap tells what it has started, until somebody listens."""
 
     async def boot(self) -> None:
         await asyncio.to_thread(_check_once)
@@ -118,13 +118,11 @@ class BubblewrapSandbox(HelperSandbox):
 
     async def initialise(self) -> None:
         # A group takes as long to enter as Python to start, so both are done at once.
-        entering = asyncio.create_task(asyncio.to_thread(self._enter))
-        try:
-            await super().initialise()
-        finally:
-            [failed] = await asyncio.gather(entering, return_exceptions=True)
-        if failed is not None:
-            raise failed
+        info, self._info = self._info, None
+        entering = asyncio.create_task(asyncio.to_thread(self._enter, info))
+        entering.add_done_callback(lambda done: done.cancelled() or done.exception())  # also where nobody waits
+        await super().initialise()
+        await asyncio.shield(entering)
 
     async def launched(self) -> None:
         if self._proxy is not None:
@@ -138,16 +136,16 @@ class BubblewrapSandbox(HelperSandbox):
         self._info, told = os.pipe2(os.O_CLOEXEC)
         return ["--info-fd", str(descriptors.add(told))]
 
-    def _enter(self) -> None:
-        """Put the first process into the group of the sandbox, if there are groups."""
-        if self._group is None or self._info is None:
+    def _enter(self, info: int | None) -> None:
+        """Put the process that bubblewrap tells of into the group of the sandbox, if there are groups."""
+        if self._group is None or info is None:
             return
         limits = self.limits
         # Files lie in memory and have a limit of their own; the helper is a process too.
         memory, processes = limits["memory"] + limits["disk"], limits["processes"] + 1
         try:
-            with open(self._info, closefd=False) as info:
-                pid = json.load(info)["child-pid"]
+            with os.fdopen(info) as told:
+                pid = json.load(told)["child-pid"]
             self._group.enter(pid, memory, processes, self.config.limits.cpu)
         except (OSError, ValueError) as error:
             raise SandboxFailure(f"the control group of the sandbox: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.errors import UserError
+from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.plugins import SANDBOXES
 from hermes_rl.sandbox import SandboxConfig, SandboxFile, create_sandbox, launcher, none, probe
 from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
@@ -131,6 +132,18 @@ async def test_user_of_a_sandbox_that_root_starts(setpriv: str | None, monkeypat
         told = dict(line.split(":\t", 1) for line in Path(f"/proc/{sandbox.pid}/status").read_text().splitlines())
     user = "\t".join([str(OUTER_UID)] * 4)
     assert (told["Uid"], told["Gid"], told["Groups"].strip()) == (user, user, "")
+
+
+async def test_bubblewrap_that_never_comes_to_anything(tmp_path: Path) -> None:
+    hanging = tmp_path / "bwrap"
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.chmod(0o755)
+    sandbox = create_sandbox(SandboxConfig())
+    assert isinstance(sandbox, BubblewrapSandbox)
+    sandbox.root.bwrap, sandbox.start_seconds = Bwrap(str(hanging)), 0.5
+    async with asyncio.timeout(20):
+        with pytest.raises(SandboxFailure, match="did not start within"):
+            await sandbox.start()
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from sandbox_hermes import hermes_local
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
+from hermes_rl.sandbox.helper_system import descendants
 from hermes_rl.sandbox.pool import Pool
 from hermes_rl.tools.catalogue import resolve_toolsets
 from hermes_rl.tools.execute import execute_calls
@@ -179,13 +180,8 @@ async def memory(count: int) -> list[str]:
         for_all = [await stack.enter_async_context(create_sandbox(SandboxConfig())) for _ in range(count)]
         for box in for_all:
             await box.run_reporting("true", "")
-        sizes = [sum(map(_pss, _tree(box.pid))) for box in for_all if isinstance(box, HelperSandbox)]
+        sizes = [sum(map(_pss, [box.pid, *descendants(box.pid)])) for box in for_all if isinstance(box, HelperSandbox)]
     return ["PSS of an idle sandbox, MB", f"{statistics.mean(sizes) / 1e6:.1f}", "", "", "≤ 10"]
-
-
-def _tree(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(one for child in children for one in _tree(int(child)))]
 
 
 def _pss(pid: int) -> int:

@@ -20,8 +20,8 @@ from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.groups import play_groups
 from hermes_rl.rollouts.memory import Memory
-from hermes_rl.rollouts.player import REPLAYS, Player
-from hermes_rl.rollouts.rollout import Group, Rollout, Seat
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
+from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
 from hermes_rl.runs.records import scored_data_groups
 from hermes_rl.servers.base import ChatServer
 
@@ -54,7 +54,7 @@ class Collecting:
             rows: items to play, once each; None: those of `get_next_item` until it returns None.
             policy: another policy than the environment's own.
         """
-        player = Player(self.core, policy=policy)
+        player = RolloutRunner(self.core, policy=policy)
         fixed = Fixed(self.rollouts_in_flight)
         playing = play_groups(player, self._source(rows), self.config.group_size, admission=fixed)
         async with aclosing(playing):
@@ -89,7 +89,7 @@ class Collecting:
     async def collect_trajectory(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         """Play and grade one rollout; (None, []) where infrastructure failed it for good."""
         row, group = self._seated(item)
-        rollout = await Player(self.core, listener=self.track_rollout).member(Seat(row, group, 0, 1))
+        rollout = await RolloutRunner(self.core, listener=self.track_rollout).member(RolloutKey(row, group, 0, 1))
         if rollout.error is not None:
             logger.error("rollout %s was not graded (%s): %s", rollout.id, rollout.ending, rollout.error)
             return None, []
@@ -103,7 +103,7 @@ class Collecting:
         if type(self).collect_trajectory is not Collecting.collect_trajectory:
             return await self._collect_by_hand(item)
         row, group_id = self._placed(item)
-        player = Player(self.core, listener=self.track_rollout, memory=self.memory, encode=self.encoder.encode)
+        player = RolloutRunner(self.core, listener=self.track_rollout, memory=self.memory, encode=self.encoder.encode)
         group = await player.start(row, group_id, self.config.group_size)
         self.track_group(group)
         if group.dropped is not None:

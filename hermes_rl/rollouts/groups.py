@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.rollouts.admission import LOOK, Admission
-from hermes_rl.rollouts.player import Player
 from hermes_rl.rollouts.rollout import Group
+from hermes_rl.rollouts.runner import RolloutRunner
 
 Source = AsyncIterator[tuple[Row, str]]
 """Rows with the id of the group that is played on each."""
@@ -22,7 +22,7 @@ BURST = 1000
 
 
 async def play_groups(
-    player: Player,
+    player: RolloutRunner,
     source: Source,
     size: int,
     *,

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from hermes_rl.rollouts.rollout import Rollout, Seat
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 
 
 class Memory(Protocol):
     """Rollouts of an earlier start of the same run."""
 
-    async def recall(self, seat: Seat) -> Rollout | None:
-        """The finished rollout of this seat, so that it is not played again.
+    async def recall(self, key: RolloutKey) -> Rollout | None:
+        """The finished rollout of this key, so that it is not played again.
 
         Its score is None where it waits to be compared with its group.
         """
         ...
 
-    def attempts(self, seat: Seat) -> int:
-        """How many attempts at this seat are recorded, so that no id is given twice."""
+    def attempts(self, key: RolloutKey) -> int:
+        """How many attempts at this key are recorded, so that no id is given twice."""
         ...
 
     def hold(self, rollout: Rollout) -> None:
@@ -29,10 +29,10 @@ class Memory(Protocol):
 class NoMemory:
     """A run that begins."""
 
-    async def recall(self, seat: Seat) -> Rollout | None:
+    async def recall(self, key: RolloutKey) -> Rollout | None:
         return None
 
-    def attempts(self, seat: Seat) -> int:
+    def attempts(self, key: RolloutKey) -> int:
         return 0
 
     def hold(self, rollout: Rollout) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Seat:
+class RolloutKey:
     """One place in a group: which row, which group, which member of how many, which attempt at it (from 0)."""
 
     row: Row
@@ -54,7 +54,7 @@ class Rollout:
     `masked`: it counts for its group's baseline and is not trained on.
     """
 
-    seat: Seat
+    key: RolloutKey
     seed: int
     ending: Ending = Ending.CANCELLED
     result: AgentResult | None = None
@@ -79,7 +79,7 @@ class Rollout:
 
     @property
     def id(self) -> str:
-        return self.seat.id
+        return self.key.id
 
     @property
     def policy(self) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from hermes_rl.errors import RunError
 from hermes_rl.rollouts.admission import admission
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.groups import Source, once, play_groups
-from hermes_rl.rollouts.player import Player
 from hermes_rl.rollouts.rollout import Rollout
+from hermes_rl.rollouts.runner import RolloutRunner
 from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.kept import Kept
 from hermes_rl.runs.metrics import Played, metrics_of
@@ -138,7 +138,7 @@ class _Evaluate:
         self.done = 0
 
     async def play(self, rows: Iterable[Row], policy: ChatServer | None) -> Evaluation:
-        player = Player(
+        player = RolloutRunner(
             self.environment,
             split="eval",
             concurrency=self.plan.concurrency,

@@ -16,7 +16,7 @@ from typing import Any
 
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.rollouts.rollout import Group, Rollout, Seat
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.journal import Journal
 from hermes_rl.runs.kept import Kept
@@ -103,7 +103,9 @@ def _group(name: str, kept: Kept) -> Group:
     (lines,) = kept.lines([name])
     row = Row(key=lines[0]["row_key"], columns={}, index=0, digest="")
     rollouts = [
-        rollout_of(line, Seat(row, name, place, len(lines)), 0, masked=kept.treatment(Ending(line["ending"])) == "mask")
+        rollout_of(
+            line, RolloutKey(row, name, place, len(lines)), 0, masked=kept.treatment(Ending(line["ending"])) == "mask"
+        )
         for place, line in enumerate(lines)
     ]
     for rollout in rollouts:
@@ -148,7 +150,7 @@ def _pair(group: Group) -> Iterator[tuple[Rollout, Rollout]]:
 
 
 def _told(best: Rollout, worst: Rollout) -> dict[str, Any]:
-    return {"chosen_score": best.score, "rejected_score": worst.score, "group": best.seat.group}
+    return {"chosen_score": best.score, "rejected_score": worst.score, "group": best.key.group}
 
 
 def _parts(rollout: Rollout) -> tuple[array[int], array[int]] | None:

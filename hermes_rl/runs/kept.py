@@ -16,7 +16,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.environment import Environment, Treatment
-from hermes_rl.rollouts.rollout import Rollout, Seat
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.journal import Journal
 from hermes_rl.runs.records import DIGITS, ROLLOUT_KEYS, member_of, rollout_record
@@ -210,10 +210,10 @@ class Kept:
         """Every group that has a rollout here."""
         return {*self._entries, *(group for group, _ in self._held)}
 
-    async def recall(self, seat: Seat) -> Rollout | None:
+    async def recall(self, key: RolloutKey) -> Rollout | None:
         """See `Memory`."""
-        place = seat.group, seat.index
-        entry = self._entries.get(seat.group, {}).get(seat.index)
+        place = key.group, key.index
+        entry = self._entries.get(key.group, {}).get(key.index)
         if entry is not None and self._final(entry):
             line = await asyncio.to_thread(self.rollouts.at, entry.begin)
         elif place in self._held and self._waiting is not None:
@@ -221,11 +221,11 @@ class Kept:
         else:
             return None
         masked = self.treatment(Ending(line["ending"])) == "mask"
-        return rollout_of(line, seat, seat.seed(self.seed), masked=masked)
+        return rollout_of(line, key, key.seed(self.seed), masked=masked)
 
-    def attempts(self, seat: Seat) -> int:
+    def attempts(self, key: RolloutKey) -> int:
         """See `Memory`."""
-        return self._attempts.get((seat.group, seat.index), 0)
+        return self._attempts.get((key.group, key.index), 0)
 
     def hold(self, rollout: Rollout) -> None:
         """See `Memory`.
@@ -234,10 +234,10 @@ class Kept:
             RunError: it cannot be written.
         """
         assert self._waiting is not None
-        place = rollout.seat.group, rollout.seat.index
+        place = rollout.key.group, rollout.key.index
         begin = self._waiting.append(rollout_record(rollout))
-        self._held[place] = Held(begin, rollout.seat.attempt)
-        self._count(place, rollout.seat.attempt)
+        self._held[place] = Held(begin, rollout.key.attempt)
+        self._count(place, rollout.key.attempt)
 
     def keep(self, rollout: Rollout) -> None:
         """Write the line of a finished rollout.

@@ -16,9 +16,9 @@ from hermes_rl.rollouts.curriculum import Curriculum
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.groups import play_groups, repeated
-from hermes_rl.rollouts.player import Player
 from hermes_rl.rollouts.quarantine import Quarantine
 from hermes_rl.rollouts.rollout import Group, Rollout
+from hermes_rl.rollouts.runner import RolloutRunner
 from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.encoding import encoded
@@ -122,7 +122,7 @@ class _Process:
         self.admission = admission(plan.concurrency, environment.policy)
         self._lines: dict[str, list[bytes]] = {}
         """What is to be written of groups that have ended, by their id."""
-        self.player = Player(
+        self.player = RolloutRunner(
             environment,
             concurrency=plan.concurrency,
             listener=self._keep,

@@ -34,8 +34,8 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
     result = rollout.result
     return {
         "id": rollout.id,
-        "row_key": rollout.seat.row.key,
-        "group": rollout.seat.group,
+        "row_key": rollout.key.row.key,
+        "group": rollout.key.group,
         "messages": result.messages if result else [],
         "rewards": {name: value.record() for name, value in rollout.rewards.items()},
         "score": rollout.score,
@@ -47,12 +47,12 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "policy": rollout.policy,
         "error": rollout.error,
         "played": str(result.ending) if result else None,
-        "row_digest": rollout.seat.row.digest[:DIGITS],
+        "row_digest": rollout.key.row.digest[:DIGITS],
         "prompt_length": result.prompt_length if result else 0,
         "tool_calls": _calls(result) if result else [],
         "sequences": None if rollout.sequences is None else [packed(one) for one in rollout.sequences],
         "sampled": _sampled(rollout),
-        "tools": list(result.tool_schemas) if result and rollout.seat.index == 0 else None,
+        "tools": list(result.tool_schemas) if result and rollout.key.index == 0 else None,
         **({"artifacts": rollout.artifacts} if rollout.artifacts else {}),
         **({"image": rollout.image} if rollout.image else {}),
     }
@@ -146,7 +146,7 @@ def scored_data_groups(
 
 
 def member_of(line: Mapping[str, Any]) -> int:
-    """Which member of its group a line of rollouts.jsonl is, from its id (see `Seat.id`).
+    """Which member of its group a line of rollouts.jsonl is, from its id (see `RolloutKey.id`).
 
     Raises:
         UserError: the id is not of the line's group.

@@ -214,16 +214,16 @@ class Rejudging:
 
 
 def _lines(kept: Kept) -> Iterator[Line]:
-    """Every rollout; of several attempts at a seat that a reward failed, the first."""
+    """Every rollout; of several attempts at a key that a reward failed, the first."""
     seen: set[tuple[str, int]] = set()
     for journal in kept.journals:
         for line in journal.read(*ROLLOUT_KEYS):
-            seat = line["group"], member_of(line)
+            key = line["group"], member_of(line)
             failed = line["score"] is None and line["error"] is not None
-            if failed and seat in seen:
+            if failed and key in seen:
                 continue
             if not failed or Ending(line["ending"]) in JUDGEABLE:
-                seen.add(seat)
+                seen.add(key)
             yield line
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from hermes_rl.agent.result import AgentResult, Timings, ToolCall, Usage, reasoning_of
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
-from hermes_rl.rollouts.rollout import Rollout, Seat
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.runs.records import WrittenCall, written_calls
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import ChatReply, Sampled
@@ -19,15 +19,15 @@ from hermes_rl.tokens.transcript import Weights
 from hermes_rl.tools.errors import ToolError
 
 
-def rollout_of(line: Mapping[str, Any], seat: Seat, seed: int, *, masked: bool = False) -> Rollout:
-    """The rollout of a seat, as its line has it; `masked` is up to the spec's `endings`, not to the line.
+def rollout_of(line: Mapping[str, Any], key: RolloutKey, seed: int, *, masked: bool = False) -> Rollout:
+    """The rollout of a key, as its line has it; `masked` is up to the spec's `endings`, not to the line.
 
     Raises:
         UserError: the line lacks something.
     """
     try:
         return Rollout(
-            replace(seat, attempt=attempt_of(line)),
+            replace(key, attempt=attempt_of(line)),
             seed,
             Ending(line["ending"]),
             result_of(line),
@@ -45,7 +45,7 @@ def rollout_of(line: Mapping[str, Any], seat: Seat, seed: int, *, masked: bool =
 
 
 def attempt_of(line: Mapping[str, Any]) -> int:
-    """Which attempt at its seat a line is, from its id (see `Seat.id`)."""
+    """Which attempt at its key a line is, from its id (see `RolloutKey.id`)."""
     tail = str(line["id"]).rpartition("-")[2].partition("r")[2]
     return int(tail) if tail.isdecimal() else 0
 

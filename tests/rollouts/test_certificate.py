@@ -12,7 +12,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.rollouts.certificate import certify
 from hermes_rl.rollouts.credit import turn_advantages
-from hermes_rl.rollouts.rollout import Group, Rollout, Seat
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.records import rollout_record, scored_data_groups
 from hermes_rl.runs.restore import rollout_of
 from hermes_rl.servers.base import ChatReply, Sampled
@@ -34,7 +34,7 @@ def rollout(index: int, score: float, *, sequences: int = 1, versions: tuple[int
         messages.append(message)
         prompt = [1, 2, 10, 9, 5] if sequences == 1 else [1, 7]
     result = AgentResult(messages=messages, prompt_length=1, replies=replies, transcript=transcript, turns_used=2)
-    made = Rollout(Seat(ROW, "row:0", index, 2), 1, Ending.FINISHED, result, score=score)
+    made = Rollout(RolloutKey(ROW, "row:0", index, 2), 1, Ending.FINISHED, result, score=score)
     made.sequences = transcript.sequences()
     return made
 
@@ -127,7 +127,7 @@ def test_whatever_was_changed_is_named(change: Any, problem: str) -> None:
 
 def test_a_group_that_was_kept_in_a_file_is_certified_again() -> None:
     kept = [rollout(0, 1.0), rollout(1, 0.0, sequences=2)]
-    back = [rollout_of(rollout_record(one), one.seat, one.seed) for one in kept]
+    back = [rollout_of(rollout_record(one), one.key, one.seed) for one in kept]
     assert certify(group(*back)) == certify(group(*kept))
     assert [one.sequences for one in back] == [one.sequences for one in kept]
 

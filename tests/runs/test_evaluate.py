@@ -15,7 +15,7 @@ from atroposlib.type_definitions import EvaluationSample
 from hermes_rl.agent.result import ToolCall
 from hermes_rl.endings import Ending
 from hermes_rl.errors import RewardFailure, RunError
-from hermes_rl.rollouts.rollout import Rollout, Seat
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import EvaluatePlan
@@ -28,8 +28,8 @@ from tests.runs.playing import lines, play_evaluate, rollouts_of
 def scores(table: Sequence[Sequence[float | None]]) -> Any:
     """A reward by row and member; None: the reward fails, so that the rollout cannot be graded."""
 
-    def grade(seat: Seat) -> float:
-        score = table[int(seat.row.key.removeprefix("row"))][seat.index]
+    def grade(key: RolloutKey) -> float:
+        score = table[int(key.row.key.removeprefix("row"))][key.index]
         if score is None:
             raise RewardFailure("cannot tell")
         return score
@@ -81,8 +81,8 @@ async def test_what_could_not_be_graded_is_no_zero_and_bounds_the_mean() -> None
 
 @pytest.mark.parametrize(("failing", "reliable"), [(0, True), (1, True), (2, False)])
 async def test_more_than_two_percent_without_a_grade_are_not_reliable(failing: int, reliable: bool) -> None:
-    def grade(seat: Seat) -> float:
-        if int(seat.row.key.removeprefix("row")) < failing:
+    def grade(key: RolloutKey) -> float:
+        if int(key.row.key.removeprefix("row")) < failing:
             raise RewardFailure("cannot tell")
         return 1.0
 
@@ -102,8 +102,8 @@ async def test_no_rows_are_a_failed_run() -> None:
 
 
 async def test_a_failed_attempt_is_played_anew_and_the_second_counts() -> None:
-    def second_time(seat: Seat) -> float:
-        if seat.attempt == 0:
+    def second_time(key: RolloutKey) -> float:
+        if key.attempt == 0:
             raise RewardFailure("flaky")
         return 1.0
 
@@ -135,7 +135,7 @@ async def test_usage_turns_and_tool_errors_are_told_per_rollout_and_per_call() -
             await super().grade(rollout, runtime)
             assert rollout.result is not None
             rollout.result.tool_calls = [ToolCall(1, "c", "terminal", {}, "")] * 4
-            if rollout.seat.row.key == "row0":
+            if rollout.key.row.key == "row0":
                 rollout.result.tool_errors = [ToolError(1, "terminal", "{}", "wrong", "")] * 2
 
     metrics = (await play_evaluate(Careless())).metrics

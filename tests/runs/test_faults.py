@@ -155,7 +155,7 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("jumping")
 async def test_a_clock_that_jumps_changes_no_deadline_and_no_duration(tmp_path: Path) -> None:
-    world = World(on_grade=lambda seat: float(seat.index), policy=Policy(delay=0.01))
+    world = World(on_grade=lambda key: float(key.index), policy=Policy(delay=0.01))
     budget = Budget(deadline=3600.0)
     summary = await play_process(world, tmp_path / "process", ProcessPlan(2, 6), budget=budget)
     assert (summary.written, summary.stopped) == (6, None)

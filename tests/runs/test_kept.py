@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hermes_rl.agent.result import AgentResult, ToolCall, Usage
 from hermes_rl.endings import Ending
 from hermes_rl.errors import JudgeFailure, UserError
-from hermes_rl.rollouts.rollout import Rollout, Seat
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import EvaluatePlan
 from hermes_rl.runs.kept import Kept
@@ -42,8 +42,8 @@ class Halts(Policy):
         return await super().chat(request)
 
 
-def by_index(seat: Seat) -> float:
-    return float(seat.index)
+def by_index(key: RolloutKey) -> float:
+    return float(key.index)
 
 
 async def halted(work: Any, policy: Halts) -> None:
@@ -154,7 +154,7 @@ async def test_a_group_of_which_some_scores_were_written_is_compared_as_a_whole(
 
 
 async def test_a_replay_after_a_restart_has_an_id_that_was_not_there(tmp_path: Path) -> None:
-    def never(seat: Seat) -> float:
+    def never(key: RolloutKey) -> float:
         raise JudgeFailure("down")
 
     with pytest.raises(Exception, match="none of 1 rollouts"):
@@ -198,13 +198,13 @@ def test_a_record_gives_the_rollout_back(
     result.turns_used, result.usage = len(turns), Usage(3, 4)
     result.finished_naturally = ending.finished_naturally
     result.replies.append(ChatReply({}, None, {}, "m", "stub"))
-    seat = Seat(row("r"), group, 1, 2, attempt)
+    key = RolloutKey(row("r"), group, 1, 2, attempt)
     rewards = {"a": RewardValue(1.0, "why", {"m": 2.0}, (1.0,))}
     sequence = TokenSequence.of([1, 2], [-100, 2], [1.0, -0.5])
-    rollout = Rollout(seat, seat.seed(0), ending, result, rewards, score, None if score is not None else "e")
+    rollout = Rollout(key, key.seed(0), ending, result, rewards, score, None if score is not None else "e")
     rollout.sequences = [sequence]
     line = json.loads(json.dumps(rollout_record(rollout)))
-    back = rollout_of(line, Seat(row("r"), group, 1, 2), seat.seed(0))
+    back = rollout_of(line, RolloutKey(row("r"), group, 1, 2), key.seed(0))
     assert repr(back) == repr(rollout), "nan is not equal to itself"
     assert rollout_record(back) == rollout_record(rollout)
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.data.rows import Row
-from hermes_rl.rollouts.rollout import Seat
+from hermes_rl.rollouts.rollout import RolloutKey
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.cli.test_run import environment, lines
 from tests.runs.faulty_model import FAULTS, FaultyModel, number_of
@@ -60,7 +60,7 @@ def seed_of(line: Any) -> int:
     """The sampling seed of a rollout, from its line."""
     row = Row(key=line["row_key"], columns={}, index=0, digest="")
     member = str(line["id"]).removeprefix(f"{line['group']}-").partition("r")[0]
-    return Seat(row, line["group"], int(member), 1).seed(0)
+    return RolloutKey(row, line["group"], int(member), 1).seed(0)
 
 
 class Lives:

@@ -10,7 +10,7 @@ import pytest
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.rollouts.rollout import Group, Rollout, Seat
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.records import group_record, rollout_record, scored_data_group
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.tokens.sequence import Sequence
@@ -20,7 +20,7 @@ ROW = Row(key="row", columns={}, index=0, digest="0" * 64)
 
 def rollout(index: int, score: float, sequence: Sequence | None, *, masked: bool = False) -> Rollout:
     result = AgentResult(messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": []}])
-    made = Rollout(Seat(ROW, "row:0", index, 2), seed=1, ending=Ending.FINISHED, result=result)
+    made = Rollout(RolloutKey(ROW, "row:0", index, 2), seed=1, ending=Ending.FINISHED, result=result)
     made.score, made.masked = score, masked
     made.sequences = None if sequence is None else [sequence]
     made.rewards = {"r": RewardValue(score, reason="because", metrics={"m": 1.0})}
@@ -79,5 +79,5 @@ def test_a_rollout_is_recorded_with_what_the_rewards_said() -> None:
 
 @pytest.mark.parametrize("key", ["messages", "usage", "tool_errors", "timings", "policy", "turns"])
 def test_a_rollout_that_never_began_has_every_key(key: str) -> None:
-    empty: dict[str, Any] = rollout_record(Rollout(Seat(ROW, "row:0", 0, 1), seed=0))
+    empty: dict[str, Any] = rollout_record(Rollout(RolloutKey(ROW, "row:0", 0, 1), seed=0))
     assert key in empty

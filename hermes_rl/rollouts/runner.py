@@ -18,7 +18,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.errors import Failure
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.memory import Memory, NoMemory
-from hermes_rl.rollouts.rollout import Group, Rollout, Seat
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.tools.machine import ToolRuntime
 
@@ -32,7 +32,7 @@ Encode = Callable[[Rollout], Awaitable[None]]
 Prepare = Callable[[Group], Awaitable[None]]
 
 
-class Player:
+class RolloutRunner:
     """Plays an environment's rollouts, in training or in evaluation.
 
     Args:
@@ -90,7 +90,7 @@ class Player:
         members: list[asyncio.Task[Rollout]] = []
         for index in range(size):
             place = _Place(self, on_change)
-            member = asyncio.create_task(self.member(Seat(row, group, index, size), place.leave))
+            member = asyncio.create_task(self.member(RolloutKey(row, group, index, size), place.leave))
             member.add_done_callback(place.leave)
             members.append(member)
         finish = asyncio.create_task(self._finish(Group(group, row, []), members, whole))
@@ -116,19 +116,19 @@ class Player:
             await self.prepare(group)
         return group
 
-    async def member(self, seat: Seat, played: Callable[[], None] = lambda: None) -> Rollout:
-        """Play one seat, anew where infrastructure failed, until it is graded or given up.
+    async def member(self, key: RolloutKey, played: Callable[[], None] = lambda: None) -> Rollout:
+        """Play one key, anew where infrastructure failed, until it is graded or given up.
 
         `played` hears when nothing is left but to write it down: then another rollout may begin.
         """
-        known = await self.memory.recall(seat)
+        known = await self.memory.recall(key)
         if known is not None:
             self._credit(known)
             return known
-        first = self.memory.attempts(seat)
+        first = self.memory.attempts(key)
         for attempt in range(first, first + self.replays + 1):
             async with self.slots:
-                rollout = await self.play(replace(seat, attempt=attempt))
+                rollout = await self.play(replace(key, attempt=attempt))
             self.spend(rollout)
             last = not rollout.ending.rule.retried or attempt == first + self.replays
             if last:
@@ -149,12 +149,12 @@ class Player:
         else:
             self.listener(rollout)
 
-    async def play(self, seat: Seat) -> Rollout:
+    async def play(self, key: RolloutKey) -> Rollout:
         """Play one rollout to its ending and grade it."""
-        rollout = Rollout(seat, seat.seed(self.environment.seed))
+        rollout = Rollout(key, key.seed(self.environment.seed))
         started = time.perf_counter()
         try:
-            async with self.environment.machine(seat) as runtime:
+            async with self.environment.machine(key) as runtime:
                 await self._converse(rollout, runtime)
                 await self._grade(rollout, runtime)
         except Failure as failure:
@@ -171,9 +171,9 @@ class Player:
             runtime.toolkit.schemas,
             task_id=runtime.task_id,
             options=options,
-            user=await self.environment.user(rollout.seat, runtime),
+            user=await self.environment.user(rollout.key, runtime),
         )
-        rollout.result = await loop.run(self.environment.prompt(rollout.seat.row))
+        rollout.result = await loop.run(self.environment.prompt(rollout.key.row))
         rollout.ending = rollout.result.ending
 
     async def _grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
@@ -227,8 +227,8 @@ class Player:
 class _Place:
     """A rollout's place among those that are open; it is left once, also by a task that never began."""
 
-    def __init__(self, player: Player, on_change: Callable[[], None] | None) -> None:
-        self._player: Player | None = player
+    def __init__(self, player: RolloutRunner, on_change: Callable[[], None] | None) -> None:
+        self._player: RolloutRunner | None = player
         self._on_change = on_change
         player.open += 1
 

@@ -21,7 +21,7 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig, Rea
 from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.env.collecting import Collecting
 from hermes_rl.env.config import HermesAgentEnvConfig
-from hermes_rl.env.handwritten import HandWritten
+from hermes_rl.env.handwritten import HandWritten, sandbox_config
 from hermes_rl.env.pressure import Pressure
 from hermes_rl.env.sending import Sending
 from hermes_rl.env.servers import HermesServer, HermesServerManager
@@ -131,6 +131,7 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
             server_class=self.server_cls,
             reasoning_config=ReasoningConfig.from_env_config(self.config),
             tool_parser=self.config.tool_call_parser if "tool_call_parser" in self.config.model_fields_set else None,
+            sandbox=sandbox_config(self.config),
         )
 
     def make_core(self) -> Environment:

@@ -99,6 +99,7 @@ class SpecEnv(HermesAgentBaseEnv):
         """Load the rows of training and evaluation; may wait for a hub."""
         rows = await asyncio.to_thread(load_rows, self.spec, "train", notify=logger.warning)
         await self.compiled.open(rows[0])
+        self.server.sandbox = self.compiled.sandbox
         if self.directory is not None:
             offered = self.compiled.tooling.fingerprints
             self.directory.add({"dataset": {"fingerprint": rows.fingerprint}, "tool_servers": offered})

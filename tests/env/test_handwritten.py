@@ -13,7 +13,7 @@ import pytest
 from atroposlib.envs.base import BaseEnv
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ServerBaseline
 
-from hermes_rl import HermesAgentEnvConfig
+from hermes_rl import HermesAgentEnvConfig, HermesAgentLoop, ToolContext
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools.machine import ToolRuntime
@@ -91,6 +91,37 @@ async def test_its_own_evaluate_uses_the_loop_and_a_tool_context(model: WriterMo
     assert env.scores == [1.0, 1.0]
     assert json.loads((tmp_path / "metrics.json").read_text())["results"]["all"] == {"eval/mean_reward": 1.0}
     assert env.reward_buffer == [], "an evaluation does not count as training"
+
+
+class Looks(Greetings):
+    """Evaluates by hand; `said` is what the model's command printed, with a task of its own and without."""
+
+    said: list[str]
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> None:
+        schemas, names = self._resolve_tools_for_group()
+        self.said = []
+        for task_id in ("evaluation", None):
+            loop = HermesAgentLoop(self.server, schemas, names, task_id=task_id)
+            result = await loop.run([{"role": "user", "content": "Look"}])
+            self.said.append(str(result.messages[-2]["content"]))
+        await asyncio.to_thread(ToolContext("evaluation").cleanup)
+
+
+async def test_its_own_evaluate_plays_on_the_configured_backend(model: WriterModel, tmp_path: Path) -> None:
+    (tmp_path / "only-on-this-machine").touch()
+    model.command = f"ls {tmp_path}"
+    for backend, seen in (("none", True), ("local", False)):
+        env = make(model, Looks, terminal_backend=backend)
+        await env._run_evaluate()
+        assert ["only-on-this-machine" in said for said in env.said] == [seen, seen]
+
+
+async def test_its_own_evaluate_has_the_configured_timeout(model: WriterModel) -> None:
+    model.command = "sleep 30"
+    env = make(model, Looks, terminal_timeout=0.5)
+    await env._run_evaluate()
+    assert ["timed out after 0.5 seconds" in said for said in env.said] == [True, True]
 
 
 async def test_wandb_log_of_a_subclass_adds_to_ours_and_keeps_the_names(model: WriterModel) -> None:

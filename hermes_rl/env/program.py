@@ -135,10 +135,13 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _changed(config: Any, changes: dict[str, Any], flag: str) -> Any:
-    """A copy of a pydantic object with other values, validated as a whole."""
+    """A copy of a pydantic object with other values, validated as a whole.
+
+    A field that nobody has set stays unset, so that what follows from others, such as the tool parser, is detected.
+    """
     _known(type(config), changes, flag)
     try:
-        return type(config)(**{**config.model_dump(), **changes})
+        return type(config)(**{**config.model_dump(exclude_unset=True), **changes})
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         raise UserError(f"{flag}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None

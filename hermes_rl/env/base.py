@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from atroposlib.envs.base import BaseEnv
+from atroposlib.envs.base import BaseEnv, EvalHandlingEnum
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ReasoningConfig, ServerBaseline
 
 from hermes_rl.agent.result import AgentResult, Message
@@ -37,6 +37,9 @@ from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
 from hermes_rl.tools.toolkit import Toolkit
 
 logger = logging.getLogger(__name__)
+
+LAST_EVALUATIONS = 600.0
+"""Seconds that evaluations may still take when the trainer has had its last step."""
 
 
 class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # type: ignore[misc]
@@ -75,6 +78,7 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
         self.server = self.make_server(configs)
         self.core: Environment = self.make_core()
         self._numbers = itertools.count()
+        self._evaluation_is_due = False
         self.too_long = TooLong("drop", self.sequence_counts)
 
     def _initialise_base(self, config: HermesAgentEnvConfig, configs: list[APIServerConfig]) -> None:
@@ -190,8 +194,53 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
         self.keep_groups()
         try:
             await super().env_manager()
+            await self._finish_evaluations()
         finally:
             await self.shut_down()
+
+    async def env_step_checks(self) -> None:
+        """As BaseEnv's, but no multiple of `steps_per_eval` or of the checkpoint interval goes by unseen.
+
+        The trainer's step is looked at now and then and may jump. BaseEnv compares remainders, which misses a multiple
+        where the step jumps by a whole interval (every step, where the interval is 1), and it skips an evaluation while
+        another one runs. Here a jump over several multiples is one evaluation, since the weights are those of one step
+        only, and an evaluation that is due while another one runs follows it.
+        """
+        before, now = self.curr_step, self.status_dict["current_step"]
+        evaluation, checkpoint = self.config.steps_per_eval, self.checkpoint_interval
+        self.config.steps_per_eval = self.checkpoint_interval = -1
+        try:
+            await super().env_step_checks()
+        finally:
+            self.config.steps_per_eval, self.checkpoint_interval = evaluation, checkpoint
+        if checkpoint > 0 and before // checkpoint < now // checkpoint:
+            self.save_checkpoint(now // checkpoint * checkpoint)
+        if evaluation > 0 and before // evaluation < now // evaluation:
+            self._evaluation_is_due = True
+        self._begin_evaluation()
+
+    def _begin_evaluation(self) -> None:
+        """Begin the evaluation that is due, unless another one runs."""
+        if not self._evaluation_is_due or (self.eval_runner is not None and not self.eval_runner.done()):
+            return
+        self._evaluation_is_due = False
+        self.eval_runner = asyncio.create_task(self.evaluate())
+        if self.config.eval_handling == EvalHandlingEnum.STOP_TRAIN:
+            self.backlog.extend(running["item"] for running in self.running_items.values())
+            for worker in self.workers:
+                worker.cancel()
+            self.workers, self.running_items = set(), {}
+
+    async def _finish_evaluations(self) -> None:
+        """Wait for the evaluations of the last steps, for a bounded time: the model server may end with its trainer."""
+        try:
+            async with asyncio.timeout(LAST_EVALUATIONS):
+                while self.eval_runner is not None:
+                    await asyncio.wait([self.eval_runner])
+                    self.eval_runner = None
+                    self._begin_evaluation()
+        except TimeoutError:
+            logger.error("the evaluation of the last step is given up: it took more than %g seconds", LAST_EVALUATIONS)
 
     async def process_manager(self) -> None:
         """Write groups of `collect_trajectories`, several at a time; a failing group ends nothing."""

@@ -53,6 +53,10 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
     name: str | None = None
     env_config_cls: Any = HermesAgentEnvConfig
     server_cls: Any = HermesServer
+    # BaseEnv's own
+    checkpoint_interval: int
+    running_items: dict[str, Any]
+
     default_toolsets: ClassVar[list[str] | None] = None
     """Toolsets where the configuration names none."""
 
@@ -72,14 +76,14 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
         if config.group_size == 1:
             config.ensure_scores_are_not_same = False  # a group of one is always the same, and would never be sent
         self.config = config
-        self.encoder = self.make_encoder()
+        self._encoder = self._make_encoder()
         self._initialise_base(config, configs)
-        self.reasoning = _reasoning(config)
-        self.server = self.make_server(configs)
-        self.core: Environment = self.make_core()
-        self._numbers = itertools.count()
+        self._reasoning_settings = _reasoning(config)
+        self.server = self._make_server(configs)
+        self._core: Environment = self._make_core()
+        self._group_numbers = itertools.count()
         self._evaluation_is_due = False
-        self.too_long = TooLong("drop", self.sequence_counts)
+        self._too_long = TooLong("drop", self._sequence_counts)
 
     def _initialise_base(self, config: HermesAgentEnvConfig, configs: list[APIServerConfig]) -> None:
         """Run BaseEnv's constructor, kept from opening the output file and from a tokenizer that cannot be had.
@@ -91,10 +95,10 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
             "tokenizer_name": config.tokenizer_name,
         }
         config.data_path_to_save_groups = None
-        if self.encoder.tokenizer is None:
+        if self._encoder.tokenizer is None:
             config.tokenizer_name = str(small_tokenizer_path())
         super().__init__(config, configs)
-        if self.encoder.tokenizer is None:
+        if self._encoder.tokenizer is None:
             self.tokenizer = None  # better none than another model's
         for name, value in kept.items():
             setattr(config, name, value)
@@ -128,7 +132,7 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
 
     # ------------------------------------------------------------------ parts that a subclass may replace
 
-    def make_server(self, configs: list[APIServerConfig]) -> Any:
+    def _make_server(self, configs: list[APIServerConfig]) -> Any:
         """The object behind `self.server`."""
         return HermesServerManager(
             configs,
@@ -138,20 +142,20 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
             sandbox=sandbox_config(self.config),
         )
 
-    def make_core(self) -> Environment:
+    def _make_core(self) -> Environment:
         """The environment as the core sees it."""
         return HandWritten(self)
 
-    def make_encoder(self) -> Encoder:
+    def _make_encoder(self) -> Encoder:
         """What makes tokens of conversations, with the environment's own tokenizer."""
         return Encoder.load(self.config.tokenizer_name)
 
     def _resolve_tools_for_group(self) -> tuple[list[dict[str, Any]], set[str]]:
         """Tool schemas and valid names for one group; drawn anew at each call from a distribution."""
-        toolkit = self.toolkit_for(f"group-{next(self._numbers)}")
+        toolkit = self._toolkit_for(f"group-{next(self._group_numbers)}")
         return toolkit.schemas, set(toolkit.names)
 
-    def toolkit_for(self, group: str) -> Toolkit:
+    def _toolkit_for(self, group: str) -> Toolkit:
         """The tools of a group: the same for all its members, drawn from the seed and the group's id."""
         config = self.config
         enabled = config.enabled_toolsets if config.enabled_toolsets is not None else self.default_toolsets
@@ -191,7 +195,7 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
 
     async def env_manager(self) -> None:
         """Serve until the trainer has its steps; releases everything, also when cancelled."""
-        self.keep_groups()
+        self._keep_groups()
         try:
             await super().env_manager()
             await self._finish_evaluations()
@@ -248,7 +252,7 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
 
         try:
             await self.setup()
-            self.begin_tracking()
+            self._begin_tracking()
             await process_by_hand(self)
         finally:
             await self.shut_down()
@@ -256,7 +260,7 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
     async def _run_evaluate(self) -> None:
         try:
             await self.setup()
-            self.begin_tracking()
+            self._begin_tracking()
             await self.evaluate()
         finally:
             await self.shut_down()
@@ -268,8 +272,8 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.server.close()
-        await self.end_tracking()
-        self.close_groups()
+        await self._end_tracking()
+        self._close_groups()
 
     @classmethod
     def cli(cls) -> None:

@@ -80,8 +80,8 @@ async def test_a_reward_that_raises_scores_nothing_and_drops_the_group(model: Wr
     await env.setup()
     group, _ = await env.collect_trajectories({"who": "Ann"})
     assert group is None
-    assert env.reward_buffer == []
-    assert env.dropped == {"reward_failure": 1}
+    assert env._training_counts.scores == []
+    assert env._dropped_groups == {"reward_failure": 1}
     await env.shut_down()
 
 
@@ -90,7 +90,7 @@ async def test_its_own_evaluate_uses_the_loop_and_a_tool_context(model: WriterMo
     await env._run_evaluate()
     assert env.scores == [1.0, 1.0]
     assert json.loads((tmp_path / "metrics.json").read_text())["results"]["all"] == {"eval/mean_reward": 1.0}
-    assert env.reward_buffer == [], "an evaluation does not count as training"
+    assert env._training_counts.scores == [], "an evaluation does not count as training"
 
 
 class Looks(Greetings):
@@ -128,7 +128,7 @@ async def test_wandb_log_of_a_subclass_adds_to_ours_and_keeps_the_names(model: W
     env = make(model)
     await env.setup()
     await env.collect_trajectories({"who": "Ann"})
-    assert env.training_metrics()["train/mean_reward"] == 1.0
+    assert env._training_metrics()["train/mean_reward"] == 1.0
     await env.wandb_log({"mine": 1})
     assert env.logged[-1]["mine"] == 1
     await env.shut_down()

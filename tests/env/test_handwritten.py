@@ -144,6 +144,37 @@ async def test_process_writes_the_groups_asked_for_and_goes_on(model: WriterMode
     assert all(line["scores"] == [1.0, 1.0] for line in lines)
 
 
+async def test_process_goes_on_with_the_items_that_have_no_group_yet(
+    model: WriterModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Numbered(Greetings):
+        async def setup(self) -> None:
+            await super().setup()
+            self.items = [{"who": f"N{number}"} for number in range(6)]
+            self.handed_out = -1
+
+    path = tmp_path / "groups.jsonl"
+    for total in (2, 4, 4):
+        env = make(model, Numbered, total_steps=total, data_path_to_save_groups=str(path))
+        await env.process_manager()
+        assert f"{total} of {total} groups are in {path}" in capsys.readouterr().err
+    played = [json.loads(line)["messages"][0][0]["content"].split()[2] for line in path.read_text().splitlines()]
+    assert sorted(played) == ["N0", "N1", "N2", "N3"]
+
+
+async def test_process_counts_groups_however_many_layers_each_has(model: WriterModel, tmp_path: Path) -> None:
+    class Layered(Greetings):
+        async def collect_trajectories(self, item: Any) -> tuple[Any, list[Any]]:
+            one = {"tokens": [[1], [2]], "masks": [[1], [2]], "scores": [0.0, 1.0]}
+            return [{**one, "layer": number} for number in range(3)], []
+
+    path = tmp_path / "groups.jsonl"
+    for total in (6, 8):
+        env = make(model, Layered, total_steps=total, data_path_to_save_groups=str(path))
+        await env.process_manager()
+        assert [json.loads(line)["layer"] for line in path.read_text().splitlines()] == [0, 1, 2] * total
+
+
 async def test_groups_come_without_a_trajectory_api(model: WriterModel) -> None:
     env = make(model)
     await env.setup()

@@ -82,6 +82,10 @@ class Collecting:
         row = item if isinstance(item, Row) else row_of(item, number)
         return row, f"{row.key}:{number}"
 
+    def _number_of(self, item: Any, count: int) -> int:
+        """Which of all items this one is, over restarts; `count` have been handed out before it."""
+        return count
+
     def _seated_for_a_trainer(self, item: Any) -> tuple[Row, str]:
         """The same for a trainer; a restart may find the group again by its id."""
         return self._seated_item(item)

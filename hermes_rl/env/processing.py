@@ -47,13 +47,15 @@ class _Processing:
 
     async def play(self) -> int:
         running: set[asyncio.Task[None]] = set()
-        exhausted, number = False, -1
+        exhausted, count = False, 0
         self.progress.begin(self.target, self.there)
         try:
             while True:
                 while not exhausted and self._wanted(len(running)):
-                    item, number = await self.env.get_next_item(), number + 1
+                    item = await self.env.get_next_item()
                     exhausted = item is None
+                    number = self.env._number_of(item, count)
+                    count += 1
                     if item is not None and number not in self.done:
                         running.add(asyncio.create_task(self._group(item, number)))
                 if not running:

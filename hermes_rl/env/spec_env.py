@@ -20,7 +20,7 @@ from hermes_rl.env.served import PlacedRow, Served
 from hermes_rl.env.servers import HermesServerManager, server_config
 from hermes_rl.env.settings import env_config, server_configs
 from hermes_rl.env.too_long import TooLong
-from hermes_rl.errors import HermesRLError
+from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.admission import Admission, admission
 from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
 from hermes_rl.rollouts.curriculum import Curriculum
@@ -33,10 +33,18 @@ from hermes_rl.runs.kept import Kept
 from hermes_rl.runs.launch import budget, evaluate_plan, write_evaluation
 from hermes_rl.runs.progress import Progress
 from hermes_rl.servers.factory import create_role
-from hermes_rl.spec.model import Spec
+from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.tools.toolkit import Toolkit
 
 logger = logging.getLogger(__name__)
+
+_ANSWERED_BY_THE_SPEC = {
+    "compute_reward": "rewards",
+    "default_toolsets": "toolsets",
+    "format_messages": "prompt",
+    "format_prompt": "prompt",
+}
+"""Hooks of environments without a spec, and the section that says the same."""
 
 
 class SpecEnv(HermesAgentBaseEnv):
@@ -44,8 +52,10 @@ class SpecEnv(HermesAgentBaseEnv):
 
     spec: ClassVar[Spec]
     environ: ClassVar[Mapping[str, str] | None] = None
+    _mode: ClassVar[Mode] = "serve"
 
     def __init__(self, config: Any, server_configs: Any, slurm: bool = False, testing: bool = False) -> None:
+        self._require_no_hook_that_the_spec_answers()
         self._compiled = CompiledSpec(self.spec, self.environ)
         self._wandb_mode = self.spec.wandb.mode if self.spec.wandb else "online"
         super().__init__(config, server_configs, slurm, testing)
@@ -71,7 +81,15 @@ class SpecEnv(HermesAgentBaseEnv):
 
     @classmethod
     def config_init(cls) -> tuple[Any, list[APIServerConfig]]:
-        return env_config(cls.spec), server_configs(cls.spec)
+        return env_config(cls.spec, cls._mode), server_configs(cls.spec)
+
+    def _require_no_hook_that_the_spec_answers(self) -> None:
+        for name, section in _ANSWERED_BY_THE_SPEC.items():
+            if getattr(type(self), name) is not getattr(SpecEnv, name):
+                raise UserError(
+                    f"{type(self).__name__}.{name} is never called: the spec's `{section}` says that. Change the spec, "
+                    "or subclass HermesAgentBaseEnv, which has no spec"
+                )
 
     def _make_server(self, configs: list[APIServerConfig]) -> HermesServerManager:
         """The spec's own policy; other servers given to the constructor take its place."""
@@ -129,6 +147,9 @@ class SpecEnv(HermesAgentBaseEnv):
                     return placed
         return None
 
+    def _number_of(self, item: Any, count: int) -> int:
+        return item.number if isinstance(item, PlacedRow) else count
+
     def _seated_for_a_trainer(self, item: Any) -> tuple[Row, str]:
         """A row has its group's id from its place among all, so that a restart finds its rollouts again."""
         known = self._served is not None and isinstance(item, PlacedRow)
@@ -151,6 +172,8 @@ class SpecEnv(HermesAgentBaseEnv):
         try:
             metrics = await self._evaluated(self._evaluation_rows, step)
         except HermesRLError as error:
+            if self._mode == "evaluate":
+                raise
             # Atropos never looks at the result of an evaluation, so a failure has to be said here.
             logger.error("the evaluation at step %d failed: %s", step, error)
             return
@@ -158,13 +181,17 @@ class SpecEnv(HermesAgentBaseEnv):
         self._progress.note(f"step {step}: evaluation, mean reward {metrics['eval/mean_reward']:.3f}")
 
     async def _evaluated(self, rows: Rows, step: int) -> dict[str, float]:
-        """Evaluate into the step's folder; anew, as the weights of an earlier run at this step may be others."""
+        """Evaluate into the step's folder; anew, as the weights of an earlier run at this step may be others.
+
+        In evaluate mode the run directory itself is the folder, and a run that was cut short goes on.
+        """
         with ExitStack() as stack:
             parent = self._run_directory.path if self._run_directory is not None else None
-            folder = parent / "eval" / f"step-{step}" if parent else Path(stack.enter_context(TemporaryDirectory()))
+            within = Path() if self._mode == "evaluate" else Path("eval") / f"step-{step}"
+            folder = parent / within if parent else Path(stack.enter_context(TemporaryDirectory()))
             directory, plan = RunDirectory(folder), evaluate_plan(self.spec)
             kept = stack.enter_context(closing(Kept.of(directory, self._compiled, plan.rollouts)))
-            kept.clear()
+            kept.load() if self._mode == "evaluate" else kept.clear()
             found = await evaluate(
                 self._compiled,
                 rows,
@@ -174,19 +201,22 @@ class SpecEnv(HermesAgentBaseEnv):
                 progress=Progress(quiet=True),
             )
             await asyncio.to_thread(write_evaluation, found, directory)
+            if self._mode == "evaluate":
+                found.require_reliable()
             return found.metrics
 
-    def _record_to(self, directory: RunDirectory, progress: Progress) -> None:
+    def _record_to(self, directory: RunDirectory, progress: Progress, *, send: bool = True) -> None:
         """Keep every rollout, sent group and evaluation of training in this run directory, and say how it goes.
 
-        What an earlier start has left there is gone on with.
+        What an earlier start has left there is gone on with. Without `send` the groups are for whoever writes them.
         """
         self._run_directory, self._progress = directory, progress
         self._wandb_folder = directory.path
         self._served = Served(directory, self._compiled, self.config.group_size, drop=self.spec.serve.drop_uniform)
         self._known_rollouts = self._served.kept
         moved = self.spec.env.get("data_path_to_save_groups")
-        self.jsonl_writer = _GroupsWriter(self, directory.journal(Path(moved) if moved else "groups.jsonl"))
+        if send:
+            self.jsonl_writer = _GroupsWriter(self, directory.journal(Path(moved) if moved else "groups.jsonl"))
         for role in self._compiled.roles.values():
             role.tell(progress.note)
 

@@ -75,6 +75,13 @@ class Evaluation:
         """False where more rollouts than tolerated could not be graded."""
         return self.ungraded <= TOLERATED * self.rollouts
 
+    def require_reliable(self) -> None:
+        """Raise RunError where more rollouts than tolerated could not be graded."""
+        if not self.reliable:
+            raise RunError(
+                f"more than {TOLERATED * 100:g} % of the rollouts could not be graded, see `error` in rollouts.jsonl"
+            )
+
     def metrics_file(self) -> dict[str, Any]:
         """The content of metrics.json, with the keys of atroposlib's `BaseEnv.evaluate_log`."""
         return {

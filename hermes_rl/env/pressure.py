@@ -38,6 +38,9 @@ class Pressure:
         self._queue_is_full = False
         if self._admission is not None:
             self.max_num_workers = self._carried(self._admission)
+        if config.inference_weight >= 0:
+            # The API says which share of the model server is this environment's, by the weights of all that it knows.
+            self.max_num_workers = max(1, round(self.max_num_workers * status.get("env_weight", 1.0)))
         if config.batch_size <= 0 or config.max_batches_offpolicy <= 0 or config.min_batch_allocation is not None:
             return
         full = -(-config.max_batches_offpolicy * config.batch_size // config.group_size)

@@ -73,11 +73,12 @@ async def _run_spec(cls: Any, mode: Any, flags: list[str]) -> None:
     from hermes_rl.env.serve import run_serve
     from hermes_rl.env.subclass import overridden, run_subclass, with_spec
     from hermes_rl.runs.evaluate import Evaluation
-    from hermes_rl.runs.launch import Launch, run_evaluate, run_process
+    from hermes_rl.runs.launch import Launch, require_effect, run_evaluate, run_process
     from hermes_rl.spec.load import load_spec
     from hermes_rl.spec.overrides import parse_extra_args
 
     spec = cls.spec
+    require_effect(flags, mode)
     if flags:
         spec = load_spec(spec.source, overrides=parse_extra_args(flags, ()), environ=cls.environ, mode=mode)
     launch = Launch(mode, environ=cls.environ)

@@ -297,6 +297,31 @@ async def test_groups_of_one_are_sent_and_those_of_others_counted() -> None:
 
 
 @pytest.mark.slow
+async def test_the_weight_of_an_environment_is_its_share_of_the_groups_in_flight() -> None:
+    """BaseEnv tells its own servers' semaphores, which no call here goes through."""
+
+    class Waiting(Canned):
+        async def collect_trajectories(self, item: Any) -> tuple[None, list[Any]]:
+            await asyncio.sleep(60)
+            return None, []
+
+    async with trajectory_api() as url:
+        fields: dict[str, Any] = {"max_num_workers": 8, "max_batches_offpolicy": 50}
+        envs = [make(Waiting, inference_weight=weight, **fields) for weight in (1.0, 3.0, -1.0)]
+        await register(url, envs[0])
+        for env in envs[1:]:
+            env.config.rollout_server_url = url
+            await env.register_env()
+            await env.get_server_info()
+        for env in envs:
+            await env.setup()
+            await env.get_status()
+            await env.add_train_workers()
+        assert [len(env.running_items) for env in envs] == [2, 6, 8], "-1 is outside of what is shared"
+        await asyncio.gather(*(env.shut_down() for env in envs))
+
+
+@pytest.mark.slow
 async def test_an_environment_without_a_name_registers_under_its_class() -> None:
     """serve with wandb_name unset gets a 422 and crashes."""
 

@@ -16,7 +16,7 @@ import typer
 from hermes_rl.cli.policy import with_policy
 from hermes_rl.runs.evaluate import Evaluation
 from hermes_rl.runs.heap import rare_full_collections
-from hermes_rl.runs.launch import Launch, run_evaluate, run_process
+from hermes_rl.runs.launch import Launch, require_effect, run_evaluate, run_process
 from hermes_rl.runs.process import ProcessSummary
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
@@ -77,6 +77,7 @@ def environment(env_file: Path | None) -> dict[str, str]:
 
 
 def _load(request: Request, environ: Mapping[str, str], more: tuple[str, ...]) -> Spec:
+    require_effect(request.flags, request.mode)
     overrides = parse_extra_args(request.flags, [*request.sets, *more])
     return load_spec(request.spec, overrides=overrides, demo=request.demo, environ=environ, mode=request.mode)
 

@@ -35,15 +35,15 @@ class Collecting:
     """
 
     config: Any
-    core: Environment
-    encoder: Encoder
+    _core: Environment
+    _encoder: Encoder
     max_num_workers: int
-    memory: Memory | None = None
+    _known_rollouts: Memory | None = None
     """Rollouts of an earlier start of the same run."""
-    _numbers: itertools.count[int]
+    _group_numbers: itertools.count[int]
     get_next_item: Callable[[], Awaitable[Any]]
-    track_rollout: Callable[[Rollout], None]
-    track_dropped: Callable[[Group], None]
+    _track_rollout: Callable[[Rollout], None]
+    _track_dropped: Callable[[Group], None]
 
     async def groups(
         self, rows: Sequence[Any] | None = None, policy: ChatServer | None = None
@@ -54,66 +54,72 @@ class Collecting:
             rows: items to play, once each; None: those of `get_next_item` until it returns None.
             policy: another policy than the environment's own.
         """
-        player = RolloutRunner(self.core, policy=policy)
-        fixed = Fixed(self.rollouts_in_flight)
-        playing = play_groups(player, self._source(rows), self.config.group_size, admission=fixed)
+        player = Player(self._core, policy=policy)
+        fixed = Fixed(self._rollouts_in_flight)
+        playing = play_groups(player, self._items_as_rows(rows), self.config.group_size, admission=fixed)
         async with aclosing(playing):
             async for group in playing:
                 if group.dropped is None:
-                    await self.encoder.encode_group(group)
+                    await self._encoder.encode_group(group)
                 yield group
 
     @property
-    def rollouts_in_flight(self) -> int:
+    def _rollouts_in_flight(self) -> int:
         """Rollouts that `groups` and `process` play at a time."""
         return max(1, int(self.max_num_workers)) * int(self.config.group_size)
 
-    async def _source(self, rows: Sequence[Any] | None) -> AsyncIterator[tuple[Row, str]]:
+    async def _items_as_rows(self, rows: Sequence[Any] | None) -> AsyncIterator[tuple[Row, str]]:
         if rows is not None:
             for item in rows:
-                yield self._seated(item)
+                yield self._seated_item(item)
             return
         while (item := await self.get_next_item()) is not None:
-            yield self._seated(item)
+            yield self._seated_item(item)
 
-    def _seated(self, item: Any) -> tuple[Row, str]:
+    def _seated_item(self, item: Any) -> tuple[Row, str]:
         """An item as a row, with an id for the group that is played on it."""
-        number = next(self._numbers)
+        number = next(self._group_numbers)
         row = item if isinstance(item, Row) else row_of(item, number)
         return row, f"{row.key}:{number}"
 
-    def _placed(self, item: Any) -> tuple[Row, str]:
+    def _number_of(self, item: Any, count: int) -> int:
+        """Which of all items this one is, over restarts; `count` have been handed out before it."""
+        return count
+
+    def _seated_for_a_trainer(self, item: Any) -> tuple[Row, str]:
         """The same for a trainer; a restart may find the group again by its id."""
-        return self._seated(item)
+        return self._seated_item(item)
 
     async def collect_trajectory(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         """Play and grade one rollout; (None, []) where infrastructure failed it for good."""
-        row, group = self._seated(item)
-        rollout = await RolloutRunner(self.core, listener=self.track_rollout).member(RolloutKey(row, group, 0, 1))
+        row, group = self._seated_item(item)
+        rollout = await Player(self._core, listener=self._track_rollout).member(Seat(row, group, 0, 1))
         if rollout.error is not None:
             logger.error("rollout %s was not graded (%s): %s", rollout.id, rollout.ending, rollout.error)
             return None, []
         whole = Group(group, row, [rollout])
-        await self.encoder.encode_group(whole)
-        first, *further = self.layers(whole)
+        await self._encoder.encode_group(whole)
+        first, *further = self._layers_of(whole)
         return {**_item_of(first), FURTHER: [_item_of(layer) for layer in further]}, []
 
     async def collect_trajectories(self, item: Any) -> tuple[Any, list[Any]]:
         """Play a group: whole, or None. An overridden `collect_trajectory` is called once per member."""
         if type(self).collect_trajectory is not Collecting.collect_trajectory:
             return await self._collect_by_hand(item)
-        row, group_id = self._placed(item)
-        player = RolloutRunner(self.core, listener=self.track_rollout, memory=self.memory, encode=self.encoder.encode)
+        row, group_id = self._seated_for_a_trainer(item)
+        player = Player(
+            self._core, listener=self._track_rollout, memory=self._known_rollouts, encode=self._encoder.encode
+        )
         group = await player.start(row, group_id, self.config.group_size)
-        self.track_group(group)
+        self._track_group(group)
         if group.dropped is not None:
-            self.track_dropped(group)
+            self._track_dropped(group)
             return None, []
-        await self.encoder.encode_group(group)
-        layers = await asyncio.to_thread(self.layers, group)
+        await self._encoder.encode_group(group)
+        layers = await asyncio.to_thread(self._layers_of, group)
         return layers if len(layers) > 1 else layers[0], []
 
-    def track_group(self, group: Group) -> None:
+    def _track_group(self, group: Group) -> None:
         """Hear of every group that has ended."""
 
     async def _collect_by_hand(self, item: Any) -> tuple[Any, list[Any]]:
@@ -142,9 +148,9 @@ class Collecting:
                 logger.exception("collect_trajectory failed (attempt %d of %d)", attempt + 1, REPLAYS + 1)
         return None, []
 
-    def layers(self, group: Group) -> list[dict[str, Any]]:
+    def _layers_of(self, group: Group) -> list[dict[str, Any]]:
         """The group as Atropos' ScoredDataGroups: one where each rollout has one sequence."""
-        options = self.core.options("train")
+        options = self._core.options("train")
         params = {"temperature": options.temperature, "top_p": options.top_p}
         layers = scored_data_groups(group, {name: value for name, value in params.items() if value is not None})
         proof = group.certificate.record() if group.certificate is not None else None

@@ -20,8 +20,8 @@ _UNTOLD = ("openai", "vllm", "scripted")
 """Server types that tell no version of their weights by themselves."""
 
 
-async def run_serve(spec: Spec, launch: Launch) -> RunDirectory:
-    """Play until the trainer has had its steps.
+async def run_serve(spec: Spec, launch: Launch, cls: type[SpecEnv] | None = None) -> RunDirectory:
+    """Play until the trainer has had its steps; `cls` is the environment class of the spec, where it is a subclass.
 
     Raises:
         UserError: the spec cannot serve, or there is no trajectory API at its address.
@@ -32,16 +32,16 @@ async def run_serve(spec: Spec, launch: Launch) -> RunDirectory:
     if spec.servers["policy"][0].type in TOKEN_LEVEL:
         await asyncio.to_thread(renderer_of, spec)
     await _reach(spec.serve.api_url)
-    cls = compile_spec(spec, launch.environ)
+    cls = cls or compile_spec(spec, launch.environ)
     env = cls(*cls.config_init())
-    if env.encoder.tokenizer is None:
-        raise UserError(f"serve needs the policy's tokenizer: {env.encoder.missing}. Set servers.policy.tokenizer")
+    if env._encoder.tokenizer is None:
+        raise UserError(f"serve needs the policy's tokenizer: {env._encoder.missing}. Set servers.policy.tokenizer")
     launch.progress.note(f"serving {spec.name} to {spec.serve.api_url}; waiting for a trainer")
     with RunDirectory.choose(spec, "serve", launch.out, fresh=launch.fresh) as directory:
-        told = await engines(env.compiled.policy.configs)
-        directory.describe(spec, provenance(spec, "serve", None, env.encoder.tokenizer, engines=told))
-        env.compiled.artifact_folder = directory.artifacts
-        env.record_to(directory, launch.progress)
+        told = await engines(env._compiled.policy.configs)
+        directory.describe(spec, provenance(spec, "serve", None, env._encoder.tokenizer, engines=told))
+        env._compiled.artifact_folder = directory.artifacts
+        env._record_to(directory, launch.progress)
         await _manage(env)
         return directory
 

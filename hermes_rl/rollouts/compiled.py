@@ -80,8 +80,8 @@ class CompiledSpec:
         self.images: dict[str, set[str]] = {}
         """Digests of the images that graded rollouts were played in, by the name that the spec has for each."""
         self._folder = spec.folder
-        self._sandbox: SandboxConfig | None = None
-        """That of every row, where no template makes them differ."""
+        self.sandbox: SandboxConfig | None = None
+        """That of every row, where no template makes them differ; known once it is first needed."""
 
     @property
     def has_group_rewards(self) -> bool:
@@ -151,11 +151,11 @@ class CompiledSpec:
             self._forget(key)
 
     def _sandbox_of(self, row: Row) -> SandboxConfig:
-        if self._sandbox is not None:
-            return self._sandbox
+        if self.sandbox is not None:
+            return self.sandbox
         config = sandbox_config(self.spec, row)
         if not has_template(self.spec.sandbox.model_dump(exclude_unset=True)):
-            self._sandbox = config
+            self.sandbox = config
         return config
 
     def _state(self, row: Row) -> Any:

@@ -123,7 +123,7 @@ class RolloutRunner:
         """
         known = await self.memory.recall(key)
         if known is not None:
-            self._credit(known)
+            give_credit(self.environment, known)
             return known
         first = self.memory.attempts(key)
         for attempt in range(first, first + self.replays + 1):
@@ -193,12 +193,7 @@ class RolloutRunner:
         treatment = self.environment.treatment(rollout.ending)
         fixed = isinstance(treatment, int | float)
         rollout.score = float(treatment) if fixed else self.environment.score(rollout)
-        self._credit(rollout)
-
-    def _credit(self, rollout: Rollout) -> None:
-        """Credit per turn follows from the rewards, so that it needs no place in a file."""
-        fixed = isinstance(self.environment.treatment(rollout.ending), int | float)
-        rollout.credit = None if fixed or rollout.score is None else self.environment.credit(rollout)
+        give_credit(self.environment, rollout)
 
     async def _group_level(self, group: Group) -> None:
         """The rewards that compare the members; only then are their scores known."""
@@ -222,6 +217,12 @@ class RolloutRunner:
             for rollout in group.rollouts:
                 rollout.fail(failure)
             group.dropped, group.detail = failure.ending, failure.detail
+
+
+def give_credit(environment: Environment, rollout: Rollout) -> None:
+    """Set the credit per turn of a scored rollout. It follows from the rewards, so it has no place in a file."""
+    fixed = isinstance(environment.treatment(rollout.ending), int | float)
+    rollout.credit = None if fixed or rollout.score is None else environment.credit(rollout)
 
 
 class _Place:

@@ -23,7 +23,7 @@ from hermes_rl.rollouts.rollout import Rollout
 from hermes_rl.rollouts.runner import RolloutRunner
 from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.kept import Kept
-from hermes_rl.runs.metrics import Played, metrics_of
+from hermes_rl.runs.metrics import Played, metrics_of, row_of
 from hermes_rl.runs.progress import Progress
 from hermes_rl.servers.base import ChatServer
 
@@ -46,7 +46,7 @@ class EvaluatePlan:
 class Evaluation:
     """What an evaluation found, over all rows that were played to their end, now or by an earlier call.
 
-    `causes` counts the rollouts without a grade by their ending; `stopped` is the budget that ended it.
+    `causes` counts the rollouts without a grade by what failed; `stopped` is the budget that ended it.
     """
 
     name: str
@@ -67,13 +67,20 @@ class Evaluation:
 
     @property
     def ungraded(self) -> int:
-        """Rollouts that infrastructure failed for good."""
+        """Rollouts that infrastructure failed for good, and those that could not be compared because of them."""
         return self.causes.total()
 
     @property
     def reliable(self) -> bool:
         """False where more rollouts than tolerated could not be graded."""
         return self.ungraded <= TOLERATED * self.rollouts
+
+    def require_reliable(self) -> None:
+        """Raise RunError where more rollouts than tolerated could not be graded."""
+        if not self.reliable:
+            raise RunError(
+                f"more than {TOLERATED * 100:g} % of the rollouts could not be graded, see `error` in rollouts.jsonl"
+            )
 
     def metrics_file(self) -> dict[str, Any]:
         """The content of metrics.json, with the keys of atroposlib's `BaseEnv.evaluate_log`."""
@@ -199,7 +206,7 @@ def conclude(name: str, plan: EvaluatePlan, kept: Kept, keys: list[str]) -> Eval
     Raises:
         RunError: nothing was graded.
     """
-    found = [[Played.of(line) for line in row] for row in kept.lines(keys)]
+    found = [row_of(row, kept.treatment) for row in kept.lines(keys)]
     played = [rollout for row in found for rollout in row]
     whole = (key for key in keys if kept.whole(key))
     if all(rollout.score is None for rollout in played):
@@ -208,7 +215,7 @@ def conclude(name: str, plan: EvaluatePlan, kept: Kept, keys: list[str]) -> Eval
     return Evaluation(
         name=name,
         metrics=metrics_of(found, plan.rollouts, plan.success, plan.span),
-        causes=Counter(str(rollout.ending) for rollout in played if not rollout.left_out and rollout.score is None),
+        causes=Counter(str(rollout.cause) for rollout in played if rollout.cause is not None),
         rollouts=len(played),
         kept=kept,
         keys=keys,
@@ -220,7 +227,8 @@ def conclude(name: str, plan: EvaluatePlan, kept: Kept, keys: list[str]) -> Eval
 
 
 def _failed(row: Sequence[Played]) -> Played | None:
-    return next((rollout for rollout in row if rollout.score is None and not rollout.left_out), None)
+    """The rollout that failed; the others of its row may be ungraded only because of it."""
+    return next((rollout for rollout in row if rollout.cause is rollout.ending), None)
 
 
 def _ungraded(key: str, failed: Played) -> dict[str, Any]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
 from hermes_rl.errors import UserError
+from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.rollouts.rollout import Group
+from hermes_rl.runs.encoding import encoded
 from hermes_rl.runs.journal import Journal
 from hermes_rl.runs.kept import Kept
-from hermes_rl.runs.records import GROUP_KEYS
+from hermes_rl.runs.records import GROUP_KEYS, group_records
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,11 @@ class GroupsFile:
     journal: Journal
     run: str
     moved: bool = False
+
+    async def lines(self, group: Group, encoder: Encoder, generation_params: Mapping[str, Any]) -> list[bytes]:
+        """A group with its tokens and its certificate as it is to be written: one line per layer."""
+        await encoder.encode_group(group)
+        return [await encoded(record) for record in group_records(group, generation_params, self.run)]
 
     def check(self, group_size: int) -> None:
         """Refuse groups that are of another run, or of another size than those that would follow.

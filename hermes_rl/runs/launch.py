@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -75,7 +75,7 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
             groups=spec.process.groups,
             drop_uniform=spec.process.drop_uniform,
             prefer_differing=spec.dataset.sampling == "differing",
-            concurrency=spec.process.concurrency,
+            concurrency=in_flight(spec, "process"),
             groups_path=Path(moved) if moved else None,
             generation_params=generation_params(spec, "process"),
             run=spec.fingerprint("process"),
@@ -184,7 +184,7 @@ def evaluate_plan(spec: Spec) -> EvaluatePlan:
     """How many rollouts, and what counts as success, from the spec."""
     return EvaluatePlan(
         rollouts=spec.evaluate.rollouts,
-        concurrency=spec.evaluate.concurrency,
+        concurrency=in_flight(spec, "evaluate"),
         success=spec.evaluate.success,
         span=spec.score.clamp or (0.0, 1.0),
         generation_params=generation_params(spec, "evaluate"),
@@ -208,6 +208,31 @@ def budget(spec: Spec, groups: int | None) -> Budget:
         deadline=spec.budget.deadline,
         max_cost=spec.budget.max_cost,
     )
+
+
+def in_flight(spec: Spec, mode: Mode) -> int | None:
+    """Rollouts at a time in process or evaluate, where the spec bounds them: by a number of rollouts or of groups."""
+    section, size, field = (
+        (spec.process, spec.process.group_size, "max_num_workers")
+        if mode == "process"
+        else (spec.evaluate, spec.evaluate.rollouts, "max_eval_workers")
+    )
+    groups = spec.env.get(field)
+    bounds = [section.concurrency, groups * size if groups is not None and groups > 0 else None]
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def require_effect(flags: Sequence[str], mode: Mode) -> None:
+    """Refuse a flag that bounds what a trainer is sent where there is no trainer.
+
+    Raises:
+        UserError: which flag, and what bounds tokens here.
+    """
+    if mode != "serve" and any(flag.partition("=")[0] == "--env.max_token_length" for flag in flags):
+        raise UserError(
+            f"--env.max_token_length has no effect in {mode}: it is the longest sequence that a trainer is sent. "
+            "Set agent.max_tokens to bound a turn, or agent.max_trajectory_tokens to bound a rollout"
+        )
 
 
 def generation_params(spec: Spec, mode: Mode) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hermes_rl.agent.result import Usage
 from hermes_rl.endings import Ending
+from hermes_rl.rollouts.environment import Treatment
 from hermes_rl.runs.restore import reward_of
 from hermes_rl.runs.statistics import bounds, clustered_stderr, ks, mean, pass_at_k, pass_hat_k
 from hermes_rl.scoring.value import RewardValue
@@ -16,7 +17,11 @@ from hermes_rl.scoring.value import RewardValue
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What counts of a rollout: its record without what was said."""
+    """What counts of a rollout: its record without what was said.
+
+    A rollout without a score was either `left_out`, because the spec drops an ending, or it is ungraded. An ungraded
+    one has a `cause`: the ending that kept it from being graded, which may be that of another member of its group.
+    """
 
     score: float | None
     ending: Ending
@@ -27,6 +32,8 @@ class Played:
     calls: int = 0
     call_errors: int = 0
     model: str | None = None
+    left_out: bool = False
+    cause: Ending | None = None
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Played:
@@ -43,14 +50,27 @@ class Played:
             model=(line["policy"] or {}).get("model"),
         )
 
-    @property
-    def left_out(self) -> bool:
-        """True where the spec drops how it ended: no failure, and no part of any mean."""
-        return self.score is None and self.ending.graded
-
 
 Row = Sequence[Played]
 """All rollouts of one row."""
+
+
+def row_of(lines: Iterable[Mapping[str, Any]], treatment: Callable[[Ending], Treatment]) -> list[Played]:
+    """The rollouts of one row from their lines; `treatment` is what the spec does with an ending.
+
+    A reward that compares the members of a group needs all of them. So a member that ended well has no score where
+    another one failed (then it is ungraded too), or where the spec drops how another one ended (then so is this one).
+    """
+    played = [Played.of(line) for line in lines]
+    failed = next((one.ending for one in played if one.score is None and not one.ending.graded), None)
+    return [_without_score(one, failed, treatment) if one.score is None else one for one in played]
+
+
+def _without_score(one: Played, failed: Ending | None, treatment: Callable[[Ending], Treatment]) -> Played:
+    cause = failed if one.ending.graded else one.ending
+    if cause is None or (one.ending.graded and treatment(one.ending) == "drop"):
+        return replace(one, left_out=True)
+    return replace(one, cause=cause)
 
 
 def metrics_of(

@@ -21,11 +21,9 @@ from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.rollouts.runner import RolloutRunner
 from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.encoding import encoded
 from hermes_rl.runs.files import GroupsFile
 from hermes_rl.runs.kept import Kept
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.records import group_records
 from hermes_rl.runs.rescore import Regrading
 from hermes_rl.runs.wandb_log import WandbLog
 
@@ -184,9 +182,7 @@ class _Process:
         """Make the lines of a group; what takes long here holds up no other group."""
         self.curriculum.count(group.row.key, [rollout.score for rollout in group.rollouts])
         if group.dropped is None and not (group.uniform and self.plan.drop_uniform):
-            await self.encoder.encode_group(group)
-            records = group_records(group, self.plan.generation_params, self.plan.run)
-            self._lines[group.id] = [await encoded(record) for record in records]
+            self._lines[group.id] = await self.groups.lines(group, self.encoder, self.plan.generation_params)
 
     def _take(self, group: Group) -> None:
         lines = self._lines.pop(group.id, None)

@@ -158,18 +158,13 @@ def member_of(line: Mapping[str, Any]) -> int:
 
 
 def group_records(group: Group, generation_params: Mapping[str, Any], run: str = "") -> list[dict[str, Any]]:
-    """The lines of `groups.jsonl`, one per layer; `run` is the fingerprint of the run that made them."""
+    """What `groups.jsonl` holds of a group, one record per layer; `run` is the fingerprint of the run."""
     layers = scored_data_groups(group, generation_params)
     keys: dict[str, Any] = {"group": group.id, "row_key": group.row.key, "run": run}
     if group.certificate is not None:
         keys["certificate"] = group.certificate.record()
     numbered = [{"layer": number, "layers": len(layers)} if len(layers) > 1 else {} for number in range(len(layers))]
     return [{**layer, **keys, **number} for layer, number in zip(layers, numbered, strict=True)]
-
-
-def group_record(group: Group, generation_params: Mapping[str, Any], run: str = "") -> dict[str, Any]:
-    """The first line of a group, which is the only one where rollouts have one sequence."""
-    return group_records(group, generation_params, run)[0]
 
 
 def atropos_messages(rollout: Rollout) -> list[dict[str, Any]]:

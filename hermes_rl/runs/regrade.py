@@ -13,14 +13,15 @@ from hermes_rl.data.load import Rows, load_rows
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
-from hermes_rl.rollouts.rollout import Group, RolloutKey
+from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.rollouts.player import give_credit
+from hermes_rl.rollouts.rollout import Group, Seat
 from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.evaluate import Evaluation, conclude
 from hermes_rl.runs.files import GroupsFile
 from hermes_rl.runs.kept import Kept
 from hermes_rl.runs.launch import evaluate_plan, generation_params, write_evaluation
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.records import group_record
 from hermes_rl.runs.rescore import Regrading
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
@@ -110,7 +111,7 @@ async def _regrade(
             kept.load()
             directory.rewrite(spec, {**described, "grading": regrading.grading.record()})
             if groups is not None:
-                count = await _write_groups(groups, kept, regrading.changed, spec)
+                count = await _write_groups(groups, kept, regrading.changed, compiled)
                 return Regraded(directory, groups=count, without_score=_without_score(kept))
             return await asyncio.to_thread(_conclude, directory, kept, spec, rows)
         finally:
@@ -124,17 +125,20 @@ def _groups_file(directory: RunDirectory, spec: Spec, described: Mapping[str, An
     return GroupsFile(journal, str(described.get("fingerprint")), moved=bool(moved))
 
 
-async def _write_groups(groups: GroupsFile, kept: Kept, changed: set[str], spec: Spec) -> int:
+async def _write_groups(groups: GroupsFile, kept: Kept, changed: set[str], compiled: CompiledSpec) -> int:
     """Take out the groups whose scores are others now, and write them and those that may be written since."""
+    spec, encoder = compiled.spec, Encoder(None, "the rollout was kept without tokens")
     written = groups.reconcile(kept, changed)
     params = generation_params(spec, "process")
     for name in sorted(set(kept.groups) - written):
         if not kept.complete(name) or kept.discarded(name, drop_uniform=spec.process.drop_uniform):
             continue
         row = Row(key=name.rpartition(":")[0], columns={}, index=0, digest="")
-        seats = [RolloutKey(row, name, index, kept.size) for index in range(kept.size)]
-        rollouts = [rollout for key in seats if (rollout := await kept.recall(key)) is not None]
-        groups.journal.append(group_record(Group(name, row, rollouts), params, groups.run))
+        seats = [Seat(row, name, index, kept.size) for index in range(kept.size)]
+        rollouts = [rollout for seat in seats if (rollout := await kept.recall(seat)) is not None]
+        for rollout in rollouts:
+            give_credit(compiled, rollout)
+        groups.journal.append_lines(await groups.lines(Group(name, row, rollouts), encoder, params))
         written.add(name)
     return len(written)
 

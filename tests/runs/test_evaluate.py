@@ -177,6 +177,34 @@ async def test_where_one_member_fails_the_others_are_not_compared_and_say_why() 
     assert "cannot tell" in other["error"]
 
 
+async def test_the_mates_of_a_failed_rollout_are_ungraded_and_widen_the_bounds() -> None:
+    table = [[None, 1.0], [1.0, 1.0], [None, 1.0], [1.0, 1.0]]
+    world = World(on_grade=scores(table), on_group=lambda rollouts: None)
+    found = await play_evaluate(world, EvaluatePlan(rollouts=2))
+    assert found.metrics["eval/ungraded"] == found.ungraded == 4
+    assert found.causes == {"reward_failure": 4}
+    assert (found.metrics["eval/mean_reward_lower"], found.metrics["eval/mean_reward_upper"]) == (0.5, 1.0)
+    assert "eval/dropped" not in found.metrics
+    assert not found.reliable
+    assert [(row["row_key"], row["cause"], row["detail"]) for row in found.ungraded_rows] == [
+        ("row0", "reward_failure", "cannot tell"),
+        ("row2", "reward_failure", "cannot tell"),
+    ]
+
+
+async def test_the_mates_of_a_rollout_that_the_spec_drops_are_left_out_with_it() -> None:
+    class CutOnce(Policy):
+        async def chat(self, request: Any) -> Any:
+            self.finish_reason = "length" if self.calls == 0 else "stop"
+            return await super().chat(request)
+
+    world = World(policy=CutOnce(), treatments={Ending.LENGTH: "drop"}, on_group=lambda rollouts: None)
+    found = await play_evaluate(world, EvaluatePlan(rollouts=2, concurrency=1))
+    assert (found.ungraded, found.metrics["eval/dropped"], found.metrics["eval/rollouts"]) == (0, 2, 6)
+    assert found.metrics["eval/mean_reward_lower"] == found.metrics["eval/mean_reward_upper"] == 1.0
+    assert found.reliable
+
+
 async def test_another_policy_can_be_evaluated() -> None:
     world, other = World(), Policy()
     await play_evaluate(world, policy=other)

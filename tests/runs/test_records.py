@@ -10,8 +10,8 @@ import pytest
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
-from hermes_rl.runs.records import group_record, rollout_record, scored_data_group
+from hermes_rl.rollouts.rollout import Group, Rollout, Seat
+from hermes_rl.runs.records import group_records, rollout_record, scored_data_group
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.tokens.sequence import Sequence
 
@@ -45,7 +45,7 @@ def test_the_keys_are_those_of_scored_data_group() -> None:
 def test_the_trajectory_api_accepts_a_group() -> None:
     from atroposlib.api.server import ScoredData
 
-    made = group_record(group(rollout(0, 1.0, tokens()), rollout(1, 0.0, tokens(False))), {})
+    (made,) = group_records(group(rollout(0, 1.0, tokens()), rollout(1, 0.0, tokens(False))), {})
     accepted = ScoredData.model_validate(json.loads(json.dumps(made)))
     assert accepted.tokens == [[1, 2, 3]] * 2
     assert accepted.inference_logprobs == []

@@ -38,7 +38,8 @@ class Seat:
         return f"{self.group}-{self.index}{replay}"
 
     def seed(self, base: int) -> int:
-        """The rollout's sampling seed, 31 bits: a function of the spec's seed and the place in the group.
+        """The seed of the rollout, 31 bits, from which its model calls have theirs: a function of the spec's seed and
+        the place in the group.
 
         A replay has the same one: where a server samples by it, a failure leaves no trace in the results.
         """

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from hermes_rl.servers.base import ChatRequest, ServerConfig
+from hermes_rl.servers.base import ChatRequest, ServerConfig, drawn_seed
 from hermes_rl.servers.wire import Malformed
 from hermes_rl.tokens.sequence import listed
 
@@ -51,8 +51,14 @@ class Sampling:
         return cls(prompt, max_tokens, stop_ids, request.temperature, request.top_p, request.seed, text)
 
     def after(self, ids: array[int]) -> Sampling:
-        """The same, when some tokens are there already."""
-        return replace(self, prompt=self.prompt + ids, max_tokens=self.max_tokens - len(ids), text=())
+        """The same, when some tokens are there already: another request, which has a seed of its own."""
+        return replace(
+            self,
+            prompt=self.prompt + ids,
+            max_tokens=self.max_tokens - len(ids),
+            seed=drawn_seed(self.seed, "after", len(ids)),
+            text=(),
+        )
 
     def written(self, body: Mapping[str, Any]) -> bytes:
         """A body as bytes; the list of ids, most of it, is not made anew for every turn of a long rollout."""

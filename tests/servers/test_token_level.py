@@ -14,7 +14,7 @@ from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.endings import Ending
 from hermes_rl.errors import ServerFailure
 from hermes_rl.servers.balance import Role
-from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded, ServerConfig
+from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded, ServerConfig, drawn_seed
 from hermes_rl.servers.factory import create_role
 from hermes_rl.servers.generation import generated, version_of
 from hermes_rl.servers.retry import RetryPolicy
@@ -68,7 +68,7 @@ async def test_ids_go_in_and_ids_and_logprobs_come_out(kind: str) -> None:
     assert sequence.trained == [token for one in policy.log for token in one.ids]
     assert list(sequence.sampled) == [value for one in policy.log for value in one.logprobs]
     assert policy.log[1].prompt == sequence.tokens[: len(policy.log[1].prompt)]
-    assert [one.seed for one in policy.log] == [3, 3]
+    assert [one.seed for one in policy.log] == [drawn_seed(3, "turn", 0), drawn_seed(3, "turn", 1)]
     asked = policy.asked[0].get("sampling_params", policy.asked[0])
     assert (asked["temperature"], asked["top_p"], asked["skip_special_tokens"]) == (0.7, 0.9, False)
     assert asked["stop_token_ids"] == SMALL.encode(STOP)
@@ -206,6 +206,34 @@ async def test_an_aborted_generation_goes_on_from_its_partial_ids(kind: str) -> 
     assert result.turns_used == 2
     limits = [body.get("max_tokens") or body["sampling_params"]["max_new_tokens"] for body in policy.asked]
     assert limits[:2] == [60, 55]
+
+
+@pytest.mark.parametrize("kind", DIALECTS)
+async def test_what_goes_on_after_an_abort_has_a_seed_of_its_own(kind: str) -> None:
+    policy = TokenPolicy(SMALL, adds, DIALECTS[kind])
+    policy.cut_at = 5
+    async with policy.running() as url:
+        await play(role_of(kind, url), max_tokens=60, seed=3)
+    seeds = [one.seed for one in policy.log]
+    assert (len(seeds), len(set(seeds)), None in seeds) == (3, 3, False)
+
+
+async def test_a_call_that_is_sent_again_keeps_its_seed() -> None:
+    policy = TokenPolicy(SMALL, adds)
+    policy.faults = [WRONG["no ids"], WRONG["no ids"]]
+    async with policy.running() as url:
+        await play(role_of("vllm", url), seed=3)
+    seeds = [one.seed for one in policy.log]
+    assert seeds == [drawn_seed(3, "turn", turn) for turn in (0, 0, 0, 1)]
+
+
+async def test_without_a_seed_none_is_sent() -> None:
+    policy = TokenPolicy(SMALL, adds)
+    policy.cut_at = 5
+    async with policy.running() as url:
+        await play(role_of("vllm", url))
+    assert len(policy.asked) == 3
+    assert not any("seed" in body for body in policy.asked)
 
 
 async def test_a_pause_for_new_weights_is_neither_a_failure_nor_working_time() -> None:

@@ -17,7 +17,7 @@ from hermes_rl.tokens.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Logged:
-    """One answer; `seed` is that of the rollout, and tells rollouts apart."""
+    """One answer; `seed` is that of the request."""
 
     prompt: list[int]
     ids: list[int]

@@ -84,12 +84,13 @@ class Rollout:
 
     @property
     def policy(self) -> dict[str, Any]:
-        """Which model played, as the server itself said."""
+        """Which model played, as the server itself said, and how a token-level server was asked to sample."""
         if self.result is None or not self.result.replies:
             return {}
         last = self.result.replies[-1]
         version = last.sampled.weights.after if last.sampled is not None else None
-        return {"type": last.server_type, "model": last.model, "version": version}
+        sampling = {"sampling": dict(last.sampling)} if last.sampling else {}
+        return {"type": last.server_type, "model": last.model, "version": version, **sampling}
 
     def fail(self, failure: Failure) -> None:
         """Record that infrastructure failed: no score, the cause, and what was played so far."""

@@ -190,6 +190,8 @@ class ChatReply:
     """The text of each sampled token, beside `logprobs`."""
     sampled: Sampled | None = None
     """From token-level servers."""
+    sampling: Mapping[str, Any] | None = None
+    """How a token-level server was asked to sample, in its own terms, without seed and limit of tokens."""
     attempts: int = 1
     timing: Timing = Timing()
 

@@ -179,6 +179,32 @@ async def test_each_step_records_the_versions_of_its_weights(kind: str) -> None:
     assert [turn.weights for turn in transcript.turns] == [Weights(4, 4), Weights(4, 5)]
 
 
+async def test_calls_that_begin_together_go_on_where_the_path_of_the_weights_is_missing() -> None:
+    policy = TokenPolicy(SMALL, adds)
+    policy.tells = set()
+    async with policy.running() as url:
+        role, transcript = role_of("vllm", url, weights_path="/model_info"), Transcript()
+        await asyncio.gather(*(role.chat(ChatRequest(HI)) for _ in range(8)))
+        await role.chat(ChatRequest(HI, transcript=transcript))
+        await role.close()
+    assert (len(policy.log), policy.told.count("/model_info")) == (9, 1)
+    assert [turn.weights for turn in transcript.turns] == [Weights()]
+
+
+@pytest.mark.parametrize("path", ["/get_weight_version", "/model_info"])
+async def test_older_and_newer_sglang_tell_the_version_of_their_weights(path: str) -> None:
+    policy = TokenPolicy(SMALL, adds, DIALECTS["sglang"])
+    policy.tells, policy.version = {path}, 4
+    async with policy.running() as url:
+        role, transcript = role_of("sglang", url), Transcript()
+        await asyncio.gather(*(role.chat(ChatRequest(HI)) for _ in range(8)))
+        await role.chat(ChatRequest(HI, transcript=transcript))
+        assert await role.weights() == 4
+        await role.close()
+    assert [turn.weights for turn in transcript.turns] == [Weights(4, 4)]
+    assert policy.told.count("/get_weight_version") == 1 or path == "/get_weight_version"
+
+
 async def test_a_server_that_tells_no_version_is_believed_to_have_none() -> None:
     policy = TokenPolicy(SMALL, adds)
     async with policy.running() as url:
@@ -206,6 +232,33 @@ async def test_an_aborted_generation_goes_on_from_its_partial_ids(kind: str) -> 
     assert result.turns_used == 2
     limits = [body.get("max_tokens") or body["sampling_params"]["max_new_tokens"] for body in policy.asked]
     assert limits[:2] == [60, 55]
+
+
+NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+
+
+@pytest.mark.parametrize(("kind", "top_k"), [("vllm", 0), ("sglang", -1)])
+async def test_what_the_spec_does_not_set_is_sent_as_neutral_so_that_the_models_own_defaults_do_not_hold(
+    kind: str, top_k: int
+) -> None:
+    policy = TokenPolicy(SMALL, adds, DIALECTS[kind])
+    async with policy.running() as url:
+        plain = await play(role_of(kind, url), temperature=None)
+        own = await play(role_of(kind, url), temperature=0.7, top_p=0.9, extra_body={"top_k": 5, "no_such": 1})
+    asked = [body.get("sampling_params", body) for body in policy.asked]
+    neutral = {**NEUTRAL, "temperature": 1.0, "top_p": 1.0, "top_k": top_k}
+    chosen = {**NEUTRAL, "temperature": 0.7, "top_p": 0.9, "top_k": 5}
+    assert [{name: body[name] for name in neutral} for body in asked] == [neutral] * 2 + [chosen] * 2
+    assert not any("no_such" in body for body in policy.asked), "only what is known to be a parameter of sampling"
+    assert [reply.sampling for reply in (plain.replies[0], own.replies[0])] == [neutral, chosen]
+
+
+async def test_the_older_server_which_looks_at_no_defaults_is_sent_what_is_set_alone() -> None:
+    policy = TokenPolicy(SMALL, adds, DIALECTS["atropos"])
+    async with policy.running() as url:
+        result = await play(role_of("vllm", url), temperature=0.7)
+    assert result.replies[0].sampling == {"temperature": 0.7}
+    assert not policy.asked[0].keys() & NEUTRAL.keys()
 
 
 @pytest.mark.parametrize("kind", DIALECTS)

@@ -19,8 +19,7 @@ from hermes_rl.agent.server import as_chat_server
 from hermes_rl.agent.user import SimulatedUser
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, ServerFailure
-from hermes_rl.sandbox.config import SandboxConfig
-from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, Reasoning
+from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, Reasoning, drawn_seed
 from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
 from hermes_rl.tools.machine import ToolRuntime, runtime_for
@@ -42,6 +41,10 @@ class LoopOptions:
     temperature: float | None = 1.0
     top_p: float | None = None
     seed: int | None = None
+    """Of the rollout: each model call of the policy, and of a simulated user, has a seed drawn from it. None: calls
+    have no seed."""
+    seeded: bool = True
+    """False: a rollout that is played with these options is given no seed."""
     reasoning: Reasoning | None = None
     extra_body: Mapping[str, Any] | None = None
     logprobs: bool = False
@@ -122,7 +125,7 @@ class HermesAgentLoop:
 
     async def _play(self, result: AgentResult, runtime: ToolRuntime) -> Ending:
         if self.user is not None:
-            self.user.begin(result.messages)
+            self.user.begin(result.messages, self.options.seed)
             if self.user.opens and (over := await self._hear(result)) is not None:
                 raise ServerFailure(f"the simulated user ended the conversation before it began ({over})")
         while (ending := self._spent(result) or await self._turn(result, runtime)) is None:
@@ -183,7 +186,7 @@ class HermesAgentLoop:
             temperature=options.temperature,
             top_p=options.top_p,
             max_tokens=self._turn_limit(result),
-            seed=options.seed,
+            seed=drawn_seed(options.seed, "turn", result.turns_used),
             reasoning=options.reasoning,
             extra_body=options.extra_body,
             logprobs=options.logprobs,

@@ -268,6 +268,7 @@ def loop_options(agent: Agent, spec: Spec) -> LoopOptions:
         max_trajectory_tokens=agent.max_trajectory_tokens,
         temperature=agent.temperature,
         top_p=agent.top_p,
+        seeded=agent.seed != "none",
         reasoning=None if thinking is None else Reasoning(thinking.effort, thinking.max_tokens),
         extra_body=dict(agent.extra_body) or None,
     )

@@ -38,7 +38,8 @@ class RolloutKey:
         return f"{self.group}-{self.index}{replay}"
 
     def seed(self, base: int) -> int:
-        """The rollout's sampling seed, 31 bits: a function of the spec's seed and the place in the group.
+        """The seed of the rollout, 31 bits, from which its model calls have theirs: a function of the spec's seed and
+        the place in the group.
 
         A replay has the same one: where a server samples by it, a failure leaves no trace in the results.
         """
@@ -83,12 +84,13 @@ class Rollout:
 
     @property
     def policy(self) -> dict[str, Any]:
-        """Which model played, as the server itself said."""
+        """Which model played, as the server itself said, and how a token-level server was asked to sample."""
         if self.result is None or not self.result.replies:
             return {}
         last = self.result.replies[-1]
         version = last.sampled.weights.after if last.sampled is not None else None
-        return {"type": last.server_type, "model": last.model, "version": version}
+        sampling = {"sampling": dict(last.sampling)} if last.sampling else {}
+        return {"type": last.server_type, "model": last.model, "version": version, **sampling}
 
     def fail(self, failure: Failure) -> None:
         """Record that infrastructure failed: no score, the cause, and what was played so far."""

@@ -165,7 +165,7 @@ class RolloutRunner:
         return rollout
 
     async def _converse(self, rollout: Rollout, runtime: ToolRuntime) -> None:
-        options = replace(self.options, seed=rollout.seed)
+        options = replace(self.options, seed=rollout.seed if self.options.seeded else None)
         loop = HermesAgentLoop(
             self.policy,
             runtime.toolkit.schemas,

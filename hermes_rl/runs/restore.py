@@ -76,13 +76,14 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
 def _replies(line: Mapping[str, Any], said: list[dict[str, Any]]) -> Iterator[ChatReply]:
     """The server's answers as far as they are recorded: what was sampled, else only who answered."""
     model, kind = line["policy"].get("model") or "", line["policy"].get("type") or ""
+    sampling = line["policy"].get("sampling")
     messages = [message for message in said if message["role"] == "assistant"]
     if not line.get("sampled"):
-        yield ChatReply({}, None, {}, model, kind)
+        yield ChatReply({}, None, {}, model, kind, sampling=sampling)
         return
     for message, (count, digest, prompt, check, before, after) in zip(messages, line["sampled"], strict=True):
         sampled = Sampled(count, bytes.fromhex(digest), prompt, check, Weights(before, after))
-        yield ChatReply(message, None, {}, model, kind, sampled=sampled)
+        yield ChatReply(message, None, {}, model, kind, sampled=sampled, sampling=sampling)
 
 
 def _call(record: Mapping[str, Any], written: Mapping[tuple[int, str], WrittenCall]) -> ToolCall:

@@ -138,3 +138,23 @@ def test_members_have_ids_and_seeds_of_their_own_and_a_replay_the_seed_of_its_me
     assert [key.seed(0) for key in seats[::2]] == [key.seed(0) for key in seats[1::2]], "a replay leaves no trace"
     assert len({key.seed(0) for key in seats}) == 2
     assert seats[0].seed(0) != seats[0].seed(1)
+
+
+@pytest.mark.parametrize(
+    ("agent", "evaluation", "seeded"),
+    [("{}", "{}", (True, True)), ("{seed: none}", "{}", (False, False)), ("{}", "{seed: none}", (True, False))],
+)
+async def test_calls_have_a_seed_unless_the_spec_says_none(
+    agent: str, evaluation: str, seeded: tuple[bool, bool]
+) -> None:
+    from tests.rollouts.worlds import Policy, row
+
+    text = (
+        "dataset: {items: [{q: hi}]}\nprompt: {user: hi}\nservers: {policy: {type: scripted}}\n"
+        f"agent: {agent}\nevaluate: {{agent: {evaluation}}}\n"
+    )
+    async with CompiledSpec(parse_spec(text)) as world:
+        for split, expected in zip(("train", "eval"), seeded, strict=True):
+            policy = Policy()
+            await Player(world, split=split, policy=policy).start(row(), "g", 2)
+            assert [request.seed is not None for request in policy.requests] == [expected] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.rollouts.rollout import Group, Rollout, Seat
-from hermes_rl.runs.records import group_records, rollout_record, scored_data_group
+from hermes_rl.runs.records import group_record, rollout_record, scored_data_group
+from hermes_rl.runs.restore import rollout_of
 from hermes_rl.scoring.value import RewardValue
+from hermes_rl.servers.base import ChatReply, Sampled
 from hermes_rl.tokens.sequence import Sequence
+from hermes_rl.tokens.transcript import Step, Weights
 
 ROW = Row(key="row", columns={}, index=0, digest="0" * 64)
 
@@ -75,6 +79,16 @@ def test_a_rollout_is_recorded_with_what_the_rewards_said() -> None:
     assert record["rewards"] == {"r": {"value": 0.5, "reason": "because", "metrics": {"m": 1.0}}}
     assert record["ending"] == "finished"
     assert record["error"] is None
+
+
+def test_how_a_server_was_asked_to_sample_stands_with_the_policy_and_is_read_again() -> None:
+    made = rollout(0, 0.5, None)
+    assert made.result is not None
+    step = Step(array("i", [1]), array("i", [2]), array("f", [-0.5]), "stop", Weights(3, 4))
+    made.result.replies = [ChatReply({}, "stop", {}, "m", "vllm", sampled=Sampled.of(step), sampling={"top_k": 0})]
+    record = json.loads(json.dumps(rollout_record(made)))
+    assert record["policy"] == {"type": "vllm", "model": "m", "version": 4, "sampling": {"top_k": 0}}
+    assert rollout_of(record, made.seat, made.seed).policy == record["policy"]
 
 
 @pytest.mark.parametrize("key", ["messages", "usage", "tool_errors", "timings", "policy", "turns"])

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import typer
 
 from hermes_rl.cli.policy import with_policy
+from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.evaluate import Evaluation
 from hermes_rl.runs.heap import rare_full_collections
 from hermes_rl.runs.launch import Launch, require_effect, run_evaluate, run_process
@@ -51,6 +52,7 @@ def run_spec(request: Request) -> int:
         UserError: the command line or the spec is wrong.
         RunError: the run failed.
     """
+    raise_descriptor_limit()
     environ = environment(request.env_file)
     progress = Progress(quiet=request.quiet)
     spec = with_policy(lambda more: _load(request, environ, more), environ)

@@ -54,7 +54,7 @@ class Collecting:
             rows: items to play, once each; None: those of `get_next_item` until it returns None.
             policy: another policy than the environment's own.
         """
-        player = Player(self._core, policy=policy)
+        player = RolloutRunner(self._core, policy=policy)
         fixed = Fixed(self._rollouts_in_flight)
         playing = play_groups(player, self._items_as_rows(rows), self.config.group_size, admission=fixed)
         async with aclosing(playing):
@@ -93,7 +93,7 @@ class Collecting:
     async def collect_trajectory(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         """Play and grade one rollout; (None, []) where infrastructure failed it for good."""
         row, group = self._seated_item(item)
-        rollout = await Player(self._core, listener=self._track_rollout).member(Seat(row, group, 0, 1))
+        rollout = await RolloutRunner(self._core, listener=self._track_rollout).member(RolloutKey(row, group, 0, 1))
         if rollout.error is not None:
             logger.error("rollout %s was not graded (%s): %s", rollout.id, rollout.ending, rollout.error)
             return None, []
@@ -107,7 +107,7 @@ class Collecting:
         if type(self).collect_trajectory is not Collecting.collect_trajectory:
             return await self._collect_by_hand(item)
         row, group_id = self._seated_for_a_trainer(item)
-        player = Player(
+        player = RolloutRunner(
             self._core, listener=self._track_rollout, memory=self._known_rollouts, encode=self._encoder.encode
         )
         group = await player.start(row, group_id, self.config.group_size)

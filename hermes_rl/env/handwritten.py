@@ -73,9 +73,9 @@ class HandWritten:
         return with_thinking(self._env.format_messages(row.columns), self._env.config.custom_thinking_prompt)
 
     @asynccontextmanager
-    async def machine(self, seat: Seat) -> AsyncIterator[ToolRuntime]:
-        toolkit = self._env._toolkit_for(seat.group)
-        async with ToolRuntime(sandbox_config(self._env.config), task_id=_unique(seat), toolkit=toolkit) as runtime:
+    async def machine(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
+        toolkit = self._env._toolkit_for(key.group)
+        async with ToolRuntime(sandbox_config(self._env.config), task_id=_unique(key), toolkit=toolkit) as runtime:
             yield runtime
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:

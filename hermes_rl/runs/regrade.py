@@ -14,8 +14,8 @@ from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
 from hermes_rl.rollouts.encode import Encoder
-from hermes_rl.rollouts.player import give_credit
-from hermes_rl.rollouts.rollout import Group, Seat
+from hermes_rl.rollouts.rollout import Group, RolloutKey
+from hermes_rl.rollouts.runner import give_credit
 from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.evaluate import Evaluation, conclude
 from hermes_rl.runs.files import GroupsFile
@@ -134,8 +134,8 @@ async def _write_groups(groups: GroupsFile, kept: Kept, changed: set[str], compi
         if not kept.complete(name) or kept.discarded(name, drop_uniform=spec.process.drop_uniform):
             continue
         row = Row(key=name.rpartition(":")[0], columns={}, index=0, digest="")
-        seats = [Seat(row, name, index, kept.size) for index in range(kept.size)]
-        rollouts = [rollout for seat in seats if (rollout := await kept.recall(seat)) is not None]
+        seats = [RolloutKey(row, name, index, kept.size) for index in range(kept.size)]
+        rollouts = [rollout for key in seats if (rollout := await kept.recall(key)) is not None]
         for rollout in rollouts:
             give_credit(compiled, rollout)
         groups.journal.append_lines(await groups.lines(Group(name, row, rollouts), encoder, params))

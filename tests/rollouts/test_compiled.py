@@ -156,5 +156,5 @@ async def test_calls_have_a_seed_unless_the_spec_says_none(
     async with CompiledSpec(parse_spec(text)) as world:
         for split, expected in zip(("train", "eval"), seeded, strict=True):
             policy = Policy()
-            await Player(world, split=split, policy=policy).start(row(), "g", 2)
+            await RolloutRunner(world, split=split, policy=policy).start(row(), "g", 2)
             assert [request.seed is not None for request in policy.requests] == [expected] * 2

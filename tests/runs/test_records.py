@@ -11,8 +11,8 @@ import pytest
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.rollouts.rollout import Group, Rollout, Seat
-from hermes_rl.runs.records import group_record, rollout_record, scored_data_group
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
+from hermes_rl.runs.records import rollout_record, scored_data_group
 from hermes_rl.runs.restore import rollout_of
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import ChatReply, Sampled
@@ -88,7 +88,7 @@ def test_how_a_server_was_asked_to_sample_stands_with_the_policy_and_is_read_aga
     made.result.replies = [ChatReply({}, "stop", {}, "m", "vllm", sampled=Sampled.of(step), sampling={"top_k": 0})]
     record = json.loads(json.dumps(rollout_record(made)))
     assert record["policy"] == {"type": "vllm", "model": "m", "version": 4, "sampling": {"top_k": 0}}
-    assert rollout_of(record, made.seat, made.seed).policy == record["policy"]
+    assert rollout_of(record, made.key, made.seed).policy == record["policy"]
 
 
 @pytest.mark.parametrize("key", ["messages", "usage", "tool_errors", "timings", "policy", "turns"])

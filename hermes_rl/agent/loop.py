@@ -19,6 +19,7 @@ from hermes_rl.agent.server import as_chat_server
 from hermes_rl.agent.user import SimulatedUser
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, ServerFailure
+from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, Reasoning, drawn_seed
 from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.execute import ToolOutcome, execute_calls

@@ -15,14 +15,12 @@ from typing import Any
 from hermes_rl.data.rows import Row
 from hermes_rl.env.assemble import FURTHER, assemble, checked, layered
 from hermes_rl.env.handwritten import row_of
-from hermes_rl.rollouts.admission import Fixed
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.groups import play_groups
-from hermes_rl.rollouts.memory import Memory
-from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
-from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
-from hermes_rl.runs.records import scored_data_groups
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
+from hermes_rl.rollouts.runner import REPLAYS, Recorded, RolloutRunner, Unrecorded
+from hermes_rl.runs.group_lines import group_lines
+from hermes_rl.runs.run import Plan, Run
 from hermes_rl.servers.base import ChatServer
 
 logger = logging.getLogger(__name__)
@@ -38,8 +36,8 @@ class Collecting:
     _core: Environment
     _encoder: Encoder
     max_num_workers: int
-    _known_rollouts: Memory | None = None
-    """Rollouts of an earlier start of the same run."""
+    _rollout_store: Recorded = Unrecorded()
+    """The record of rollouts, where the environment keeps one."""
     _group_numbers: itertools.count[int]
     get_next_item: Callable[[], Awaitable[Any]]
     _track_rollout: Callable[[Rollout], None]
@@ -54,13 +52,10 @@ class Collecting:
             rows: items to play, once each; None: those of `get_next_item` until it returns None.
             policy: another policy than the environment's own.
         """
-        player = RolloutRunner(self._core, policy=policy)
-        fixed = Fixed(self._rollouts_in_flight)
-        playing = play_groups(player, self._items_as_rows(rows), self.config.group_size, admission=fixed)
-        async with aclosing(playing):
+        plan = Plan(size=self.config.group_size, repeat=False, concurrency=self._rollouts_in_flight)
+        run = Run(self._core, self._items_as_rows(rows), plan, encoder=self._encoder, policy=policy)
+        async with aclosing(run.groups()) as playing:
             async for group in playing:
-                if group.dropped is None:
-                    await self._encoder.encode_group(group)
                 yield group
 
     @property
@@ -68,13 +63,11 @@ class Collecting:
         """Rollouts that `groups` and `process` play at a time."""
         return max(1, int(self.max_num_workers)) * int(self.config.group_size)
 
-    async def _items_as_rows(self, rows: Sequence[Any] | None) -> AsyncIterator[tuple[Row, str]]:
-        if rows is not None:
-            for item in rows:
-                yield self._seated_item(item)
-            return
-        while (item := await self.get_next_item()) is not None:
-            yield self._seated_item(item)
+    async def _items_as_rows(self, rows: Sequence[Any] | None) -> AsyncIterator[Row]:
+        for item in rows or ():
+            yield self._seated_item(item)[0]
+        while rows is None and (item := await self.get_next_item()) is not None:
+            yield self._seated_item(item)[0]
 
     def _seated_item(self, item: Any) -> tuple[Row, str]:
         """An item as a row, with an id for the group that is played on it."""
@@ -93,7 +86,7 @@ class Collecting:
     async def collect_trajectory(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         """Play and grade one rollout; (None, []) where infrastructure failed it for good."""
         row, group = self._seated_item(item)
-        rollout = await RolloutRunner(self._core, listener=self._track_rollout).member(RolloutKey(row, group, 0, 1))
+        rollout = await RolloutRunner(self._core, store=_Tracked(self)).member(RolloutKey(row, group, 0, 1))
         if rollout.error is not None:
             logger.error("rollout %s was not graded (%s): %s", rollout.id, rollout.ending, rollout.error)
             return None, []
@@ -107,10 +100,8 @@ class Collecting:
         if type(self).collect_trajectory is not Collecting.collect_trajectory:
             return await self._collect_by_hand(item)
         row, group_id = self._seated_for_a_trainer(item)
-        player = RolloutRunner(
-            self._core, listener=self._track_rollout, memory=self._known_rollouts, encode=self._encoder.encode
-        )
-        group = await player.start(row, group_id, self.config.group_size)
+        runner = RolloutRunner(self._core, store=_Tracked(self), encode=self._encoder.encode)
+        group = await runner.start(row, group_id, self.config.group_size)
         self._track_group(group)
         if group.dropped is not None:
             self._track_dropped(group)
@@ -152,10 +143,26 @@ class Collecting:
         """The group as Atropos' ScoredDataGroups: one where each rollout has one sequence."""
         options = self._core.options("train")
         params = {"temperature": options.temperature, "top_p": options.top_p}
-        layers = scored_data_groups(group, {name: value for name, value in params.items() if value is not None})
-        proof = group.certificate.record() if group.certificate is not None else None
-        numbered = [{"layer": number} if len(layers) > 1 else {} for number in range(len(layers))]
-        return [{**layer, "certificate": proof, **number} for layer, number in zip(layers, numbered, strict=True)]
+        return group_lines(group, {name: value for name, value in params.items() if value is not None})
+
+
+class _Tracked:
+    """The environment's record of rollouts, which counts those that have ended for its metrics."""
+
+    def __init__(self, env: Collecting) -> None:
+        self._env, self._store = env, env._rollout_store
+
+    async def recall(self, key: RolloutKey) -> Rollout | None:
+        return await self._store.recall(key)
+
+    def attempts(self, key: RolloutKey) -> int:
+        return self._store.attempts(key)
+
+    def record(self, *rollouts: Rollout) -> None:
+        for rollout in rollouts:
+            if rollout.state is not RolloutState.WAITING:
+                self._env._track_rollout(rollout)
+        self._store.record(*rollouts)
 
 
 def _item_of(group: dict[str, Any]) -> dict[str, Any]:

@@ -72,8 +72,9 @@ async def _run_spec(cls: Any, mode: Any, flags: list[str]) -> None:
     """
     from hermes_rl.env.serve import run_serve
     from hermes_rl.env.subclass import overridden, run_subclass, with_spec
-    from hermes_rl.runs.evaluate import Evaluation
-    from hermes_rl.runs.launch import Launch, require_effect, run_evaluate, run_process
+    from hermes_rl.runs.evaluate import Evaluation, run_evaluate
+    from hermes_rl.runs.opening import Launch, require_effect
+    from hermes_rl.runs.process import run_process
     from hermes_rl.spec.load import load_spec
     from hermes_rl.spec.overrides import parse_extra_args
 

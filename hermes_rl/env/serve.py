@@ -11,7 +11,7 @@ from hermes_rl.env.spec_env import SpecEnv, compile_spec
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.exact import TOKEN_LEVEL, renderer_of
-from hermes_rl.runs.launch import Launch, prepare
+from hermes_rl.runs.opening import Launch, require_runnable
 from hermes_rl.runs.provenance import provenance
 from hermes_rl.servers.engine import engines
 from hermes_rl.spec.model import Spec
@@ -27,7 +27,7 @@ async def run_serve(spec: Spec, launch: Launch, cls: type[SpecEnv] | None = None
         UserError: the spec cannot serve, or there is no trajectory API at its address.
         RunError: the trajectory API was lost.
     """
-    await prepare(spec, launch).close()
+    await require_runnable(spec, launch).close()
     require_exact(spec)
     if spec.servers["policy"][0].type in TOKEN_LEVEL:
         await asyncio.to_thread(renderer_of, spec)

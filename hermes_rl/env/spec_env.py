@@ -24,14 +24,15 @@ from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.admission import Admission, admission
 from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
 from hermes_rl.rollouts.curriculum import Curriculum
-from hermes_rl.rollouts.groups import repeated
 from hermes_rl.rollouts.quarantine import Quarantine
-from hermes_rl.rollouts.rollout import Group, Rollout
+from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.directory import Journal, RunDirectory
-from hermes_rl.runs.evaluate import evaluate
-from hermes_rl.runs.kept import Kept
-from hermes_rl.runs.launch import budget, evaluate_plan, write_evaluation
+from hermes_rl.runs.evaluate import EvaluatePlan, evaluate, write_evaluation
+from hermes_rl.runs.opening import budget_of, plan_of
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.rows import RowSource
+from hermes_rl.runs.run import Run
+from hermes_rl.runs.store import RolloutStore
 from hermes_rl.servers.factory import create_role
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.tools.toolkit import Toolkit
@@ -70,7 +71,7 @@ class SpecEnv(HermesAgentBaseEnv):
         self._served: Served | None = None
         """What an earlier start has left, where there is a run directory."""
         self._quarantine = Quarantine()
-        self._training_rows: AsyncIterator[tuple[Row, str]] | None = None
+        self._training_rows: AsyncIterator[Row] | None = None
         self._evaluation_rows: Rows | None = None
         self._curriculum = Curriculum(self.spec.dataset.sampling == "differing")
         self._position = 0
@@ -121,7 +122,7 @@ class SpecEnv(HermesAgentBaseEnv):
         if self._run_directory is not None:
             offered = self._compiled.tooling.fingerprints
             self._run_directory.add({"dataset": {"fingerprint": rows.fingerprint}, "tool_servers": offered})
-        self._training_rows, self._rows_taken, self._rows_per_pass = repeated(rows), 0, rows.length or 1_000_000
+        self._training_rows, self._rows_taken, self._rows_per_pass = _repeated(rows), 0, rows.length or 1_000_000
         if self.spec.dataset.eval is not None:
             self._evaluation_rows = await asyncio.to_thread(load_rows, self.spec, "eval", notify=logger.warning)
 
@@ -132,7 +133,7 @@ class SpecEnv(HermesAgentBaseEnv):
         assert self._training_rows is not None
         passed_by = 0
         while (following := await anext(self._training_rows, None)) is not None:
-            row, number = following[0], self._rows_taken
+            row, number = following, self._rows_taken
             self._rows_taken += 1
             if row.key in self._quarantine:
                 passed_by += 1
@@ -189,16 +190,14 @@ class SpecEnv(HermesAgentBaseEnv):
             parent = self._run_directory.path if self._run_directory is not None else None
             within = Path() if self._mode == "evaluate" else Path("eval") / f"step-{step}"
             folder = parent / within if parent else Path(stack.enter_context(TemporaryDirectory()))
-            directory, plan = RunDirectory(folder), evaluate_plan(self.spec)
-            kept = stack.enter_context(closing(Kept.of(directory, self._compiled, plan.rollouts)))
-            kept.load() if self._mode == "evaluate" else kept.clear()
+            directory, plan = RunDirectory(folder), plan_of(self.spec, "evaluate")
+            store = RolloutStore(directory, plan.size, compared=self._compiled.has_group_rewards)
+            stack.enter_context(closing(store))
+            if self._mode != "evaluate":
+                store.clear()
+            budget = budget_of(self.spec, "evaluate")
             found = await evaluate(
-                self._compiled,
-                rows,
-                plan,
-                kept,
-                budget=budget(self.spec, None),
-                progress=Progress(quiet=True),
+                Run(self._compiled, rows, plan, store=store, budget=budget), EvaluatePlan.of(self.spec)
             )
             await asyncio.to_thread(write_evaluation, found, directory)
             if self._mode == "evaluate":
@@ -213,26 +212,17 @@ class SpecEnv(HermesAgentBaseEnv):
         self._run_directory, self._progress = directory, progress
         self._wandb_folder = directory.path
         self._served = Served(directory, self._compiled, self.config.group_size, drop=self.spec.serve.drop_uniform)
-        self._known_rollouts = self._served.kept
+        self._rollout_store = self._served.store
         moved = self.spec.env.get("data_path_to_save_groups")
         if send:
             self.jsonl_writer = _GroupsWriter(self, directory.journal(Path(moved) if moved else "groups.jsonl"))
         for role in self._compiled.roles.values():
             role.tell(progress.note)
 
-    def _track_rollout(self, rollout: Rollout) -> None:
-        super()._track_rollout(rollout)
-        if self._served is not None:
-            self._served.kept.keep(rollout)
-
     def _track_group(self, group: Group) -> None:
         self._curriculum.count(group.row.key, [rollout.score for rollout in group.rollouts])
         if self._quarantine.count(group):
             self._progress.note(f"row {group.row.key} is set aside: it failed again and again ({group.detail})")
-
-    def _layers_of(self, group: Group) -> list[dict[str, Any]]:
-        """As they are sent, with the group's id: the API drops it, files and the place in the run need it."""
-        return [{**layer, "group": group.id, "row_key": group.row.key} for layer in super()._layers_of(group)]
 
     async def register_env(self) -> None:
         """As BaseEnv's; then what the trainer has not received is offered again."""
@@ -299,6 +289,15 @@ class _GroupsWriter(GroupsWriter):
             await super().keep(groups)
         self._sent += sum(not group.get("layer") for group in groups)
         self._env._progress.show(f"step {self._env.curr_step} · {self._sent} groups sent", groups[0]["scores"])
+
+
+async def _repeated(rows: Rows) -> AsyncIterator[Row]:
+    source, some = RowSource(rows), True
+    while some:
+        some = False
+        async for row in source:
+            some = True
+            yield row
 
 
 def compile_spec(spec: Spec, environ: Mapping[str, str] | None = None) -> type[SpecEnv]:

@@ -11,7 +11,7 @@ from typing import Any
 from hermes_rl.env.spec_env import SpecEnv
 from hermes_rl.errors import UserError
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.launch import Launch, prepare
+from hermes_rl.runs.opening import Launch, require_runnable
 from hermes_rl.runs.provenance import provenance
 from hermes_rl.servers.engine import engines
 from hermes_rl.spec.model import Mode, Spec
@@ -41,7 +41,7 @@ async def run_subclass(cls: type[SpecEnv], launch: Launch) -> RunDirectory:
     """
     spec = cls.spec
     _require_what_hooks_can(spec, launch.mode, overridden(cls))
-    await prepare(spec, launch).close()
+    await require_runnable(spec, launch).close()
     env: Any = cls(*cls.config_init())
     with RunDirectory.choose(spec, launch.mode, launch.out, fresh=launch.fresh) as directory:
         told = await engines(env._compiled.policy.configs)

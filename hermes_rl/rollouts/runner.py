@@ -1,6 +1,6 @@
-"""Playing rollouts and groups of an environment.
+"""`RolloutRunner`: plays rollouts and groups of an environment.
 
-A rollout that infrastructure failed is played anew on a fresh machine; when that is in vain its group is dropped.
+A rollout that infrastructure failed is played again in a fresh sandbox; when that is in vain its group is dropped.
 A rollout always becomes a `Rollout`, never an exception; only cancellation and the user's mistakes travel.
 """
 
@@ -12,38 +12,66 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
-from hermes_rl.agent.loop import HermesAgentLoop
+from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import Failure
 from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.memory import Memory, NoMemory
-from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.tools.machine import ToolRuntime
 
 REPLAYS = 2
-"""How often a rollout that infrastructure failed is played anew."""
+"""How often a rollout that infrastructure failed is played again."""
 
-Listener = Callable[[Rollout], None]
-"""Called with every finished rollout, failed attempts included, before anything else is done with it."""
 
-Encode = Callable[[Rollout], Awaitable[None]]
-Prepare = Callable[[Group], Awaitable[None]]
+class Recorded(Protocol):
+    """The record of a run's rollouts, as the runner uses it; `hermes_rl.runs.store.RolloutStore` is one on disk."""
+
+    async def recall(self, key: RolloutKey) -> Rollout | None:
+        """The recorded rollout of this place, so that it is not played again; it may wait for its group."""
+        ...
+
+    def attempts(self, key: RolloutKey) -> int:
+        """How many attempts at this place are recorded, so that no id is given twice."""
+        ...
+
+    def record(self, *rollouts: Rollout) -> None:
+        """Write rollouts down together. A rollout that waits for its group is written again once it has a score."""
+        ...
+
+
+class Unrecorded:
+    """The record of a run that keeps none."""
+
+    async def recall(self, key: RolloutKey) -> Rollout | None:
+        return None
+
+    def attempts(self, key: RolloutKey) -> int:
+        return 0
+
+    def record(self, *rollouts: Rollout) -> None:
+        """Nothing outlives the process."""
+
+
+def _ignore(_: object) -> None:
+    """Nobody wants to know."""
 
 
 class RolloutRunner:
     """Plays an environment's rollouts, in training or in evaluation.
 
     Args:
-        split: "train" or "eval", handed to the environment and the servers.
-        concurrency: rollouts in flight; None: unbounded.
-        listener: hears of every finished rollout.
+        split: "train" or "eval", handed to the environment.
+        concurrency: rollouts in flight; None: no bound of its own.
         policy: another policy than the environment's own.
-        memory: rollouts that are there already.
-        encode: gives a graded rollout its tokens before the listener hears of it.
-        prepare: what an ended group goes through before it is handed on, beside all that is played meanwhile.
-        spend: hears of every rollout that was played, before another one begins in its place.
+        options: what bounds and steers a rollout; default: what the environment says for the split.
+        store: the record of rollouts.
+        encode: gives a graded rollout its tokens before it is recorded.
+        prepare: what an ended group goes through before it is handed on, while other groups are played.
+        on_played: told of every rollout that was played, failed attempts included, before another begins in its place.
+        replays: how often a rollout that infrastructure failed is played again.
     """
 
     def __init__(
@@ -52,23 +80,20 @@ class RolloutRunner:
         *,
         split: str = "train",
         concurrency: int | None = None,
-        listener: Listener | None = None,
         policy: ChatServer | None = None,
-        memory: Memory | None = None,
-        encode: Encode | None = None,
-        prepare: Prepare | None = None,
-        spend: Listener | None = None,
+        options: LoopOptions | None = None,
+        store: Recorded | None = None,
+        encode: Callable[[Rollout], Awaitable[None]] | None = None,
+        prepare: Callable[[Group], Awaitable[None]] | None = None,
+        on_played: Callable[[Rollout], None] = _ignore,
         replays: int = REPLAYS,
     ) -> None:
         self.environment = environment
-        self.options = environment.options(split)
+        self.options = options or environment.options(split)
         self.slots = nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
-        self.listener = listener or (lambda rollout: None)
         self.policy = policy if policy is not None else environment.policy
-        self.memory = memory or NoMemory()
-        self.encode = encode
-        self.prepare = prepare
-        self.spend = spend or (lambda rollout: None)
+        self.store: Recorded = store if store is not None else Unrecorded()
+        self.encode, self.prepare, self.on_played = encode, prepare, on_played
         self.replays = replays
         self.open = 0
         """Members of started groups that have not ended."""
@@ -79,6 +104,7 @@ class RolloutRunner:
         group: str,
         size: int,
         *,
+        epoch: int = 0,
         whole: bool = True,
         on_change: Callable[[], None] | None = None,
     ) -> asyncio.Task[Group]:
@@ -89,11 +115,12 @@ class RolloutRunner:
         """
         members: list[asyncio.Task[Rollout]] = []
         for index in range(size):
-            place = _Place(self, on_change)
-            member = asyncio.create_task(self.member(RolloutKey(row, group, index, size), place.leave))
+            place = _OpenMember(self, on_change)
+            key = RolloutKey(row, group, index, size, epoch=epoch)
+            member = asyncio.create_task(self.member(key, place.leave))
             member.add_done_callback(place.leave)
             members.append(member)
-        finish = asyncio.create_task(self._finish(Group(group, row, []), members, whole))
+        finish = asyncio.create_task(self._finish(Group(group, row, [], epoch), members, whole))
         for member in members:
             # A task that is cancelled before its first step runs no `finally`.
             finish.add_done_callback(partial(_cancel_one, member))
@@ -111,43 +138,42 @@ class RolloutRunner:
         finally:
             await _cancel(members)
         group.rollouts = [task.result() for task in members if not task.cancelled()]
-        await self._group_level(group)
+        await self._score_together(group)
         if self.prepare is not None:
             await self.prepare(group)
         return group
 
     async def member(self, key: RolloutKey, played: Callable[[], None] = lambda: None) -> Rollout:
-        """Play one key, anew where infrastructure failed, until it is graded or given up.
+        """Play one member of a group, again where infrastructure failed, until it is graded or given up.
 
-        `played` hears when nothing is left but to write it down: then another rollout may begin.
+        `played` is called when nothing is left but to write the rollout down: then another one may begin.
         """
-        known = await self.memory.recall(key)
-        if known is not None:
-            give_credit(self.environment, known)
-            return known
-        first = self.memory.attempts(key)
+        recalled = await self.store.recall(key)
+        if recalled is not None:
+            return self._taken_up(recalled)
+        first = self.store.attempts(key)
         for attempt in range(first, first + self.replays + 1):
             async with self.slots:
                 rollout = await self.play(replace(key, attempt=attempt))
-            self.spend(rollout)
+            self.on_played(rollout)
             last = not rollout.ending.rule.retried or attempt == first + self.replays
             if last:
                 played()
                 # The next one begins first, so that its model works while this one is written down.
                 await asyncio.sleep(0)
-            await self._keep(rollout)
+            if rollout.error is None and self.encode is not None:
+                await self.encode(rollout)
+            self.store.record(rollout)
             if last:
                 break
         return rollout
 
-    async def _keep(self, rollout: Rollout) -> None:
-        """On disk before it counts; one that is scored with its group is held until then."""
-        if rollout.error is None and self.encode is not None:
-            await self.encode(rollout)
-        if rollout.error is None and self.environment.has_group_rewards:
-            self.memory.hold(rollout)
-        else:
-            self.listener(rollout)
+    def _taken_up(self, rollout: Rollout) -> Rollout:
+        take_up(self.environment, rollout)
+        if rollout.state is RolloutState.WAITING and not self.environment.has_group_rewards:
+            self._score(rollout)  # the rewards that compared its group are no longer in the spec
+            self.store.record(rollout)
+        return rollout
 
     async def play(self, key: RolloutKey) -> Rollout:
         """Play one rollout to its ending and grade it."""
@@ -165,12 +191,11 @@ class RolloutRunner:
         return rollout
 
     async def _converse(self, rollout: Rollout, runtime: ToolRuntime) -> None:
-        options = replace(self.options, seed=rollout.seed if self.options.seeded else None)
         loop = HermesAgentLoop(
             self.policy,
             runtime.toolkit.schemas,
             task_id=runtime.task_id,
-            options=options,
+            options=replace(self.options, seed=rollout.seed if self.options.seeded else None),
             user=await self.environment.user(rollout.key, runtime),
         )
         rollout.result = await loop.run(self.environment.prompt(rollout.key.row))
@@ -180,33 +205,38 @@ class RolloutRunner:
         treatment = self.environment.treatment(rollout.ending)
         if treatment == "drop":
             rollout.error = f"the spec drops rollouts that end with {rollout.ending}"
+            rollout.state = RolloutState.LEFT_OUT
             return
         started = time.perf_counter()
         await runtime.settle()
         await self.environment.grade(rollout, runtime)
         rollout.timings |= {"sandbox": runtime.start_seconds, "rewards": time.perf_counter() - started}
-        rollout.masked = treatment == "mask"
-        if not self.environment.has_group_rewards:
+        if self.environment.has_group_rewards:
+            rollout.state = RolloutState.WAITING
+        else:
             self._score(rollout)
 
     def _score(self, rollout: Rollout) -> None:
         treatment = self.environment.treatment(rollout.ending)
         fixed = isinstance(treatment, int | float)
-        rollout.score = float(treatment) if fixed else self.environment.score(rollout)
-        give_credit(self.environment, rollout)
+        rollout.scored(float(treatment) if fixed else self.environment.score(rollout))
+        take_up(self.environment, rollout)
 
-    async def _group_level(self, group: Group) -> None:
-        """The rewards that compare the members; only then are their scores known."""
-        unheard = [rollout for rollout in group.rollouts if rollout.error is None and rollout.score is None]
-        if not self.environment.has_group_rewards or not unheard:
+    async def _score_together(self, group: Group) -> None:
+        """Call the rewards that compare the members; only then are the scores of the members known."""
+        waiting = [rollout for rollout in group.rollouts if rollout.state is RolloutState.WAITING]
+        if not waiting:
             return
         if group.dropped is not None:
-            for rollout in unheard:
-                rollout.error = f"not compared with its group, of which another member failed: {group.detail}"
+            never = any(rollout.state is RolloutState.LEFT_OUT for rollout in group.rollouts)
+            for rollout in waiting:
+                # The record of one that failed still waits: a later start plays the missing member and compares both.
+                rollout.state = RolloutState.LEFT_OUT if never else RolloutState.FAILED
+                what = "is left out" if never else "failed"
+                rollout.error = f"not compared with its group, of which another member {what}: {group.detail}"
         else:
             await self._compare(group)
-        for rollout in unheard:
-            self.listener(rollout)
+        self.store.record(*waiting)
 
     async def _compare(self, group: Group) -> None:
         try:
@@ -219,24 +249,27 @@ class RolloutRunner:
             group.dropped, group.detail = failure.ending, failure.detail
 
 
-def give_credit(environment: Environment, rollout: Rollout) -> None:
-    """Set the credit per turn of a scored rollout. It follows from the rewards, so it has no place in a file."""
-    fixed = isinstance(environment.treatment(rollout.ending), int | float)
+def take_up(environment: Environment, rollout: Rollout) -> None:
+    """Set what follows from the environment, and so has no place in a record: seed, mask and credit per turn."""
+    treatment = environment.treatment(rollout.ending)
+    rollout.seed = rollout.key.seed(environment.seed)
+    rollout.masked = treatment == "mask"
+    fixed = isinstance(treatment, int | float)
     rollout.credit = None if fixed or rollout.score is None else environment.credit(rollout)
 
 
-class _Place:
-    """A rollout's place among those that are open; it is left once, also by a task that never began."""
+class _OpenMember:
+    """A member among those that are open; it is left once, also by a task that never began."""
 
-    def __init__(self, player: RolloutRunner, on_change: Callable[[], None] | None) -> None:
-        self._player: RolloutRunner | None = player
+    def __init__(self, runner: RolloutRunner, on_change: Callable[[], None] | None) -> None:
+        self._runner: RolloutRunner | None = runner
         self._on_change = on_change
-        player.open += 1
+        runner.open += 1
 
     def leave(self, *_: object) -> None:
-        player, self._player = self._player, None
-        if player is not None:
-            player.open -= 1
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.open -= 1
             if self._on_change is not None:
                 self._on_change()
 
@@ -246,7 +279,7 @@ def _cancel_one(member: asyncio.Task[Rollout], _: object) -> None:
 
 
 async def _cancel(members: list[asyncio.Task[Rollout]]) -> None:
-    """End what is still running and wait until its machines are released."""
+    """End what is still running and wait until its sandboxes are released."""
     for task in members:
         task.cancel()
     await asyncio.gather(*members, return_exceptions=True)

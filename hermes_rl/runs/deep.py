@@ -21,8 +21,8 @@ from hermes_rl.data.load import load_rows
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
-from hermes_rl.rollouts.runner import RolloutRunner
 from hermes_rl.rollouts.scripts import gold_turns, has_solution
+from hermes_rl.runs.run import Plan, Run
 from hermes_rl.servers.scripted import Script, Turn
 from hermes_rl.spec.model import Spec
 
@@ -67,8 +67,8 @@ async def examine(spec: Spec) -> DeepReport:
         report.warnings.append("there is no solution, so it was not shown that a right answer scores well")
     async with _Probe(spec, sample) as probe:
         await probe.open(sample[0])
-        player = RolloutRunner(probe, replays=0)
-        groups = [await player.start(row, f"row-{n}", len(KINDS), whole=False) for n, row in enumerate(sample[:ROWS])]
+        run = Run(probe, sample[:ROWS], Plan(size=len(KINDS), repeat=False, whole=False, replays=0))
+        groups = [group async for group in run.groups()]
         _judge(report, probe, groups)
     return report
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hermes_rl.agent.result import Usage
 from hermes_rl.endings import Ending
-from hermes_rl.rollouts.environment import Treatment
-from hermes_rl.runs.restore import reward_of
+from hermes_rl.rollouts.rollout import RolloutState
+from hermes_rl.runs.records import reward_of
 from hermes_rl.runs.statistics import bounds, clustered_stderr, ks, mean, pass_at_k, pass_hat_k
 from hermes_rl.scoring.value import RewardValue
 
@@ -48,6 +48,10 @@ class Played:
             calls=len(line["tool_calls"]),
             call_errors=len(line["tool_errors"]),
             model=(line["policy"] or {}).get("model"),
+            left_out=line["state"] == RolloutState.LEFT_OUT,
+            cause=None
+            if line["score"] is not None or line["state"] == RolloutState.LEFT_OUT
+            else Ending(line["ending"]),
         )
 
 
@@ -55,22 +59,17 @@ Row = Sequence[Played]
 """All rollouts of one row."""
 
 
-def row_of(lines: Iterable[Mapping[str, Any]], treatment: Callable[[Ending], Treatment]) -> list[Played]:
-    """The rollouts of one row from their lines; `treatment` is what the spec does with an ending.
+def row_of(lines: Iterable[Mapping[str, Any]]) -> list[Played]:
+    """The rollouts of one row from their lines.
 
-    A reward that compares the members of a group needs all of them. So a member that ended well has no score where
-    another one failed (then it is ungraded too), or where the spec drops how another one ended (then so is this one).
+    A reward that compares the members of a group needs all of them: a member that ended well is ungraded where another
+    one failed, and that one's ending is the cause.
     """
     played = [Played.of(line) for line in lines]
-    failed = next((one.ending for one in played if one.score is None and not one.ending.graded), None)
-    return [_without_score(one, failed, treatment) if one.score is None else one for one in played]
-
-
-def _without_score(one: Played, failed: Ending | None, treatment: Callable[[Ending], Treatment]) -> Played:
-    cause = failed if one.ending.graded else one.ending
-    if cause is None or (one.ending.graded and treatment(one.ending) == "drop"):
-        return replace(one, left_out=True)
-    return replace(one, cause=cause)
+    failed = next((one.cause for one in played if one.cause is not None and not one.cause.graded), None)
+    return [
+        replace(one, cause=failed or one.cause) if one.cause is not None and one.cause.graded else one for one in played
+    ]
 
 
 def metrics_of(

@@ -10,9 +10,19 @@ import pytest
 from hermes_rl.endings import Ending
 from hermes_rl.errors import RewardFailure, SandboxFailure
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
-from hermes_rl.rollouts.runner import RolloutRunner
+from hermes_rl.rollouts.runner import RolloutRunner, Unrecorded
 from hermes_rl.scoring.value import RewardValue
 from tests.rollouts.worlds import Policy, World, row
+
+
+class Written(Unrecorded):
+    """The states of what was recorded together."""
+
+    def __init__(self) -> None:
+        self.states: list[list[str]] = []
+
+    def record(self, *rollouts: Rollout) -> None:
+        self.states.append([str(rollout.state) for rollout in rollouts])
 
 
 async def test_a_group_has_a_score_for_every_member() -> None:
@@ -31,7 +41,7 @@ async def test_a_failed_member_is_played_anew_on_a_fresh_machine() -> None:
         return 1.0
 
     world = World(on_grade=grade)
-    group = await RolloutRunner(world, listener=heard.append).start(row(), "g", 2)
+    group = await RolloutRunner(world, on_played=heard.append).start(row(), "g", 2)
     assert group.scores == [1.0, 1.0]
     assert group.rollouts[1].id == "g-1r1"
     assert world.opened == world.closed == 3
@@ -58,7 +68,7 @@ async def test_a_failure_is_never_a_score() -> None:
         raise RewardFailure("always")
 
     heard: list[Rollout] = []
-    await RolloutRunner(World(on_grade=grade), listener=heard.append).start(row(), "g", 1)
+    await RolloutRunner(World(on_grade=grade), on_played=heard.append).start(row(), "g", 1)
     assert Counter(rollout.score for rollout in heard) == {None: 3}
     assert all(not rollout.ending.graded for rollout in heard)
 
@@ -119,10 +129,10 @@ async def test_group_level_rewards_see_all_members_before_any_score_is_known() -
         for place, rollout in enumerate(rollouts):
             rollout.rewards["rank"] = RewardValue(10.0 * place)
 
-    heard: list[float | None] = []
-    player = RolloutRunner(World(on_group=rank), listener=lambda rollout: heard.append(rollout.score))
-    group = await player.start(row(), "g", 2)
-    assert group.scores == [1.0, 11.0] == heard
+    store = Written()
+    group = await RolloutRunner(World(on_group=rank), store=store).start(row(), "g", 2)
+    assert group.scores == [1.0, 11.0]
+    assert store.states == [["waiting"], ["waiting"], ["scored", "scored"]], "both scores are written together"
 
 
 async def test_a_failed_group_level_reward_drops_the_group() -> None:

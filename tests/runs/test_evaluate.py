@@ -18,11 +18,10 @@ from hermes_rl.errors import RewardFailure, RunError
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.evaluate import EvaluatePlan
-from hermes_rl.runs.launch import write_evaluation
+from hermes_rl.runs.evaluate import write_evaluation
 from hermes_rl.tools.errors import ToolError
 from tests.rollouts.worlds import Policy, World, rows
-from tests.runs.playing import lines, play_evaluate, rollouts_of
+from tests.runs.playing import EvaluatePlan, lines, play_evaluate, rollouts_of
 
 
 def scores(table: Sequence[Sequence[float | None]]) -> Any:

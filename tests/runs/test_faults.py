@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 
 from hermes_rl.runs.budget import Budget
-from hermes_rl.runs.evaluate import EvaluatePlan
-from hermes_rl.runs.process import ProcessPlan
 from hermes_rl.sandbox.bwrap_binary import find_bwrap
 from tests.cli.test_run import environment, hermes, lines, listen_to_ctrl_c
 from tests.rollouts.worlds import Policy, World
-from tests.runs.playing import play_evaluate, play_process
+from tests.runs.playing import EvaluatePlan, ProcessPlan, play_evaluate, play_process
 
 SPEC = """
 dataset: DATASET

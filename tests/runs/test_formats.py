@@ -12,7 +12,8 @@ from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.formats import dpo_rows, sft_rows
-from hermes_rl.runs.launch import Launch, run_process
+from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.tokens.sequence import Sequence

@@ -13,9 +13,8 @@ import pytest
 from hermes_rl.errors import RewardFailure, RunError, SandboxFailure, UserError
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.runs.budget import Budget
-from hermes_rl.runs.process import ProcessPlan
 from tests.rollouts.worlds import Policy, World
-from tests.runs.playing import lines, play_process
+from tests.runs.playing import ProcessPlan, lines, play_process
 
 TOKENS = 11
 """Of one rollout of the stub world."""
@@ -184,7 +183,7 @@ async def test_a_run_cut_short_goes_on_without_playing_anything_twice(tmp_path: 
     summary = await play_process(world, tmp_path, plan)
     groups = [group["group"] for group in lines(tmp_path / "groups.jsonl")]
     rollouts = lines(tmp_path / "rollouts.jsonl")
-    assert (summary.kept, summary.written) == (len(before), 9 - len(before))
+    assert (summary.there, summary.written) == (len(before), 9 - len(before))
     assert world.policy.calls == 27 - played, "only what was not finished"
     assert len(groups) == len(set(groups)) == 9
     assert len({line["id"] for line in rollouts}) == len(rollouts) == 27
@@ -232,7 +231,7 @@ async def test_groups_may_lie_elsewhere_and_the_run_goes_on_from_them(tmp_path: 
     await play_process(World(on_grade=by_index), tmp_path / "run", plan)
     assert len(lines(tmp_path / "else" / "where.jsonl")) == 2
     assert not (tmp_path / "run" / "groups.jsonl").exists()
-    assert (await play_process(World(on_grade=by_index), tmp_path / "run", plan)).kept == 2
+    assert (await play_process(World(on_grade=by_index), tmp_path / "run", plan)).there == 2
 
 
 async def test_members_of_a_group_that_cannot_be_compared_are_recorded_with_the_reason(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.runs.directory import Journal, RunDirectory
 from hermes_rl.runs.evaluate import evaluate
 from hermes_rl.runs.kept import Kept
-from hermes_rl.runs.launch import budget, evaluate_plan, write_evaluation
+from hermes_rl.runs.launch import budget, evaluate_plan, first_of, write_evaluation
 from hermes_rl.runs.progress import Progress
 from hermes_rl.servers.factory import create_role
 from hermes_rl.spec.model import Mode, Spec
@@ -116,7 +116,8 @@ class SpecEnv(HermesAgentBaseEnv):
     async def setup(self) -> None:
         """Load the rows of training and evaluation; may wait for a hub."""
         rows = await asyncio.to_thread(load_rows, self.spec, "train", notify=logger.warning)
-        await self._compiled.open(rows[0])
+        first, rows = await first_of(rows, "train")
+        await self._compiled.open(first)
         self.server.sandbox = self._compiled.sandbox
         if self._run_directory is not None:
             offered = self._compiled.tooling.fingerprints

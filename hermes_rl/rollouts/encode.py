@@ -22,7 +22,13 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer | None, missing: str | None = None) -> None:
         self.tokenizer = tokenizer
         self.missing = missing
-        self.reasons: Counter[str] = Counter()
+        self._reasons: dict[str, str] = {}
+        """Why a rollout has no tokens, by its id: it may be asked for them more than once."""
+
+    @property
+    def reasons(self) -> Counter[str]:
+        """How many rollouts have no tokens, by the reason."""
+        return Counter(self._reasons.values())
 
     @classmethod
     def load(cls, name: str | None) -> Encoder:
@@ -40,7 +46,7 @@ class Encoder:
         if result.transcript is not None and result.transcript.turns:
             rollout.sequences = result.transcript.sequences()
         elif self.tokenizer is None:
-            self.reasons[self.missing or "there is no tokenizer"] += 1
+            self._reasons[rollout.id] = self.missing or "there is no tokenizer"
         else:
             await asyncio.to_thread(self._render, self.tokenizer, rollout, result)
 
@@ -62,4 +68,4 @@ class Encoder:
         )
         rollout.sequences = encoded.sequences
         if encoded.reason is not None:
-            self.reasons[encoded.reason] += 1
+            self._reasons[rollout.id] = encoded.reason

@@ -40,6 +40,7 @@ async def play_groups(
     ended: deque[asyncio.Task[Group]] = deque()
     changed = asyncio.Event()
     exhausted, begun = False, 0
+    asked: asyncio.Task[tuple[Row, str] | None] | None = None
 
     def end(task: asyncio.Task[Group]) -> None:
         ended.append(task)
@@ -48,8 +49,15 @@ async def play_groups(
     try:
         while True:
             begins = not exhausted and admission.admits(player.open) and wanted(len(running))
-            following = await anext(source, None) if begins else None
-            exhausted = exhausted or (begins and following is None)
+            if begins and asked is None:
+                # A source may wait for a network; meanwhile groups end and are handed on.
+                asked = asyncio.create_task(_following(source))
+                asked.add_done_callback(lambda _: changed.set())
+                await asyncio.sleep(0)
+            answered = begins and asked is not None and asked.done()
+            following = asked.result() if answered and asked is not None else None
+            if answered:
+                asked, exhausted = None, following is None
             if following is not None:
                 task = player.start(*following, size, whole=whole, on_change=changed.set)
                 task.add_done_callback(end)
@@ -58,7 +66,7 @@ async def play_groups(
                 if begun >= BURST:
                     begun = 0
                     await asyncio.sleep(0)
-            elif not running:
+            elif not running and not (begins and asked is not None):
                 return
             else:
                 # Nobody says when a server, the cores or the memory have room again: that is looked at now and then.
@@ -72,9 +80,14 @@ async def play_groups(
                 running.discard(task)
                 yield task.result()
     finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        unfinished = [*running, *([asked] if asked is not None else [])]
+        for one in unfinished:
+            one.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
+
+
+async def _following(source: Source) -> tuple[Row, str] | None:
+    return await anext(source, None)
 
 
 async def repeated(

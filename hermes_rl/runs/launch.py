@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.data.load import Rows, Split, load_rows
-from hermes_rl.errors import UserError
+from hermes_rl.data.rows import Row
+from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.runs.budget import Budget
@@ -68,7 +70,8 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
         for role in compiled.roles.values():
             role.tell(launch.progress.note)
         rows, encoder = await _load(spec, "train", launch)
-        await compiled.open(rows[0])
+        first, rows = await first_of(rows, "train")
+        await compiled.open(first)
         moved = spec.env.get("data_path_to_save_groups")
         plan = ProcessPlan(
             group_size=spec.process.group_size,
@@ -132,7 +135,8 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
         for role in compiled.roles.values():
             role.tell(launch.progress.note)
         rows, encoder = await _load(spec, "eval", launch)
-        await compiled.open(rows[0])
+        first, rows = await first_of(rows, "eval")
+        await compiled.open(first)
         with RunDirectory.choose(spec, "evaluate", launch.out, fresh=launch.fresh) as directory:
             compiled.artifact_folder = directory.artifacts
             say_what_is_new(directory, spec, launch)
@@ -208,6 +212,33 @@ def budget(spec: Spec, groups: int | None) -> Budget:
         deadline=spec.budget.deadline,
         max_cost=spec.budget.max_cost,
     )
+
+
+async def first_of(rows: Rows, split: Split) -> tuple[Row, Rows]:
+    """Any row, to start what all rollouts need, and the rows to play; read off the event loop.
+
+    The rows to play begin with what was read here, so that a streamed dataset is not opened once more.
+
+    Raises:
+        RunError: there are none.
+    """
+
+    def peek() -> tuple[Row | None, Iterator[Row]]:
+        iterator = iter(rows)
+        return next(iterator, None), iterator
+
+    first, rest = await asyncio.to_thread(peek)
+    if first is None:
+        words = "evaluate on; see dataset.eval" if split == "eval" else "play; see dataset.filter, .eval and .limit"
+        raise RunError(f"the dataset has no rows to {words}")
+    begun = [chain([first], rest)]
+    again = Rows(
+        lambda: begun.pop() if begun else iter(rows),
+        length=rows.length,
+        fingerprint=rows.fingerprint,
+        fallback=rows.fallback,
+    )
+    return first, again
 
 
 def in_flight(spec: Spec, mode: Mode) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from hermes_rl.data.rows import Row, Rows
@@ -53,6 +54,51 @@ async def test_closing_early_cancels_and_releases_what_is_in_flight() -> None:
         world.policy.delay = 60.0
     assert world.opened == world.closed
     assert player.open == 0
+
+
+async def test_a_source_that_waits_holds_back_no_group_that_has_ended() -> None:
+    going = asyncio.Event()
+
+    async def slow() -> AsyncIterator[tuple[Row, str]]:
+        yield rows(1)[0], "first"
+        await going.wait()
+        yield rows(1)[0], "second"
+
+    async with asyncio.timeout(20):
+        async with aclosing(play_groups(Player(World()), slow(), 2, admission=Fixed(8))) as playing:
+            assert (await anext(playing)).id == "first"
+            going.set()
+            assert [group.id async for group in playing] == ["second"]
+
+
+async def test_a_row_that_came_too_late_to_be_wanted_is_not_waited_for() -> None:
+    taken = 0
+
+    async def slow() -> AsyncIterator[tuple[Row, str]]:
+        yield rows(1)[0], "first"
+        await asyncio.sleep(0.05)
+        yield rows(1)[0], "second"
+
+    async with asyncio.timeout(20):
+        playing = play_groups(Player(World()), slow(), 2, admission=Fixed(8), wanted=lambda running: taken == 0)
+        async for _ in playing:
+            taken += 1
+    assert taken == 1
+
+
+async def test_closing_early_ends_what_waits_in_the_source() -> None:
+    left = asyncio.Event()
+
+    async def endless() -> AsyncIterator[tuple[Row, str]]:
+        try:
+            yield rows(1)[0], "first"
+            await asyncio.sleep(60)
+        finally:
+            left.set()
+
+    async with aclosing(play_groups(Player(World()), endless(), 2, admission=Fixed(8))) as playing:
+        await anext(playing)
+    assert left.is_set()
 
 
 async def test_a_source_that_waits_does_not_hold_up_the_loop() -> None:

@@ -161,6 +161,7 @@ async def hermes_rl(options: argparse.Namespace, folder: Path, tools: str = NOOP
     With a concurrency of 0 as many rollouts at a time as it finds to be carried.
     """
     from playing import play
+
     from hermes_rl.data.load import load_rows
     from hermes_rl.rollouts.compiled import CompiledSpec
     from hermes_rl.rollouts.encode import Encoder

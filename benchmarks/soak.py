@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 
 from leaks import counts
+from playing import play
 from report import machine, say, table
 
-from playing import play
 from hermes_rl.data.load import load_rows
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.encode import Encoder

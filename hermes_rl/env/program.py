@@ -43,10 +43,12 @@ def run(cls: type[HermesAgentBaseEnv], arguments: list[str]) -> None:
     Raises:
         UserError: the arguments are wrong.
     """
+    usage = f"usage: {Path(sys.argv[0]).name} {'|'.join(MODES)} [--env.FIELD V] [--openai.FIELD V] [--config F]"
+    if {"--help", "-h"} & set(arguments):
+        sys.stdout.write(f"{usage}\n\n{_help(cls)}")
+        return
     if not arguments or arguments[0] not in MODES:
-        raise UserError(
-            f"usage: {Path(sys.argv[0]).name} {'|'.join(MODES)} [--env.FIELD V] [--openai.FIELD V] [--config F]"
-        )
+        raise UserError(usage)
     mode, flags = arguments[0], arguments[1:]
     if hasattr(cls, "spec"):
         asyncio.run(_run_spec(cls, mode, flags))
@@ -56,6 +58,16 @@ def run(cls: type[HermesAgentBaseEnv], arguments: list[str]) -> None:
     config = _changed(config, given["env"], "--env")
     servers = _servers(servers, given["openai"])
     asyncio.run(_run_by_hand(cls, mode, config, servers))
+
+
+def _help(cls: type[HermesAgentBaseEnv]) -> str:
+    """Every field of the configuration and of a server, with its description."""
+    lines = [
+        f"--{space}.{name}\n    {field.description or 'See atroposlib.'}\n"
+        for space, model in (("env", cls.env_config_cls), ("openai", APIServerConfig))
+        for name, field in model.model_fields.items()
+    ]
+    return "".join(lines)
 
 
 async def _run_by_hand(cls: type[HermesAgentBaseEnv], mode: str, config: Any, servers: Any) -> None:

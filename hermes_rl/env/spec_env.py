@@ -117,12 +117,13 @@ class SpecEnv(HermesAgentBaseEnv):
     async def setup(self) -> None:
         """Load the rows of training and evaluation; may wait for a hub."""
         rows = await asyncio.to_thread(load_rows, self.spec, "train", notify=logger.warning)
-        await self._compiled.open(rows[0])
+        source = RowSource(rows)
+        await self._compiled.open(await source.require_first("train"))
         self.server.sandbox = self._compiled.sandbox
         if self._run_directory is not None:
             offered = self._compiled.tooling.fingerprints
             self._run_directory.add({"dataset": {"fingerprint": rows.fingerprint}, "tool_servers": offered})
-        self._training_rows, self._rows_taken, self._rows_per_pass = _repeated(rows), 0, rows.length or 1_000_000
+        self._training_rows, self._rows_taken, self._rows_per_pass = _repeated(source), 0, rows.length or 1_000_000
         if self.spec.dataset.eval is not None:
             self._evaluation_rows = await asyncio.to_thread(load_rows, self.spec, "eval", notify=logger.warning)
 
@@ -291,8 +292,8 @@ class _GroupsWriter(GroupsWriter):
         self._env._progress.show(f"step {self._env.curr_step} · {self._sent} groups sent", groups[0]["scores"])
 
 
-async def _repeated(rows: Rows) -> AsyncIterator[Row]:
-    source, some = RowSource(rows), True
+async def _repeated(source: RowSource) -> AsyncIterator[Row]:
+    some = True
     while some:
         some = False
         async for row in source:

@@ -114,7 +114,9 @@ class RunDirectory:
     def describe(self, spec: Spec, provenance: dict[str, Any]) -> None:
         """Write `spec.yaml` and `run.json`; the images of what was played here before stay."""
         images = self.described().get("images") or {} if self.has_rollouts else {}
-        self.rewrite(spec, {"format": FORMAT, "name": spec.name, "fingerprint": self.fingerprint, **provenance, "images": images})
+        self.rewrite(
+            spec, {"format": FORMAT, "name": spec.name, "fingerprint": self.fingerprint, **provenance, "images": images}
+        )
 
     def rewrite(self, spec: Spec, described: Mapping[str, Any]) -> None:
         """The same with all that `run.json` says."""

@@ -119,10 +119,7 @@ async def open_run(spec: Spec, launch: Launch, compiled: CompiledSpec | None = N
         rows = await asyncio.to_thread(load_rows, spec, split, notify=launch.progress.note)
         encoder = await _encoder(spec, split)
         source = RowSource(rows)
-        first = await source.first()
-        if first is None:
-            raise UserError(_no_rows(launch.mode))
-        await compiled.open(first)
+        await compiled.open(await source.require_first(split))
         plan = plan_of(spec, launch.mode)
         with RunDirectory.choose(spec, launch.mode, launch.out, fresh=launch.fresh) as directory:
             compiled.artifact_folder = directory.artifacts
@@ -237,12 +234,6 @@ def generation_params(spec: Spec, mode: Mode) -> dict[str, Any]:
     agent = spec.agent_for(mode)
     given = {"temperature": agent.temperature, "top_p": agent.top_p, "max_tokens": agent.max_tokens}
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _no_rows(mode: Mode) -> str:
-    if mode == "evaluate":
-        return "there are no rows to evaluate on; see dataset.eval"
-    return "the dataset has no rows to play; see dataset.filter, .eval and .limit"
 
 
 async def _encoder(spec: Spec, split: Split) -> Encoder:

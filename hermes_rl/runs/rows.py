@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
+from hermes_rl.data.load import Split
 from hermes_rl.data.rows import Row, Rows
+from hermes_rl.errors import RunError
 from hermes_rl.threads import in_thread
 
 T = TypeVar("T")
@@ -42,6 +44,15 @@ class RowSource:
                 self._begun = row, rows
             return row
         return None
+
+    async def require_first(self, split: Split) -> Row:
+        """The same; raises RunError where there is none."""
+        first = await self.first()
+        if first is not None:
+            return first
+        if split == "eval":
+            raise RunError("the dataset has no rows to evaluate on; see dataset.eval, .filter and .limit")
+        raise RunError("the dataset has no rows to play; see dataset.filter, .eval and .limit")
 
     async def __aiter__(self) -> AsyncIterator[Row]:
         begun, self._begun = self._begun, None

@@ -141,6 +141,19 @@ def test_wrong_flags_end_with_2_and_no_traceback(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["process", "--help"], ["serve", "-h"]])
+def test_help_lists_the_flags(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    from hermes_rl.env.program import main
+    from tests.env.greetings import Greetings
+
+    main(Greetings, arguments)
+    said = capsys.readouterr()
+    assert said.out.startswith("usage: ")
+    assert "--env.max_agent_turns\n    Model calls per rollout.\n" in said.out
+    assert "--openai.base_url\n" in said.out
+    assert said.err == ""
+
+
 def test_minus_one_lists_and_mappings_are_values() -> None:
     given = _given(
         ["--env.worker_timeout", "-1", "--env.enabled_toolsets", "[terminal, file]", "--env.extra_body={a: 1}"]

@@ -148,3 +148,28 @@ async def test_rows_may_come_asynchronously() -> None:
 
     played = run(World(), coming(), repeat=False)
     assert sorted([group.id async for group in played.groups()]) == ["row0", "row1", "row2"]
+
+
+async def test_a_row_that_came_too_late_to_be_wanted_is_not_waited_for() -> None:
+    async def slow() -> AsyncIterator[Row]:
+        yield row("first")
+        await asyncio.sleep(60)
+        yield row("second")
+
+    async with asyncio.timeout(20):
+        assert await first(run(World(), slow(), repeat=False), 1) == ["first"]
+
+
+async def test_closing_early_ends_what_waits_in_the_source() -> None:
+    left = asyncio.Event()
+
+    async def endless() -> AsyncIterator[Row]:
+        try:
+            yield row("first")
+            await asyncio.sleep(60)
+        finally:
+            left.set()
+
+    async with aclosing(run(World(), endless(), repeat=False).groups()) as playing:
+        await anext(playing)
+    assert left.is_set()

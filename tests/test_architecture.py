@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hermes_rl"
 DOORS = {
     "atroposlib": "env/",
-    "tenacity": "env/",
     "wandb": "runs/tracker.py",
     "datasets": "data/hub.py",
     "transformers": "tokens/hub.py",
@@ -23,7 +22,7 @@ DOORS = {
     "math_verify": "scoring/",
     "openai": "env/",
     "typer": "cli/",
-    "aiohttp": ("servers/", "env/", "cli/", "sandbox/docker_engine.py"),
+    "aiohttp": ("servers/", "trainers/", "env/", "cli/", "sandbox/docker_engine.py"),
     "jinja2": ("spec/", "tokens/"),
     "yaml": ("spec/", "runs/directory.py", "env/program.py"),
     "mcp": "tools/mcp_client.py",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -26,12 +25,6 @@ if TYPE_CHECKING:
 
 REWARD = "reward"
 """Name under which the value of `compute_reward` is recorded."""
-
-
-def row_of(item: Any, index: int = 0) -> Row:
-    """An item of `get_next_item`, which may be anything, as a row; its key is a hash of what it prints as."""
-    digest = hashlib.sha256(repr(item).encode("utf-8", "surrogatepass")).hexdigest()
-    return Row(key=digest[:16], columns=item, index=index, digest=digest)
 
 
 def sandbox_config(config: Any) -> SandboxConfig:

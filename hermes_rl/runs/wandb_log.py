@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.readable import readable
@@ -18,6 +18,14 @@ KEPT, PER_GROUP = 32, 1
 """Groups of which rollouts are shown, and rollouts shown of each, where `env:` does not say."""
 
 
+class GroupLog(Protocol):
+    """What is told of every group of process mode."""
+
+    async def group(self, group: Group, written: int | None, lines: Sequence[dict[str, Any]]) -> None:
+        """A group has ended; it was the n-th that was `written`, with these lines, or was left out."""
+        ...
+
+
 class WandbLog:
     """The log of a run without a trainer; without a tracker it does nothing."""
 
@@ -27,7 +35,7 @@ class WandbLog:
         self.training = TrainingMetrics()
         self.texts: deque[list[tuple[str, float]]] = deque(maxlen=kept)
 
-    def group(self, group: Group, written: int | None) -> None:
+    async def group(self, group: Group, written: int | None, lines: Sequence[dict[str, Any]]) -> None:
         """Count a group, and log it where it is the n-th that was `written`."""
         if self.tracker is None:
             return

@@ -11,7 +11,7 @@ import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 from hermes_rl import Score
-from hermes_rl.errors import UserError
+from hermes_rl.errors import RewardFailure, UserError
 
 STEERING = (
     *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
@@ -22,6 +22,15 @@ STEERING = (
 MODULES = (*sorted(sys.stdlib_module_names), "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
 """What pytest itself imports; a file of that name in front of it would be imported instead."""
 
+TOOLS = frozenset(
+    {"python", "python2", "python3", "pypy3", "pytest", "py.test", "nose2", "tox", "nox", "uv", "coverage"}
+    | {"sh", "bash", "zsh", "env", "make", "cmake", "ctest", "gcc", "g++", "clang", "cargo", "go", "swift"}
+    | {"node", "npm", "npx", "pnpm", "yarn", "bun", "deno", "jest", "vitest", "mocha", "tsc"}
+    | {"java", "javac", "mvn", "gradle", "dotnet", "ruby", "bundle", "rake", "rspec", "perl", "prove", "php", "phpunit"}
+    | {"Rscript", "julia", "ghc", "stack", "cabal", "mix", "rebar3"}
+)
+"""Interpreters and test runners: where a command names one, the image has to bring it."""
+WORD = re.compile(r"[\w.+-]+")
 NEW_FILE = re.compile(r"^diff --git a/.* b/(.*)\nnew file mode", re.MULTILINE)
 """Paths that a patch creates, as `git diff` writes them."""
 
@@ -34,9 +43,13 @@ def tests_pass(
     expected: list[str] | None = None,
     apply: str | None = None,
     trust: list[str] | None = None,
+    needs: list[str] | None = None,
     timeout: float = 180.0,
 ) -> Score:
     """1 if `command` exits with 0 in the reward's sandbox, else 0; with `expected`, if those tests passed.
+
+    A command that cannot run because the image lacks what it needs is a failure of the reward and no score. Whether the
+    image lacks it is asked of a new sandbox in which nothing of the rollout is, so that no solution can bring it about.
 
     Args:
         command: a shell command, run in the working directory.
@@ -48,6 +61,8 @@ def tests_pass(
         apply: name of an artifact, a patch as `git diff` writes it, to apply first.
         trust: patterns of files of the artifacts that count although they steer how tests run, such as
             ``pyproject.toml``; without it these stay as they are in the image.
+        needs: programs and Python modules that the image has to bring; default: the interpreters and test runners that
+            the command names. Name what else it needs; leave out what the agent is to install.
         timeout: seconds; a command that takes longer scores 0.
     """
     steering = _steering(files or [], trust or [])
@@ -61,9 +76,11 @@ def tests_pass(
     answer = ctx.terminal(_with_report(command, report) if expected else command, timeout=timeout)
     if answer.get("timed_out"):
         return Score(0.0, reason=f"no end within {timeout:g} s")
-    if expected:
-        return _compare(ctx.read_file(report), expected, answer)
-    return Score(1.0) if answer["exit_code"] == 0 else _failed(answer)
+    score = _compare(ctx.read_file(report), expected, answer) if expected else _judged(answer)
+    if score.value == 0:
+        wanted = sorted(TOOLS & set(WORD.findall(command))) if needs is None else needs
+        _require(ctx, command, files or [], wanted, timeout, answer)
+    return score
 
 
 def _steering(files: list[dict[str, Any]], trust: list[str]) -> list[str]:
@@ -92,7 +109,10 @@ def _apply(ctx: Any, name: str, steering: list[str]) -> str | None:
     written = ctx.write_file(path, patch)
     answer = ctx.terminal(shlex.join(script))
     if answer["exit_code"] == 127:
-        raise UserError("tests_pass: `apply` needs git in the image")
+        with ctx.untouched() as clean:  # a git that the agent has put in front of the image's own may end with 127 too
+            there = clean.terminal("command -v git")
+        if there["exit_code"] != 0:
+            raise UserError("tests_pass: `apply` needs git in the image")
     if "error" in written or answer["exit_code"] != 0:
         return f"artifact {name} cannot be applied: {written.get('error') or answer['output'][-400:]}"
     return None
@@ -110,6 +130,48 @@ def _lay(ctx: Any, files: list[dict[str, Any]]) -> str | None:
 
 def _with_report(command: str, report: str) -> str:
     return f'export PYTEST_ADDOPTS="${{PYTEST_ADDOPTS:-}} --junitxml={report}"\n{command}'
+
+
+def _require(
+    ctx: Any, command: str, files: list[dict[str, Any]], needs: list[str], timeout: float, answer: dict[str, Any]
+) -> None:
+    """Raise where the command failed because the image lacks something.
+
+    What the answer says may be the agent's: its code can print anything and end with any status. So it is only the
+    reason to look: what decides is the same command among the same tests in a sandbox that the agent never saw.
+    """
+    if _lacking(answer, needs) is None:
+        return
+    with ctx.untouched() as clean:
+        problem = _lay(clean, files)
+        alone = clean.terminal(command, timeout=timeout)
+        clean.restore()
+    missing = _lacking(alone, needs)
+    if problem is None and missing is not None:
+        raise RewardFailure(
+            f"tests_pass: the command cannot run, as the image lacks {missing!r} (exit status {alone['exit_code']}): "
+            f"{alone['output'].strip()[-400:]}"
+        )
+
+
+def _lacking(answer: dict[str, Any], needs: list[str]) -> str | None:
+    """The first of `needs` of which the output of a command says that it is not there, or cannot be executed.
+
+    The name stands directly before the complaint: "bash: run.sh: No such file or directory" says nothing of bash.
+    """
+    complaint = "command not found|not found"
+    if answer["exit_code"] in (126, 127):
+        complaint += "|No such file or directory|Permission denied|cannot execute"
+    for name in needs:
+        exact = rf"(?<![\w.+-]){re.escape(name)}(?![\w.+-])"
+        forms = rf"{exact}['\"’]?: (?:{complaint})", rf"not found: {exact}", rf"No module named ['\"]?{exact}"
+        if re.search("|".join(forms), answer["output"]):
+            return name
+    return None
+
+
+def _judged(answer: dict[str, Any]) -> Score:
+    return Score(1.0) if answer["exit_code"] == 0 else _failed(answer)
 
 
 def _failed(answer: dict[str, Any]) -> Score:

@@ -19,7 +19,8 @@ from hermes_rl.agent.server import as_chat_server
 from hermes_rl.agent.user import SimulatedUser
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, ServerFailure
-from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, Reasoning
+from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, Reasoning, drawn_seed
 from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
 from hermes_rl.tools.machine import ToolRuntime, runtime_for
@@ -41,6 +42,10 @@ class LoopOptions:
     temperature: float | None = 1.0
     top_p: float | None = None
     seed: int | None = None
+    """Of the rollout: each model call of the policy, and of a simulated user, has a seed drawn from it. None: calls
+    have no seed."""
+    seeded: bool = True
+    """False: a rollout that is played with these options is given no seed."""
     reasoning: Reasoning | None = None
     extra_body: Mapping[str, Any] | None = None
     logprobs: bool = False
@@ -56,6 +61,7 @@ class HermesAgentLoop:
         task_id: names the rollout's machine (see `ToolContext`); one is made when it does not exist yet, and stays
             until `ToolContext(task_id).cleanup()`. Without a name it is released at the end of `run`.
         options: the remaining bounds; the arguments before it that are given win over it.
+        sandbox: of a machine that is made here; None: that of the `server`'s environment, else the default one.
         user: who answers turns without tool calls; None: such a turn is the last.
     """
 
@@ -71,6 +77,7 @@ class HermesAgentLoop:
         extra_body: Mapping[str, Any] | None = None,
         *,
         options: LoopOptions | None = None,
+        sandbox: SandboxConfig | None = None,
         user: SimulatedUser | None = None,
     ) -> None:
         given: dict[str, Any] = {
@@ -81,6 +88,7 @@ class HermesAgentLoop:
         }
         self.options = replace(options or LoopOptions(), **{k: v for k, v in given.items() if v is not None})
         self.server = as_chat_server(server)
+        self.sandbox = sandbox or _sandbox_of(server)
         self.toolkit = Toolkit.of_schemas(tool_schemas, valid_tool_names)
         self.task_id = task_id
         self.user = user
@@ -98,8 +106,8 @@ class HermesAgentLoop:
             transcript=Transcript(),
         )
         if self.task_id is not None:
-            return await self._run(result, runtime_for(self.task_id, self.toolkit))
-        async with ToolRuntime(toolkit=self.toolkit) as runtime:
+            return await self._run(result, runtime_for(self.task_id, self.toolkit, self.sandbox))
+        async with ToolRuntime(self.sandbox, toolkit=self.toolkit) as runtime:
             return await self._run(result, runtime)
 
     async def _run(self, result: AgentResult, runtime: ToolRuntime) -> AgentResult:
@@ -118,7 +126,7 @@ class HermesAgentLoop:
 
     async def _play(self, result: AgentResult, runtime: ToolRuntime) -> Ending:
         if self.user is not None:
-            self.user.begin(result.messages)
+            self.user.begin(result.messages, self.options.seed)
             if self.user.opens and (over := await self._hear(result)) is not None:
                 raise ServerFailure(f"the simulated user ended the conversation before it began ({over})")
         while (ending := self._spent(result) or await self._turn(result, runtime)) is None:
@@ -179,7 +187,7 @@ class HermesAgentLoop:
             temperature=options.temperature,
             top_p=options.top_p,
             max_tokens=self._turn_limit(result),
-            seed=options.seed,
+            seed=drawn_seed(options.seed, "turn", result.turns_used),
             reasoning=options.reasoning,
             extra_body=options.extra_body,
             logprobs=options.logprobs,
@@ -234,6 +242,12 @@ class HermesAgentLoop:
         if self.options.timeout is not None:
             bounds.append(max(0.001, self.options.timeout - result.timings.working))
         return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def _sandbox_of(server: Any) -> SandboxConfig | None:
+    """The sandbox of the environment that the server object belongs to, which such an object may name."""
+    sandbox = getattr(server, "sandbox", None)
+    return sandbox if isinstance(sandbox, SandboxConfig) else None
 
 
 def _ending_of(reply: ChatReply, calls: list[dict[str, Any]]) -> Ending | None:

@@ -14,7 +14,7 @@ from hermes_rl.agent.result import Message, Usage, text_of
 from hermes_rl.agent.server import as_chat_server
 from hermes_rl.endings import Ending
 from hermes_rl.errors import ServerFailure
-from hermes_rl.servers.base import ChatReply, ChatRequest, without_thinking
+from hermes_rl.servers.base import ChatReply, ChatRequest, drawn_seed, without_thinking
 from hermes_rl.tools.execute import execute_calls
 from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.toolkit import Toolkit
@@ -64,10 +64,16 @@ class SimulatedUser:
         self._toolkit = toolkit or Toolkit()
         self._stop = tuple(stop)
         self._max_turns = max_turns
+        self._seed: int | None = None
+        self._calls = 0
         self._history: list[Message] = [] if system is None else [{"role": "system", "content": system}]
 
-    def begin(self, messages: Sequence[Message]) -> None:
-        """Take up what was said before it speaks; what users said there counts as its own words."""
+    def begin(self, messages: Sequence[Message], seed: int | None = None) -> None:
+        """Take up what was said before it speaks; what users said there counts as its own words.
+
+        `seed` is the rollout's, from which each of its calls has its own.
+        """
+        self._seed = seed
         said = [message for message in messages if message["role"] in ("user", "assistant")]
         if not said or said[0]["role"] == "user":
             self._history.append({"role": "user", "content": GREETING})
@@ -107,8 +113,10 @@ class SimulatedUser:
 
     async def _ask(self) -> ChatReply:
         tools = self._toolkit.schemas or None
-        request = ChatRequest(self._history, tools=tools, rollout_id=user_id(self._runtime.task_id))
+        seed = drawn_seed(self._seed, "user", self._calls)
+        request = ChatRequest(self._history, tools=tools, seed=seed, rollout_id=user_id(self._runtime.task_id))
         reply = await self._server.chat(request)
+        self._calls += 1
         self.usage.add(reply.usage)
         if reply.finish_reason == "length":
             raise ServerFailure("the simulated user's words were cut; is its server's limit of tokens too small?")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from hermes_rl.agent.result import Usage
@@ -19,7 +20,7 @@ class RoleHandle:
     def __init__(self, role: Role) -> None:
         self.name = role.name
         self.scripted = role.scripted
-        self.verdicts: dict[str, Any] = {}
+        self.verdicts: dict[str, Future[Mapping[str, Any]]] = {}
         self._role = role
 
     async def chat(self, messages: list[dict[str, Any]], schema: Mapping[str, Any] | None = None) -> str:

@@ -79,10 +79,11 @@ def _expand(entry: File, folder: Path) -> list[SandboxFile]:
     """One entry as files; a folder gives all that is in it."""
     mode = entry.mode
     if entry.content is not None:
-        return [SandboxFile(entry.to, entry.content.encode(), mode or 0o644)]
+        return [SandboxFile(entry.to, entry.content.encode(), 0o644 if mode is None else mode)]
     if entry.base64 is not None:
         try:
-            return [SandboxFile(entry.to, base64.b64decode(entry.base64, validate=True), mode or 0o644)]
+            data = base64.b64decode(entry.base64, validate=True)
+            return [SandboxFile(entry.to, data, 0o644 if mode is None else mode)]
         except binascii.Error as error:
             raise UserError(f"sandbox.files: {entry.to!r} is not base64: {error}") from error
     source = _inside(str(entry.from_), folder)
@@ -103,6 +104,6 @@ def _inside(source: str, folder: Path) -> Path:
 def _read(path: Path, to: str, mode: int | None, folder: Path) -> SandboxFile:
     try:
         real = _inside(str(path), folder)
-        return SandboxFile(to, real.read_bytes(), mode or (real.stat().st_mode & 0o777))
+        return SandboxFile(to, real.read_bytes(), real.stat().st_mode & 0o777 if mode is None else mode)
     except OSError as error:
         raise UserError(f"sandbox.files: {path} cannot be read: {error.strerror}") from error

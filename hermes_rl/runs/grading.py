@@ -93,8 +93,12 @@ def _material(reward: Any, code: str | None) -> dict[str, Any]:
 
 
 def _asked(spec: Spec, reward: GradedReward) -> dict[str, Any]:
-    """The models that a reward asks: another judge is another reward."""
-    roles = [role for role in spec.servers if role in reward.function.parameters]
+    """The models that a reward may ask: another judge is another reward.
+
+    One that takes `roles` may ask any of them. The policy stands apart: with another one, the run is another.
+    """
+    takes = reward.function.parameters
+    roles = [role for role in spec.servers if role in takes or ("roles" in takes and role != "policy")]
     return {"roles": {role: [[server.type, server.model] for server in spec.servers[role]] for role in roles}}
 
 

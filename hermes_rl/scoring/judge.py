@@ -7,9 +7,11 @@ nothing between them is meant for it.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -33,8 +35,8 @@ class JudgeRole(Protocol):
 
     name: str
     scripted: bool
-    verdicts: dict[str, Any]
-    """What it said, by the hash of what it was asked."""
+    verdicts: dict[str, Future[Mapping[str, Any]]]
+    """What it said, or will have said, by the hash of what it was asked; read and written by many threads."""
 
     async def answer(
         self, messages: Sequence[dict[str, Any]], schema: Mapping[str, Any], temperature: float
@@ -58,21 +60,44 @@ async def verdict(
 ) -> T:
     """What the judge says to `question`, at temperature 0, read from its JSON.
 
-    `read` raises `ValueError` with what is wrong for an object that it cannot use. A verdict that was given before to
-    the same question is not asked for again.
+    `read` raises `ValueError` with what is wrong for an object that it cannot use. A question is asked once: whoever
+    asks the same meanwhile or later gets the same verdict, and pays nothing. A failure is not kept.
 
     Raises:
         JudgeFailure: the server failed, or no answer could be read.
     """
     messages = [{"role": "system", "content": RULES}, {"role": "user", "content": question}]
     key = hashlib.sha256(json.dumps([messages, schema], sort_keys=True).encode()).hexdigest()
-    if key in judge.verdicts:
-        return read(judge.verdicts[key])
-    found = await _ask(judge, messages, schema, read, bill)
-    while len(judge.verdicts) >= KEPT:
-        judge.verdicts.pop(next(iter(judge.verdicts)), None)
-    judge.verdicts[key] = found
-    return read(found)
+    while True:
+        mine: Future[Mapping[str, Any]] = Future()
+        mine.set_running_or_notify_cancel()  # so that nobody who waits for it can cancel it for the others
+        asked = judge.verdicts.setdefault(key, mine)  # one operation, hence one asker among all threads
+        if asked is mine:
+            return read(await _answered(judge, key, mine, _ask(judge, messages, schema, read, bill)))
+        try:
+            return read(await asyncio.wrap_future(asked))
+        except _GivenUp:
+            continue
+
+
+class _GivenUp(Exception):
+    """Who asked did not wait for the answer, or could not; whoever else wants it asks again."""
+
+
+async def _answered(
+    judge: JudgeRole, key: str, mine: Future[Mapping[str, Any]], asking: Awaitable[Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """Ask, and tell all who wait for `mine` what came of it."""
+    try:
+        found = await asking
+    except BaseException as error:
+        judge.verdicts.pop(key, None)
+        mine.set_exception(error if isinstance(error, JudgeFailure) else _GivenUp())
+        raise
+    mine.set_result(found)
+    for oldest in list(judge.verdicts)[:-KEPT]:
+        judge.verdicts.pop(oldest, None)
+    return found
 
 
 async def _ask(

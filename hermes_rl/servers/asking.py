@@ -11,6 +11,7 @@ import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hermes_rl.servers.base import ChatRequest, ServerConfig, Timing
 from hermes_rl.servers.generation import ABORT, Dialect, Generated, Sampling
@@ -36,6 +37,8 @@ class Run:
     before: int | None = None
     after: int | None = None
     timing: Timing = field(default_factory=Timing)
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """How the server was asked to sample, in its own terms."""
 
     def take(self, piece: Generated, timing: Timing) -> None:
         self.ids.extend(piece.ids)
@@ -71,7 +74,8 @@ class Asker:
 
     def _use(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._versions = Versions(self._transport, self._config.weights_path or dialect.weights_path)
+        own = self._config.weights_path
+        self._versions = Versions(self._transport, (own,) if own else dialect.weights_paths)
         self._pauses = Pauses(self._transport, dialect.paused_path)
 
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Run:
@@ -81,6 +85,7 @@ class Asker:
             left = sampling.after(run.ids) if run.ids else sampling
             piece, timing = await self._piece(left, request, run)
             run.take(piece, timing)
+            run.sampling = sampling.policy(self._dialect)
             run.after = await self._versions.after(piece.version)
             if run.before is None:
                 run.before = piece.version

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hermes_rl.servers.base import ServerConfig
-from hermes_rl.servers.generation import PROMPT, Generated, Sampling, generated
+from hermes_rl.servers.generation import NAMES, PROMPT, Generated, Sampling, generated
 from hermes_rl.servers.wire import Malformed
-
-_NAMES = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_tokens"}
 
 
 class LegacyGenerate:
     """See `generation.Dialect`."""
 
     path = "/generate"
+    names: Mapping[str, str] = NAMES
+    # This server makes its parameters of the body alone, and does not look at the model's generation_config.json.
+    neutral: Mapping[str, float] = {}
     paused_path: str | None = "/bridge/is_paused"
-    weights_path: str | None = "/bridge/info"
+    weights_paths: Sequence[str] = ("/bridge/info",)
 
     def body(self, sampling: Sampling, config: ServerConfig) -> dict[str, Any]:
         return {
@@ -24,7 +26,7 @@ class LegacyGenerate:
             "logprobs": 0,
             "skip_special_tokens": False,
             "stop_token_ids": list(sampling.stop_ids),
-            **sampling.parameters(_NAMES),
+            **sampling.parameters(self),
         }
 
     def read(self, data: Any) -> Generated:

@@ -97,6 +97,7 @@ class ChatRequest:
     max_tokens: int | None = None
     """Tokens of this one turn."""
     seed: int | None = None
+    """Of this one call; see `drawn_seed`."""
     stop: Sequence[str] | None = None
     extra_body: Mapping[str, Any] | None = None
     """Merged into the top level of the JSON body, last, as the openai client does."""
@@ -153,6 +154,19 @@ def without_thinking(text: str) -> str:
     return _THINKING.sub("", text)
 
 
+def drawn_seed(seed: int | None, *place: str | int) -> int | None:
+    """The sampling seed of one request, 31 bits, drawn from a rollout's seed and the request's place in it.
+
+    An engine that makes one generator per request gives token *k* of two requests with one seed the same noise. Two
+    turns of a rollout would then not be drawn independently, and their trajectory not from the policy. The same
+    request, sent again after a failure, has the same place and keeps its seed. Without a seed there is none to draw.
+    """
+    if seed is None:
+        return None
+    digest = hashlib.blake2b(repr((seed, *place)).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
 def sampled_digest(ids: array[int], logprobs: array[float]) -> bytes:
     """16 bytes that stand for sampled tokens and their log-probabilities."""
     return hashlib.blake2b(ids.tobytes() + logprobs.tobytes(), digest_size=16).digest()
@@ -176,6 +190,8 @@ class ChatReply:
     """The text of each sampled token, beside `logprobs`."""
     sampled: Sampled | None = None
     """From token-level servers."""
+    sampling: Mapping[str, Any] | None = None
+    """How a token-level server was asked to sample, in its own terms, without seed and limit of tokens."""
     attempts: int = 1
     timing: Timing = Timing()
 

@@ -73,8 +73,8 @@ def token_server(config: ServerConfig) -> TokenServer:
 def _backend(role: str, config: ServerConfig) -> Backend:
     if config.type == "trl":
         raise UserError(
-            f"servers.{role}: type 'trl' cannot play an agent: its endpoint takes plain prompts, not "
-            "messages with tools, and returns no log-probabilities. Serve the model with vLLM or SGLang."
+            f"servers.{role}: there is no type 'trl': TRL's server is stock vLLM. Use `type: vllm`, with /v1 at the "
+            "end of base_url."
         )
     if config.type in _TOKEN_LEVEL:
         return token_server(config)

@@ -10,10 +10,10 @@ import json
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from hermes_rl.servers.base import ChatRequest, ServerConfig
+from hermes_rl.servers.base import ChatRequest, ServerConfig, drawn_seed
 from hermes_rl.servers.wire import Malformed
 from hermes_rl.tokens.sequence import listed
 
@@ -21,6 +21,8 @@ SENTINEL = -9999.0
 """vLLM's log-probability of a token that it could not give one for."""
 PROMPT = "@prompt ids@"
 """Stands in a body for the list of ids of the prompt."""
+NAMES = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_tokens"}
+"""What most servers call the parameters of `Sampling`."""
 ABORT = "abort"
 """The server broke off, to take new weights; what it sampled so far is good."""
 _FINISH = {"stop": "stop", "eos": "stop", "length": "length", "abort": ABORT, "aborted": ABORT, "cancelled": ABORT}
@@ -36,6 +38,8 @@ class Sampling:
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
+    further: Mapping[str, Any] = field(default_factory=dict)
+    """A request's `extra_body`, under the server's own names; of it only what the dialect knows is sent."""
     text: tuple[bytes, ...] = ()
     """The prompt as parts of a JSON list without its brackets, where they were made already."""
 
@@ -48,11 +52,26 @@ class Sampling:
         stop_ids: tuple[int, ...],
         text: tuple[bytes, ...] = (),
     ) -> Sampling:
-        return cls(prompt, max_tokens, stop_ids, request.temperature, request.top_p, request.seed, text)
+        return cls(
+            prompt,
+            max_tokens,
+            stop_ids,
+            request.temperature,
+            request.top_p,
+            request.seed,
+            request.extra_body or {},
+            text,
+        )
 
     def after(self, ids: array[int]) -> Sampling:
-        """The same, when some tokens are there already."""
-        return replace(self, prompt=self.prompt + ids, max_tokens=self.max_tokens - len(ids), text=())
+        """The same, when some tokens are there already: another request, which has a seed of its own."""
+        return replace(
+            self,
+            prompt=self.prompt + ids,
+            max_tokens=self.max_tokens - len(ids),
+            seed=drawn_seed(self.seed, "after", len(ids)),
+            text=(),
+        )
 
     def written(self, body: Mapping[str, Any]) -> bytes:
         """A body as bytes; the list of ids, most of it, is not made anew for every turn of a long rollout."""
@@ -60,9 +79,16 @@ class Sampling:
         ids = b", ".join(filter(None, self.text or (listed(self.prompt),)))
         return b"".join((before, b"[", ids, b"]", behind))
 
-    def parameters(self, names: Mapping[str, str]) -> dict[str, Any]:
-        """What is set, under the server's own names."""
-        return {theirs: value for ours, theirs in names.items() if (value := getattr(self, ours)) is not None}
+    def parameters(self, dialect: Dialect) -> dict[str, Any]:
+        """How to sample, under the server's own names: neutral values, over them what is set."""
+        given = {theirs: value for ours, theirs in dialect.names.items() if (value := getattr(self, ours)) is not None}
+        further = {name: value for name, value in self.further.items() if name in dialect.neutral}
+        return {**dialect.neutral, **given, **further}
+
+    def policy(self, dialect: Dialect) -> dict[str, Any]:
+        """What the server is asked for that shapes the distribution it samples from."""
+        apart = {dialect.names["seed"], dialect.names["max_tokens"]}
+        return {name: value for name, value in self.parameters(dialect).items() if name not in apart}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +108,16 @@ class Dialect(Protocol):
     """How one type of server is asked; paths that begin with ``/`` are below the root, others below base_url."""
 
     path: str
+    names: Mapping[str, str]
+    """What the server calls temperature, top_p, seed and max_tokens."""
+    neutral: Mapping[str, float]
+    """Values that leave the model's distribution as it is. They are sent for all that is not set: an engine takes what
+    is absent from the model's generation_config.json, and then samples from another distribution than the one that
+    its log-probabilities tell of."""
     paused_path: str | None
     """Answers whether generation is stopped."""
-    weights_path: str | None
-    """Answers with the version of the weights."""
+    weights_paths: Sequence[str]
+    """Where the server may tell the version of its weights; releases differ in which of them they have."""
 
     def body(self, sampling: Sampling, config: ServerConfig) -> dict[str, Any]:
         """The request's JSON."""

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hermes_rl.servers.base import ServerConfig
-from hermes_rl.servers.generation import PROMPT, Generated, Sampling, generated
+from hermes_rl.servers.generation import NAMES, PROMPT, Generated, Sampling, generated
 from hermes_rl.servers.wire import Malformed
-
-_NAMES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "seed": "sampling_seed",
-    "max_tokens": "max_new_tokens",
-}
 
 
 class Generate:
     """See `generation.Dialect`."""
 
     path = "/generate"
+    names: Mapping[str, str] = {**NAMES, "seed": "sampling_seed", "max_tokens": "max_new_tokens"}
+    neutral: Mapping[str, float] = {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+    }
     paused_path: str | None = None
-    weights_path: str | None = "/get_weight_version"
+    weights_paths: Sequence[str] = ("/get_weight_version", "/model_info")
+    """The first until 0.5.20, the second since."""
 
     def body(self, sampling: Sampling, config: ServerConfig) -> dict[str, Any]:
         parameters = {
-            **sampling.parameters(_NAMES),
+            **sampling.parameters(self),
             "stop_token_ids": list(sampling.stop_ids),
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,

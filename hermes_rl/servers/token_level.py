@@ -141,6 +141,7 @@ class TokenServer:
             logprobs=None if texts is None else step.logprobs.tolist(),
             tokens=texts,
             sampled=Sampled.of(step),
+            sampling=run.sampling,
             timing=run.timing,
         )
 

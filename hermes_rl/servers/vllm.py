@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hermes_rl.servers.base import ServerConfig
-from hermes_rl.servers.generation import PROMPT, Generated, Sampling, generated
+from hermes_rl.servers.generation import NAMES, PROMPT, Generated, Sampling, generated
 from hermes_rl.servers.wire import Malformed
-
-_NAMES = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_tokens"}
 
 
 class Completions:
     """See `generation.Dialect`."""
 
     path = "completions"
+    names: Mapping[str, str] = NAMES
+    neutral: Mapping[str, float] = {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+    }
     paused_path: str | None = "/is_paused"
-    weights_path: str | None = None
-    """vLLM does not tell a version by itself; `weights_path` of the server names who does."""
+    weights_paths: Sequence[str] = ()
+    """vLLM's own version counts only what its own interface loads; `weights_path` of the server names who knows."""
 
     def body(self, sampling: Sampling, config: ServerConfig) -> dict[str, Any]:
         body: dict[str, Any] = {"model": config.model} if config.model else {}
@@ -28,7 +37,7 @@ class Completions:
             "return_token_ids": True,
             "skip_special_tokens": False,
             "stop_token_ids": list(sampling.stop_ids),
-            **sampling.parameters(_NAMES),
+            **sampling.parameters(self),
         }
 
     def read(self, data: Any) -> Generated:

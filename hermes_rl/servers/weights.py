@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,14 +19,21 @@ from hermes_rl.servers.transport import Transport
 LOOK = 0.25
 """Seconds between two looks at whether a server is paused."""
 _VERSIONS = ("weight_version", "version", "update_count", "step")
+_MISSING = (404, 405, 501)
+"""Statuses by which a server says that it has no such path."""
 _PAUSED = ("is_paused", "paused")
 
 
 class Versions:
-    """The version of a server's weights; None where it does not tell."""
+    """The version of a server's weights; None where it does not tell.
 
-    def __init__(self, transport: Transport, path: str | None) -> None:
-        self._transport, self._path = transport, path
+    Args:
+        paths: where it may tell it, in the order in which they are asked; one that the server does not have is asked
+            once.
+    """
+
+    def __init__(self, transport: Transport, paths: Sequence[str]) -> None:
+        self._transport, self._paths = transport, list(paths)
         self.known: int | None = None
         """The newest that was heard of: a lower bound of what the server has."""
         self._reading: asyncio.Task[None] | None = None
@@ -47,19 +54,21 @@ class Versions:
 
     async def _read(self) -> None:
         """Ask; a question that was begun before this call says nothing about what came after."""
-        if self._path is None:
+        if not self._paths:
             return
         if self._reading is not None and not self._reading.done():
             await asyncio.shield(self._reading)
         if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(self._ask(self._path))
+            self._reading = asyncio.create_task(self._ask())
         await asyncio.shield(self._reading)
 
-    async def _ask(self, path: str) -> None:
-        status, data = await self._transport.get_json(path)
-        if status in (404, 405, 501):
-            self._path = None  # it does not tell, and is not asked again
-        self._hear(_field(data, _VERSIONS))
+    async def _ask(self) -> None:
+        while self._paths:
+            status, data = await self._transport.get_json(self._paths[0])
+            if status not in _MISSING:
+                self._hear(_field(data, _VERSIONS))
+                return
+            del self._paths[0]
 
     def _hear(self, value: Any) -> None:
         version = version_of(value)
@@ -96,7 +105,7 @@ class Pauses:
         if self._path is None:
             return False
         status, data = await self._transport.get_json(self._path)
-        if status in (404, 405, 501):
+        if status in _MISSING:
             self._path = None
         return _field(data, _PAUSED) is True
 

@@ -221,6 +221,17 @@ class ToolContext:
             with suppress(KilledByAgentError):  # nothing is left to take away
                 self._on_sandbox(runtime.staging.restore)
 
+    @contextmanager
+    def untouched(self) -> Iterator[ToolContext]:
+        """A new sandbox as the spec describes it, for as long as the block lasts; nothing of the rollout is in it."""
+        own = self._runtime()
+        name = f"{self.task_id}/untouched"
+        fresh = ToolRuntime(own.config, task_id=name, toolkit=own.toolkit, factory=own.factory, loop=own.loop)
+        try:
+            yield ToolContext(name)
+        finally:
+            self._wait(own, fresh.close())
+
     def cleanup(self) -> None:
         """Release the rollout's sandbox."""
         runtime = find_runtime(self.task_id)

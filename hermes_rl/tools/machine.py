@@ -171,14 +171,16 @@ def find_runtime(task_id: str) -> ToolRuntime | None:
     return _live.get(task_id)
 
 
-def runtime_for(task_id: str | None, toolkit: Toolkit | None = None) -> ToolRuntime:
-    """The live runtime of a task; a new one with the default sandbox where there is none yet.
+def runtime_for(
+    task_id: str | None, toolkit: Toolkit | None = None, sandbox: SandboxConfig | None = None
+) -> ToolRuntime:
+    """The live runtime of a task; a new one with this sandbox (None: the default one) where there is none yet.
 
     A runtime made here lives on `own_loop`, so that a `ToolContext` may be used on any thread. It is released by
     `ToolContext(task_id).cleanup()`.
     """
     runtime = _live.get(task_id) if task_id is not None else None
-    return runtime or ToolRuntime(task_id=task_id, toolkit=toolkit, loop=own_loop())
+    return runtime or ToolRuntime(sandbox, task_id=task_id, toolkit=toolkit, loop=own_loop())
 
 
 def _register(runtime: ToolRuntime) -> None:

@@ -15,7 +15,7 @@ from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.endings import Ending
 from hermes_rl.errors import JudgeFailure, ServerFailure
-from hermes_rl.servers.base import ContextLengthExceeded, Reasoning
+from hermes_rl.servers.base import ContextLengthExceeded, Reasoning, drawn_seed
 from hermes_rl.tools.python_tools import python_tool
 from hermes_rl.tools.toolkit import Toolkit
 
@@ -90,8 +90,9 @@ async def test_what_is_set_reaches_it_as_an_openai_client_takes_it() -> None:
     sampling: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 7, "seed": 3, "logprobs": True}
     await play(server, **sampling, reasoning=Reasoning("low"), extra_body={"x": 1})
     thinking = {"enabled": True, "effort": "low"}
+    sent = {**sampling, "seed": drawn_seed(3, "turn", 0)}
     common = {"messages": GO, "n": 1, "tools": list(TOOLKIT.schemas)}
-    assert server.asked == [{**common, **sampling, "extra_body": {"x": 1, "reasoning": thinking}}]
+    assert server.asked == [{**common, **sent, "extra_body": {"x": 1, "reasoning": thinking}}]
 
 
 async def test_what_is_not_set_is_left_out() -> None:

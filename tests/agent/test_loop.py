@@ -14,7 +14,7 @@ from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.agent.result import ToolCall
 from hermes_rl.endings import Ending
 from hermes_rl.servers.balance import Role
-from hermes_rl.servers.base import Reasoning
+from hermes_rl.servers.base import Reasoning, drawn_seed
 from hermes_rl.tools import machine
 from hermes_rl.tools.context import ToolContext
 
@@ -103,7 +103,7 @@ async def test_sampling_thinking_extra_body_and_seed_reach_the_server(chat: Scri
     assert {key: body[key] for key in ("temperature", "top_p", "seed", "max_tokens", "logprobs")} == {
         "temperature": 0.25,
         "top_p": 0.5,
-        "seed": 7,
+        "seed": drawn_seed(7, "turn", 0),
         "max_tokens": 99,
         "logprobs": True,
     }

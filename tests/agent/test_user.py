@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scripted_chat import Answer, ScriptedChat, call, calls, says
 
-from hermes_rl.agent.loop import HermesAgentLoop
+from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.agent.user import GREETING, SimulatedUser
 from hermes_rl.endings import Ending
@@ -48,6 +48,7 @@ async def converse(
     *,
     tools: bool = False,
     prompt: str | None = None,
+    options: LoopOptions | None = None,
     **how: Any,
 ) -> AgentResult:
     customer.script = answers
@@ -55,7 +56,8 @@ async def converse(
     messages = [SYSTEM] if prompt is None else [SYSTEM, {"role": "user", "content": prompt}]
     async with create_role("user", [ServerConfig("openai", customer.url, "u")]) as role, ToolRuntime() as runtime:
         user = SimulatedUser(role, "You want a refund.", runtime, toolkit=toolkit, **how)
-        return await HermesAgentLoop(policy, [], task_id=runtime.task_id, user=user).run(messages)
+        loop = HermesAgentLoop(policy, [], task_id=runtime.task_id, user=user, options=options)
+        return await loop.run(messages)
 
 
 def spoken(result: AgentResult) -> list[tuple[str, str]]:
@@ -134,3 +136,18 @@ async def test_an_answer_without_words_is_the_policys_ending(
     chat.script = [says("")]
     result = await converse(policy, customer, [says("Hi")], opens=True)
     assert result.ending is Ending.EMPTY
+
+
+@pytest.mark.parametrize("seed", [7, None])
+async def test_each_of_its_calls_has_a_seed_of_its_own_where_the_rollout_has_one(
+    chat: ScriptedChat, policy: Role, customer: ScriptedChat, seed: int | None
+) -> None:
+    chat.script = [says("What is it?"), says("Done.")]
+    answers = [says("Hello"), calls(call("look", {"what": "bag"})), says("A bag."), says("Thanks.")]
+    options = LoopOptions(seed=seed)
+    await converse(policy, customer, answers, tools=True, opens=True, max_turns=3, options=options)
+    asked = [*customer.requests, *chat.requests]
+    if seed is None:
+        assert (len(asked), any("seed" in body for body in asked)) == (6, False)
+    else:
+        assert len({body["seed"] for body in asked}) == len(asked) == 6

@@ -17,6 +17,7 @@ from hermes_rl.tokens.hub import HubTokenizer
 from hermes_rl.tokens.tokenizer import Tokenizer, small_tokenizer_path
 from tests.env.test_serve import serve
 from tests.env.trainer import train, trajectory_api
+from tests.runs.test_kills import seed_of
 from tests.servers.token_policy import Logged, TokenPolicy
 
 logger = logging.getLogger(__name__)
@@ -89,21 +90,24 @@ def runs(tokens: list[int], masks: list[int], logprobs: list[float]) -> list[tup
     return found
 
 
-def check(groups: list[dict[str, Any]], log: list[Logged]) -> int:
+def check(groups: list[dict[str, Any]], log: list[Logged], run: Path) -> int:
     """Every answer of the rollouts that arrived is there once, in order and in its context; returns how many."""
-    by_seed: dict[int | None, list[Logged]] = defaultdict(list)
+    played = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
+    of_call = {seed_of(line, turn): line["id"] for line in played for turn in range(line["turns"])}
+    by_rollout: dict[str, list[Logged]] = defaultdict(list)
     for logged in log:
-        by_seed[logged.seed].append(logged)
-    seed_of = {tuple(logged.logprobs): logged.seed for logged in log}
-    arrived: dict[int | None, list[tuple[list[int], list[float]]]] = defaultdict(list)
+        if logged.seed in of_call:
+            by_rollout[of_call[logged.seed]].append(logged)
+    rollout_of = {tuple(one.logprobs): rollout for rollout, answers in by_rollout.items() for one in answers}
+    arrived: dict[str, list[tuple[list[int], list[float]]]] = defaultdict(list)
     for group in groups:
         assert len(group["tokens"]) == 2
         lines = zip(group["tokens"], group["masks"], group["inference_logprobs"], strict=True)
         for line in lines:
             for ids, logprobs in runs(*line):
-                arrived[seed_of[tuple(logprobs)]].append((ids, logprobs))
-    for seed, stretches in arrived.items():
-        expected = [(logged.ids, logged.logprobs) for logged in by_seed[seed]]
+                arrived[rollout_of[tuple(logprobs)]].append((ids, logprobs))
+    for rollout, stretches in arrived.items():
+        expected = [(logged.ids, logged.logprobs) for logged in by_rollout[rollout]]
         assert sorted(stretches, key=lambda pair: expected.index(pair)) == expected, "each once"
     return sum(len(stretches) for stretches in arrived.values())
 
@@ -145,7 +149,7 @@ async def test_every_sampled_token_of_100_groups_arrives_once_in_order_and_nothi
     folder = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=True)
     groups, policy = await serve_and_train(tmp_path, folder, steps=25, batch=8)
     assert len(groups) >= 100
-    turns = check(groups, policy.log)
+    turns = check(groups, policy.log, tmp_path / "run")
     assert turns > len(groups) * 2 * 1.5, "rollouts of several turns"
     tokens, rollouts = rendered_again(groups, policy.log, HubTokenizer(str(folder)))
     logger.info(
@@ -167,4 +171,4 @@ async def test_several_sequences_arrive_as_layers_of_whole_groups(tmp_path: Path
         for override, masks in zip(group["overrides"], group["masks"], strict=True):
             assert bool(override.get("set_advantage_to_zero")) == (masks == [-100])
     lines = [json.loads(line) for line in (tmp_path / "run" / "groups.jsonl").read_text().splitlines()]
-    check(lines, policy.log)
+    check(lines, policy.log, tmp_path / "run")

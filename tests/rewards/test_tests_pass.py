@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from played import graded, write
 
-from hermes_rl.errors import UserError
-from hermes_rl.sandbox.config import Limits, SandboxConfig
+from hermes_rl.errors import RewardFailure, UserError
+from hermes_rl.sandbox.config import Limits, SandboxConfig, SandboxFile
 from hermes_rl.scoring.value import RewardValue
+from hermes_rl.tools.artifacts import Artifact, File
 from hermes_rl.tools.context import ToolContext
 from hermes_rl.tools.machine import ToolRuntime
 
@@ -161,3 +162,65 @@ async def test_options_that_the_sandbox_sets_for_pytest_are_kept() -> None:
 async def test_in_a_sandbox_that_the_agent_killed_no_test_passes(killed_ctx: ToolContext) -> None:
     assert (await plain(killed_ctx, command="true")).value == 0
     assert (await suite(killed_ctx, "test_small")).value == 0
+
+
+BROKEN = {
+    "no such program": "phpunit hidden/check.py",
+    "no such module": "PYTHONPATH=. python3 -m nose2 hidden",
+    "in a pipe": "phpunit hidden/check.py 2>&1 | tee log; exit 1",
+    "not to be executed": "chmod -x hidden/check.py; mv hidden/check.py hidden/jest; hidden/jest",
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+async def test_a_command_that_the_image_cannot_run_is_a_failure_with_its_last_lines_and_no_score(
+    ctx: ToolContext, what: str
+) -> None:
+    await write(ctx, solution=RIGHT)
+    with pytest.raises(
+        RewardFailure, match=r"the image lacks '(phpunit|nose2|jest)' .*: .*(not found|No module|denied)"
+    ):
+        await plain(ctx, command=BROKEN[what])
+
+
+async def test_expected_tests_that_no_runner_can_report_are_a_failure_too(ctx: ToolContext) -> None:
+    if "No module" not in (await asyncio.to_thread(ctx.terminal, "python3 -m pytest --version"))["output"]:
+        pytest.skip("this system has pytest of its own")
+    with pytest.raises(RewardFailure, match="the image lacks 'pytest'"):
+        await suite(ctx, "test_small")
+
+
+PRETENDS = "print('No module named pytest')\nprint('python3: command not found')\nimport os; os._exit(127)"
+
+
+async def test_a_solution_that_pretends_that_the_image_lacks_something_scores_0(ctx: ToolContext) -> None:
+    await write(ctx, solution=PRETENDS)
+    value = await plain(ctx, command="PYTHONPATH=. python3 hidden/check.py", needs=["python3", "pytest"])
+    assert (value.value, "exit status 127" in str(value.reason)) == (0, True)
+
+
+async def test_a_sandbox_from_which_the_agent_took_what_the_tests_need_scores_0() -> None:
+    tool = SandboxFile("bin/jest", b"#!/bin/sh\nexit 0\n", 0o755)
+    async with ToolRuntime(SandboxConfig(files=(tool,))) as runtime:
+        ctx = ToolContext(runtime.task_id)
+        run = {"command": 'PATH="$PWD/bin:$PATH"; jest hidden', "needs": ["jest"]}
+        assert (await plain(ctx, **run)).value == 1
+        await asyncio.to_thread(ctx.terminal, "rm -r bin")
+        assert (await plain(ctx, **run)).value == 0
+
+
+async def test_what_the_agent_is_to_make_is_its_own_to_lack(ctx: ToolContext) -> None:
+    for command in ("./solve", "bash solve.sh", "python3 solve.py", "python3 -m solve", "env ./solve", "cat python3"):
+        assert (await plain(ctx, command=command)).value == 0
+    assert (await plain(ctx, command="jest hidden", needs=[])).value == 0
+
+
+async def test_a_git_of_the_agents_own_that_is_not_found_scores_0_and_ends_no_run() -> None:
+    patch = Artifact("patch", "patch", (File("", b"diff --git a/x b/x\n", 0o644),))
+    async with ToolRuntime(SandboxConfig(env={"PATH": "own:/usr/bin:/bin"})) as runtime:
+        runtime.artifacts = {"patch": patch}
+        ctx = ToolContext(runtime.task_id)
+        plant = "mkdir own && printf '#!/bin/sh\\nexit 127\\n' > own/git && chmod +x own/git"
+        assert (await asyncio.to_thread(ctx.terminal, plant))["exit_code"] == 0
+        value = await plain(ctx, apply="patch")
+    assert (value.value, "cannot be applied" in str(value.reason)) == (0, True)

@@ -1,6 +1,6 @@
 """A chat server that takes its time: it asks for the tool twice, then answers, and counts the rollouts in flight.
 
-A rollout is recognised by its sampling seed; it is in flight from its first request until its last answer is sent.
+A rollout is in flight from its first request until its last answer is sent.
 Run as a program it prints its address and serves until its standard input is closed, then prints what it counted.
 """
 
@@ -19,19 +19,18 @@ TOOL_TURNS = 2
 
 class LatencyModel:
     def __init__(self) -> None:
-        self.open: set[int] = set()
-        self.most = self.requests = 0
+        self.open = self.most = self.requests = 0
 
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.requests += 1
-        self.open.add(body["seed"])
-        self.most = max(self.most, len(self.open))
+        self.open += body["messages"][-1]["role"] == "user"
+        self.most = max(self.most, self.open)
         await asyncio.sleep(LATENCY)
         message = self._message(body["messages"], body["seed"])
         finish = "tool_calls" if "tool_calls" in message else "stop"
         if finish == "stop":
-            self.open.discard(body["seed"])
+            self.open -= 1
         usage = {"prompt_tokens": 20, "completion_tokens": 5}
         choice = {"index": 0, "message": message, "finish_reason": finish}
         return web.json_response({"model": "latency", "choices": [choice], "usage": usage})

@@ -115,3 +115,10 @@ async def test_a_group_reward_compares_the_kinds(tmp_path: Path) -> None:
         tmp_path, SOUND.replace(RIGHT, pairs).replace("policy: {", "judge: {type: scripted}, policy: {")
     )
     assert report.scores["empty"] is not None
+
+
+@pytest.mark.parametrize("place", ["rollout", "fresh"])
+async def test_tests_that_the_image_cannot_run_are_named_before_a_model_is_asked(tmp_path: Path, place: str) -> None:
+    tests = f"tests: {{fn: tests_pass, sandbox: {place}, args: {{command: phpunit tests}}}}"
+    report = await examined(tmp_path, SOUND.replace(RIGHT, tests))
+    assert any("tests_pass: the command cannot run, as the image lacks 'phpunit'" in one for one in report.problems)

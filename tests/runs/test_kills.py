@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from hermes_rl.data.rows import Row
-from hermes_rl.rollouts.rollout import Seat
+from hermes_rl.rollouts.rollout import RolloutKey
+from hermes_rl.servers.base import drawn_seed
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.cli.test_run import environment, lines
 from tests.runs.faulty_model import FAULTS, FaultyModel, number_of
@@ -56,11 +57,13 @@ def write_spec(folder: Path, url: str, *, evaluation: bool, rows: int) -> None:
     (folder / "code.py").write_text(CODE)
 
 
-def seed_of(line: Any) -> int:
-    """The sampling seed of a rollout, from its line."""
+def seed_of(line: Any, turn: int) -> int:
+    """The sampling seed of a rollout's model call, from its line."""
     row = Row(key=line["row_key"], columns={}, index=0, digest="")
     member = str(line["id"]).removeprefix(f"{line['group']}-").partition("r")[0]
-    return Seat(row, line["group"], int(member), 1).seed(0)
+    seed = drawn_seed(RolloutKey(row, line["group"], int(member), 1).seed(0), "turn", turn)
+    assert seed is not None
+    return seed
 
 
 class Lives:
@@ -121,7 +124,7 @@ def in_flight(folder: Path, model: FaultyModel) -> int:
     """Calls that were answered for rollouts that are not on disk."""
     path = folder / "run" / "rollouts.jsonl"
     whole = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
-    on_disk = {seed_of(json.loads(line)) for line in whole}
+    on_disk = {seed_of(json.loads(line), turn) for line in whole for turn in (0, 1)}
     return sum(1 for seed, _ in model.answered if seed not in on_disk)
 
 
@@ -134,7 +137,7 @@ def check_rollouts(found: list[dict[str, Any]]) -> None:
     scored = [line for line in found if line["score"] is not None]
     assert len({line["id"].partition("r")[0] for line in scored}) == len(scored), "each rollout once"
     for line in scored:
-        number = number_of(seed_of(line))
+        number = number_of(seed_of(line, 1))
         assert line["score"] == number + 0.5 * (number % 2 == 0), "no failure has made a score"
 
 

@@ -194,3 +194,16 @@ def test_a_new_prompt_runs_anew_and_the_run_says_so_before_it_starts(tmp_path: P
     assert done.returncode == 0, done.stderr
     assert "prompt changed since outputs/spec/evaluate-" in done.stderr
     assert "all rollouts are played anew" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["evaluate", "regrade"])
+def test_another_model_of_the_judge_judges_anew(tmp_path: Path, command: str) -> None:
+    text = SPEC.replace('{fn: "rewards.py:long", args: {word: "{{ word }}"}}', "{fn: llm_judge, args: {rubric: Good}}")
+    text = text.replace("{type: scripted, deviate: 0.5}", "{type: scripted}, judge: {type: scripted, model: first}")
+    write(tmp_path)
+    (tmp_path / "spec.yaml").write_text(text)
+    assert hermes(*EVALUATE, cwd=tmp_path).returncode == 0
+    again = EVALUATE if command == "evaluate" else ["regrade", "run"]
+    done = hermes(*again, "--set", "servers.judge.model=second", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "reward long has changed: 8 rollouts that were there are judged anew, none is played" in done.stderr

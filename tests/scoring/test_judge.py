@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -102,6 +103,50 @@ async def test_a_verdict_is_not_asked_for_twice() -> None:
     assert len(judge.asked) == 1
     await values("llm_judge", "Paris", roles={"judge": judge}, rubric="Another?", reference="Paris")
     assert len(judge.asked) == 2
+
+
+class Wavering(Model):
+    """One that takes its time, and says something else each time."""
+
+    async def answer(
+        self, messages: Sequence[dict[str, Any]], schema: Mapping[str, Any], temperature: float
+    ) -> tuple[str, Mapping[str, float]]:
+        await asyncio.sleep(0.1)
+        return await super().answer(messages, schema, temperature)
+
+    def decide(self, question: str) -> str:
+        return json.dumps({"reason": "r", "score": len(self.asked) % 2})
+
+
+async def test_equal_answers_that_are_judged_at_once_share_one_question_and_one_verdict() -> None:
+    judge = Wavering()
+    same = ["Paris"] * 4
+    groups = await asyncio.gather(*(judged("llm_judge", *same, roles={"judge": judge}, rubric=RUBRIC) for _ in "ab"))
+    found = [value for group in groups for value in group]
+    assert ([value.value for value in found], len(judge.asked)) == ([1.0] * 8, 1)
+    assert sum(value.metrics.get("judge_calls", 0) for value in found) == 1, "paid once"
+
+
+async def test_a_failure_is_shared_by_those_who_wait_for_it_and_not_kept() -> None:
+    judge = Wavering(answers=[ServerFailure("down")])
+    with pytest.raises(JudgeFailure, match="down"):
+        await judged("llm_judge", "Paris", "Paris", roles={"judge": judge}, rubric=RUBRIC)
+    assert len(judge.asked) == 1
+    (value,) = await values("llm_judge", "Paris", roles={"judge": judge}, rubric=RUBRIC)
+    assert (value, len(judge.asked)) == (0, 2)
+
+
+async def test_who_waits_for_a_verdict_gets_it_although_the_one_who_asked_is_cancelled() -> None:
+    judge = Wavering()
+
+    def ask() -> asyncio.Task[float]:
+        return asyncio.create_task(verdict(judge, "?", {}, lambda found: float(found["score"]), Bill()))
+
+    first, second = ask(), ask()
+    await asyncio.sleep(0.02)
+    first.cancel()
+    assert (await second, len(judge.asked)) == (1.0, 1)
+    assert first.cancelled()
 
 
 @pytest.mark.parametrize(

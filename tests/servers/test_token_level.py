@@ -14,7 +14,7 @@ from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.endings import Ending
 from hermes_rl.errors import ServerFailure
 from hermes_rl.servers.balance import Role
-from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded, ServerConfig
+from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded, ServerConfig, drawn_seed
 from hermes_rl.servers.factory import create_role
 from hermes_rl.servers.generation import generated, version_of
 from hermes_rl.servers.retry import RetryPolicy
@@ -68,7 +68,7 @@ async def test_ids_go_in_and_ids_and_logprobs_come_out(kind: str) -> None:
     assert sequence.trained == [token for one in policy.log for token in one.ids]
     assert list(sequence.sampled) == [value for one in policy.log for value in one.logprobs]
     assert policy.log[1].prompt == sequence.tokens[: len(policy.log[1].prompt)]
-    assert [one.seed for one in policy.log] == [3, 3]
+    assert [one.seed for one in policy.log] == [drawn_seed(3, "turn", 0), drawn_seed(3, "turn", 1)]
     asked = policy.asked[0].get("sampling_params", policy.asked[0])
     assert (asked["temperature"], asked["top_p"], asked["skip_special_tokens"]) == (0.7, 0.9, False)
     assert asked["stop_token_ids"] == SMALL.encode(STOP)
@@ -179,6 +179,32 @@ async def test_each_step_records_the_versions_of_its_weights(kind: str) -> None:
     assert [turn.weights for turn in transcript.turns] == [Weights(4, 4), Weights(4, 5)]
 
 
+async def test_calls_that_begin_together_go_on_where_the_path_of_the_weights_is_missing() -> None:
+    policy = TokenPolicy(SMALL, adds)
+    policy.tells = set()
+    async with policy.running() as url:
+        role, transcript = role_of("vllm", url, weights_path="/model_info"), Transcript()
+        await asyncio.gather(*(role.chat(ChatRequest(HI)) for _ in range(8)))
+        await role.chat(ChatRequest(HI, transcript=transcript))
+        await role.close()
+    assert (len(policy.log), policy.told.count("/model_info")) == (9, 1)
+    assert [turn.weights for turn in transcript.turns] == [Weights()]
+
+
+@pytest.mark.parametrize("path", ["/get_weight_version", "/model_info"])
+async def test_older_and_newer_sglang_tell_the_version_of_their_weights(path: str) -> None:
+    policy = TokenPolicy(SMALL, adds, DIALECTS["sglang"])
+    policy.tells, policy.version = {path}, 4
+    async with policy.running() as url:
+        role, transcript = role_of("sglang", url), Transcript()
+        await asyncio.gather(*(role.chat(ChatRequest(HI)) for _ in range(8)))
+        await role.chat(ChatRequest(HI, transcript=transcript))
+        assert await role.weights() == 4
+        await role.close()
+    assert [turn.weights for turn in transcript.turns] == [Weights(4, 4)]
+    assert policy.told.count("/get_weight_version") == 1 or path == "/get_weight_version"
+
+
 async def test_a_server_that_tells_no_version_is_believed_to_have_none() -> None:
     policy = TokenPolicy(SMALL, adds)
     async with policy.running() as url:
@@ -206,6 +232,61 @@ async def test_an_aborted_generation_goes_on_from_its_partial_ids(kind: str) -> 
     assert result.turns_used == 2
     limits = [body.get("max_tokens") or body["sampling_params"]["max_new_tokens"] for body in policy.asked]
     assert limits[:2] == [60, 55]
+
+
+NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+
+
+@pytest.mark.parametrize(("kind", "top_k"), [("vllm", 0), ("sglang", -1)])
+async def test_what_the_spec_does_not_set_is_sent_as_neutral_so_that_the_models_own_defaults_do_not_hold(
+    kind: str, top_k: int
+) -> None:
+    policy = TokenPolicy(SMALL, adds, DIALECTS[kind])
+    async with policy.running() as url:
+        plain = await play(role_of(kind, url), temperature=None)
+        own = await play(role_of(kind, url), temperature=0.7, top_p=0.9, extra_body={"top_k": 5, "no_such": 1})
+    asked = [body.get("sampling_params", body) for body in policy.asked]
+    neutral = {**NEUTRAL, "temperature": 1.0, "top_p": 1.0, "top_k": top_k}
+    chosen = {**NEUTRAL, "temperature": 0.7, "top_p": 0.9, "top_k": 5}
+    assert [{name: body[name] for name in neutral} for body in asked] == [neutral] * 2 + [chosen] * 2
+    assert not any("no_such" in body for body in policy.asked), "only what is known to be a parameter of sampling"
+    assert [reply.sampling for reply in (plain.replies[0], own.replies[0])] == [neutral, chosen]
+
+
+async def test_the_older_server_which_looks_at_no_defaults_is_sent_what_is_set_alone() -> None:
+    policy = TokenPolicy(SMALL, adds, DIALECTS["atropos"])
+    async with policy.running() as url:
+        result = await play(role_of("vllm", url), temperature=0.7)
+    assert result.replies[0].sampling == {"temperature": 0.7}
+    assert not policy.asked[0].keys() & NEUTRAL.keys()
+
+
+@pytest.mark.parametrize("kind", DIALECTS)
+async def test_what_goes_on_after_an_abort_has_a_seed_of_its_own(kind: str) -> None:
+    policy = TokenPolicy(SMALL, adds, DIALECTS[kind])
+    policy.cut_at = 5
+    async with policy.running() as url:
+        await play(role_of(kind, url), max_tokens=60, seed=3)
+    seeds = [one.seed for one in policy.log]
+    assert (len(seeds), len(set(seeds)), None in seeds) == (3, 3, False)
+
+
+async def test_a_call_that_is_sent_again_keeps_its_seed() -> None:
+    policy = TokenPolicy(SMALL, adds)
+    policy.faults = [WRONG["no ids"], WRONG["no ids"]]
+    async with policy.running() as url:
+        await play(role_of("vllm", url), seed=3)
+    seeds = [one.seed for one in policy.log]
+    assert seeds == [drawn_seed(3, "turn", turn) for turn in (0, 0, 0, 1)]
+
+
+async def test_without_a_seed_none_is_sent() -> None:
+    policy = TokenPolicy(SMALL, adds)
+    policy.cut_at = 5
+    async with policy.running() as url:
+        await play(role_of("vllm", url))
+    assert len(policy.asked) == 3
+    assert not any("seed" in body for body in policy.asked)
 
 
 async def test_a_pause_for_new_weights_is_neither_a_failure_nor_working_time() -> None:

@@ -17,7 +17,7 @@ from hermes_rl.tokens.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Logged:
-    """One answer; `seed` is that of the rollout, and tells rollouts apart."""
+    """One answer; `seed` is that of the request."""
 
     prompt: list[int]
     ids: list[int]
@@ -44,6 +44,10 @@ class TokenPolicy:
         self.faults: list[Callable[[dict[str, Any]], None]] = []
         self.version = 0
         self.mode: str | None = None
+        self.tells = {"/is_paused", "/bridge/is_paused", "/bridge/info", "/get_weight_version"}
+        """Paths beside those of the dialects that it has; the version of its weights may also be in /model_info."""
+        self.told: list[str] = []
+        """Those that it was asked for, also where it does not have them."""
         self.cut_at: int | None = None
         """Tokens after which the next answer is aborted."""
         self.going = asyncio.Event()
@@ -71,9 +75,10 @@ class TokenPolicy:
             "/bridge/is_paused": lambda: {"paused": self.mode is not None},
             "/bridge/info": lambda: {"update_count": self.version},
             "/get_weight_version": lambda: {"weight_version": str(self.version)},
+            "/model_info": lambda: {"model_path": "m", "weight_version": str(self.version)},
         }
         for path, tell in told.items():
-            app.router.add_get(path, functools.partial(_told, tell))
+            app.router.add_get(path, functools.partial(self._told, tell))
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
@@ -133,11 +138,13 @@ class TokenPolicy:
         self.log.append(Logged(prompt, ids, logprobs, seed, self.version))
         return self.log[-1], finish
 
+    async def _told(self, tell: Callable[[], dict[str, Any]], request: web.Request) -> web.Response:
+        self.told.append(request.path)
+        if request.path not in self.tells:
+            raise web.HTTPNotFound
+        return web.json_response(tell())
+
     def _answer(self, body: dict[str, Any]) -> web.Response:
         if self.faults:
             self.faults.pop(0)(body)
         return web.json_response(body)
-
-
-async def _told(tell: Callable[[], dict[str, Any]], _: web.Request) -> web.Response:
-    return web.json_response(tell())

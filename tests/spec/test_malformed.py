@@ -169,7 +169,10 @@ CASES: dict[str, tuple[str, str]] = {
         BASE + "servers: {policy: {base_url: 'http://a', model: m, ▶deviate: 0.5}}\n",
         "no meaning for type openai",
     ),
-    "trl": (BASE + "servers: {policy: {type: ▶trl, base_url: 'http://a'}}\n", "trl servers cannot be used"),
+    "trl": (
+        BASE + "servers: {policy: {type: ▶trl, base_url: 'http://a'}}\n",
+        "there is no type trl: TRL's server is stock vLLM",
+    ),
     "address": (BASE + "serve: {api_url: ▶localhost:8000}\n", "http://"),
     "password-in-address": (
         BASE + "servers: {policy: {base_url: ▶'http://me:hunter2@host', model: m}}\n",

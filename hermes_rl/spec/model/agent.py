@@ -39,6 +39,11 @@ class Agent(Section):
         description="Seconds per tool call; default: 300, or sandbox.timeout where that is longer.",
     )
     reasoning: Late[Reasoning] | None = Field(None, description="How much the model should think.")
+    seed: Literal["call", "none"] = Field(
+        "call",
+        description="call: every model call has a sampling seed of its own, drawn from the spec's seed; none: no seed "
+        "is sent, for servers that refuse one.",
+    )
     extra_body: FreeMap = Field(EMPTY, description="More fields for the body of each request; chat servers only.")
 
 
@@ -57,4 +62,5 @@ class AgentOverrides(Section):
     max_trajectory_tokens: int | None = Field(None, ge=1, description="Tokens of the whole conversation.")
     tool_timeout: float | None = Field(None, gt=0, description="Seconds per tool call.")
     reasoning: Late[Reasoning] | None = Field(None, description="How much the model should think.")
+    seed: Literal["call", "none"] | None = Field(None, description="Whether calls have a sampling seed.")
     extra_body: FreeMap | None = Field(None, description="More fields for the body of each request.")

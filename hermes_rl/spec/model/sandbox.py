@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, PlainSerializer, Tag
 
 from hermes_rl.spec.model.base import EMPTY, EnvText, Map, MayTemplate, Section, Seq, Size, wrong
 
@@ -12,12 +12,17 @@ BACKENDS = ("bubblewrap", "docker", "modal", "daytona", "ssh", "singularity", "n
 
 
 def _mode(value: Any) -> Any:
-    """Permission bits as people write them: ``0755`` is the YAML number 755, and means octal all the same."""
+    """Permission bits from digits that are octal however they are written: ``0755`` is the YAML number 755."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return value
-    if not re.fullmatch(r"(0o)?[0-7]{3,5}", str(value)):
+    if not re.fullmatch(r"(0o)?[0-7]{1,5}", str(value)):
         raise wrong("expected octal permissions such as 0755")
     return int(str(value).removeprefix("0o"), 8)
+
+
+def _mode_written(value: int) -> str:
+    """With the sign that says octal, so that a section that is written out and read again keeps its bits."""
+    return f"0o{value:03o}"
 
 
 def _network_shape(value: Any) -> str:
@@ -36,8 +41,8 @@ class File(Section):
         None, alias="from", description="File or folder to copy, below the folder of the spec after symlinks."
     )
     base64: str | None = Field(None, description="Bytes of the file in base64.")
-    mode: Annotated[int, BeforeValidator(_mode), MayTemplate()] | None = Field(
-        None, description="Permissions in octal, such as 0755; default: those of the source, else 0644."
+    mode: Annotated[int, BeforeValidator(_mode), PlainSerializer(_mode_written), MayTemplate()] | None = Field(
+        None, description="Permissions in octal digits, such as 0755; default: those of the source, else 0644."
     )
 
 

@@ -10,8 +10,7 @@ from hermes_rl.spec.model.base import EMPTY, Late, Map, Section, Seq, wrong
 def _type(value: Any) -> Any:
     if value == "trl":
         raise wrong(
-            "trl servers cannot be used: they return neither log-probabilities nor finish reasons; "
-            "serve the model with vllm or sglang"
+            "there is no type trl: TRL's server is stock vLLM; use `type: vllm`, with /v1 at the end of base_url"
         )
     return value
 

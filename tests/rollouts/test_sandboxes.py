@@ -1,0 +1,42 @@
+"""The sandbox of a row: what the spec says, rendered and read once."""
+
+from __future__ import annotations
+
+import pytest
+
+from hermes_rl.data.rows import Row
+from hermes_rl.rollouts.sandboxes import sandbox_config
+from hermes_rl.spec.load import parse_spec
+
+ROW = Row(key="row", columns={"n": 750, "text": "0600"}, index=0, digest="")
+MODES = {
+    "0644": 0o644,
+    "644": 0o644,
+    "0755": 0o755,
+    "0777": 0o777,
+    "0o644": 0o644,
+    '"0644"': 0o644,
+    '"0o755"': 0o755,
+    "0000": 0,
+    "420": 0o420,
+    '"{{ n }}"': 0o750,
+    '"{{ text }}"': 0o600,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_file_has_the_permissions_that_are_written(mode: str) -> None:
+    spec = parse_spec(
+        "dataset: {items: [{n: 1}]}\nprompt: {user: hi}\nservers: {policy: {type: scripted}}\n"
+        f"sandbox: {{files: [{{to: 'run-{{{{ n }}}}.sh', content: x, mode: {mode}}}]}}\n"
+    )
+    (file,) = sandbox_config(spec, ROW).files
+    assert (file.to, oct(file.mode)) == ("run-750.sh", oct(MODES[mode]))
+
+
+def test_without_a_mode_a_file_can_be_read() -> None:
+    spec = parse_spec(
+        "dataset: {items: [{n: 1}]}\nprompt: {user: hi}\nservers: {policy: {type: scripted}}\n"
+        "sandbox: {files: [{to: a, content: x}]}\n"
+    )
+    assert sandbox_config(spec, ROW).files[0].mode == 0o644

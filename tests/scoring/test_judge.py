@@ -17,6 +17,7 @@ from hermes_rl.scoring.call import call_reward
 from hermes_rl.scoring.find import find_reward
 from hermes_rl.scoring.judge import Bill, json_object, marked, number_in, verdict
 from hermes_rl.scoring.value import RewardValue, interpret
+from hermes_rl.servers.base import ContextLengthExceeded
 
 RUBRIC = "Is it right?"
 MATERIAL = re.compile(r"<<<([A-Z ]+) ([0-9a-f]{16})>>>\n(.*?)\n<<<END \2>>>", re.DOTALL)
@@ -147,6 +148,14 @@ async def test_who_waits_for_a_verdict_gets_it_although_the_one_who_asked_is_can
     first.cancel()
     assert (await second, len(judge.asked)) == (1.0, 1)
     assert first.cancelled()
+
+
+async def test_a_question_beyond_the_context_of_the_judge_is_its_failure_and_falls_back() -> None:
+    judge = Model(answers=[ContextLengthExceeded("8192 tokens")] * 2)
+    with pytest.raises(JudgeFailure, match="does not fit its context: 8192 tokens"):
+        await values("llm_judge", "Paris", roles={"judge": judge}, rubric=RUBRIC)
+    args = {"reference": "Paris", "fallback": "keyword_overlap"}
+    assert await values("llm_judge", "Paris", roles={"judge": judge}, rubric=RUBRIC, **args) == [1]
 
 
 @pytest.mark.parametrize(

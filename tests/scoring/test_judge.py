@@ -259,6 +259,9 @@ async def test_a_judge_that_disagrees_with_people_is_refused(tmp_path: Path) -> 
     assert len(judge.asked) == asked + 1, "measured once"
     with pytest.raises(UserError, match=r"agrees with 50% of 4 labelled cases .* less than min_agreement \(80%\)"):
         await values("llm_judge", "x", calibrate=cases(tmp_path / "bad.jsonl", 1, 1, 0, 0), **args)
+    line = json.dumps({"answer": "Pa\u2028ris", "reference": "Pa\u2028ris", "score": 1}, ensure_ascii=False)
+    (tmp_path / "separated.jsonl").write_text(f"{line}\n\n", "utf-8")
+    assert await values("llm_judge", "x", calibrate=str(tmp_path / "separated.jsonl"), **args) == [1]
     (tmp_path / "broken.jsonl").write_text('{"answer": "x", "score": 3}')
     for file in ("broken.jsonl", "none.jsonl"):
         with pytest.raises(UserError, match="calibrate: "):

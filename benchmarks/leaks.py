@@ -24,8 +24,8 @@ from report import machine, say, table
 
 from hermes_rl.data.load import load_rows
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.player import Player
-from hermes_rl.rollouts.rollout import Rollout, Seat
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey
+from hermes_rl.rollouts.runner import RolloutRunner
 from hermes_rl.sandbox.cgroup import find_layout
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.spec.load import parse_spec
@@ -104,19 +104,19 @@ async def play(spec: Spec, count: int, concurrency: int, seed: int) -> Counter[s
 async def _play(world: CompiledSpec, count: int, concurrency: int, seed: int) -> Counter[str]:
     random, ended = Random(seed), Counter[str]()
     rows = load_rows(world.spec, "train", notify=lambda _: None)
-    player = Player(world)
+    player = RolloutRunner(world)
     left = iter(range(count))
 
     async def lane() -> None:
         for number in left:
             fate = random.random()
-            seat = Seat(rows[number % len(rows)], f"{seed}-{number}", 0, 1)
-            task = asyncio.create_task(player.member(seat))
+            key = RolloutKey(rows[number % len(rows)], f"{seed}-{number}", 0, 1)
+            task = asyncio.create_task(player.member(key))
             if fate < 0.1:
                 await asyncio.sleep(random.random() * 0.5)
                 task.cancel()
             elif fate < 0.2:
-                ended["sandbox killed from outside"] += await _kill(seat, task)
+                ended["sandbox killed from outside"] += await _kill(key, task)
             done = (await asyncio.gather(task, return_exceptions=True))[0]
             ended["cancelled" if isinstance(done, BaseException) else str(done.ending)] += 1
 
@@ -124,10 +124,10 @@ async def _play(world: CompiledSpec, count: int, concurrency: int, seed: int) ->
     return ended
 
 
-async def _kill(seat: Seat, task: asyncio.Task[Rollout]) -> bool:
+async def _kill(key: RolloutKey, task: asyncio.Task[Rollout]) -> bool:
     """What a machine in need of memory does: the sandbox is gone, and not by the agent's doing."""
     while not task.done():
-        runtime = find_runtime(seat.id)
+        runtime = find_runtime(key.id)
         sandbox = runtime._sandbox if runtime is not None else None
         if isinstance(sandbox, HelperSandbox) and sandbox.alive:
             os.kill(sandbox.pid, 9)

@@ -160,14 +160,13 @@ async def hermes_rl(options: argparse.Namespace, folder: Path, tools: str = NOOP
 
     With a concurrency of 0 as many rollouts at a time as it finds to be carried.
     """
+    from playing import play
+
     from hermes_rl.data.load import load_rows
     from hermes_rl.rollouts.compiled import CompiledSpec
     from hermes_rl.rollouts.encode import Encoder
     from hermes_rl.rollouts.rollout import Group
-    from hermes_rl.runs.budget import Budget
-    from hermes_rl.runs.directory import RunDirectory
     from hermes_rl.runs.heap import rare_full_collections
-    from hermes_rl.runs.process import ProcessPlan, process
     from hermes_rl.runs.progress import Progress
     from hermes_rl.spec.load import parse_spec
 
@@ -188,13 +187,13 @@ async def hermes_rl(options: argparse.Namespace, folder: Path, tools: str = NOOP
     )  # fmt: skip
     spec = parse_spec(text, folder=folder)
     compiled, rows = CompiledSpec(spec), load_rows(spec, "train", notify=say)
-    plan = ProcessPlan(SIZE, options.groups, concurrency=options.concurrency or None)
 
     async def run(tally: Tally) -> None:
-        with RunDirectory(folder / "run") as directory, rare_full_collections():  # as the command line does it
-            encoder = Encoder(None, "none of the contenders has one")
-            async with compiled:
-                await process(compiled, rows, plan, directory, encoder=encoder, budget=Budget(), progress=Noted(tally))
+        with rare_full_collections():  # as the command line does it
+            await play(
+                compiled, rows, folder / "run", Noted(tally), Encoder(None, "none of the contenders has one"),
+                size=SIZE, groups=options.groups, concurrency=options.concurrency or None,
+            )  # fmt: skip
 
     return run
 

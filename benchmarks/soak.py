@@ -18,16 +18,14 @@ import time
 from pathlib import Path
 
 from leaks import counts
+from playing import play
 from report import machine, say, table
 
 from hermes_rl.data.load import load_rows
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.rollout import Group
-from hermes_rl.runs.budget import Budget
-from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.heap import rare_full_collections
-from hermes_rl.runs.process import ProcessPlan, process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import parse_spec
 
@@ -89,12 +87,12 @@ def arguments() -> argparse.Namespace:
 
 async def soak(options: argparse.Namespace) -> list[Sample]:
     spec, watch = parse_spec(SPEC), Watch(options.every)
-    plan = ProcessPlan(SIZE, options.rollouts // SIZE, concurrency=options.concurrency)
     with tempfile.TemporaryDirectory() as folder, rare_full_collections():
         rows = load_rows(spec, "train", notify=say)
-        async with CompiledSpec(spec) as world:
-            with RunDirectory(Path(folder)) as directory:
-                await process(world, rows, plan, directory, encoder=Encoder.load(None), budget=Budget(), progress=watch)
+        await play(
+            CompiledSpec(spec), rows, Path(folder), watch, Encoder.load(None),
+            size=SIZE, groups=options.rollouts // SIZE, concurrency=options.concurrency,
+        )  # fmt: skip
     return watch.samples
 
 

@@ -117,12 +117,12 @@ def test_importing_loads_nothing_heavy(statement: str) -> None:
 def test_the_core_plays_without_atroposlib() -> None:
     code = (
         "import sys, asyncio\nfrom hermes_rl.spec.load import load_spec\n"
-        "from hermes_rl.rollouts.compiled import CompiledSpec\nfrom hermes_rl.rollouts.player import Player\n"
+        "from hermes_rl.rollouts.compiled import CompiledSpec\nfrom hermes_rl.rollouts.runner import RolloutRunner\n"
         "from hermes_rl.data.load import load_rows\n"
         "async def main():\n"
         "    spec = load_spec('terminal-files')\n"
         "    async with CompiledSpec(spec) as world:\n"
-        "        group = await Player(world).start(load_rows(spec, 'train', notify=print)[0], 'g', 2)\n"
+        "        group = await RolloutRunner(world).start(load_rows(spec, 'train', notify=print)[0], 'g', 2)\n"
         "        assert len(group.scores) == 2, group.detail\n"
         "asyncio.run(main())\nassert not {'atroposlib', 'wandb', 'transformers'} & set(sys.modules)"
     )

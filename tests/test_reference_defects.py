@@ -55,15 +55,14 @@ import pytest
 from hermes_rl import load_spec
 from hermes_rl.data.load import load_rows
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.player import Player
 from hermes_rl.rollouts.rollout import Group, Rollout
-from hermes_rl.runs.evaluate import EvaluatePlan
+from hermes_rl.rollouts.runner import RolloutRunner
 from hermes_rl.runs.records import rollout_record
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.overrides import parse_extra_args
 from tests.agent.scripted_chat import ScriptedChat, call, calls, refused, says
-from tests.runs.playing import play_evaluate
+from tests.runs.playing import EvaluatePlan, play_evaluate
 
 ROOT = Path(__file__).parents[1]
 CHECKS = '''
@@ -134,7 +133,7 @@ def spec_of(folder: Path, chat: ScriptedChat, *sets: str) -> Spec:
 async def play(spec: Spec, size: int = 1, heard: list[Rollout] | None = None) -> list[Group]:
     """A group on every row of training, one after another, so that the script of a server fits."""
     async with CompiledSpec(spec) as world:
-        player = Player(world, listener=(heard if heard is not None else []).append)
+        player = RolloutRunner(world, on_played=(heard if heard is not None else []).append)
         rows = load_rows(spec, "train", notify=print)
         return [await player.start(row, row.key, size) for row in rows]
 

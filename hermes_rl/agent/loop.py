@@ -19,6 +19,7 @@ from hermes_rl.agent.server import as_chat_server
 from hermes_rl.agent.user import SimulatedUser
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, ServerFailure
+from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, Reasoning, drawn_seed
 from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
@@ -60,6 +61,7 @@ class HermesAgentLoop:
         task_id: names the rollout's machine (see `ToolContext`); one is made when it does not exist yet, and stays
             until `ToolContext(task_id).cleanup()`. Without a name it is released at the end of `run`.
         options: the remaining bounds; the arguments before it that are given win over it.
+        sandbox: of a machine that is made here; None: that of the `server`'s environment, else the default one.
         user: who answers turns without tool calls; None: such a turn is the last.
     """
 
@@ -75,6 +77,7 @@ class HermesAgentLoop:
         extra_body: Mapping[str, Any] | None = None,
         *,
         options: LoopOptions | None = None,
+        sandbox: SandboxConfig | None = None,
         user: SimulatedUser | None = None,
     ) -> None:
         given: dict[str, Any] = {
@@ -85,6 +88,7 @@ class HermesAgentLoop:
         }
         self.options = replace(options or LoopOptions(), **{k: v for k, v in given.items() if v is not None})
         self.server = as_chat_server(server)
+        self.sandbox = sandbox or _sandbox_of(server)
         self.toolkit = Toolkit.of_schemas(tool_schemas, valid_tool_names)
         self.task_id = task_id
         self.user = user
@@ -102,8 +106,8 @@ class HermesAgentLoop:
             transcript=Transcript(),
         )
         if self.task_id is not None:
-            return await self._run(result, runtime_for(self.task_id, self.toolkit))
-        async with ToolRuntime(toolkit=self.toolkit) as runtime:
+            return await self._run(result, runtime_for(self.task_id, self.toolkit, self.sandbox))
+        async with ToolRuntime(self.sandbox, toolkit=self.toolkit) as runtime:
             return await self._run(result, runtime)
 
     async def _run(self, result: AgentResult, runtime: ToolRuntime) -> AgentResult:
@@ -238,6 +242,12 @@ class HermesAgentLoop:
         if self.options.timeout is not None:
             bounds.append(max(0.001, self.options.timeout - result.timings.working))
         return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def _sandbox_of(server: Any) -> SandboxConfig | None:
+    """The sandbox of the environment that the server object belongs to, which such an object may name."""
+    sandbox = getattr(server, "sandbox", None)
+    return sandbox if isinstance(sandbox, SandboxConfig) else None
 
 
 def _ending_of(reply: ChatReply, calls: list[dict[str, Any]]) -> Ending | None:

@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 import typer
 
 from hermes_rl.cli.policy import with_policy
-from hermes_rl.runs.evaluate import Evaluation
+from hermes_rl.rollouts.admission import raise_descriptor_limit
+from hermes_rl.runs.evaluate import Evaluation, run_evaluate
 from hermes_rl.runs.heap import rare_full_collections
-from hermes_rl.runs.launch import Launch, run_evaluate, run_process
-from hermes_rl.runs.process import ProcessSummary
+from hermes_rl.runs.opening import Launch, require_effect
+from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
@@ -51,6 +52,7 @@ def run_spec(request: Request) -> int:
         UserError: the command line or the spec is wrong.
         RunError: the run failed.
     """
+    raise_descriptor_limit()
     environ = environment(request.env_file)
     progress = Progress(quiet=request.quiet)
     spec = with_policy(lambda more: _load(request, environ, more), environ)
@@ -77,6 +79,7 @@ def environment(env_file: Path | None) -> dict[str, str]:
 
 
 def _load(request: Request, environ: Mapping[str, str], more: tuple[str, ...]) -> Spec:
+    require_effect(request.flags, request.mode)
     overrides = parse_extra_args(request.flags, [*request.sets, *more])
     return load_spec(request.spec, overrides=overrides, demo=request.demo, environ=environ, mode=request.mode)
 
@@ -123,10 +126,10 @@ def _process(spec: Spec, launch: Launch) -> int:
 
 
 def _process_words(spec: Spec, summary: ProcessSummary) -> str:
-    there = summary.kept + summary.written
+    there = summary.there + summary.written
     words = f"{there} of {spec.process.groups} groups of {spec.process.group_size} in {summary.seconds:.1f} s"
-    if summary.kept:
-        words += f" ({summary.kept} were there already)"
+    if summary.there:
+        words += f" ({summary.there} were there already)"
     if summary.uniform:
         words += f"; {summary.uniform} uniform groups left out"
     if summary.failed:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_rl.runs.layers import FILLER_OVERRIDE
+from hermes_rl.runs.group_lines import FILLER_OVERRIDE
 from hermes_rl.tokens.sequence import MASKED, MASKED_LOGPROB
 
 FURTHER = "further"

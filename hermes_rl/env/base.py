@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from atroposlib.envs.base import BaseEnv
+from atroposlib.envs.base import BaseEnv, EvalHandlingEnum
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ReasoningConfig, ServerBaseline
 
 from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.env.collecting import Collecting
 from hermes_rl.env.config import HermesAgentEnvConfig
-from hermes_rl.env.handwritten import HandWritten
+from hermes_rl.env.handwritten import HandWritten, sandbox_config
 from hermes_rl.env.pressure import Pressure
 from hermes_rl.env.sending import Sending
 from hermes_rl.env.servers import HermesServer, HermesServerManager
@@ -38,6 +38,9 @@ from hermes_rl.tools.toolkit import Toolkit
 
 logger = logging.getLogger(__name__)
 
+LAST_EVALUATIONS = 600.0
+"""Seconds that evaluations may still take when the trainer has had its last step."""
+
 
 class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # type: ignore[misc]
     """An agent environment for Atropos: tools, a sandbox per rollout, a reward.
@@ -50,6 +53,10 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
     name: str | None = None
     env_config_cls: Any = HermesAgentEnvConfig
     server_cls: Any = HermesServer
+    # BaseEnv's own
+    checkpoint_interval: int
+    running_items: dict[str, Any]
+
     default_toolsets: ClassVar[list[str] | None] = None
     """Toolsets where the configuration names none."""
 
@@ -69,13 +76,14 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
         if config.group_size == 1:
             config.ensure_scores_are_not_same = False  # a group of one is always the same, and would never be sent
         self.config = config
-        self.encoder = self.make_encoder()
+        self._encoder = self._make_encoder()
         self._initialise_base(config, configs)
-        self.reasoning = _reasoning(config)
-        self.server = self.make_server(configs)
-        self.core: Environment = self.make_core()
-        self._numbers = itertools.count()
-        self.too_long = TooLong("drop", self.sequence_counts)
+        self._reasoning_settings = _reasoning(config)
+        self.server = self._make_server(configs)
+        self._core: Environment = self._make_core()
+        self._group_numbers = itertools.count()
+        self._evaluation_is_due = False
+        self._too_long = TooLong("drop", self._sequence_counts)
 
     def _initialise_base(self, config: HermesAgentEnvConfig, configs: list[APIServerConfig]) -> None:
         """Run BaseEnv's constructor, kept from opening the output file and from a tokenizer that cannot be had.
@@ -87,10 +95,10 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
             "tokenizer_name": config.tokenizer_name,
         }
         config.data_path_to_save_groups = None
-        if self.encoder.tokenizer is None:
+        if self._encoder.tokenizer is None:
             config.tokenizer_name = str(small_tokenizer_path())
         super().__init__(config, configs)
-        if self.encoder.tokenizer is None:
+        if self._encoder.tokenizer is None:
             self.tokenizer = None  # better none than another model's
         for name, value in kept.items():
             setattr(config, name, value)
@@ -124,29 +132,30 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
 
     # ------------------------------------------------------------------ parts that a subclass may replace
 
-    def make_server(self, configs: list[APIServerConfig]) -> Any:
+    def _make_server(self, configs: list[APIServerConfig]) -> Any:
         """The object behind `self.server`."""
         return HermesServerManager(
             configs,
             server_class=self.server_cls,
             reasoning_config=ReasoningConfig.from_env_config(self.config),
             tool_parser=self.config.tool_call_parser if "tool_call_parser" in self.config.model_fields_set else None,
+            sandbox=sandbox_config(self.config),
         )
 
-    def make_core(self) -> Environment:
+    def _make_core(self) -> Environment:
         """The environment as the core sees it."""
         return HandWritten(self)
 
-    def make_encoder(self) -> Encoder:
+    def _make_encoder(self) -> Encoder:
         """What makes tokens of conversations, with the environment's own tokenizer."""
         return Encoder.load(self.config.tokenizer_name)
 
     def _resolve_tools_for_group(self) -> tuple[list[dict[str, Any]], set[str]]:
         """Tool schemas and valid names for one group; drawn anew at each call from a distribution."""
-        toolkit = self.toolkit_for(f"group-{next(self._numbers)}")
+        toolkit = self._toolkit_for(f"group-{next(self._group_numbers)}")
         return toolkit.schemas, set(toolkit.names)
 
-    def toolkit_for(self, group: str) -> Toolkit:
+    def _toolkit_for(self, group: str) -> Toolkit:
         """The tools of a group: the same for all its members, drawn from the seed and the group's id."""
         config = self.config
         enabled = config.enabled_toolsets if config.enabled_toolsets is not None else self.default_toolsets
@@ -186,11 +195,56 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
 
     async def env_manager(self) -> None:
         """Serve until the trainer has its steps; releases everything, also when cancelled."""
-        self.keep_groups()
+        self._keep_groups()
         try:
             await super().env_manager()
+            await self._finish_evaluations()
         finally:
             await self.shut_down()
+
+    async def env_step_checks(self) -> None:
+        """As BaseEnv's, but no multiple of `steps_per_eval` or of the checkpoint interval goes by unseen.
+
+        The trainer's step is looked at now and then and may jump. BaseEnv compares remainders, which misses a multiple
+        where the step jumps by a whole interval (every step, where the interval is 1), and it skips an evaluation while
+        another one runs. Here a jump over several multiples is one evaluation, since the weights are those of one step
+        only, and an evaluation that is due while another one runs follows it.
+        """
+        before, now = self.curr_step, self.status_dict["current_step"]
+        evaluation, checkpoint = self.config.steps_per_eval, self.checkpoint_interval
+        self.config.steps_per_eval = self.checkpoint_interval = -1
+        try:
+            await super().env_step_checks()
+        finally:
+            self.config.steps_per_eval, self.checkpoint_interval = evaluation, checkpoint
+        if checkpoint > 0 and before // checkpoint < now // checkpoint:
+            self.save_checkpoint(now // checkpoint * checkpoint)
+        if evaluation > 0 and before // evaluation < now // evaluation:
+            self._evaluation_is_due = True
+        self._begin_evaluation()
+
+    def _begin_evaluation(self) -> None:
+        """Begin the evaluation that is due, unless another one runs."""
+        if not self._evaluation_is_due or (self.eval_runner is not None and not self.eval_runner.done()):
+            return
+        self._evaluation_is_due = False
+        self.eval_runner = asyncio.create_task(self.evaluate())
+        if self.config.eval_handling == EvalHandlingEnum.STOP_TRAIN:
+            self.backlog.extend(running["item"] for running in self.running_items.values())
+            for worker in self.workers:
+                worker.cancel()
+            self.workers, self.running_items = set(), {}
+
+    async def _finish_evaluations(self) -> None:
+        """Wait for the evaluations of the last steps, for a bounded time: the model server may end with its trainer."""
+        try:
+            async with asyncio.timeout(LAST_EVALUATIONS):
+                while self.eval_runner is not None:
+                    await asyncio.wait([self.eval_runner])
+                    self.eval_runner = None
+                    self._begin_evaluation()
+        except TimeoutError:
+            logger.error("the evaluation of the last step is given up: it took more than %g seconds", LAST_EVALUATIONS)
 
     async def process_manager(self) -> None:
         """Write groups of `collect_trajectories`, several at a time; a failing group ends nothing."""
@@ -198,7 +252,7 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
 
         try:
             await self.setup()
-            self.begin_tracking()
+            self._begin_tracking()
             await process_by_hand(self)
         finally:
             await self.shut_down()
@@ -206,7 +260,7 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
     async def _run_evaluate(self) -> None:
         try:
             await self.setup()
-            self.begin_tracking()
+            self._begin_tracking()
             await self.evaluate()
         finally:
             await self.shut_down()
@@ -218,8 +272,8 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.server.close()
-        await self.end_tracking()
-        self.close_groups()
+        await self._end_tracking()
+        self._close_groups()
 
     @classmethod
     def cli(cls) -> None:

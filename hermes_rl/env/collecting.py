@@ -15,14 +15,12 @@ from typing import Any
 from hermes_rl.data.rows import Row
 from hermes_rl.env.assemble import FURTHER, assemble, checked, layered
 from hermes_rl.env.handwritten import row_of
-from hermes_rl.rollouts.admission import Fixed
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.groups import play_groups
-from hermes_rl.rollouts.memory import Memory
-from hermes_rl.rollouts.player import REPLAYS, Player
-from hermes_rl.rollouts.rollout import Group, Rollout, Seat
-from hermes_rl.runs.records import scored_data_groups
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
+from hermes_rl.rollouts.runner import REPLAYS, Recorded, RolloutRunner, Unrecorded
+from hermes_rl.runs.group_lines import group_lines
+from hermes_rl.runs.run import Plan, Run
 from hermes_rl.servers.base import ChatServer
 
 logger = logging.getLogger(__name__)
@@ -35,15 +33,15 @@ class Collecting:
     """
 
     config: Any
-    core: Environment
-    encoder: Encoder
+    _core: Environment
+    _encoder: Encoder
     max_num_workers: int
-    memory: Memory | None = None
-    """Rollouts of an earlier start of the same run."""
-    _numbers: itertools.count[int]
+    _rollout_store: Recorded = Unrecorded()
+    """The record of rollouts, where the environment keeps one."""
+    _group_numbers: itertools.count[int]
     get_next_item: Callable[[], Awaitable[Any]]
-    track_rollout: Callable[[Rollout], None]
-    track_dropped: Callable[[Group], None]
+    _track_rollout: Callable[[Rollout], None]
+    _track_dropped: Callable[[Group], None]
 
     async def groups(
         self, rows: Sequence[Any] | None = None, policy: ChatServer | None = None
@@ -54,66 +52,65 @@ class Collecting:
             rows: items to play, once each; None: those of `get_next_item` until it returns None.
             policy: another policy than the environment's own.
         """
-        player = Player(self.core, policy=policy)
-        fixed = Fixed(self.rollouts_in_flight)
-        playing = play_groups(player, self._source(rows), self.config.group_size, admission=fixed)
-        async with aclosing(playing):
+        plan = Plan(size=self.config.group_size, repeat=False, concurrency=self._rollouts_in_flight)
+        run = Run(self._core, self._items_as_rows(rows), plan, encoder=self._encoder, policy=policy)
+        async with aclosing(run.groups()) as playing:
             async for group in playing:
-                if group.dropped is None:
-                    await self.encoder.encode_group(group)
                 yield group
 
     @property
-    def rollouts_in_flight(self) -> int:
+    def _rollouts_in_flight(self) -> int:
         """Rollouts that `groups` and `process` play at a time."""
         return max(1, int(self.max_num_workers)) * int(self.config.group_size)
 
-    async def _source(self, rows: Sequence[Any] | None) -> AsyncIterator[tuple[Row, str]]:
-        if rows is not None:
-            for item in rows:
-                yield self._seated(item)
-            return
-        while (item := await self.get_next_item()) is not None:
-            yield self._seated(item)
+    async def _items_as_rows(self, rows: Sequence[Any] | None) -> AsyncIterator[Row]:
+        for item in rows or ():
+            yield self._seated_item(item)[0]
+        while rows is None and (item := await self.get_next_item()) is not None:
+            yield self._seated_item(item)[0]
 
-    def _seated(self, item: Any) -> tuple[Row, str]:
+    def _seated_item(self, item: Any) -> tuple[Row, str]:
         """An item as a row, with an id for the group that is played on it."""
-        number = next(self._numbers)
+        number = next(self._group_numbers)
         row = item if isinstance(item, Row) else row_of(item, number)
         return row, f"{row.key}:{number}"
 
-    def _placed(self, item: Any) -> tuple[Row, str]:
+    def _number_of(self, item: Any, count: int) -> int:
+        """Which of all items this one is, over restarts; `count` have been handed out before it."""
+        return count
+
+    def _seated_for_a_trainer(self, item: Any) -> tuple[Row, str]:
         """The same for a trainer; a restart may find the group again by its id."""
-        return self._seated(item)
+        return self._seated_item(item)
 
     async def collect_trajectory(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         """Play and grade one rollout; (None, []) where infrastructure failed it for good."""
-        row, group = self._seated(item)
-        rollout = await Player(self.core, listener=self.track_rollout).member(Seat(row, group, 0, 1))
+        row, group = self._seated_item(item)
+        rollout = await RolloutRunner(self._core, store=_Tracked(self)).member(RolloutKey(row, group, 0, 1))
         if rollout.error is not None:
             logger.error("rollout %s was not graded (%s): %s", rollout.id, rollout.ending, rollout.error)
             return None, []
         whole = Group(group, row, [rollout])
-        await self.encoder.encode_group(whole)
-        first, *further = self.layers(whole)
+        await self._encoder.encode_group(whole)
+        first, *further = self._layers_of(whole)
         return {**_item_of(first), FURTHER: [_item_of(layer) for layer in further]}, []
 
     async def collect_trajectories(self, item: Any) -> tuple[Any, list[Any]]:
         """Play a group: whole, or None. An overridden `collect_trajectory` is called once per member."""
         if type(self).collect_trajectory is not Collecting.collect_trajectory:
             return await self._collect_by_hand(item)
-        row, group_id = self._placed(item)
-        player = Player(self.core, listener=self.track_rollout, memory=self.memory, encode=self.encoder.encode)
-        group = await player.start(row, group_id, self.config.group_size)
-        self.track_group(group)
+        row, group_id = self._seated_for_a_trainer(item)
+        runner = RolloutRunner(self._core, store=_Tracked(self), encode=self._encoder.encode)
+        group = await runner.start(row, group_id, self.config.group_size)
+        self._track_group(group)
         if group.dropped is not None:
-            self.track_dropped(group)
+            self._track_dropped(group)
             return None, []
-        await self.encoder.encode_group(group)
-        layers = await asyncio.to_thread(self.layers, group)
+        await self._encoder.encode_group(group)
+        layers = await asyncio.to_thread(self._layers_of, group)
         return layers if len(layers) > 1 else layers[0], []
 
-    def track_group(self, group: Group) -> None:
+    def _track_group(self, group: Group) -> None:
         """Hear of every group that has ended."""
 
     async def _collect_by_hand(self, item: Any) -> tuple[Any, list[Any]]:
@@ -142,14 +139,30 @@ class Collecting:
                 logger.exception("collect_trajectory failed (attempt %d of %d)", attempt + 1, REPLAYS + 1)
         return None, []
 
-    def layers(self, group: Group) -> list[dict[str, Any]]:
+    def _layers_of(self, group: Group) -> list[dict[str, Any]]:
         """The group as Atropos' ScoredDataGroups: one where each rollout has one sequence."""
-        options = self.core.options("train")
+        options = self._core.options("train")
         params = {"temperature": options.temperature, "top_p": options.top_p}
-        layers = scored_data_groups(group, {name: value for name, value in params.items() if value is not None})
-        proof = group.certificate.record() if group.certificate is not None else None
-        numbered = [{"layer": number} if len(layers) > 1 else {} for number in range(len(layers))]
-        return [{**layer, "certificate": proof, **number} for layer, number in zip(layers, numbered, strict=True)]
+        return group_lines(group, {name: value for name, value in params.items() if value is not None})
+
+
+class _Tracked:
+    """The environment's record of rollouts, which counts those that have ended for its metrics."""
+
+    def __init__(self, env: Collecting) -> None:
+        self._env, self._store = env, env._rollout_store
+
+    async def recall(self, key: RolloutKey) -> Rollout | None:
+        return await self._store.recall(key)
+
+    def attempts(self, key: RolloutKey) -> int:
+        return self._store.attempts(key)
+
+    def record(self, *rollouts: Rollout) -> None:
+        for rollout in rollouts:
+            if rollout.state is not RolloutState.WAITING:
+                self._env._track_rollout(rollout)
+        self._store.record(*rollouts)
 
 
 def _item_of(group: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import RewardFailure
 from hermes_rl.rollouts.environment import Treatment
 from hermes_rl.rollouts.prompts import with_thinking
-from hermes_rl.rollouts.rollout import Rollout, Seat
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.scoring.call import RewardFunction, call_reward
 from hermes_rl.scoring.value import interpret
@@ -54,7 +54,7 @@ class HandWritten:
     def policy(self) -> Any:
         return self._env.server
 
-    async def user(self, seat: Seat, runtime: ToolRuntime) -> None:
+    async def user(self, key: RolloutKey, runtime: ToolRuntime) -> None:
         """Nobody answers; an environment that has somebody plays its own conversation."""
 
     def options(self, split: str) -> LoopOptions:
@@ -65,7 +65,7 @@ class HandWritten:
             tool_timeout=max(300.0, config.terminal_timeout),
             max_tokens=config.agent_max_tokens or config.max_token_length,
             temperature=config.agent_temperature,
-            reasoning=self._env.reasoning,
+            reasoning=self._env._reasoning_settings,
             extra_body=config.extra_body,
         )
 
@@ -73,15 +73,15 @@ class HandWritten:
         return with_thinking(self._env.format_messages(row.columns), self._env.config.custom_thinking_prompt)
 
     @asynccontextmanager
-    async def machine(self, seat: Seat) -> AsyncIterator[ToolRuntime]:
-        toolkit = self._env.toolkit_for(seat.group)
-        async with ToolRuntime(sandbox_config(self._env.config), task_id=_unique(seat), toolkit=toolkit) as runtime:
+    async def machine(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
+        toolkit = self._env._toolkit_for(key.group)
+        async with ToolRuntime(sandbox_config(self._env.config), task_id=_unique(key), toolkit=toolkit) as runtime:
             yield runtime
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         reward = RewardFunction.of(REWARD, self._env.compute_reward)
         arguments = {
-            "item": rollout.seat.row.columns,
+            "item": rollout.key.row.columns,
             "result": rollout.result.for_rewards() if rollout.result is not None else None,
             "ctx": ToolContext(runtime.task_id),
         }
@@ -105,8 +105,8 @@ class HandWritten:
         return "grade"
 
 
-def _unique(seat: Seat) -> str:
+def _unique(key: RolloutKey) -> str:
     """Two items may be equal and in flight together, so the row's key is not enough for a task id."""
     import uuid
 
-    return f"{seat.id}-{uuid.uuid4().hex[:8]}"
+    return f"{key.id}-{uuid.uuid4().hex[:8]}"

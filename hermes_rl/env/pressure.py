@@ -24,8 +24,8 @@ class Pressure:
     derived_batch_size: int
     status_dict: dict[str, Any]
 
-    queue_is_full = False
-    admission: Admission | None = None
+    _queue_is_full = False
+    _admission: Admission | None = None
     """Decides how many rollouts are open, where their number is not fixed; None: as many as `max_num_workers` says."""
 
     async def get_status(self) -> None:
@@ -35,20 +35,23 @@ class Pressure:
         """
         await super().get_status()  # type: ignore[misc]
         status, config = self.status_dict, self.config
-        self.queue_is_full = False
-        if self.admission is not None:
-            self.max_num_workers = self._carried(self.admission)
+        self._queue_is_full = False
+        if self._admission is not None:
+            self.max_num_workers = self._carried(self._admission)
+        if config.inference_weight >= 0:
+            # The API says which share of the model server is this environment's, by the weights of all that it knows.
+            self.max_num_workers = max(1, round(self.max_num_workers * status.get("env_weight", 1.0)))
         if config.batch_size <= 0 or config.max_batches_offpolicy <= 0 or config.min_batch_allocation is not None:
             return
         full = -(-config.max_batches_offpolicy * config.batch_size // config.group_size)
         ahead = status["queue_size"] * config.group_size // config.batch_size
         if status["queue_size"] >= full and status["current_step"] + ahead <= config.total_steps:
-            self.queue_is_full = True
+            self._queue_is_full = True
             status["queue_size"] = full - 1
 
     async def add_train_workers(self) -> None:
         """As BaseEnv's, where there is room for more groups than are in flight."""
-        if self.queue_is_full or self._room() <= len(self.workers):
+        if self._queue_is_full or self._room_for_groups() <= len(self.workers):
             return
         await super().add_train_workers()  # type: ignore[misc]
 
@@ -59,7 +62,7 @@ class Pressure:
             groups += 1
         return max(1, groups)
 
-    def _room(self) -> int:
+    def _room_for_groups(self) -> int:
         """Groups that may be in flight: workers, and what the queue still takes."""
         config, workers = self.config, self.max_num_workers
         evaluating = self.eval_runner is not None and not self.eval_runner.done()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hermes_rl.env.assemble import with_content
 from hermes_rl.errors import HermesRLError, RunError
 from hermes_rl.runs.directory import Journal
+from hermes_rl.runs.encoding import encoded
+from hermes_rl.runs.progress import Progress
 
 if TYPE_CHECKING:
     from hermes_rl.env.base import HermesAgentBaseEnv
@@ -20,7 +22,9 @@ logger = logging.getLogger(__name__)
 async def process_by_hand(env: HermesAgentBaseEnv) -> int:
     """Write `total_steps` groups to `data_path_to_save_groups`, going on from those that are there.
 
-    Returns how many groups were written by this call.
+    A group is all that one item gave, however many lines it takes. Each line says which item that was (`item`, counted
+    from 0), so that the same command again leaves out the items whose groups are there. Returns how many groups were
+    written by this call.
 
     Raises:
         RunError: more groups failed than were asked for.
@@ -35,22 +39,27 @@ async def process_by_hand(env: HermesAgentBaseEnv) -> int:
 
 class _Processing:
     def __init__(self, env: HermesAgentBaseEnv, journal: Journal) -> None:
-        self.env, self.journal = env, journal
+        self.env, self.journal, self.progress = env, journal, Progress()
         self.target = int(env.config.total_steps)
-        self.there = sum(1 for _ in journal.read())
+        self.done = _items(journal)
+        self.there = len(self.done)
         self.written = self.failed = 0
 
     async def play(self) -> int:
         running: set[asyncio.Task[None]] = set()
-        exhausted = False
+        exhausted, count = False, 0
+        self.progress.begin(self.target, self.there)
         try:
             while True:
                 while not exhausted and self._wanted(len(running)):
                     item = await self.env.get_next_item()
                     exhausted = item is None
-                    if item is not None:
-                        running.add(asyncio.create_task(self._group(item)))
+                    number = self.env._number_of(item, count)
+                    count += 1
+                    if item is not None and number not in self.done:
+                        running.add(asyncio.create_task(self._group(item, number)))
                 if not running:
+                    self._conclude()
                     return self.written
                 running = await self._settle(running)
         finally:
@@ -67,16 +76,21 @@ class _Processing:
             task.result()
         return pending
 
-    async def _group(self, item: Any) -> None:
+    def _conclude(self) -> None:
+        """Say what is in the file now."""
+        complete = self.there + self.written
+        why = "" if complete >= self.target else "; there are no more items"
+        self.progress.note(f"{complete} of {self.target} groups are in {self.journal.path}{why}")
+
+    async def _group(self, item: Any, number: int) -> None:
         group = await self._collected(item)
-        for part in group if isinstance(group, list) else [group]:
-            if not part:
-                self._fail()
-                continue
-            whole = with_content(dict(part))
-            self.journal.append(whole)
+        parts = [with_content(dict(part)) for part in (group if isinstance(group, list) else [group]) if part]
+        if parts:
+            self.journal.append_lines([await encoded({**part, "item": number}) for part in parts])
             self.written += 1
-            await self.env.add_rollouts_for_wandb(whole, item)
+            await self.env.add_rollouts_for_wandb(parts[0], item)
+        else:
+            self._fail()
         self.env.curr_step = self.there + self.written
         await self.env.wandb_log()
 
@@ -95,3 +109,14 @@ class _Processing:
         self.failed += 1
         if self.failed > max(self.target, 10):
             raise RunError(f"{self.failed} groups could not be played; see the warnings above for the causes")
+
+
+def _items(journal: Journal) -> set[int]:
+    """The numbers of the items whose groups are there; a first line without a number is that of the next item."""
+    found: set[int] = set()
+    for line in journal.read():
+        if "item" in line:
+            found.add(line["item"])
+        elif not line.get("layer"):
+            found.add(len(found))
+    return found

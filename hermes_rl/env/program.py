@@ -17,7 +17,7 @@ import yaml
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from pydantic import BaseModel, ValidationError
 
-from hermes_rl.errors import HermesRLError, UserError
+from hermes_rl.errors import HermesRLError, RunError, UserError
 
 if TYPE_CHECKING:
     from hermes_rl.env.base import HermesAgentBaseEnv
@@ -43,10 +43,12 @@ def run(cls: type[HermesAgentBaseEnv], arguments: list[str]) -> None:
     Raises:
         UserError: the arguments are wrong.
     """
+    usage = f"usage: {Path(sys.argv[0]).name} {'|'.join(MODES)} [--env.FIELD V] [--openai.FIELD V] [--config F]"
+    if {"--help", "-h"} & set(arguments):
+        sys.stdout.write(f"{usage}\n\n{_help(cls)}")
+        return
     if not arguments or arguments[0] not in MODES:
-        raise UserError(
-            f"usage: {Path(sys.argv[0]).name} {'|'.join(MODES)} [--env.FIELD V] [--openai.FIELD V] [--config F]"
-        )
+        raise UserError(usage)
     mode, flags = arguments[0], arguments[1:]
     if hasattr(cls, "spec"):
         asyncio.run(_run_spec(cls, mode, flags))
@@ -58,6 +60,16 @@ def run(cls: type[HermesAgentBaseEnv], arguments: list[str]) -> None:
     asyncio.run(_run_by_hand(cls, mode, config, servers))
 
 
+def _help(cls: type[HermesAgentBaseEnv]) -> str:
+    """Every field of the configuration and of a server, with its description."""
+    lines = [
+        f"--{space}.{name}\n    {field.description or 'See atroposlib.'}\n"
+        for space, model in (("env", cls.env_config_cls), ("openai", APIServerConfig))
+        for name, field in model.model_fields.items()
+    ]
+    return "".join(lines)
+
+
 async def _run_by_hand(cls: type[HermesAgentBaseEnv], mode: str, config: Any, servers: Any) -> None:
     if mode == "process":
         config.data_path_to_save_groups = config.data_path_to_save_groups or f"data/{cls.name or 'groups'}.jsonl"
@@ -66,20 +78,33 @@ async def _run_by_hand(cls: type[HermesAgentBaseEnv], mode: str, config: Any, se
 
 
 async def _run_spec(cls: Any, mode: Any, flags: list[str]) -> None:
-    """A compiled spec reads its file again with the flags, so that they mean what they mean to `hermes-rl run`."""
+    """A compiled spec reads its file again with the flags, so that they mean what they mean to `hermes-rl run`.
+
+    What a subclass of it overrides is called in every mode.
+    """
     from hermes_rl.env.serve import run_serve
-    from hermes_rl.runs.launch import Launch, run_evaluate, run_process
+    from hermes_rl.env.subclass import overridden, run_subclass, with_spec
+    from hermes_rl.runs.evaluate import Evaluation, run_evaluate
+    from hermes_rl.runs.opening import Launch, require_effect
+    from hermes_rl.runs.process import run_process
     from hermes_rl.spec.load import load_spec
     from hermes_rl.spec.overrides import parse_extra_args
 
     spec = cls.spec
+    require_effect(flags, mode)
     if flags:
         spec = load_spec(spec.source, overrides=parse_extra_args(flags, ()), environ=cls.environ, mode=mode)
     launch = Launch(mode, environ=cls.environ)
     if mode == "serve":
-        directory = await run_serve(spec, launch)
+        directory = await run_serve(spec, launch, with_spec(cls, spec, mode))
+    elif overridden(cls):
+        directory = await run_subclass(with_spec(cls, spec, mode), launch)
     else:
-        _, directory = await (run_process if mode == "process" else run_evaluate)(spec, launch)
+        found, directory = await (run_process if mode == "process" else run_evaluate)(spec, launch)
+        if found.stopped is not None:
+            raise RunError(f"ended early: {found.stopped}. Run directory: {directory.path}")
+        if isinstance(found, Evaluation):
+            found.require_reliable()
     launch.progress.note(f"run directory: {directory.path}")
 
 
@@ -135,10 +160,13 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _changed(config: Any, changes: dict[str, Any], flag: str) -> Any:
-    """A copy of a pydantic object with other values, validated as a whole."""
+    """A copy of a pydantic object with other values, validated as a whole.
+
+    A field that nobody has set stays unset, so that what follows from others, such as the tool parser, is detected.
+    """
     _known(type(config), changes, flag)
     try:
-        return type(config)(**{**config.model_dump(), **changes})
+        return type(config)(**{**config.model_dump(exclude_unset=True), **changes})
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         raise UserError(f"{flag}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None

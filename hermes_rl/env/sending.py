@@ -51,25 +51,25 @@ class Sending:
     """Mixin of `HermesAgentBaseEnv`: replaces how BaseEnv posts scored data."""
 
     config: Any
-    dropped: Counter[str]
-    longest_sent: int | None = None
+    _dropped_groups: Counter[str]
+    _longest_sent: int | None = None
     """Tokens of the longest sequence that may be sent, where that is less than the trainer takes."""
     jsonl_writer: GroupsWriter | None
-    allow_inexact: bool = True
+    _allow_inexact: bool = True
     """Send groups without a certificate that their tokens are those that were sampled."""
-    max_staleness: int | None = None
+    _max_staleness: int | None = None
     """Versions that the oldest weights of a group may be behind when it is sent."""
-    keep_stale: bool = False
+    _keep_stale: bool = False
     """Send what is older all the same, counted."""
-    too_long: TooLong
+    _too_long: TooLong
 
-    def keep_groups(self) -> None:
+    def _keep_groups(self) -> None:
         """Write every group that is sent to `data_path_to_save_groups`, if there is one."""
         path = self.config.data_path_to_save_groups
         if path is not None and self.jsonl_writer is None:
             self.jsonl_writer = GroupsWriter(Journal(Path(path)))
 
-    def close_groups(self) -> None:
+    def _close_groups(self) -> None:
         """Close the file of groups, if there is one."""
         if self.jsonl_writer is not None:
             self.jsonl_writer.close()
@@ -86,13 +86,13 @@ class Sending:
 
         Layers of one group leave together in one call, or not at all. Nothing here holds up the event loop.
         """
-        longest = self._longest() if abort_on_any_max_length_exceeded else None
+        longest = self._longest_allowed() if abort_on_any_max_length_exceeded else None
         given = scored_data if isinstance(scored_data, list) else [scored_data]
-        whole = self.too_long.applied(list(map(_completed, filter(None, given))), longest)
-        fit = [part for part in whole if self._fit(part, longest)]
+        whole = self._too_long.applied(list(map(_completed, filter(None, given))), longest)
+        fit = [part for part in whole if self._fits_the_trainer(part, longest)]
         if len(fit) < len(whole) and any("layer" in part for part in whole):
             fit = []  # a part of a rollout is not trained on without the rest
-        fit = await self._fresh(fit)
+        fit = await self._fresh_enough(fit)
         if not fit:
             return
         for part in fit:
@@ -101,9 +101,9 @@ class Sending:
         if self.jsonl_writer is not None:
             await self.jsonl_writer.keep(fit)
         if do_send_to_api:
-            await self._send(fit if len(fit) > 1 or isinstance(scored_data, list) else fit[0], len(fit), item)
+            await self._send_groups(fit if len(fit) > 1 or isinstance(scored_data, list) else fit[0], len(fit), item)
 
-    async def _send(self, data: Any, count: int, item: Any) -> None:
+    async def _send_groups(self, data: Any, count: int, item: Any) -> None:
         self.items_sent_this_step += count  # type: ignore[attr-defined]
         try:
             await self._send_scored_data_to_api(data)
@@ -116,45 +116,45 @@ class Sending:
             logger.error("a group could not be sent now and is tried again: %s", error)
             self.backlog.append(item)  # type: ignore[attr-defined]
 
-    def _fit(self, group: dict[str, Any], longest: int | None) -> bool:
+    def _fits_the_trainer(self, group: dict[str, Any], longest: int | None) -> bool:
         size = group["group_overrides"].get("group_size", self.config.group_size)
-        fault = next(_faults(group, size, longest, exact=not self.allow_inexact), None)
+        fault = next(_faults(group, size, longest, exact=not self._allow_inexact), None)
         if fault is not None:
-            self.dropped[fault[0]] += 1
+            self._dropped_groups[fault[0]] += 1
             logger.warning("a group was not sent (%s): %s", *fault)
             return False
         uniform = self.config.ensure_scores_are_not_same and len(set(group["scores"])) == 1
         if uniform:
-            self.dropped["uniform"] += 1
+            self._dropped_groups["uniform"] += 1
             logger.warning("a group was not sent: all of its scores are the same, %s", group["scores"][0])
         return not uniform
 
-    async def _fresh(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    async def _fresh_enough(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Those whose weights are not too old now, however long they have waited."""
-        if self.max_staleness is None or not groups:
+        if self._max_staleness is None or not groups:
             return groups
-        now = await self.weights_now()
+        now = await self._weights_now()
         return [group for group in groups if self._young(group, now)]
 
     def _young(self, group: dict[str, Any], now: int | None) -> bool:
         oldest = (group.get("certificate") or {}).get("oldest")
         if oldest is None or now is None:
             words = "the version of the weights is not known; see weights_path of the server"
-        elif now - oldest <= (self.max_staleness or 0):
+        elif now - oldest <= (self._max_staleness or 0):
             return True
         else:
-            words = f"its oldest weights are {now - oldest} versions behind, {self.max_staleness} are allowed"
-        self.dropped[str(Ending.STALE)] += 1
-        logger.warning("a group %s (stale): %s", "was sent all the same" if self.keep_stale else "was not sent", words)
-        return self.keep_stale
+            words = f"its oldest weights are {now - oldest} versions behind, {self._max_staleness} are allowed"
+        self._dropped_groups[str(Ending.STALE)] += 1
+        logger.warning("a group %s (stale): %s", "was sent all the same" if self._keep_stale else "was not sent", words)
+        return self._keep_stale
 
-    async def weights_now(self) -> int | None:
+    async def _weights_now(self) -> int | None:
         """The newest version of the weights that a policy server has; None where none tells it."""
         return None
 
-    def _longest(self) -> int | None:
+    def _longest_allowed(self) -> int | None:
         """Tokens of the longest sequence that is of use; a trainer leaves out those that reach its own bound."""
-        bounds = [self.longest_sent]
+        bounds = [self._longest_sent]
         if self.max_token_len > 0:  # type: ignore[attr-defined]
             bounds.append(self.max_token_len - 1)  # type: ignore[attr-defined]
         return min((bound for bound in bounds if bound is not None), default=None)

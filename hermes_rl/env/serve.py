@@ -11,7 +11,7 @@ from hermes_rl.env.spec_env import SpecEnv, compile_spec
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.exact import TOKEN_LEVEL, renderer_of
-from hermes_rl.runs.launch import Launch, prepare
+from hermes_rl.runs.opening import Launch, require_runnable
 from hermes_rl.runs.provenance import provenance
 from hermes_rl.servers.engine import engines
 from hermes_rl.spec.model import Spec
@@ -20,28 +20,28 @@ _UNTOLD = ("openai", "vllm", "scripted")
 """Server types that tell no version of their weights by themselves."""
 
 
-async def run_serve(spec: Spec, launch: Launch) -> RunDirectory:
-    """Play until the trainer has had its steps.
+async def run_serve(spec: Spec, launch: Launch, cls: type[SpecEnv] | None = None) -> RunDirectory:
+    """Play until the trainer has had its steps; `cls` is the environment class of the spec, where it is a subclass.
 
     Raises:
         UserError: the spec cannot serve, or there is no trajectory API at its address.
         RunError: the trajectory API was lost.
     """
-    await prepare(spec, launch).close()
+    await require_runnable(spec, launch).close()
     require_exact(spec)
     if spec.servers["policy"][0].type in TOKEN_LEVEL:
         await asyncio.to_thread(renderer_of, spec)
     await _reach(spec.serve.api_url)
-    cls = compile_spec(spec, launch.environ)
+    cls = cls or compile_spec(spec, launch.environ)
     env = cls(*cls.config_init())
-    if env.encoder.tokenizer is None:
-        raise UserError(f"serve needs the policy's tokenizer: {env.encoder.missing}. Set servers.policy.tokenizer")
+    if env._encoder.tokenizer is None:
+        raise UserError(f"serve needs the policy's tokenizer: {env._encoder.missing}. Set servers.policy.tokenizer")
     launch.progress.note(f"serving {spec.name} to {spec.serve.api_url}; waiting for a trainer")
     with RunDirectory.choose(spec, "serve", launch.out, fresh=launch.fresh) as directory:
-        told = await engines(env.compiled.policy.configs)
-        directory.describe(spec, provenance(spec, "serve", None, env.encoder.tokenizer, engines=told))
-        env.compiled.artifact_folder = directory.artifacts
-        env.record_to(directory, launch.progress)
+        told = await engines(env._compiled.policy.configs)
+        directory.describe(spec, provenance(spec, "serve", None, env._encoder.tokenizer, engines=told))
+        env._compiled.artifact_folder = directory.artifacts
+        env._record_to(directory, launch.progress)
         await _manage(env)
         return directory
 

@@ -15,7 +15,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.env.place import PLACE, Mark, Place
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.kept import Kept
+from hermes_rl.runs.store import RolloutStore
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +36,11 @@ class Served:
     """The files of a run of serve, of earlier starts and of this one."""
 
     def __init__(self, directory: RunDirectory, environment: Environment, size: int, *, drop: bool) -> None:
-        self.kept = Kept.of(directory, environment, size)
+        self.store = RolloutStore(directory, size, compared=environment.has_group_rewards)
         try:
-            self.kept.load()
             self.place = Place(directory.journal(PLACE))
         except BaseException:
-            self.kept.close()
+            self.store.close()
             raise
         self._drop = drop
         self._former: int | None = None
@@ -51,7 +50,7 @@ class Served:
 
     def settled(self, group: str) -> bool:
         """Whether the trainer has it, will have it, or is not to have it."""
-        return group in self._sent or self.kept.discarded(group, drop_uniform=self._drop)
+        return group in self._sent or self.store.left_out(group, drop_uniform=self._drop)
 
     @asynccontextmanager
     async def sending(self, group: str) -> AsyncIterator[None]:
@@ -103,13 +102,13 @@ class Served:
         if not status or not info or not self.place.marks:
             return False
         first = self.place.marks[0]
-        per_step = int(info["batch_size"]) // self.kept.size
+        per_step = int(info["batch_size"]) // self.store.size
         received = first.gone + (step - first.step) * per_step + int(status["queue_size"])
         return received > len(self.place.sent)
 
     def close(self) -> None:
         """Close the files."""
-        self.kept.close()
+        self.store.close()
         self.place.journal.close()
 
 

@@ -15,6 +15,7 @@ from openai.types.chat.chat_completion import ChatCompletion
 from openai.types.completion import Completion
 
 from hermes_rl.errors import NotYetAvailable
+from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import ChatReply, ChatRequest, Reasoning, Secret, ServerConfig
 from hermes_rl.servers.factory import create_role
@@ -103,6 +104,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         configs: one per server; atroposlib's bare `ServerBaseline` stands for its local ports 9004 to 9007.
         role: a role that exists already; None makes one from `configs`.
         tool_parser: the format of tool calls on token-level servers; None: the one that the template writes.
+        sandbox: what an agent loop that is given this object plays in, such as one of a hand-written `evaluate`.
     """
 
     def __init__(
@@ -113,8 +115,10 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         reasoning_config: ReasoningConfig | None = None,
         role: Role | None = None,
         tool_parser: str | None = None,
+        sandbox: SandboxConfig | None = None,
     ) -> None:
         super().__init__(configs, server_class=server_class, reasoning_config=reasoning_config)
+        self.sandbox = sandbox
         self.role = role or create_role("policy", [server_config(config, tool_parser) for config in configs])
 
     async def chat(self, request: ChatRequest) -> ChatReply:

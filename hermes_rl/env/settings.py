@@ -8,7 +8,7 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from hermes_rl.env.config import HermesAgentEnvConfig
 from hermes_rl.runs.exact import tokenizer_of
-from hermes_rl.spec.model import Spec
+from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 
 CONCURRENCY = 64
@@ -17,17 +17,18 @@ MAX_TOKEN_LENGTH = 32768
 """Tokens of a sequence where neither the spec nor the trainer bounds it."""
 
 
-def env_config(spec: Spec) -> HermesAgentEnvConfig:
-    """The configuration for `serve`; what has no key of its own in a spec comes from `env:`."""
-    serve, agent, toolsets = spec.serve, spec.agent, spec.toolsets
+def env_config(spec: Spec, mode: Mode = "serve") -> HermesAgentEnvConfig:
+    """The configuration for a mode; what has no key of its own in a spec comes from `env:`."""
+    serve, agent, toolsets = spec.serve, spec.agent_for(mode), spec.toolsets
+    playing = spec.process if mode == "process" else serve
     fields: dict[str, Any] = {
-        "group_size": serve.group_size,
-        "total_steps": serve.total_steps,
+        "group_size": playing.group_size,
+        "total_steps": spec.process.groups if mode == "process" else serve.total_steps,
         "max_token_length": serve.max_token_length or MAX_TOKEN_LENGTH,
         "steps_per_eval": serve.eval_every or -1,
         "rollout_server_url": serve.api_url,
-        "ensure_scores_are_not_same": serve.drop_uniform,
-        "max_num_workers": max(1, (serve.concurrency or CONCURRENCY) // serve.group_size),
+        "ensure_scores_are_not_same": playing.drop_uniform,
+        "max_num_workers": max(1, (playing.concurrency or CONCURRENCY) // playing.group_size),
         "tokenizer_name": tokenizer_of(spec) or str(small_tokenizer_path()),
         "include_messages": True,
         "use_wandb": spec.wandb is not None and spec.wandb.mode != "disabled",

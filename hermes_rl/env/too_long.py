@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hermes_rl.runs.layers import FILLER_OVERRIDE
+from hermes_rl.runs.group_lines import FILLER_OVERRIDE
 from hermes_rl.tokens.sequence import MASKED, MASKED_LOGPROB
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 class Tracking:
-    """Mixin of `HermesAgentBaseEnv`: training metrics, and a wandb run of the environment's own."""
+    """Mixin of `HermesAgentBaseEnv`: training metrics, and a wandb run of the environment's own.
+
+    Like all of our classes around an environment it keeps its own state under private names, since a subclass may call
+    its own attributes whatever it likes.
+    """
 
     # BaseEnv's own
     config: Any
@@ -35,49 +39,39 @@ class Tracking:
     completion_lengths: list[int]
     max_token_len: int
 
-    wandb_mode: Literal["online", "offline", "disabled"] = "online"
-    wandb_folder: Path | None = None
+    _wandb_mode: Literal["online", "offline", "disabled"] = "online"
+    _wandb_folder: Path | None = None
     """Where wandb keeps its files; None: below the working directory."""
-    tracker: Tracker | None = None
+    _wandb_run: Tracker | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.pending_metrics: dict[str, Any] = {}
+        self._pending_metrics: dict[str, Any] = {}
         """Logged with the next step: what an evaluation found."""
-        self._training = TrainingMetrics()
+        self._training_counts = TrainingMetrics()
         super().__init__(*args, **kwargs)
 
     @property
-    def reward_buffer(self) -> list[float]:
-        """Scores of training since the last log."""
-        return self._training.scores
-
-    @property
-    def tool_error_buffer(self) -> list[dict[str, Any]]:
-        """Tool errors of training since the last log: turn, tool, args, error."""
-        return self._training.tool_errors
-
-    @property
-    def sequence_counts(self) -> Counter[str]:
+    def _sequence_counts(self) -> Counter[str]:
         """Sequences that were cut or masked for their length, since the last log."""
-        return self._training.sequences
+        return self._training_counts.sequences
 
     @property
-    def dropped(self) -> Counter[str]:
+    def _dropped_groups(self) -> Counter[str]:
         """Groups by the cause for which they were not sent, since the last log."""
-        return self._training.dropped
+        return self._training_counts.dropped
 
-    def track_rollout(self, rollout: Rollout) -> None:
+    def _track_rollout(self, rollout: Rollout) -> None:
         """Count a finished rollout of training."""
-        self._training.add_rollout(rollout)
+        self._training_counts.add_rollout(rollout)
 
-    def track_dropped(self, group: Group) -> None:
+    def _track_dropped(self, group: Group) -> None:
         """Count a group that could not be completed, and say why."""
-        self.dropped[str(group.dropped)] += 1
+        self._dropped_groups[str(group.dropped)] += 1
         logger.warning("group %s dropped (%s): %s", group.id, group.dropped, group.detail)
 
-    def training_metrics(self) -> dict[str, Any]:
+    def _training_metrics(self) -> dict[str, Any]:
         """The training metrics since the last call."""
-        return self._training.take()
+        return self._training_counts.take()
 
     async def setup_wandb(self) -> None:
         """Begin a wandb run where `use_wandb` asks for it, in the project that the trainer has named."""
@@ -90,33 +84,34 @@ class Tracking:
             self.wandb_project, self.wandb_group = info["project"], info["group"]
             if self.wandb_project is None:
                 await asyncio.sleep(1)
-        self.begin_tracking()
+        self._begin_tracking()
 
-    def begin_tracking(self) -> None:
+    def _begin_tracking(self) -> None:
         """Begin a wandb run where `use_wandb` asks for it; without a trainer, in a project named as the environment."""
-        if not self.config.use_wandb or self.tracker is not None:
+        if not self.config.use_wandb or self._wandb_run is not None:
             return
-        self.tracker = Tracker(
+        self._wandb_run = Tracker(
             self.wandb_project or self.config.wandb_name,
             f"{self.config.wandb_name}-{time.strftime('%Y-%m-%d-%H%M%S')}",
-            mode=self.wandb_mode,
+            mode=self._wandb_mode,
             group=self.wandb_group,
             config=self.config.model_dump(mode="json"),
-            folder=self.wandb_folder,
+            folder=self._wandb_folder,
         )
 
-    async def end_tracking(self) -> None:
+    async def _end_tracking(self) -> None:
         """Finish the wandb run, if there is one."""
-        if self.tracker is not None:
-            tracker, self.tracker = self.tracker, None
-            tracker.log(self._named(self.pending_metrics), step=self.curr_step)  # an evaluation after the last step
+        if self._wandb_run is not None:
+            tracker, self._wandb_run = self._wandb_run, None
+            # The evaluation after the last step found them, and no other log follows.
+            tracker.log(self._with_prefix(self._pending_metrics), step=self.curr_step)
             await asyncio.to_thread(tracker.close)
 
     async def create_rollout_table(self, wandb_metrics: dict[str, Any]) -> dict[str, Any]:
         """Add the kept rollouts as readable text."""
         rows = [row for group in self.rollouts_for_wandb for row in group]
-        if rows and self.tracker is not None:
-            wandb_metrics["train/rollouts"] = self.tracker.table(rows)
+        if rows and self._wandb_run is not None:
+            wandb_metrics["train/rollouts"] = self._wandb_run.table(rows)
         return wandb_metrics
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
@@ -125,14 +120,14 @@ class Tracking:
         In serve each name begins with the environment's, as in BaseEnv. Goes to this environment's own run, while
         BaseEnv's goes to whichever run began first in the process.
         """
-        metrics = {**self.pending_metrics, **self.training_metrics(), **(wandb_metrics or {})}
+        metrics = {**self._pending_metrics, **self._training_metrics(), **(wandb_metrics or {})}
         metrics |= _lengths(self.completion_lengths, self.max_token_len)
         metrics = self.perf_stats(await self.create_rollout_table(metrics))  # type: ignore[attr-defined]
-        self.pending_metrics, self.rollouts_for_wandb, self.completion_lengths = {}, [], []
-        if self.tracker is not None:
-            self.tracker.log(self._named(metrics), step=self.curr_step)
+        self._pending_metrics, self.rollouts_for_wandb, self.completion_lengths = {}, [], []
+        if self._wandb_run is not None:
+            self._wandb_run.log(self._with_prefix(metrics), step=self.curr_step)
 
-    def _named(self, metrics: dict[str, Any]) -> dict[str, Any]:
+    def _with_prefix(self, metrics: dict[str, Any]) -> dict[str, Any]:
         prefix = f"{self.wandb_prepend}_" if self.wandb_prepend is not None else ""
         return {f"{prefix}{name}": value for name, value in metrics.items()}
 

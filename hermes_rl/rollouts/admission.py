@@ -1,7 +1,8 @@
 """How many rollouts are open at a time: as many as the server, the cores and the memory carry, each of them measured.
 
 Nothing has to be tuned: another rollout begins while no call waits for a place at the policy's server, this program
-leaves a part of the cores idle, and memory is left. A number on request is kept to exactly.
+leaves a part of the cores idle, and memory is left. A number on request is kept to exactly, as long as this process may
+open the descriptors for it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -23,6 +25,11 @@ LOOK = 0.25
 """Seconds between two measurements."""
 GROWTH = 1.5
 """Factor by which the open rollouts may grow from one measurement to the next, so that what it costs is seen."""
+
+
+DESCRIPTORS = 16
+"""File descriptors that a rollout takes: 5 for its sandbox with a waiting shell, one for its call to the policy, and
+those that exist for a moment while a sandbox or a command starts."""
 
 
 @runtime_checkable
@@ -39,14 +46,45 @@ class Calls(Protocol):
         ...
 
 
+class Descriptors:
+    """Whether the file descriptors that this process may open carry another rollout.
+
+    Args:
+        limit: how many it may have.
+        used: how many it has.
+    """
+
+    def __init__(
+        self,
+        limit: int | None = None,
+        used: Callable[[], int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit = limit if limit is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._used, self._clock = used or open_descriptors, clock
+        self._surely = (self._limit - self._used()) // DESCRIPTORS
+        """Rollouts that are carried even if each takes all that it may take."""
+        self._looked, self._left, self._open = -LOOK, 0, 0
+
+    def carry(self, open_rollouts: int) -> bool:
+        """More than surely can be are carried as long as half of all descriptors are free: then they take fewer."""
+        if open_rollouts < max(1, self._surely):
+            return True
+        if self._clock() - self._looked >= LOOK:
+            self._looked, self._open = self._clock(), open_rollouts
+            self._left = self._limit - self._used()
+        return self._left - (open_rollouts - self._open) > self._limit // 2
+
+
 class Fixed:
     """As many rollouts as were asked for."""
 
-    def __init__(self, concurrency: int) -> None:
+    def __init__(self, concurrency: int, descriptors: Descriptors | None = None) -> None:
         self.concurrency = concurrency
+        self._descriptors = descriptors or Descriptors()
 
     def admits(self, open_rollouts: int) -> bool:
-        return open_rollouts < self.concurrency
+        return open_rollouts < self.concurrency and self._descriptors.carry(open_rollouts)
 
 
 class Adaptive:
@@ -56,6 +94,7 @@ class Adaptive:
         calls: the policy's server; None where it does not tell.
         used: seconds of processor time that this program and its ended children have used.
         free: share of the memory that is free.
+        descriptors: that this process may open.
     """
 
     def __init__(
@@ -66,7 +105,9 @@ class Adaptive:
         used: Callable[[], float] | None = None,
         free: Callable[[], float] | None = None,
         cores: int | None = None,
+        descriptors: Descriptors | None = None,
     ) -> None:
+        self._descriptors = descriptors or Descriptors(clock=clock)
         self._calls, self._clock = calls, clock
         self._used, self._free = used or processor_seconds, free or free_memory
         self._cores = cores or len(os.sched_getaffinity(0))
@@ -79,6 +120,8 @@ class Adaptive:
     def admits(self, open_rollouts: int) -> bool:
         """Whether another rollout may begin."""
         self._look(open_rollouts)
+        if not self._descriptors.carry(open_rollouts):
+            return False
         if open_rollouts < self._cores:
             return True  # less would leave cores idle, whatever was measured
         waiting = self._calls.waiting if self._calls is not None else 0
@@ -106,6 +149,21 @@ def admission(concurrency: int | None, policy: object) -> Admission:
     if isinstance(policy, Calls):
         policy.fix()
     return Fixed(max(1, concurrency))
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open as many descriptors as it may: sandboxes need some each, and the usual limit is 1024."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(OSError, ValueError):  # a system that counts otherwise: admission keeps to what there is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def open_descriptors() -> int:
+    """How many this process has open."""
+    try:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+    except OSError:
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # none is left to look with
 
 
 def processor_seconds() -> float:

@@ -1,7 +1,7 @@
 """A spec as an environment that the core can play.
 
 Compiling loads the code that the spec names and makes its roles; it starts nothing. What each rollout needs
-(tools, sandbox, prompt, script) is made per seat, so that rollouts share nothing that changes.
+(tools, sandbox, prompt, script) is made per key, so that rollouts share nothing that changes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hermes_rl.rollouts.environment import Treatment
 from hermes_rl.rollouts.prompts import content_of, messages_of, with_thinking
 from hermes_rl.rollouts.reward_machines import KeptMachines, RewardMachines
 from hermes_rl.rollouts.role_handle import RoleHandle
-from hermes_rl.rollouts.rollout import Rollout, Seat
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.rollouts.sandboxes import reward_args, sandbox_config
 from hermes_rl.rollouts.scripts import policy_script, user_script
 from hermes_rl.rollouts.tooling import Tooling
@@ -80,8 +80,8 @@ class CompiledSpec:
         self.images: dict[str, set[str]] = {}
         """Digests of the images that graded rollouts were played in, by the name that the spec has for each."""
         self._folder = spec.folder
-        self._sandbox: SandboxConfig | None = None
-        """That of every row, where no template makes them differ."""
+        self.sandbox: SandboxConfig | None = None
+        """That of every row, where no template makes them differ; known once it is first needed."""
 
     @property
     def has_group_rewards(self) -> bool:
@@ -135,27 +135,27 @@ class CompiledSpec:
         )
 
     @asynccontextmanager
-    async def machine(self, seat: Seat) -> AsyncIterator[ToolRuntime]:
-        state = self._state(seat.row)
-        config = self._sandbox_of(seat.row)
+    async def machine(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
+        state = self._state(key.row)
+        config = self._sandbox_of(key.row)
         await self._open(config)
-        toolkit = self.tooling.toolkit(seat.group, state)
+        toolkit = self.tooling.toolkit(key.group, state)
         for role in self.roles.values():
             role.live_here()
-        self._register_scripts(seat)
+        self._register_scripts(key)
         try:
-            made = ToolRuntime(config, task_id=seat.id, toolkit=toolkit, state=state, factory=self.pool.create)
+            made = ToolRuntime(config, task_id=key.id, toolkit=toolkit, state=state, factory=self.pool.create)
             async with made as runtime:
                 yield runtime
         finally:
-            self._forget(seat)
+            self._forget(key)
 
     def _sandbox_of(self, row: Row) -> SandboxConfig:
-        if self._sandbox is not None:
-            return self._sandbox
+        if self.sandbox is not None:
+            return self.sandbox
         config = sandbox_config(self.spec, row)
         if not has_template(self.spec.sandbox.model_dump(exclude_unset=True)):
-            self._sandbox = config
+            self.sandbox = config
         return config
 
     def _state(self, row: Row) -> Any:
@@ -169,10 +169,10 @@ class CompiledSpec:
             raise UserError(f"state: {self.spec.state} raised {where} (row {row.key})") from error
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
-        item = dict(rollout.seat.row.columns)
+        item = dict(rollout.key.row.columns)
         result = _played(rollout).for_rewards()
         machines = RewardMachines(runtime, self.grader.ordered)
-        taken = await machines.take(self._artifacts(rollout.seat.row), self.spec.command_timeout)
+        taken = await machines.take(self._artifacts(rollout.key.row), self.spec.command_timeout)
         if self.artifact_folder is not None and taken:
             rollout.artifacts = await _kept(self.artifact_folder, rollout.id, taken)
         rollout.image = runtime.image_digest
@@ -195,7 +195,7 @@ class CompiledSpec:
         ]
 
     async def grade_group(self, rollouts: list[Rollout]) -> None:
-        item = dict(rollouts[0].seat.row.columns)
+        item = dict(rollouts[0].key.row.columns)
         results = [_played(rollout).for_rewards() for rollout in rollouts]
         await self.grader.grade_group(item, results, [rollout.rewards for rollout in rollouts])
 
@@ -208,14 +208,14 @@ class CompiledSpec:
     def treatment(self, ending: Ending) -> Treatment:
         return self.spec.endings.get(str(ending), "grade")
 
-    async def user(self, seat: Seat, runtime: ToolRuntime) -> SimulatedUser | None:
+    async def user(self, key: RolloutKey, runtime: ToolRuntime) -> SimulatedUser | None:
         user = self.spec.user
         if user is None:
             return None
-        toolkit = self._user_tooling.toolkit(seat.group, runtime.state)
+        toolkit = self._user_tooling.toolkit(key.group, runtime.state)
         return SimulatedUser(
             self.roles[user.server],
-            content_of(user.system, seat.row, "user.system") if user.system is not None else None,
+            content_of(user.system, key.row, "user.system") if user.system is not None else None,
             runtime,
             toolkit=toolkit,
             stop=user.stop,
@@ -223,25 +223,25 @@ class CompiledSpec:
             opens=user.opens,
         )
 
-    def _register_scripts(self, seat: Seat) -> None:
+    def _register_scripts(self, key: RolloutKey) -> None:
         user = self.spec.user
         user_scripted = user is not None and self.roles[user.server].scripted
         if not self.policy.scripted and not user_scripted:
             return
-        roles = Counter(message["role"] for message in self.prompt(seat.row))
+        roles = Counter(message["role"] for message in self.prompt(key.row))
         if self.policy.scripted:
-            self.policy.register(seat.id, self.script(seat, roles["assistant"]))
+            self.policy.register(key.id, self.script(key, roles["assistant"]))
         if user is not None and user_scripted:
-            self.roles[user.server].register(user_id(seat.id), user_script(self.spec, seat.row, roles["user"]))
+            self.roles[user.server].register(user_id(key.id), user_script(self.spec, key.row, roles["user"]))
 
-    def script(self, seat: Seat, prior: int) -> Script:
-        """What a scripted policy plays in a seat; `prior` assistant messages are in the prompt."""
-        return policy_script(self.spec, seat, prior)
+    def script(self, key: RolloutKey, prior: int) -> Script:
+        """What a scripted policy plays in a key; `prior` assistant messages are in the prompt."""
+        return policy_script(self.spec, key, prior)
 
-    def _forget(self, seat: Seat) -> None:
-        self.policy.forget(seat.id)
+    def _forget(self, key: RolloutKey) -> None:
+        self.policy.forget(key.id)
         if self.spec.user is not None:
-            self.roles[self.spec.user.server].forget(user_id(seat.id))
+            self.roles[self.spec.user.server].forget(user_id(key.id))
 
 
 async def _kept(folder: Path, rollout: str, taken: Mapping[str, Artifact]) -> dict[str, Any]:

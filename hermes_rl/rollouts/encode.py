@@ -22,7 +22,7 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer | None, missing: str | None = None) -> None:
         self.tokenizer = tokenizer
         self.missing = missing
-        self.reasons: Counter[str] = Counter()
+        self._missing: dict[str, str] = {}
 
     @classmethod
     def load(cls, name: str | None) -> Encoder:
@@ -32,6 +32,10 @@ class Encoder:
         except TokenizerUnavailable as error:
             return cls(None, str(error))
 
+    def missing_tokens(self) -> Counter[str]:
+        """How many rollouts have no tokens, by the reason."""
+        return Counter(self._missing.values())
+
     async def encode(self, rollout: Rollout) -> None:
         """Set the `sequences` of a rollout that has none, off the event loop."""
         result = rollout.result
@@ -40,7 +44,7 @@ class Encoder:
         if result.transcript is not None and result.transcript.turns:
             rollout.sequences = result.transcript.sequences()
         elif self.tokenizer is None:
-            self.reasons[self.missing or "there is no tokenizer"] += 1
+            self._missing[rollout.id] = self.missing or "there is no tokenizer"
         else:
             await asyncio.to_thread(self._render, self.tokenizer, rollout, result)
 
@@ -62,4 +66,4 @@ class Encoder:
         )
         rollout.sequences = encoded.sequences
         if encoded.reason is not None:
-            self.reasons[encoded.reason] += 1
+            self._missing[rollout.id] = encoded.reason

@@ -10,7 +10,7 @@ from hermes_rl.agent.result import Message
 from hermes_rl.agent.user import SimulatedUser
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.rollouts.rollout import Rollout, Seat
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.tools.machine import ToolRuntime
 
@@ -42,11 +42,11 @@ class Environment(Protocol):
         """The messages that a rollout begins with."""
         ...
 
-    def machine(self, seat: Seat) -> AbstractAsyncContextManager[ToolRuntime]:
+    def machine(self, key: RolloutKey) -> AbstractAsyncContextManager[ToolRuntime]:
         """What the rollout's tools act on, released at the end, also on cancellation."""
         ...
 
-    async def user(self, seat: Seat, runtime: ToolRuntime) -> SimulatedUser | None:
+    async def user(self, key: RolloutKey, runtime: ToolRuntime) -> SimulatedUser | None:
         """Who answers the agent's turns without tool calls; None where nobody does."""
         ...
 

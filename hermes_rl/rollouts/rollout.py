@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from hermes_rl.agent.result import AgentResult
@@ -21,27 +22,48 @@ if TYPE_CHECKING:
     from hermes_rl.rollouts.certificate import Certificate
 
 
+class RolloutState(StrEnum):
+    """What is left to be done for a rollout; the value is the `state` of its record."""
+
+    WAITING = "waiting"
+    """It was played, and gets its score together with the other members of its group."""
+    SCORED = "scored"
+    LEFT_OUT = "left_out"
+    """The spec's `endings` drop how it ended, so it has no score and never gets one."""
+    FAILED = "failed"
+    """Infrastructure failed it; a later start of the run plays it again."""
+
+    @property
+    def final(self) -> bool:
+        """True where it is never played or scored again."""
+        return self in (RolloutState.SCORED, RolloutState.LEFT_OUT)
+
+
 @dataclass(frozen=True)
-class Seat:
-    """One place in a group: which row, which group, which member of how many, which attempt at it (from 0)."""
+class RolloutKey:
+    """Which rollout it is: the row, the group, the member of how many, and the attempt at it (from 0).
+
+    `epoch` counts the passes over the rows from 0.
+    """
 
     row: Row
     group: str
     index: int
     size: int
     attempt: int = 0
+    epoch: int = 0
 
     @property
     def id(self) -> str:
-        """Stable over restarts; a replay has an id of its own."""
-        replay = f"r{self.attempt}" if self.attempt else ""
-        return f"{self.group}-{self.index}{replay}"
+        """A name that is the same after a restart; each attempt has its own."""
+        attempt = f"r{self.attempt}" if self.attempt else ""
+        return f"{self.group}-{self.index}{attempt}"
 
     def seed(self, base: int) -> int:
-        """The seed of the rollout, 31 bits, from which its model calls have theirs: a function of the spec's seed and
-        the place in the group.
+        """The seed from which the rollout's model calls have theirs, 31 bits.
 
-        A replay has the same one: where a server samples by it, a failure leaves no trace in the results.
+        It is a function of the spec's seed, the group and the member. Every attempt has the same one, so that where a
+        server samples by it a failure leaves no trace in the results.
         """
         digest = hashlib.sha256(f"{base}:{self.group}-{self.index}".encode()).digest()
         return int.from_bytes(digest[:4], "big") >> 1
@@ -49,19 +71,20 @@ class Seat:
 
 @dataclass
 class Rollout:
-    """One rollout. `score` is None exactly where it was not graded; `error` then says why.
+    """One rollout. `score` is None exactly where it was not scored; `error` says why, unless it waits for its group.
 
     `timings` are seconds by part: sandbox, queue, generation, tools, rewards, total.
     `masked`: it counts for its group's baseline and is not trained on.
     """
 
-    seat: Seat
+    key: RolloutKey
     seed: int
     ending: Ending = Ending.CANCELLED
     result: AgentResult | None = None
     rewards: dict[str, RewardValue] = field(default_factory=dict)
     score: float | None = None
     error: str | None = None
+    state: RolloutState = RolloutState.FAILED
     masked: bool = False
     timings: dict[str, float] = field(default_factory=dict)
     artifacts: dict[str, Any] = field(default_factory=dict)
@@ -80,7 +103,11 @@ class Rollout:
 
     @property
     def id(self) -> str:
-        return self.seat.id
+        return self.key.id
+
+    def scored(self, score: float) -> None:
+        """Give it its score."""
+        self.score, self.state = score, RolloutState.SCORED
 
     @property
     def policy(self) -> dict[str, Any]:
@@ -93,8 +120,9 @@ class Rollout:
         return {"type": last.server_type, "model": last.model, "version": version, **sampling}
 
     def fail(self, failure: Failure) -> None:
-        """Record that infrastructure failed: no score, the cause, and what was played so far."""
+        """Note that infrastructure failed: there is no score, and the cause and what was played so far are kept."""
         self.ending, self.error, self.score = failure.ending, failure.detail, None
+        self.state = RolloutState.FAILED
         if failure.result is not None:
             self.result = failure.result
 
@@ -109,6 +137,7 @@ class Group:
     id: str
     row: Row
     rollouts: list[Rollout]
+    epoch: int = 0
     dropped: Ending | None = None
     detail: str | None = None
     certificate: Certificate | None = None

@@ -9,19 +9,19 @@ from random import Random
 from typing import Any
 
 from hermes_rl.data.rows import Row
-from hermes_rl.rollouts.rollout import Seat
+from hermes_rl.rollouts.rollout import RolloutKey
 from hermes_rl.servers.scripted import Script, Turn, deviate_script, deviations
 from hermes_rl.spec.model import Spec, is_template
 from hermes_rl.spec.templates import render
 
 
-def policy_script(spec: Spec, seat: Seat, prior: int) -> Script:
-    """What the policy plays in a seat; `prior` is the number of assistant messages in the prompt."""
+def policy_script(spec: Spec, key: RolloutKey, prior: int) -> Script:
+    """What the policy plays in a key; `prior` is the number of assistant messages in the prompt."""
     server = spec.servers["policy"][0]
     seed = spec.seed if server.seed is None else server.seed
-    turns = gold_turns(spec, seat.row)
-    if seat.index in deviations(seat.size, server.deviate, seed, seat.group):
-        turns = deviate_script(turns, Random(f"{seed}:{seat.group}-{seat.index}"))
+    turns = gold_turns(spec, key.row)
+    if key.index in deviations(key.size, server.deviate, seed, key.group):
+        turns = deviate_script(turns, Random(f"{seed}:{key.group}-{key.index}"))
     return Script(turns, prior)
 
 

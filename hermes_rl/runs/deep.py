@@ -20,9 +20,9 @@ from hermes_rl.agent.result import text_of
 from hermes_rl.data.load import load_rows
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.player import Player
-from hermes_rl.rollouts.rollout import Group, Rollout, Seat
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.rollouts.scripts import gold_turns, has_solution
+from hermes_rl.runs.run import Plan, Run
 from hermes_rl.servers.scripted import Script, Turn
 from hermes_rl.spec.model import Spec
 
@@ -67,8 +67,8 @@ async def examine(spec: Spec) -> DeepReport:
         report.warnings.append("there is no solution, so it was not shown that a right answer scores well")
     async with _Probe(spec, sample) as probe:
         await probe.open(sample[0])
-        player = Player(probe, replays=0)
-        groups = [await player.start(row, f"row-{n}", len(KINDS), whole=False) for n, row in enumerate(sample[:ROWS])]
+        run = Run(probe, sample[:ROWS], Plan(size=len(KINDS), repeat=False, whole=False, replays=0))
+        groups = [group async for group in run.groups()]
         _judge(report, probe, groups)
     return report
 
@@ -80,9 +80,9 @@ class _Probe(CompiledSpec):
         super().__init__(spec, {})
         self.rows = rows
 
-    def script(self, seat: Seat, prior: int) -> Script:
-        gold = gold_turns(self.spec, seat.row)
-        return Script(self._turns(KINDS[seat.index], seat.row, gold) or (Turn(say=""),), prior)
+    def script(self, key: RolloutKey, prior: int) -> Script:
+        gold = gold_turns(self.spec, key.row)
+        return Script(self._turns(KINDS[key.index], key.row, gold) or (Turn(say=""),), prior)
 
     def _turns(self, kind: str, row: Row, gold: tuple[Turn, ...]) -> tuple[Turn, ...]:
         if kind == "garbage":
@@ -132,7 +132,7 @@ def _failures(played: Mapping[str, list[Rollout]]) -> list[str]:
     for kind, rollouts in played.items():
         for rollout in rollouts:
             if rollout.error is not None:
-                first.setdefault(rollout.error, f"{kind} (row {rollout.seat.row.key}): {rollout.error}")
+                first.setdefault(rollout.error, f"{kind} (row {rollout.key.row.key}): {rollout.error}")
     return list(first.values())
 
 

@@ -22,6 +22,10 @@ from hermes_rl.spec.model import Mode, Spec
 __all__ = ["Journal", "RunDirectory"]
 
 
+FORMAT = 2
+"""Of the files of a run directory: what `run.json` says under `format`."""
+
+
 class RunDirectory:
     """The directory of one run. Use as a context manager: it is locked while open."""
 
@@ -44,9 +48,10 @@ class RunDirectory:
         if fresh:
             path = _beside(path)
         directory = cls(path, fingerprint)
-        held = _read_json(path / "run.json")
+        held = directory.described()
         # A run that failed before its first rollout leaves nothing that could be mixed up.
-        if held is not None and held.get("fingerprint") != fingerprint and directory.has_rollouts:
+        directory.require_format()
+        if held and held.get("fingerprint") != fingerprint and directory.has_rollouts:
             changed = ", ".join(changed_parts(held, spec, mode))
             raise UserError(
                 f"{path} holds a run of something else ({held.get('name')}, {held.get('fingerprint')}; this one is "
@@ -54,6 +59,20 @@ class RunDirectory:
                 "Choose another --out, or --fresh to start beside it"
             )
         return directory
+
+    def require_format(self) -> None:
+        """Refuse files that an earlier version of hermes-rl wrote in another form.
+
+        Raises:
+            UserError: what is there, and the way out.
+        """
+        form = self.described().get("format")
+        if form != FORMAT and self.has_rollouts and (self.path / "run.json").exists():
+            raise UserError(
+                f"{self.path} holds a run in the form of an earlier version of hermes-rl (format {form or 1} in "
+                f"run.json; this version writes format {FORMAT}), which cannot be gone on with: use --fresh to start "
+                "beside it"
+            )
 
     def sibling(self) -> RunDirectory | None:
         """The latest other run of the same spec and mode beside this one, where it lies in its default place."""
@@ -95,7 +114,9 @@ class RunDirectory:
     def describe(self, spec: Spec, provenance: dict[str, Any]) -> None:
         """Write `spec.yaml` and `run.json`; the images of what was played here before stay."""
         images = self.described().get("images") or {} if self.has_rollouts else {}
-        self.rewrite(spec, {"name": spec.name, "fingerprint": self.fingerprint, **provenance, "images": images})
+        self.rewrite(
+            spec, {"format": FORMAT, "name": spec.name, "fingerprint": self.fingerprint, **provenance, "images": images}
+        )
 
     def rewrite(self, spec: Spec, described: Mapping[str, Any]) -> None:
         """The same with all that `run.json` says."""

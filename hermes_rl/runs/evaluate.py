@@ -9,23 +9,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from hermes_rl.data.rows import Row, Rows
+from hermes_rl.data.rows import Row
 from hermes_rl.errors import RunError
-from hermes_rl.rollouts.admission import admission
-from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.groups import Source, once, play_groups
-from hermes_rl.rollouts.player import Player
-from hermes_rl.rollouts.rollout import Rollout
-from hermes_rl.runs.budget import Budget
-from hermes_rl.runs.kept import Kept
-from hermes_rl.runs.metrics import Played, metrics_of
-from hermes_rl.runs.progress import Progress
-from hermes_rl.servers.base import ChatServer
+from hermes_rl.runs.directory import RunDirectory
+from hermes_rl.runs.metrics import Played, metrics_of, row_of
+from hermes_rl.runs.opening import Launch, generation_params, open_run
+from hermes_rl.runs.run import Run
+from hermes_rl.runs.store import RolloutStore
+from hermes_rl.spec.model import Spec
 
 TOLERATED = 0.02
 """Share of rollouts that may stay without a grade before the evaluation counts as failed."""
@@ -36,25 +33,35 @@ class EvaluatePlan:
     """`rollouts` per row; `success` is the score from which a rollout counts for pass@k; `span` bounds a score."""
 
     rollouts: int = 1
-    concurrency: int | None = None
     success: float = 1.0
     span: tuple[float, float] = (0.0, 1.0)
     generation_params: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, spec: Spec) -> EvaluatePlan:
+        """What the spec says."""
+        return cls(
+            rollouts=spec.evaluate.rollouts,
+            success=spec.evaluate.success,
+            span=spec.score.clamp or (0.0, 1.0),
+            generation_params=generation_params(spec, "evaluate"),
+        )
 
 
 @dataclass
 class Evaluation:
     """What an evaluation found, over all rows that were played to their end, now or by an earlier call.
 
-    `causes` counts the rollouts without a grade by their ending; `stopped` is the budget that ended it.
+    `groups` are the ids of its rows' groups in the store. `causes` counts the rollouts without a grade by what failed;
+    `stopped` is the budget that ended it.
     """
 
     name: str
     metrics: dict[str, float]
     causes: Counter[str]
     rollouts: int
-    kept: Kept = field(repr=False)
-    keys: list[str] = field(repr=False)
+    store: RolloutStore = field(repr=False)
+    groups: list[str] = field(repr=False)
     started: float = 0.0
     ended: float = 0.0
     model: str | None = None
@@ -67,13 +74,20 @@ class Evaluation:
 
     @property
     def ungraded(self) -> int:
-        """Rollouts that infrastructure failed for good."""
+        """Rollouts that infrastructure failed for good, and those that could not be compared because of them."""
         return self.causes.total()
 
     @property
     def reliable(self) -> bool:
         """False where more rollouts than tolerated could not be graded."""
         return self.ungraded <= TOLERATED * self.rollouts
+
+    def require_reliable(self) -> None:
+        """Raise RunError where more rollouts than tolerated could not be graded."""
+        if not self.reliable:
+            raise RunError(
+                f"more than {TOLERATED * 100:g} % of the rollouts could not be graded, see `error` in rollouts.jsonl"
+            )
 
     def metrics_file(self) -> dict[str, Any]:
         """The content of metrics.json, with the keys of atroposlib's `BaseEnv.evaluate_log`."""
@@ -88,7 +102,7 @@ class Evaluation:
 
     def samples(self) -> Iterator[dict[str, Any]]:
         """The lines of samples.jsonl: atroposlib's `EvaluationSample` fields, and ours to find the rollout."""
-        return (self._sample(line) for row in self.kept.lines(self.keys) for line in row)
+        return (self._sample(line) for row in self.store.lines(self.groups) for line in row)
 
     def _sample(self, line: Mapping[str, Any]) -> dict[str, Any]:
         score = line["score"]
@@ -101,127 +115,117 @@ class Evaluation:
         }
 
 
-async def evaluate(
-    environment: Environment,
-    rows: Iterable[Row],
-    plan: EvaluatePlan,
-    kept: Kept,
-    *,
-    budget: Budget,
-    progress: Progress,
-    listener: Callable[[Rollout], None] | None = None,
-    policy: ChatServer | None = None,
-) -> Evaluation:
-    """Play every row `plan.rollouts` times, but for the rollouts that are in `kept` already.
+async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirectory]:
+    """Evaluate mode of a spec, into its run directory.
+
+    Raises:
+        UserError: the spec, or what lies in the directory, does not allow it.
+        RunError: nothing could be graded, or too many rows failed.
+    """
+    async with open_run(spec, launch) as opened:
+        found = await evaluate(opened.run, EvaluatePlan.of(spec))
+        opened.log.metrics(found.metrics)
+        opened.directory.add({"failed": dict(found.causes), "quarantined": found.ungraded_rows})
+        await asyncio.to_thread(write_evaluation, found, evaluation_directory(spec, opened.directory))
+        return found, opened.directory
+
+
+def evaluation_directory(spec: Spec, directory: RunDirectory) -> RunDirectory:
+    """Where metrics and samples go."""
+    moved = spec.env.get("data_dir_to_save_evals")
+    return RunDirectory(Path(moved)) if moved else directory
+
+
+def write_evaluation(found: Evaluation, directory: RunDirectory) -> None:
+    """metrics.json and samples.jsonl."""
+    directory.path.mkdir(parents=True, exist_ok=True)
+    directory.write_json("metrics.json", found.metrics_file())
+    with closing(directory.journal("samples.jsonl")) as samples:
+        samples.keep(found.samples())
+
+
+async def evaluate(run: Run, plan: EvaluatePlan) -> Evaluation:
+    """Play every row `plan.rollouts` times, but for the rollouts that are in the run's store already.
 
     Raises:
         RunError: there are no rows, nothing could be graded, or too many rows failed.
     """
-    return await _Evaluate(environment, plan, kept, budget, progress, listener).play(rows, policy)
+    return await _Evaluating(run, plan).play()
 
 
-class _Evaluate:
-    def __init__(
-        self,
-        environment: Environment,
-        plan: EvaluatePlan,
-        kept: Kept,
-        budget: Budget,
-        progress: Progress,
-        listener: Callable[[Rollout], None] | None,
-    ) -> None:
-        self.environment, self.plan, self.kept = environment, plan, kept
-        self.budget, self.progress, self.listener = budget, progress, listener
-        self.started, self._begun = time.time(), time.monotonic()
-        self.keys: list[str] = []
+class _Evaluating:
+    """What is wanted of the run (`runs.run.Demand`), and where the rows are remembered in their order."""
+
+    def __init__(self, run: Run, plan: EvaluatePlan) -> None:
+        assert run.store is not None, "metrics are computed from the records of the rollouts"
+        self.run, self.plan, self.store = run, plan, run.store
+        self.groups: list[str] = []
         self.stopped: str | None = None
         self.done = 0
 
-    async def play(self, rows: Iterable[Row], policy: ChatServer | None) -> Evaluation:
-        player = Player(
-            self.environment,
-            split="eval",
-            concurrency=self.plan.concurrency,
-            listener=self._keep,
-            policy=policy,
-            memory=self.kept,
-            spend=self.budget.spend,
-        )
-        there = sum(map(self.kept.complete, self.kept.groups))
-        total = rows.length if isinstance(rows, Rows) else None
-        self.progress.begin(total, there, what="rows", further=self.kept.unfinished())
-        playing = play_groups(
-            player,
-            self._missing(rows),
-            self.plan.rollouts,
-            admission=admission(self.plan.concurrency, policy or self.environment.policy),
-            whole=False,
-            wanted=self._wanted,
-        )
+    async def play(self) -> Evaluation:
+        started, begun = time.time(), time.monotonic()
+        run, store = self.run, self.store
+        there = sum(map(store.complete, store.groups))
+        run.progress.begin(run.rows.length, there, what="rows", further=store.rollouts_of_unfinished_groups())
+        playing = run.groups(skip=self._skip, demand=self)
         async with aclosing(playing):
             async for group in playing:
-                self.budget.count(group)
                 self.done += 1
-                self.progress.step(self.done, group)
-        if not self.keys:
+                run.progress.step(self.done, group)
+        if not self.groups:
             raise RunError(self.stopped or "there are no rows to evaluate on; see dataset.eval")
-        found = await asyncio.to_thread(conclude, self.environment.name, self.plan, self.kept, self.keys)
+        found = await asyncio.to_thread(conclude, run.environment.name, self.plan, store, self.groups)
         # The clock of the machine may be set meanwhile; what took so long is another clock's to say.
-        found.started, found.ended, found.stopped = self.started, self.started + self._elapsed(), self.stopped
+        found.started, found.ended, found.stopped = started, started + time.monotonic() - begun, self.stopped
         return found
 
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._begun
+    @property
+    def satisfied(self) -> bool:
+        self.stopped = self.stopped or self.run.budget.used_up()
+        return self.stopped is not None
 
-    async def _missing(self, rows: Iterable[Row]) -> Source:
-        """The rows of which something is left to play; all of them are remembered in their order."""
-        async for row, group in once(rows):
-            self.keys.append(group)
-            self.kept.require_same(row, group)
-            if self.kept.complete(group):
-                self.done += 1
-            else:
-                yield row, group
+    def wants(self, running: int) -> bool:
+        return True
 
-    def _wanted(self, running: int) -> bool:
-        self.stopped = self.stopped or self.budget.used_up()
-        return self.stopped is None
-
-    def _keep(self, rollout: Rollout) -> None:
-        self.kept.keep(rollout)
-        if self.listener is not None:
-            self.listener(rollout)
+    def _skip(self, row: Row, group: str, epoch: int) -> bool:
+        """Rows of which nothing is left to play; all of them are remembered in their order."""
+        self.groups.append(group)
+        complete = self.store.complete(group)
+        self.done += complete
+        return complete
 
 
-def conclude(name: str, plan: EvaluatePlan, kept: Kept, keys: list[str]) -> Evaluation:
+def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: list[str]) -> Evaluation:
     """What the rollouts of these rows show, as far as all of a row were played.
 
     Raises:
         RunError: nothing was graded.
     """
-    found = [[Played.of(line) for line in row] for row in kept.lines(keys)]
+    whole = [group for group in groups if store.played(group)]
+    found = [row_of(lines) for lines in store.lines(whole)]
     played = [rollout for row in found for rollout in row]
-    whole = (key for key in keys if kept.whole(key))
     if all(rollout.score is None for rollout in played):
         first = next((rollout.error for rollout in played if rollout.error), "")
         raise RunError(f"none of {len(played)} rollouts could be graded. The first: {first}")
     return Evaluation(
         name=name,
         metrics=metrics_of(found, plan.rollouts, plan.success, plan.span),
-        causes=Counter(str(rollout.ending) for rollout in played if not rollout.left_out and rollout.score is None),
+        causes=Counter(str(rollout.cause) for rollout in played if rollout.cause is not None),
         rollouts=len(played),
-        kept=kept,
-        keys=keys,
+        store=store,
+        groups=groups,
         model=next((rollout.model for rollout in played if rollout.model), None),
         generation_params=plan.generation_params,
         success=plan.success,
-        ungraded_rows=[_ungraded(key, bad) for key, row in zip(whole, found, strict=True) if (bad := _failed(row))],
+        ungraded_rows=[
+            {"row_key": store.groups[group].row_key, "cause": str(failed.ending), "detail": failed.error}
+            for group, row in zip(whole, found, strict=True)
+            if (failed := _failed(row)) is not None
+        ],
     )
 
 
 def _failed(row: Sequence[Played]) -> Played | None:
-    return next((rollout for rollout in row if rollout.score is None and not rollout.left_out), None)
-
-
-def _ungraded(key: str, failed: Played) -> dict[str, Any]:
-    return {"row_key": key, "cause": str(failed.ending), "detail": failed.error}
+    """The rollout that failed; the others of its row may be ungraded only because of it."""
+    return next((rollout for rollout in row if rollout.cause is rollout.ending), None)

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.data.rows import Row
-from hermes_rl.endings import Ending
-from hermes_rl.rollouts.rollout import Group, Rollout, Seat
+from hermes_rl.rollouts.environment import Environment
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.journal import Journal
-from hermes_rl.runs.kept import Kept
-from hermes_rl.runs.records import GROUP_KEYS, atropos_messages
-from hermes_rl.runs.restore import rollout_of
+from hermes_rl.runs.group_lines import GROUP_KEYS, messages_of
+from hermes_rl.runs.journal import Journal, cannot_write
+from hermes_rl.runs.records import rollout_of
+from hermes_rl.runs.store import RolloutStore
 from hermes_rl.tokens.messages import for_template, history_named
 from hermes_rl.tokens.sequence import Sequence
 from hermes_rl.tokens.tokenizer import Tokenizer
@@ -66,19 +66,24 @@ def dpo_text_rows(group: Group, tokenizer: Tokenizer | None) -> Iterator[dict[st
 
 
 def write_format(
-    kind: str, directory: RunDirectory, kept: Kept, groups: Journal, tokenizer: Tokenizer | None
+    kind: str,
+    directory: RunDirectory,
+    store: RolloutStore,
+    environment: Environment,
+    groups: Journal,
+    tokenizer: Tokenizer | None,
 ) -> list[tuple[Path, int]]:
     """Write the files anew from the groups that are there; returns each and its number of rows. Blocks."""
     names = dict.fromkeys(line["group"] for line in groups.read(*GROUP_KEYS))
     makers: list[Callable[[Group], Iterator[dict[str, Any]]]]
     if kind == "sft":
         # A trainer asks the first row whether there are tokens, and takes the others for the same.
-        known = all(rollout.sequences for name in names for rollout in _trained(_group(name, kept)))
+        known = all(rollout.sequences for name in names for rollout in _trained(_group(name, store, environment)))
         makers = [partial(sft_rows, tokens=known)]
     else:
         makers = [dpo_rows, partial(dpo_text_rows, tokenizer=tokenizer)]
     return [
-        _written(directory.path / file, (row for name in names for row in make(_group(name, kept))))
+        _written(directory.path / file, (row for name in names for row in make(_group(name, store, environment))))
         for file, make in zip(FILES[kind], makers, strict=True)
     ]
 
@@ -86,11 +91,12 @@ def write_format(
 def _written(path: Path, rows: Iterable[dict[str, Any]]) -> tuple[Path, int]:
     count = 0
     unfinished = path.with_suffix(".partial")
-    with unfinished.open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-            count += 1
-    unfinished.replace(path)
+    with cannot_write(path):
+        with unfinished.open("w", encoding="utf-8") as file:
+            for row in rows:
+                file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+                count += 1
+        unfinished.replace(path)
     return path, count
 
 
@@ -98,15 +104,13 @@ def _trained(group: Group) -> list[Rollout]:
     return [rollout for rollout in group.rollouts if not rollout.masked and rollout.result is not None]
 
 
-def _group(name: str, kept: Kept) -> Group:
+def _group(name: str, store: RolloutStore, environment: Environment) -> Group:
     """A group as its lines have it; each member with the tools that the first was told of."""
-    (lines,) = kept.lines([name])
+    (lines,) = store.lines([name])
     row = Row(key=lines[0]["row_key"], columns={}, index=0, digest="")
-    rollouts = [
-        rollout_of(line, Seat(row, name, place, len(lines)), 0, masked=kept.treatment(Ending(line["ending"])) == "mask")
-        for place, line in enumerate(lines)
-    ]
+    rollouts = [rollout_of(line, RolloutKey(row, name, place, len(lines))) for place, line in enumerate(lines)]
     for rollout in rollouts:
+        rollout.masked = environment.treatment(rollout.ending) == "mask"
         if rollout.result is not None:
             rollout.result.tool_schemas = list(lines[0].get("tools") or ())
     return Group(name, row, rollouts)
@@ -121,7 +125,7 @@ def _labelled(sequence: Sequence) -> dict[str, Any]:
 
 
 def _messages(rollout: Rollout) -> list[dict[str, Any]]:
-    return [_message(for_template(message)) for message in history_named(atropos_messages(rollout))]
+    return [_message(for_template(message)) for message in history_named(messages_of(rollout))]
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,7 +152,7 @@ def _pair(group: Group) -> Iterator[tuple[Rollout, Rollout]]:
 
 
 def _told(best: Rollout, worst: Rollout) -> dict[str, Any]:
-    return {"chosen_score": best.score, "rejected_score": worst.score, "group": best.seat.group}
+    return {"chosen_score": best.score, "rejected_score": worst.score, "group": best.key.group}
 
 
 def _parts(rollout: Rollout) -> tuple[array[int], array[int]] | None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hermes_rl.agent.result import Usage
 from hermes_rl.endings import Ending
-from hermes_rl.runs.restore import reward_of
+from hermes_rl.rollouts.rollout import RolloutState
+from hermes_rl.runs.records import reward_of
 from hermes_rl.runs.statistics import bounds, clustered_stderr, ks, mean, pass_at_k, pass_hat_k
 from hermes_rl.scoring.value import RewardValue
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What counts of a rollout: its record without what was said."""
+    """What counts of a rollout: its record without what was said.
+
+    A rollout without a score was either `left_out`, because the spec drops an ending, or it is ungraded. An ungraded
+    one has a `cause`: the ending that kept it from being graded, which may be that of another member of its group.
+    """
 
     score: float | None
     ending: Ending
@@ -27,6 +32,8 @@ class Played:
     calls: int = 0
     call_errors: int = 0
     model: str | None = None
+    left_out: bool = False
+    cause: Ending | None = None
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Played:
@@ -41,16 +48,28 @@ class Played:
             calls=len(line["tool_calls"]),
             call_errors=len(line["tool_errors"]),
             model=(line["policy"] or {}).get("model"),
+            left_out=line["state"] == RolloutState.LEFT_OUT,
+            cause=None
+            if line["score"] is not None or line["state"] == RolloutState.LEFT_OUT
+            else Ending(line["ending"]),
         )
-
-    @property
-    def left_out(self) -> bool:
-        """True where the spec drops how it ended: no failure, and no part of any mean."""
-        return self.score is None and self.ending.graded
 
 
 Row = Sequence[Played]
 """All rollouts of one row."""
+
+
+def row_of(lines: Iterable[Mapping[str, Any]]) -> list[Played]:
+    """The rollouts of one row from their lines.
+
+    A reward that compares the members of a group needs all of them: a member that ended well is ungraded where another
+    one failed, and that one's ending is the cause.
+    """
+    played = [Played.of(line) for line in lines]
+    failed = next((one.cause for one in played if one.cause is not None and not one.cause.graded), None)
+    return [
+        replace(one, cause=failed or one.cause) if one.cause is not None and one.cause.graded else one for one in played
+    ]
 
 
 def metrics_of(

@@ -1,33 +1,24 @@
-"""Process mode: play groups and write them, until there are as many as asked for."""
+"""Process mode: groups into a file, until there are as many as asked for."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import aclosing, closing
+from collections.abc import Set
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import RunError
-from hermes_rl.rollouts.admission import admission
-from hermes_rl.rollouts.curriculum import Curriculum
-from hermes_rl.rollouts.encode import Encoder
-from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.groups import play_groups, repeated
-from hermes_rl.rollouts.player import Player
-from hermes_rl.rollouts.quarantine import Quarantine
-from hermes_rl.rollouts.rollout import Group, Rollout
-from hermes_rl.runs.budget import Budget
+from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.encoding import encoded
-from hermes_rl.runs.files import GroupsFile
-from hermes_rl.runs.kept import Kept
-from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.records import group_records
-from hermes_rl.runs.rescore import Regrading
+from hermes_rl.runs.formats import write_format
+from hermes_rl.runs.groups_file import GroupsFile
+from hermes_rl.runs.opening import Launch, SpecRun, open_run
+from hermes_rl.runs.run import Run
 from hermes_rl.runs.wandb_log import WandbLog
+from hermes_rl.spec.model import Spec
 
 MANY = 10
 """Uniform groups, at least, before the user hears of them."""
@@ -35,38 +26,18 @@ HOPELESS = 100
 """Groups, at least, that are dropped or left out before a run that has written nothing ends."""
 
 
-@dataclass(frozen=True)
-class ProcessPlan:
-    """`groups` is how many are written in the end; a uniform group is written unless `drop_uniform`.
-
-    `regrade` brings rollouts and groups of an earlier call to the spec's scoring; `ready` hears once what is there
-    has been looked at and found to be of this run.
-    """
-
-    group_size: int
-    groups: int
-    drop_uniform: bool = False
-    prefer_differing: bool = False
-    concurrency: int | None = None
-    groups_path: Path | None = None
-    generation_params: Mapping[str, Any] = field(default_factory=dict)
-    run: str = ""
-    """Fingerprint of the run; each group is marked with it, since its file may be shared."""
-    regrade: Regrading | None = None
-    ready: Callable[[], None] | None = None
-
-
 @dataclass
 class ProcessSummary:
-    """What a run of process mode did; `kept` groups were there before, `stopped` is the budget that ended it.
+    """What a run of process mode did; `there` groups were there before, `stopped` is the budget that ended it.
 
     `failed` are groups that infrastructure failed, `dropped` those that the spec drops for their ending, by cause.
     """
 
     written: int = 0
-    kept: int = 0
+    there: int = 0
     uniform: int = 0
-    rollouts: int = 0
+    attempts: int = 0
+    """Rollouts that were played, failed attempts included."""
     failed: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     quarantined: list[dict[str, Any]] = field(default_factory=list)
@@ -75,145 +46,129 @@ class ProcessSummary:
     stopped: str | None = None
 
 
-async def process(
-    environment: Environment,
-    rows: Iterable[Row],
-    plan: ProcessPlan,
-    directory: RunDirectory,
-    *,
-    encoder: Encoder,
-    budget: Budget,
-    progress: Progress,
-    log: WandbLog | None = None,
-) -> ProcessSummary:
-    """Write `plan.groups` groups into the directory, going on from those that it already holds.
+async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDirectory]:
+    """Process mode of a spec, into its run directory.
 
     Raises:
-        RunError: too many groups failed, there are no rows, or nothing more can be written.
-        UserError: what the directory holds cannot be gone on with.
+        UserError: the spec, or what lies in the directory, does not allow it.
+        RunError: too many groups failed, or nothing more can be written.
     """
-    with (
-        closing(directory.journal(plan.groups_path or "groups.jsonl")) as journal,
-        closing(Kept.of(directory, environment, plan.group_size)) as kept,
-    ):
-        groups = GroupsFile(journal, plan.run, moved=plan.groups_path is not None)
-        run = _Process(environment, plan, groups, kept, encoder, budget, progress, log or WandbLog(None))
-        return await run.play(rows)
+    async with open_run(spec, launch) as opened:
+        assert opened.records.groups_file is not None
+        work = Processing(opened.run, opened.records.groups_file, spec.process.groups, opened.log)
+        summary = await work.play(opened.records.changed)
+        opened.directory.add({"failed": summary.failed, "quarantined": summary.quarantined})
+        if spec.process.format != "atropos":
+            await asyncio.to_thread(_write_format, opened)
+        for reason, count in opened.encoder.missing_tokens().items():
+            launch.progress.note(f"{count} rollouts have no tokens: {reason}")
+        return summary, opened.directory
 
 
-class _Process:
-    def __init__(
-        self,
-        environment: Environment,
-        plan: ProcessPlan,
-        groups: GroupsFile,
-        kept: Kept,
-        encoder: Encoder,
-        budget: Budget,
-        progress: Progress,
-        log: WandbLog,
-    ) -> None:
-        self.plan, self.encoder, self.budget, self.progress, self.log = plan, encoder, budget, progress, log
-        self.groups, self.kept = groups, kept
-        self.done: set[str] = set()
-        self.quarantine = Quarantine()
-        self.curriculum = Curriculum(plan.prefer_differing)
+def _write_format(opened: SpecRun) -> None:
+    kind, groups = opened.spec.process.format, opened.records.groups_file
+    assert groups is not None
+    tokenizer = opened.encoder.tokenizer
+    for path, count in write_format(kind, opened.directory, opened.store, opened.compiled, groups.journal, tokenizer):
+        opened.progress.note(f"{count} rows for {kind} in {path}")
+
+
+class Processing:
+    """Writes the groups of a run into a file, going on from those that are in it.
+
+    Args:
+        run: what gives the groups.
+        file: where they go.
+        target: how many are in the file in the end.
+        log: of wandb.
+    """
+
+    def __init__(self, run: Run, file: GroupsFile, target: int, log: WandbLog | None = None) -> None:
+        self.run, self.file, self.target, self.log = run, file, target, log or WandbLog(None)
         self.summary = ProcessSummary()
-        self.admission = admission(plan.concurrency, environment.policy)
+        self._done: set[str] = set()
         self._lines: dict[str, list[bytes]] = {}
         """What is to be written of groups that have ended, by their id."""
-        self.player = Player(
-            environment,
-            concurrency=plan.concurrency,
-            listener=self._keep,
-            memory=kept,
-            encode=encoder.encode,
-            prepare=self._prepare,
-            spend=budget.spend,
-        )
 
-    async def _look_at_what_is_there(self) -> None:
-        """Everything is brought to what the spec says now, or refused untouched."""
-        self.groups.check(self.plan.group_size)
-        if self.plan.regrade is not None:
-            await self.plan.regrade(self.kept)
-        self.kept.load()
-        written = self.groups.reconcile(self.kept, self.plan.regrade.changed if self.plan.regrade else frozenset())
-        if self.plan.ready is not None:
-            self.plan.ready()
-        drop = self.plan.drop_uniform
-        for group in sorted(self.kept.groups, key=lambda group: int(group.rpartition(":")[2])):
-            self.curriculum.count(group.rpartition(":")[0], self.kept.scores(group))
-        self.done = written | {group for group in self.kept.groups if self.kept.discarded(group, drop_uniform=drop)}
-        self.summary.kept = len(written)
+    async def play(self, changed: Set[str] = frozenset()) -> ProcessSummary:
+        """Write the groups that are missing; those `changed` since they were written are written again.
 
-    @property
-    def complete(self) -> int:
-        return self.summary.kept + self.summary.written
-
-    async def play(self, rows: Iterable[Row]) -> ProcessSummary:
-        started = time.monotonic()
-        await self._look_at_what_is_there()
-        source = repeated(rows, skip=self._done, aside=self.quarantine)
-        self.progress.begin(self.plan.groups, self.complete, further=self.kept.unfinished())
-        playing = play_groups(self.player, source, self.plan.group_size, admission=self.admission, wanted=self._wanted)
+        Raises:
+            RunError: too many groups failed, there are no rows, or nothing more can be written.
+            UserError: what the file holds cannot be gone on with.
+        """
+        started, run, summary = time.monotonic(), self.run, self.summary
+        unfinished = self._take_up(changed)
+        run.progress.begin(self.target, self.complete, further=unfinished)
+        playing = run.groups(skip=self._skip, demand=self, prepare=self._prepare)
         async with aclosing(playing):
             async for group in playing:
                 self._take(group)
-        if self.complete < self.plan.groups and self.summary.stopped is None:
+        if self.complete < self.target and summary.stopped is None:
             raise RunError(self._nothing_left())
-        self.summary.failed = dict(self.budget.failures)
-        self.summary.dropped = dict(self.budget.left_out)
-        self.summary.quarantined = self.quarantine.record()
-        self.summary.seconds = time.monotonic() - started
-        return self.summary
+        summary.attempts = run.attempts
+        summary.failed, summary.dropped = dict(run.budget.failures), dict(run.budget.left_out)
+        summary.quarantined = run.quarantine.record()
+        summary.seconds = time.monotonic() - started
+        return summary
 
-    def _done(self, row: Row, group: str) -> bool:
-        self.kept.require_same(row, group)
-        return group in self.done or not self.curriculum.wants(row.key, int(group.rpartition(":")[2]))
+    @property
+    def complete(self) -> int:
+        """Groups that are in the file."""
+        return self.summary.there + self.summary.written
 
-    def _wanted(self, running: int) -> bool:
-        self.summary.stopped = self.summary.stopped or self.budget.used_up()
-        return self.summary.stopped is None and self.complete + running < self.plan.groups
+    # ------------------------------------------------------------------ what is wanted (`runs.run.Demand`)
 
-    def _keep(self, rollout: Rollout) -> None:
-        self.summary.rollouts += 1
-        self.kept.keep(rollout)
+    @property
+    def satisfied(self) -> bool:
+        self.summary.stopped = self.summary.stopped or self.run.budget.used_up()
+        return self.summary.stopped is not None or self.complete >= self.target
+
+    def wants(self, running: int) -> bool:
+        return self.complete + running < self.target
+
+    # ------------------------------------------------------------------ groups
+
+    def _take_up(self, changed: Set[str]) -> int:
+        """Find out what is there already; returns how many rollouts there are of groups that are not complete."""
+        store = self.run.store
+        if store is None:
+            return 0
+        written = self.file.reconcile(store, changed)
+        drop = self.run.plan.drop_uniform
+        self._done = written | {group for group in store.groups if store.left_out(group, drop_uniform=drop)}
+        self.summary.there = len(written)
+        return store.rollouts_of_unfinished_groups()
+
+    def _skip(self, row: Row, group: str, epoch: int) -> bool:
+        return group in self._done
 
     async def _prepare(self, group: Group) -> None:
         """Make the lines of a group; what takes long here holds up no other group."""
-        self.curriculum.count(group.row.key, [rollout.score for rollout in group.rollouts])
-        if group.dropped is None and not (group.uniform and self.plan.drop_uniform):
-            await self.encoder.encode_group(group)
-            records = group_records(group, self.plan.generation_params, self.plan.run)
-            self._lines[group.id] = [await encoded(record) for record in records]
+        if not self.run.left_out(group):
+            self._lines[group.id] = await self.file.encoded(await self.run.lines(group))
 
     def _take(self, group: Group) -> None:
         lines = self._lines.pop(group.id, None)
-        if lines is not None:
-            self.groups.journal.append_lines(lines)
+        if lines:
+            self.file.write(lines)
             self.summary.written += 1
-        elif group.dropped is not None:
-            self.progress.note(f"group {group.id} dropped ({group.dropped}): {group.detail}")
-        else:
+        elif group.dropped is None:
             self._discard()
-        if self.quarantine.count(group):
-            self.progress.note(f"row {group.row.key} is set aside: it failed again and again ({group.detail})")
         self._give_up()
-        self.log.group(group, self.complete if lines is not None else None)
-        self.budget.count(group)
-        self.progress.step(self.complete, group)
+        self.log.group(group, self.complete if lines else None)
+        self.run.progress.step(self.complete, group)
 
     def _nothing_left(self) -> str:
-        rows = self.quarantine.record()
+        rows = self.run.quarantine.record()
         if not rows:
             return "the dataset has no rows to play; see dataset.filter, .eval and .limit"
         return f"every row was set aside, as each failed again and again. The last: {rows[-1]['detail']}"
 
     def _give_up(self) -> None:
         """End a run that writes nothing, however long it plays."""
-        left_out = self.summary.uniform + self.budget.left_out.total()
-        if self.summary.written == 0 and left_out > max(10 * self.plan.groups, HOPELESS):
+        left_out = self.summary.uniform + self.run.budget.left_out.total()
+        if self.summary.written == 0 and left_out > max(10 * self.target, HOPELESS):
             raise RunError(
                 f"{left_out} groups were left out ({self.summary.uniform} uniform, the others by `endings`) and none "
                 "was written: the task may be too easy or too hard for this policy"
@@ -221,8 +176,8 @@ class _Process:
 
     def _discard(self) -> None:
         self.summary.uniform += 1
-        if self.summary.uniform % max(self.plan.groups, MANY) == 0:
-            self.progress.note(
-                f"{self.summary.uniform} groups were left out as uniform, {self.complete} of {self.plan.groups} are "
+        if self.summary.uniform % max(self.target, MANY) == 0:
+            self.run.progress.note(
+                f"{self.summary.uniform} groups were left out as uniform, {self.complete} of {self.target} are "
                 "written; a task that is too easy or too hard for the policy never ends with drop_uniform"
             )

@@ -1,32 +1,33 @@
-"""How rollouts and groups look in files; the way back is `hermes_rl.runs.restore`.
+"""How a rollout looks in a file, and the way back.
 
-A line of `rollouts.jsonl` is ours; it holds all that is needed to score the rollout anew and to make its group's line.
-A line of `groups.jsonl` is a ScoredDataGroup with the keys that atroposlib 0.4.0 writes
-(`atroposlib.envs.base.ScoredDataGroup`), and `group`, `row_key` and `run`, which join it to the rollouts.
+A line of `rollouts.jsonl` holds all that is needed to score the rollout again and to make the lines of its group
+(`hermes_rl.runs.group_lines`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hermes_rl.agent.result import AgentResult, ToolCall
+from hermes_rl.agent.result import AgentResult, Timings, ToolCall, Usage, reasoning_of
+from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.certificate import sampled_of
-from hermes_rl.rollouts.rollout import Group, Rollout
-from hermes_rl.runs.layers import token_layers
-from hermes_rl.tokens.packing import packed
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey, RolloutState
+from hermes_rl.scoring.value import RewardValue
+from hermes_rl.servers.base import ChatReply, Sampled
+from hermes_rl.tokens.packing import packed, unpacked
+from hermes_rl.tokens.transcript import Weights
+from hermes_rl.tools.errors import ToolError
 
-UNTRAINED = -100
-"""The mask of a position that is not trained on."""
 DIGITS = 16
 """Of the hash of a row's content, enough to see that it is another."""
-ROLLOUT_KEYS = ("id", "row_key", "group", "rewards", "score", "ending", "error")
+ROLLOUT_KEYS = (
+    "id", "row_key", "group", "epoch", "index", "attempt", "state", "rewards", "score", "ending", "error",
+)  # fmt: skip
 """What a line of rollouts.jsonl has to have, to go on from it."""
-GROUP_KEYS = ("group", "scores")
-"""What a line of groups.jsonl has to have, to go on from it."""
 
 
 def rollout_record(rollout: Rollout) -> dict[str, Any]:
@@ -34,8 +35,12 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
     result = rollout.result
     return {
         "id": rollout.id,
-        "row_key": rollout.seat.row.key,
-        "group": rollout.seat.group,
+        "row_key": rollout.key.row.key,
+        "group": rollout.key.group,
+        "epoch": rollout.key.epoch,
+        "index": rollout.key.index,
+        "attempt": rollout.key.attempt,
+        "state": str(rollout.state),
         "messages": result.messages if result else [],
         "rewards": {name: value.record() for name, value in rollout.rewards.items()},
         "score": rollout.score,
@@ -47,12 +52,12 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "policy": rollout.policy,
         "error": rollout.error,
         "played": str(result.ending) if result else None,
-        "row_digest": rollout.seat.row.digest[:DIGITS],
+        "row_digest": rollout.key.row.digest[:DIGITS],
         "prompt_length": result.prompt_length if result else 0,
         "tool_calls": _calls(result) if result else [],
         "sequences": None if rollout.sequences is None else [packed(one) for one in rollout.sequences],
         "sampled": _sampled(rollout),
-        "tools": list(result.tool_schemas) if result and rollout.seat.index == 0 else None,
+        "tools": list(result.tool_schemas) if result and rollout.key.index == 0 else None,
         **({"artifacts": rollout.artifacts} if rollout.artifacts else {}),
         **({"image": rollout.image} if rollout.image else {}),
     }
@@ -109,70 +114,82 @@ def _sampled(rollout: Rollout) -> list[list[Any]]:
     ]
 
 
-def scored_data_group(
-    group: Group, generation_params: Mapping[str, Any], *, with_messages: bool = True
-) -> dict[str, Any]:
-    """A whole group as Atropos' ScoredDataGroup: its first layer, which is all of it where rollouts have one sequence.
-
-    `tokens` and `masks` are None where the tokens of any rollout cannot be known; nothing is invented.
-    `inference_logprobs` is an empty list where the server gave none: trainers take its length.
-    """
-    return scored_data_groups(group, generation_params, with_messages=with_messages)[0]
-
-
-def scored_data_groups(
-    group: Group, generation_params: Mapping[str, Any], *, with_messages: bool = True
-) -> list[dict[str, Any]]:
-    """One ScoredDataGroup per layer (see `layers`); only the first has the messages."""
-    messages = [atropos_messages(rollout) for rollout in group.rollouts] if with_messages else None
-    return [
-        {
-            "tokens": layer["tokens"],
-            "masks": layer["masks"],
-            "scores": group.scores,
-            "advantages": layer["advantages"],  # None: the trainer normalises the scores within the group
-            "ref_logprobs": None,
-            "messages": messages if number == 0 else None,
-            "generation_params": dict(generation_params),
-            "inference_logprobs": layer["inference_logprobs"],
-            "overrides": layer["overrides"],
-            "group_overrides": {},  # BaseEnv looks into it
-            "images": None,
-            "distill_token_ids": None,
-            "distill_logprobs": None,
-        }
-        for number, layer in enumerate(token_layers(group))
-    ]
-
-
-def member_of(line: Mapping[str, Any]) -> int:
-    """Which member of its group a line of rollouts.jsonl is, from its id (see `Seat.id`).
+def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
+    """The rollout at a place, as its line has it; its seed, and whether it is masked, are up to the environment.
 
     Raises:
-        UserError: the id is not of the line's group.
+        UserError: the line lacks something.
     """
-    index = str(line["id"]).removeprefix(f"{line['group']}-").partition("r")[0]
-    if not index.isdecimal():
-        raise UserError(f"rollouts.jsonl: {line['id']!r} is no rollout of group {line['group']!r}; use --fresh")
-    return int(index)
+    try:
+        return Rollout(
+            replace(key, attempt=line["attempt"], epoch=line["epoch"]),
+            0,
+            Ending(line["ending"]),
+            result_of(line),
+            state=RolloutState(line["state"]),
+            rewards={name: reward_of(value) for name, value in line["rewards"].items()},
+            score=line["score"],
+            error=line["error"],
+            timings=dict(line.get("timings") or {}),
+            artifacts=dict(line.get("artifacts") or {}),
+            image=line.get("image"),
+            sequences=None if line.get("sequences") is None else [unpacked(one) for one in line["sequences"]],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"rollout {line.get('id')} of rollouts.jsonl cannot be read ({error}); use --fresh") from error
 
 
-def group_records(group: Group, generation_params: Mapping[str, Any], run: str = "") -> list[dict[str, Any]]:
-    """The lines of `groups.jsonl`, one per layer; `run` is the fingerprint of the run that made them."""
-    layers = scored_data_groups(group, generation_params)
-    keys: dict[str, Any] = {"group": group.id, "row_key": group.row.key, "run": run}
-    if group.certificate is not None:
-        keys["certificate"] = group.certificate.record()
-    numbered = [{"layer": number, "layers": len(layers)} if len(layers) > 1 else {} for number in range(len(layers))]
-    return [{**layer, **keys, **number} for layer, number in zip(layers, numbered, strict=True)]
+def result_of(line: Mapping[str, Any]) -> AgentResult:
+    """What rewards see of a rollout; of the server's replies, what its record says of the policy."""
+    messages = list(line["messages"])
+    said = messages[line.get("prompt_length", 0) :]
+    written = written_calls(said)
+    policy = line.get("policy") or {}
+    ending = Ending(line["ending"])
+    return AgentResult(
+        messages=messages,
+        turns_used=line.get("turns", 0),
+        finished_naturally=ending.finished_naturally,
+        reasoning_per_turn=[reasoning_of(message) for message in said if message["role"] == "assistant"],
+        tool_errors=[ToolError(**error) for error in line.get("tool_errors") or ()],
+        ending=ending,
+        tool_calls=[_recorded_call(call, written) for call in line.get("tool_calls") or ()],
+        usage=Usage(**(line.get("usage") or {})),
+        timings=Timings(**{k: v for k, v in (line.get("timings") or {}).items() if k in _TIMINGS}),
+        replies=list(_replies(line, said)) if policy else [],
+        prompt_length=line.get("prompt_length", 0),
+        tool_schemas=list(line.get("tools") or ()),
+    )
 
 
-def group_record(group: Group, generation_params: Mapping[str, Any], run: str = "") -> dict[str, Any]:
-    """The first line of a group, which is the only one where rollouts have one sequence."""
-    return group_records(group, generation_params, run)[0]
+def _replies(line: Mapping[str, Any], said: list[dict[str, Any]]) -> Iterator[ChatReply]:
+    """The server's answers as far as they are recorded: what was sampled, else only who answered."""
+    model, kind = line["policy"].get("model") or "", line["policy"].get("type") or ""
+    sampling = line["policy"].get("sampling")
+    messages = [message for message in said if message["role"] == "assistant"]
+    if not line.get("sampled"):
+        yield ChatReply({}, None, {}, model, kind, sampling=sampling)
+        return
+    for message, (count, digest, prompt, check, before, after) in zip(messages, line["sampled"], strict=True):
+        sampled = Sampled(count, bytes.fromhex(digest), prompt, check, Weights(before, after))
+        yield ChatReply(message, None, {}, model, kind, sampled=sampled, sampling=sampling)
 
 
-def atropos_messages(rollout: Rollout) -> list[dict[str, Any]]:
-    """The conversation; run-api refuses a message without a `content` key."""
-    messages = rollout.result.messages if rollout.result else []
-    return [{**message, "content": message.get("content")} for message in messages]
+def _recorded_call(record: Mapping[str, Any], written: Mapping[tuple[int, str], WrittenCall]) -> ToolCall:
+    known = written.get((record["turn"], record["id"]), WrittenCall(None))
+    arguments = json.loads(record["arguments"]) if "arguments" in record else known.arguments
+    return ToolCall(**{**record, "arguments": arguments, "result": known.result})
+
+
+_TIMINGS = ("generation", "tools", "queue")
+
+
+def reward_of(record: Mapping[str, Any]) -> RewardValue:
+    """A reward's value, as a line has it."""
+    per_turn = record.get("per_turn")
+    return RewardValue(
+        record["value"],
+        record.get("reason"),
+        dict(record.get("metrics") or {}),
+        None if per_turn is None else tuple(per_turn),
+    )

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.data.load import Rows, load_rows
-from hermes_rl.data.rows import Row
+from hermes_rl.data.load import load_rows
+from hermes_rl.data.rows import Rows
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
-from hermes_rl.rollouts.rollout import Group, Seat
+from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.runs.directory import RunDirectory, changed_parts
-from hermes_rl.runs.evaluate import Evaluation, conclude
-from hermes_rl.runs.files import GroupsFile
-from hermes_rl.runs.kept import Kept
-from hermes_rl.runs.launch import evaluate_plan, generation_params, write_evaluation
+from hermes_rl.runs.evaluate import EvaluatePlan, Evaluation, conclude, evaluation_directory, write_evaluation
+from hermes_rl.runs.group_lines import group_lines
+from hermes_rl.runs.opening import Records, generation_params, open_records, plan_of
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.records import group_record
-from hermes_rl.runs.rescore import Regrading
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.overrides import Overrides
@@ -70,11 +66,18 @@ async def regrade(request: Request) -> Regraded:
             rows = await asyncio.to_thread(
                 load_rows, spec, "eval" if mode == "evaluate" else "train", notify=request.progress.note
             )
-            return await _regrade(directory, described, compiled, rows, mode, request.progress)
+            size = plan_of(spec, mode).size
+            async with open_records(directory, compiled, rows, mode, size, request.progress) as records:
+                directory.rewrite(spec, {**described, "grading": records.grading.record()})
+                if mode == "evaluate":
+                    return await asyncio.to_thread(_conclude, records, spec, rows)
+                return await _write_groups(records, compiled)
 
 
 def _open(path: Path) -> tuple[RunDirectory, dict[str, Any]]:
-    described = RunDirectory(path).described()
+    found = RunDirectory(path)
+    found.require_format()
+    described = found.described()
     if described.get("mode") not in ("process", "evaluate"):
         mode = described.get("mode")
         what = "what serve sent is with its trainer" if mode == "serve" else "there is no run (run.json)"
@@ -90,62 +93,26 @@ def _compiled(spec: Spec, environ: Mapping[str, str] | None) -> CompiledSpec:
     return CompiledSpec(spec, environ) if asked else compiled
 
 
-async def _regrade(
-    directory: RunDirectory,
-    described: dict[str, Any],
-    compiled: CompiledSpec,
-    rows: Rows,
-    mode: Mode,
-    progress: Progress,
-) -> Regraded:
-    spec = compiled.spec
-    size = spec.evaluate.rollouts if mode == "evaluate" else spec.process.group_size
-    regrading = Regrading.of(directory, compiled, rows, size, progress)
-    with closing(Kept.of(directory, compiled, size)) as kept:
-        groups = _groups_file(directory, spec, described) if mode == "process" else None
-        try:
-            if groups is not None:
-                groups.check(size)
-            await regrading(kept)
-            kept.load()
-            directory.rewrite(spec, {**described, "grading": regrading.grading.record()})
-            if groups is not None:
-                count = await _write_groups(groups, kept, regrading.changed, spec)
-                return Regraded(directory, groups=count, without_score=_without_score(kept))
-            return await asyncio.to_thread(_conclude, directory, kept, spec, rows)
-        finally:
-            if groups is not None:
-                groups.journal.close()
-
-
-def _groups_file(directory: RunDirectory, spec: Spec, described: Mapping[str, Any]) -> GroupsFile:
-    moved = spec.env.get("data_path_to_save_groups")
-    journal = directory.journal(Path(moved) if moved else "groups.jsonl")
-    return GroupsFile(journal, str(described.get("fingerprint")), moved=bool(moved))
-
-
-async def _write_groups(groups: GroupsFile, kept: Kept, changed: set[str], spec: Spec) -> int:
+async def _write_groups(records: Records, compiled: CompiledSpec) -> Regraded:
     """Take out the groups whose scores are others now, and write them and those that may be written since."""
-    written = groups.reconcile(kept, changed)
-    params = generation_params(spec, "process")
-    for name in sorted(set(kept.groups) - written):
-        if not kept.complete(name) or kept.discarded(name, drop_uniform=spec.process.drop_uniform):
+    store, file = records.store, records.groups_file
+    assert file is not None
+    encoder = Encoder(None, "the rollout was kept without tokens")
+    drop, params = compiled.spec.process.drop_uniform, generation_params(compiled.spec, "process")
+    written = file.reconcile(store, records.changed)
+    for name in sorted(set(store.groups) - written):
+        if not store.complete(name) or store.left_out(name, drop_uniform=drop):
             continue
-        row = Row(key=name.rpartition(":")[0], columns={}, index=0, digest="")
-        seats = [Seat(row, name, index, kept.size) for index in range(kept.size)]
-        rollouts = [rollout for seat in seats if (rollout := await kept.recall(seat)) is not None]
-        groups.journal.append(group_record(Group(name, row, rollouts), params, groups.run))
+        group = await store.group(name, compiled)
+        await encoder.encode_group(group)
+        file.write(await file.encoded(group_lines(group, params, file.run)))
         written.add(name)
-    return len(written)
+    without = sum(score is None for name in store.groups for score in store.scores(name))
+    return Regraded(records.directory, groups=len(written), without_score=without)
 
 
-def _without_score(kept: Kept) -> int:
-    return sum(score is None for group in kept.groups for score in kept.scores(group))
-
-
-def _conclude(directory: RunDirectory, kept: Kept, spec: Spec, rows: Rows) -> Regraded:
-    keys = [row.key for row in rows if kept.whole(row.key)]
-    found = conclude(spec.name, evaluate_plan(spec), kept, keys)
-    moved = spec.env.get("data_dir_to_save_evals")
-    write_evaluation(found, RunDirectory(Path(moved)) if moved else directory)
-    return Regraded(directory, evaluation=found, without_score=found.ungraded)
+def _conclude(records: Records, spec: Spec, rows: Rows) -> Regraded:
+    groups = [row.key for row in rows if records.store.played(row.key)]
+    found = conclude(spec.name, EvaluatePlan.of(spec), records.store, groups)
+    write_evaluation(found, evaluation_directory(spec, records.directory))
+    return Regraded(records.directory, evaluation=found, without_score=found.ungraded)

@@ -12,16 +12,19 @@ import functools
 import json
 import os
 import platform
+import signal
 import socket
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox.bundle import memory_file
 from hermes_rl.sandbox.cgroup import DELEGATE, Group, Layout, find_layout
+from hermes_rl.sandbox.channel import Lost
 from hermes_rl.sandbox.config import SandboxConfig
-from hermes_rl.sandbox.helper_sandbox import Descriptors, HelperSandbox
+from hermes_rl.sandbox.descriptors import memory_file, pipe
+from hermes_rl.sandbox.helper_sandbox import NO_CORE, Descriptors, HelperSandbox
 from hermes_rl.sandbox.images import OUTER_UID, overlay_refused
-from hermes_rl.sandbox.launcher import Program
+from hermes_rl.sandbox.launcher import Program, Remains
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
 from hermes_rl.sandbox.roots import HOME, UID, ImageRoot, Root, SystemRoot
 from hermes_rl.sandbox.seccomp import filter_program
@@ -30,6 +33,7 @@ GIB = 1 << 30
 DEFAULTS = {"memory": 4 * GIB, "processes": 256, "disk": 1 * GIB, "open_files": 1024}
 ADDRESS_SPACE_SPARE = 16 * GIB
 """Virtual machines reserve far more addresses than they use; V8 takes 10 GiB for one WebAssembly memory."""
+KILLED = 128 + signal.SIGKILL
 SMALLEST = {"memory": 32 << 20, "processes": 4, "disk": 1 << 16, "open_files": 32}
 """With less the helper itself could not run."""
 
@@ -51,6 +55,9 @@ class BubblewrapSandbox(HelperSandbox):
         self._group = Group(layout, self.id) if layout is not None else None
         self._info: int | None = None
         """Where bubblewrap tells what it has started, until somebody listens."""
+        self._first = 0
+        """Process 1 of the sandbox, as this machine numbers it; 0 until it is known."""
+        self._used_up_memory = False
 
     async def boot(self) -> None:
         await asyncio.to_thread(_check_once)
@@ -84,13 +91,15 @@ class BubblewrapSandbox(HelperSandbox):
     def rlimits(self) -> dict[str, int]:
         memory = self.limits["memory"]
         return {
-            "RLIMIT_CORE": 0,
+            "RLIMIT_CORE": NO_CORE,
             "RLIMIT_DATA": memory,
             "RLIMIT_AS": memory + ADDRESS_SPACE_SPARE,
             "RLIMIT_FSIZE": self.limits["disk"],
             "RLIMIT_NPROC": self.limits["processes"],
             "RLIMIT_NOFILE": self.limits["open_files"],
             "RLIMIT_MEMLOCK": 8 << 20,
+            "RLIMIT_RTPRIO": 0,
+            "RLIMIT_NICE": 0,
             "RLIMIT_MSGQUEUE": 1 << 20,
             "RLIMIT_SIGPENDING": 4096,
         }
@@ -131,27 +140,33 @@ class BubblewrapSandbox(HelperSandbox):
 
     def _told(self, descriptors: Descriptors) -> list[str]:
         """The arguments that make bubblewrap say which process it has started."""
-        if self._group is None:
-            return []
-        self._info, told = os.pipe2(os.O_CLOEXEC)
+        self._info, told = pipe()
         return ["--info-fd", str(descriptors.add(told))]
 
     def _enter(self, info: int | None) -> None:
-        """Put the process that bubblewrap tells of into the group of the sandbox, if there are groups."""
-        if self._group is None or info is None:
+        """Hear which process bubblewrap has started; put it into the group of the sandbox, if there are groups."""
+        if info is None:
             return
         limits = self.limits
         # Files lie in memory and have a limit of their own; the helper is a process too.
         memory, processes = limits["memory"] + limits["disk"], limits["processes"] + 1
         try:
             with os.fdopen(info) as told:
-                pid = json.load(told)["child-pid"]
-            self._group.enter(pid, memory, processes, self.config.limits.cpu)
+                self._first = json.load(told)["child-pid"]
+            if self._group is not None:
+                self._group.enter(self._first, memory, processes, self.config.limits.cpu)
         except (OSError, ValueError) as error:
             raise SandboxFailure(f"the control group of the sandbox: {error}") from error
 
-    def blames_agent(self) -> bool:
-        return self._group is not None and self._group.killed_for_memory()
+    async def proven_ours(self, why: Lost) -> bool:
+        if why is Lost.SILENT:
+            return stopped(self._first)  # from within, process 1 of a namespace cannot be stopped
+        code = await self.burial()
+        if code is None:
+            return False
+        # bubblewrap runs outside, where no command of the agent reaches it. From within, only a lack of memory gets
+        # process 1 killed: everything else that kills it comes from outside.
+        return code < 0 or (code == KILLED and not self._used_up_memory)
 
     async def released(self) -> None:
         if self._info is not None:
@@ -160,8 +175,12 @@ class BubblewrapSandbox(HelperSandbox):
         if self._proxy is not None:
             await self._proxy.close()
 
+    def remains(self) -> Remains | None:
+        return self._group
+
     def buried(self) -> None:
         if self._group is not None:
+            self._used_up_memory = self._group.killed_for_memory()
             self._group.remove()
 
     def refused(self, said: str) -> UserError | None:
@@ -175,6 +194,14 @@ def namespace_options(*, network: bool) -> Iterator[str]:
         yield "--unshare-net"
     yield from ("--disable-userns", "--as-pid-1", "--die-with-parent", "--new-session", "--clearenv")
     yield from ("--cap-drop", "ALL", "--hostname", "sandbox", "--uid", str(UID), "--gid", str(UID))
+
+
+def stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal or a debugger."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return False
 
 
 @functools.cache

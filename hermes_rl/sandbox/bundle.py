@@ -38,14 +38,17 @@ def helper_bundle(python: str) -> bytes:
     """The helper's modules, compiled by `python`; starts that interpreter when first asked for it."""
     folder = Path(__file__).parent
     sources = [(f"hermes_rl.sandbox.{name}", (folder / f"{name}.py").read_text("utf-8")) for name in MODULES]
-    done = subprocess.run(
-        [python, "-I", "-S", "-X", "utf8", "-c", _COMPILE],
-        input=repr(sources).encode(),
-        capture_output=True,
-        env={},
-        timeout=60,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [python, "-I", "-S", "-X", "utf8", "-c", _COMPILE],
+            input=repr(sources).encode(),
+            capture_output=True,
+            env={},
+            timeout=60,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SandboxFailure(f"{python} cannot compile the sandbox helper: {error}") from error
     if done.returncode != 0:
         tail = done.stderr.decode("utf-8", "replace")[-500:]
         raise SandboxFailure(f"{python} cannot compile the sandbox helper: {tail}")
@@ -55,16 +58,6 @@ def helper_bundle(python: str) -> bytes:
 def boot_argv(python: str, control: int, code: int) -> list[str]:
     """The command that runs the helper with its socket and its code at these descriptors."""
     return [python, "-I", "-S", "-c", BOOT, str(control), str(code)]
-
-
-def memory_file(data: bytes, name: str = "data") -> int:
-    """A descriptor of an unnamed file in memory that holds `data`, at its start."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
 
 
 def system_python() -> str | None:

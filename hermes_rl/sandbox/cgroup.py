@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -110,14 +111,37 @@ class Group:
             return any(line.startswith("oom_kill ") and line.split()[1] != "0" for line in lines)
         return False
 
+    def processes(self) -> list[int]:
+        """Ids of the processes in it."""
+        try:
+            lines = (self._any() / "cgroup.procs").read_text().split()
+        except OSError:
+            return []  # it was not made yet, or is removed
+        # 0 stands for a process that this PID namespace does not see.
+        return [int(line) for line in lines if line != "0"]
+
+    def kill(self) -> None:
+        """Kill all processes in it, without waiting for their end."""
+        at_once = self._any() / "cgroup.kill"
+        if at_once.exists():
+            with contextlib.suppress(OSError):
+                at_once.write_text("1")
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
     def remove(self) -> None:
-        """Remove it; its processes are about to be gone."""
+        """Remove it; its processes are gone, or about to be."""
         with self._lock:
             self._over = True
         end = time.monotonic() + REMOVE_SECONDS
         for folder in set(self._folders.values()):
             while not _removed(folder) and time.monotonic() < end:
                 time.sleep(0.005)
+
+    def _any(self) -> Path:
+        """One of its folders; in version 1 all of them hold the same processes."""
+        return next(iter(self._folders.values()))
 
     def _write(self, controller: str, name: str, value: object) -> None:
         folder = self._folders.get(controller)

@@ -1,7 +1,8 @@
 """The host's end of the conversation with a sandbox's helper, on an asyncio event loop.
 
 Owns the control socket: numbering requests, matching answers, telling when a process has ended or the
-helper is gone. No thread is used, so that one loop serves hundreds of sandboxes.
+helper is gone. No thread is used, so that one loop serves hundreds of sandboxes. A helper may be frozen, starved or
+stuck in a system call, so no request waits for longer than `ANSWER_SECONDS`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
-from hermes_rl.sandbox.bundle import memory_file
+from hermes_rl.sandbox.descriptors import copy_of, memory_file
 from hermes_rl.sandbox.wire import FRAME_LIMIT, IN_FILE, MAX_FDS, number, pack, unpack
 
 Frame = tuple[bytes, list[int]]
+
+ANSWER_SECONDS = 60.0
+"""Seconds after which a helper that has not answered is given up. Copying the largest file takes a few."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +38,27 @@ class ChannelLostError(Exception):
     """The helper is gone, or the channel was closed."""
 
 
+class Lost(Enum):
+    """Why a channel ended that nobody closed."""
+
+    ENDED = "the sandbox was lost"
+    SILENT = "the sandbox did not answer"
+    DESCRIPTORS = "this machine has no descriptors left for what the sandbox sends"
+
+
 class Channel:
-    """One control socket. `on_exit(job, code)` and `on_lost()` are called on the loop."""
+    """One control socket. `on_exit(job, code)` and `on_lost(why)` are called on the loop."""
 
     def __init__(
-        self, control: socket.socket, on_exit: Callable[[int, int], None], on_lost: Callable[[], None]
+        self, control: socket.socket, on_exit: Callable[[int, int], None], on_lost: Callable[[Lost], None]
     ) -> None:
         control.setblocking(False)
         self._socket = control
         self._loop = asyncio.get_running_loop()
         self._on_exit, self._on_lost = on_exit, on_lost
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[Answer], float]] = {}
+        """Requests in the order in which they were sent, each with the time by which it must be answered."""
+        self._watch: asyncio.TimerHandle | None = None
         self._unsent: deque[Frame] = deque()
         self._last = 0
         self.open = True
@@ -69,8 +84,12 @@ class Channel:
             raise ChannelLostError
         request = request if request is not None else self.next_number()
         future: asyncio.Future[Answer] = self._loop.create_future()
-        self._waiting[request] = future
         self._send(pack([number(request), operation.encode(), *fields], payload), fds)
+        if not self.open:
+            raise ChannelLostError
+        self._waiting[request] = future, self._loop.time() + ANSWER_SECONDS
+        if self._watch is None:
+            self._watch = self._loop.call_later(ANSWER_SECONDS, self._look)
         try:
             return await future
         except asyncio.CancelledError:
@@ -93,9 +112,12 @@ class Channel:
         self._loop_call(self._loop.remove_reader)
         self._loop_call(self._loop.remove_writer)
         self._socket.close()
+        if self._watch is not None:
+            self._watch.cancel()
         for _, fds in self._unsent:
             _close(fds)
-        for future in self._waiting.values():
+        self._unsent.clear()
+        for future, _ in self._waiting.values():
             if not future.done() and not self._loop.is_closed():
                 future.set_exception(ChannelLostError())
         self._waiting.clear()
@@ -104,10 +126,15 @@ class Channel:
 
     def _send(self, frame: bytes, fds: Sequence[int]) -> None:
         # Copies: the caller closes its own, maybe before a full socket lets the frame out.
-        copies = [os.dup(fd) for fd in fds]
-        if len(frame) > FRAME_LIMIT:
-            copies.insert(0, memory_file(frame, "frame"))
-            frame = IN_FILE
+        copies: list[int] = []
+        try:
+            if len(frame) > FRAME_LIMIT:
+                copies.append(memory_file(frame, "frame"))
+                frame = IN_FILE
+            copies += map(copy_of, fds)
+        except BaseException:
+            _close(copies)
+            raise
         self._unsent.append((frame, copies))
         if len(self._unsent) == 1:
             self._flush()
@@ -121,7 +148,7 @@ class Channel:
                 self._loop.add_writer(self._socket, self._flush)
                 return
             except OSError:
-                self._lose()
+                self._lose(Lost.ENDED)
                 return
             self._unsent.popleft()
             _close(fds)
@@ -132,22 +159,34 @@ class Channel:
     def _receive(self) -> None:
         while self.open:
             try:
-                frame, fds, _, _ = socket.recv_fds(self._socket, FRAME_LIMIT + 4096, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+                frame, fds, flags, _ = socket.recv_fds(
+                    self._socket, FRAME_LIMIT + 4096, MAX_FDS, socket.MSG_CMSG_CLOEXEC
+                )
             except BlockingIOError:
                 return
             except OSError:
-                frame, fds = b"", []
-            if not frame:
-                self._lose()
+                frame, fds, flags = b"", [], 0
+            if flags & socket.MSG_CTRUNC:
+                # The kernel drops descriptors for which this process has no place, and delivers the rest.
+                _close(fds)
+                self._lose(Lost.DESCRIPTORS)
                 return
-            self._dispatch(*_unfold(frame, fds))
+            if not frame:
+                self._lose(Lost.ENDED)
+                return
+            try:
+                self._dispatch(*_unfold(frame, fds))
+            except (ValueError, IndexError, OSError):
+                # This is no message of the helper's, so its process is not what was started.
+                _close(fds)
+                self._lose(Lost.ENDED)
 
     def _dispatch(self, frame: bytes, fds: list[int]) -> None:
         fields, payload = unpack(frame)
         if fields[0] == b"exit":
             self._on_exit(int(fields[1]), int(fields[2]))
             return
-        future = self._waiting.pop(int(fields[0]), None)
+        future, _ = self._waiting.pop(int(fields[0]), (None, 0.0))
         if future is None or future.done():
             _close(fds)  # whoever asked was cancelled meanwhile
         elif fields[1] == b"ok":
@@ -156,9 +195,20 @@ class Channel:
             _close(fds)
             future.set_exception(OSError(int(fields[2]), fields[3].decode("utf-8", "replace")))
 
-    def _lose(self) -> None:
+    def _look(self) -> None:
+        """Give up a helper that has left a request without an answer for too long."""
+        self._watch = None
+        if not self._waiting:
+            return
+        due = next(iter(self._waiting.values()))[1]
+        if due <= self._loop.time():
+            self._lose(Lost.SILENT)
+        else:
+            self._watch = self._loop.call_at(due, self._look)
+
+    def _lose(self, why: Lost) -> None:
         self.close()
-        self._on_lost()
+        self._on_lost(why)
 
     def _loop_call(self, function: Callable[[socket.socket], object]) -> None:
         # A loop that was closed first has forgotten its readers already.

@@ -11,32 +11,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import posixpath
+import signal
 import socket
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox.bundle import helper_bundle, memory_file, own_python, system_python
-from hermes_rl.sandbox.channel import Channel
+from hermes_rl.sandbox.bundle import helper_bundle, own_python, system_python
+from hermes_rl.sandbox.channel import Channel, Lost
 from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.sandbox.descriptors import memory_file
 from hermes_rl.sandbox.docker_container import Container, shared_folder
 from hermes_rl.sandbox.docker_door import PLACE as DOOR_PLACE
 from hermes_rl.sandbox.docker_door import Door, boot_code
 from hermes_rl.sandbox.docker_engine import Engine, EngineError
 from hermes_rl.sandbox.docker_leftovers import remove_leftovers
-from hermes_rl.sandbox.helper_sandbox import Descriptors, HelperSandbox
+from hermes_rl.sandbox.helper_sandbox import NO_CORE, Descriptors, HelperSandbox
 from hermes_rl.sandbox.launcher import Program
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
 from hermes_rl.sandbox.runtime import PLACE, runtime_folder, runtime_python
+from hermes_rl.sandbox.seccomp import filter_program
 
 IMAGE = "python:3.11-slim"
 """The image of a sandbox that names none."""
 AT_ONCE = 8
 """Containers of one event loop that are started together; an engine that is asked for more gets slower, not faster."""
 JUDGE_SECONDS = 10.0
+KILLED = 128 + signal.SIGKILL
+REMOVE_PAUSES = (0.2, 1.0, 3.0)
+"""Seconds before each further try to remove a container; an engine may still be busy with its end."""
+
+log = logging.getLogger(__name__)
 
 _starts: WeakKeyDictionary[asyncio.AbstractEventLoop, _Starts] = WeakKeyDictionary()
 
@@ -93,20 +102,24 @@ class DockerSandbox(HelperSandbox):
         return {"LANG": "C.UTF-8", **given, **own, **(ENVIRONMENT if self._proxy is not None else {})}
 
     def rlimits(self) -> dict[str, int]:
-        return {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": self.container.limits["open_files"]}
+        return {"RLIMIT_CORE": NO_CORE, "RLIMIT_NOFILE": self.container.limits["open_files"]}
+
+    def filter(self) -> bytes:
+        # Laid over the engine's own, which leaves to the agent's processes what process 1 may use of the processor.
+        return filter_program() or b""
 
     # ------------------------------------------------------------------ life
 
     async def boot(self) -> None:
-        code = await asyncio.to_thread(helper_bundle, self.python)
-        runtime = await asyncio.to_thread(runtime_folder, self.python)
-        self._made_of = code, runtime
         starts = _starts.setdefault(asyncio.get_running_loop(), _Starts())
         try:
+            code = await asyncio.to_thread(helper_bundle, self.python)
+            runtime = await asyncio.to_thread(runtime_folder, self.python)
+            self._made_of = code, runtime
             async with starts.places:
                 await self._ready(starts)
                 await super().boot()
-        except EngineError as error:
+        except (EngineError, OSError) as error:
             raise SandboxFailure(f"the sandbox did not start: {error}") from error
 
     async def launched(self) -> None:
@@ -114,10 +127,6 @@ class DockerSandbox(HelperSandbox):
             answer = await self.ask("listen", str(PORT).encode())
             await self._proxy.listen(socket.socket(fileno=answer.fds[0]))
         await self._settle_in()
-
-    async def judged(self) -> None:
-        if self._judging is not None:
-            await asyncio.shield(self._judging)
 
     async def released(self) -> None:
         if self._proxy is not None:
@@ -128,29 +137,51 @@ class DockerSandbox(HelperSandbox):
             # Goes on where whoever waits for it is cancelled.
             await asyncio.shield(self._removing)
 
-    def _on_lost(self) -> None:
-        self._judging = asyncio.create_task(self._judge())
-        self._shut("the container was lost")
-
-    async def _judge(self) -> None:
-        """Only the end of its memory lets the agent end the first process; everything else is not its doing."""
-        with contextlib.suppress(SandboxFailure, EngineError, TimeoutError):
+    async def proven_ours(self, why: Lost) -> bool:
+        """True where the engine is lost, the container was paused, or it was killed while it had memory left."""
+        try:
             async with asyncio.timeout(JUDGE_SECONDS):
-                await self.engine.wait(self.container.name)  # the engine hears of it later than we do
-            state = ((await self.engine.inspect(self.container.name)) or {}).get("State") or {}
-            if state.get("OOMKilled"):
-                self._killed_by_agent = True
-                self._why = "the agent's commands used up the container's memory"
-            elif state:
-                self._why = f"the container was lost (exit code {state.get('ExitCode')}; {state.get('Error') or '-'})"
+                if why is not Lost.SILENT:
+                    await self.engine.wait(self.container.name)  # the engine hears of it later than we do
+                state = ((await self.engine.inspect(self.container.name)) or {}).get("State") or {}
+        except (SandboxFailure, EngineError, TimeoutError):
+            return True
+        if state.get("OOMKilled"):
+            self._why = "the container's memory was used up"
+            return False
+        if why is Lost.SILENT:
+            return not state or bool(state.get("Paused"))
+        self._why = f"the container was lost (exit code {state.get('ExitCode')}; {state.get('Error') or '-'})"
+        return not state or state.get("ExitCode") == KILLED
 
     async def _remove(self, creating: asyncio.Task[None]) -> None:
         await asyncio.gather(creating, return_exceptions=True)
         if self._judging is not None:
             await asyncio.wait([self._judging])
-        # One that cannot be removed now is stopped all the same, and removed by the next run.
-        with contextlib.suppress(SandboxFailure, EngineError):
-            await self.engine.remove(self.container.name)
+        name = self.container.name
+        for pause in (*REMOVE_PAUSES, None):
+            try:
+                await self.engine.remove(name)
+            except SandboxFailure as error:
+                # Without its engine the container still stops, as its first process does; the next run removes it.
+                log.warning("the container %s was not removed: %s", name, error)
+            except EngineError as error:
+                if pause is not None:
+                    await asyncio.sleep(pause)
+                    continue
+                await self._leave(error)
+            return
+
+    async def _leave(self, error: EngineError) -> None:
+        """The engine cannot remove the container: harmless where it does not run, else an error."""
+        name = self.container.name
+        try:
+            running = (((await self.engine.inspect(name)) or {}).get("State") or {}).get("Running")
+        except EngineError:
+            running = True
+        if running:
+            raise SandboxFailure(f"the container {name} is closed and still runs: {error}")
+        log.warning("the container %s has ended and cannot be removed, which the next run tries again: %s", name, error)
 
     # ------------------------------------------------------------------ starting
 

@@ -23,7 +23,14 @@ import sys
 import time
 
 from hermes_rl.sandbox.helper_files import OPERATIONS, remove, write_all
-from hermes_rl.sandbox.helper_system import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, children, descendants, prctl
+from hermes_rl.sandbox.helper_system import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_DUMPABLE,
+    children,
+    descendants,
+    filter_calls,
+    prctl,
+)
 from hermes_rl.sandbox.wire import FRAME_LIMIT, IN_FILE, MAX_FDS, number, pack, unpack
 
 TYPE_CHECKING = False
@@ -131,7 +138,7 @@ class Helper:
     # ------------------------------------------------------------------ operations
 
     def init(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-        """folder to remove at the end, then name=value of each resource limit."""
+        """folder to remove at the end, then name=value of each resource limit; a filter on system calls, or nothing."""
         self.folder = fields[0]
         for field in fields[1:]:
             name, _, value = field.decode().partition("=")
@@ -140,6 +147,8 @@ class Helper:
             if hard != resource.RLIM_INFINITY:
                 limit = min(limit, hard)  # what is stricter already cannot be raised
             resource.setrlimit(kind, (limit, limit))
+        if payload:
+            filter_calls(payload)
         return [], b"", []
 
     def listen(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
@@ -189,8 +198,11 @@ class Helper:
         return [], b"", []
 
     def kill_all(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
+        """→ "left" where something still lives after many tries."""
         end = time.monotonic() + KILL_SECONDS
-        while self.kill_round() and time.monotonic() < end:
+        while self.kill_round():
+            if time.monotonic() > end:
+                return [b"left"], b"", []
             time.sleep(0.0005)
             self.reap()
         return [], b"", []

@@ -10,14 +10,15 @@ import asyncio
 import contextlib
 import errno
 import os
+import stat
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Literal, cast
 
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.base import READ_LIMIT, FileInfo, Sandbox
-from hermes_rl.sandbox.bundle import memory_file
 from hermes_rl.sandbox.channel import Answer
+from hermes_rl.sandbox.descriptors import copy_of, memory_file
 from hermes_rl.sandbox.wire import FRAME_LIMIT
 
 INLINE = FRAME_LIMIT // 2
@@ -108,7 +109,18 @@ async def in_memory(data: bytes) -> int:
     """A descriptor of a file in memory with `data`; a large one is filled in a thread."""
     if len(data) < IN_THREAD:
         return memory_file(data)
-    return await asyncio.to_thread(memory_file, data)
+    filling = asyncio.ensure_future(asyncio.to_thread(memory_file, data))
+    try:
+        return await asyncio.shield(filling)
+    except asyncio.CancelledError:
+        # The thread goes on, and then nobody else knows of its descriptor.
+        filling.add_done_callback(_close_unwanted)
+        raise
+
+
+def _close_unwanted(filling: asyncio.Future[int]) -> None:
+    if not filling.cancelled() and filling.exception() is None:
+        os.close(filling.result())
 
 
 @contextlib.contextmanager
@@ -127,11 +139,13 @@ def _info(fields: Sequence[bytes]) -> FileInfo:
 
 
 async def _read_all(fd: int, limit: int) -> bytes:
-    size = os.fstat(fd).st_size
-    if size < IN_THREAD:
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode):
+        raise OSError(errno.EINVAL, "Not a regular file")  # reading anything else may block
+    if info.st_size < IN_THREAD:
         return _read(fd, limit)
     # The thread has a descriptor of its own: when we are cancelled, ours is closed while it still reads.
-    return await asyncio.to_thread(_read_and_close, os.dup(fd), limit)
+    return await asyncio.to_thread(_read_and_close, copy_of(fd), limit)
 
 
 def _read_and_close(fd: int, limit: int) -> bytes:

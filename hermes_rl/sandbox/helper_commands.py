@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import socket
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
+from hermes_rl.errors import UserError
 from hermes_rl.sandbox.base import OUTPUT_LIMIT, TIMEOUT_EXIT_CODE, BackgroundProcess, CommandResult, Conversation
 from hermes_rl.sandbox.channel import Channel
 from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.sandbox.conversation import HelperConversation
+from hermes_rl.sandbox.descriptors import copy_of, pipe, socket_pair
 from hermes_rl.sandbox.helper_client import HelperFiles, as_field, in_memory
 from hermes_rl.sandbox.jobs import HelperProcess, Job
 
@@ -34,6 +35,8 @@ class HelperCommands(HelperFiles):
     """The commands half of a sandbox with a helper."""
 
     shell = "/bin/sh"
+    has_shell = True
+    """False where the image came without a shell."""
 
     def __init__(self, config: SandboxConfig) -> None:
         super().__init__(config)
@@ -69,9 +72,11 @@ class HelperCommands(HelperFiles):
         merge_stderr: bool = True,
     ) -> CommandResult:
         began = time.perf_counter()
-        job = Job(self.channel().next_number(), output_limit, merge_stderr=merge_stderr)
+        number = self.channel().next_number()
         source = await in_memory(stdin) if stdin is not None else None
+        job: Job | None = None
         try:
+            job = Job(number, output_limit, merge_stderr=merge_stderr)
             try:
                 await self._start(job, command, cwd, env, source)
             except OSError as error:
@@ -91,7 +96,8 @@ class HelperCommands(HelperFiles):
         finally:
             if source is not None:
                 os.close(source)
-            self._forget(job)
+            if job is not None:
+                self._forget(job)
 
     async def spawn(
         self,
@@ -101,13 +107,16 @@ class HelperCommands(HelperFiles):
         env: Mapping[str, str] | None = None,
         output_limit: int = OUTPUT_LIMIT,
     ) -> BackgroundProcess:
-        job = Job(self.channel().next_number(), output_limit, merge_stderr=True)
-        reader, writer = os.pipe2(os.O_CLOEXEC)
+        number = self.channel().next_number()
+        reader, writer = pipe()
+        job: Job | None = None
         try:
+            job = Job(number, output_limit, merge_stderr=True)
             await self._start(job, command, cwd, env, reader)
         except BaseException:
             os.close(writer)
-            self._forget(job)
+            if job is not None:
+                self._forget(job)
             raise
         finally:
             os.close(reader)
@@ -117,15 +126,18 @@ class HelperCommands(HelperFiles):
     async def converse(
         self, command: str | Sequence[str], *, cwd: str | None = None, env: Mapping[str, str] | None = None
     ) -> Conversation:
-        ours, theirs = socket.socketpair()
-        job = Job(self.channel().next_number(), ERRORS_LIMIT, stdout=os.dup(theirs.fileno()))
+        number = self.channel().next_number()
+        ours, theirs = socket_pair()
+        job: Job | None = None
         try:
+            job = Job(number, ERRORS_LIMIT, stdout=copy_of(theirs.fileno()))
             await self._start(job, command, cwd, env, theirs.fileno())
             job.ended.add_done_callback(lambda _: self._forget(job))
             return await HelperConversation.open(job, ours, lambda: self._signal(job.number, 9))
         except BaseException:
             ours.close()
-            self._forget(job)
+            if job is not None:
+                self._forget(job)
             raise
         finally:
             theirs.close()
@@ -158,14 +170,14 @@ class HelperCommands(HelperFiles):
         targets = {1: job.writers[0], 2: job.writers[1]}
         if stdin is not None:
             targets[0] = stdin
-        if script is not None:
-            targets[SCRIPT_FD] = await in_memory(script)
-        self._jobs[job.number] = job
         try:
+            if script is not None:
+                targets[SCRIPT_FD] = await in_memory(script)
+            self._jobs[job.number] = job
             job.pid = await self._exec(job.number, argv, targets, cwd, env)
         finally:
             job.close_writers()
-            if script is not None:
+            if SCRIPT_FD in targets:
                 os.close(targets[SCRIPT_FD])
 
     async def _exec(
@@ -195,6 +207,8 @@ class HelperCommands(HelperFiles):
         """The arguments of a command, and its script where that is too long for an argument."""
         if not isinstance(command, str):
             return list(command), None
+        if not self.has_shell:
+            raise UserError(f"the image of the sandbox has no {self.shell}, which runs commands; choose another image")
         script = as_field(command)
         if len(script) <= SCRIPT_LIMIT:
             return [self.shell, "-c", command], None

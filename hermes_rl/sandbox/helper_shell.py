@@ -20,6 +20,11 @@ from hermes_rl.sandbox.shell_server import PROGRAM, ShellServer, room_for_one_mo
 BASH = "/bin/bash"
 OWN_PROCESS = re.compile(r"\$\{?[!#]?\$|BASH_EXECUTION_STRING")
 """What a command sees of its shell's own process: for ``$$`` that would be the one that waits, and always the same."""
+STEERS = re.compile(
+    "BASH.*|ENV|SHELLOPTS|POSIXLY_CORRECT|PROMPT_COMMAND|PS4|TMOUT|IFS|GLOBIGNORE|FUNCNEST|EXECIGNORE|REPLY|RANDOM"
+    "|SRANDOM|SECONDS|LINENO|SHLVL|OPT(ARG|IND|ERR)|_"
+)
+"""Names of variables that mean something to bash itself; BASH_FUNC_name%% is an exported function."""
 START_SECONDS = 10.0
 NOT_STARTED = CommandResult(126, b"cannot start the command: Resource temporarily unavailable\n")
 
@@ -32,7 +37,7 @@ class HelperShell(HelperCommands):
         self._server: ShellServer | None = None
         self._retired: set[ShellServer] = set()
         """They get no more commands, but something that they have left holds their pipe."""
-        self._serves = "BASH_ENV" not in config.env
+        self._serves = True
 
     async def run_reporting(
         self, script: str, state: str, *, timeout: float | None = None, output_limit: int = OUTPUT_LIMIT
@@ -76,11 +81,24 @@ class HelperShell(HelperCommands):
 
     async def _idle_server(self, script: str) -> ShellServer | None:
         """The shell that waits, started where there is none; None where this script is not for it."""
-        if not self._serves or self.shell != BASH or len(script) > SCRIPT_LIMIT or OWN_PROCESS.search(script):
+        if (
+            not self._serves
+            or self._steered()
+            or self.shell != BASH
+            or len(script) > SCRIPT_LIMIT
+            or OWN_PROCESS.search(script)
+        ):
             return None
         if self._server is None and room_for_one_more():
             await self._start_server()
         return self._server if self._server is not None and self._server.idle else None
+
+    def _steered(self) -> bool:
+        """Whether a variable of the sandbox changes how a new shell begins or reads, which one that waits would not.
+
+        Asked when it counts: a sandbox from the pool learns its variables after it was made.
+        """
+        return any(STEERS.fullmatch(name) for name in (*self.environment(), *self.config.env))
 
     async def _start_server(self) -> None:
         number = self.channel().next_number()

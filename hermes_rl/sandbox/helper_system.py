@@ -1,6 +1,7 @@
 """What the helper inside a sandbox asks of Linux that Python's own modules do not offer; runs there.
 
-Owns two calls. `ctypes` itself would take longer to import than all the rest of the helper, hence `_ctypes`.
+Owns the family tree of processes and two system calls. `ctypes` itself would take longer to import than all the rest
+of the helper, hence `_ctypes`.
 """
 
 # ruff: noqa: PTH123, PTH208
@@ -8,10 +9,15 @@ Owns two calls. `ctypes` itself would take longer to import than all the rest of
 from __future__ import annotations
 
 import _ctypes
+import errno
 import os
+import sys
 
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+PR_SET_SECCOMP = 22
+SECCOMP_MODE_FILTER = 2
 
 
 def _parents() -> dict[int, int]:
@@ -45,14 +51,38 @@ def descendants(root: int) -> list[int]:
         found |= more
 
 
-def prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int, address: int = 0) -> int:
     class Int(_ctypes._SimpleCData):  # type: ignore[type-arg]
         _type_ = "i"
+
+    class Long(_ctypes._SimpleCData):  # type: ignore[type-arg]
+        _type_ = "l"
 
     class Function(_ctypes.CFuncPtr):
         _flags_ = 1  # the C calling convention
         _restype_ = Int
 
-    Function(
-        _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
-    )(option, value, 0, 0, 0)
+    function = Function(_ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl"))  # type: ignore[arg-type]
+    answer: int = function(option, Long(value), Long(address), Long(0), Long(0))
+    return answer
+
+
+def filter_calls(program: bytes) -> None:
+    """Put a filter on system calls, a program of classic BPF, on this process and all that it starts from now on."""
+
+    class Byte(_ctypes._SimpleCData):  # type: ignore[type-arg]
+        _type_ = "c"
+
+    class Program(_ctypes.Array):  # type: ignore[type-arg]
+        _type_, _length_ = Byte, len(program)
+
+    class Head(_ctypes.Array):  # type: ignore[type-arg]
+        """`struct sock_fprog`: the number of instructions, and behind six bytes of padding where they are."""
+
+        _type_, _length_ = Byte, 16
+
+    rules = Program.from_buffer_copy(program)
+    address = _ctypes.addressof(rules)
+    head = Head.from_buffer_copy((len(program) // 8).to_bytes(8, sys.byteorder) + address.to_bytes(8, sys.byteorder))
+    if prctl(PR_SET_NO_NEW_PRIVS, 1) or prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, _ctypes.addressof(head)):
+        raise OSError(errno.EPERM, "the filter on system calls was refused")

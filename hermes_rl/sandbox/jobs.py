@@ -10,12 +10,13 @@ import os
 from collections.abc import Awaitable, Callable
 
 from hermes_rl.sandbox.base import BackgroundProcess
+from hermes_rl.sandbox.descriptors import pipe
 from hermes_rl.sandbox.output import OutputBuffer, PipeReader
 
 
 def output_pipe() -> tuple[int, int]:
     """Reading and writing end of a pipe that the agent, who may be another user, can open anew as /dev/stdout."""
-    reader, writer = os.pipe2(os.O_CLOEXEC)
+    reader, writer = pipe()
     os.fchmod(reader, 0o622)
     return reader, writer
 
@@ -36,21 +37,32 @@ class Job:
         self.stderr = OutputBuffer(output_limit)
         self._readers: list[PipeReader] = []
         out = self._pipe(self.stdout) if stdout is None else stdout
-        self.writers = [out, out if merge_stderr else self._pipe(self.stderr)]
+        self.writers = [out, out]
         """Descriptors that become its standard output and standard error."""
+        if not merge_stderr:
+            try:
+                self.writers[1] = self._pipe(self.stderr)
+            except BaseException:
+                self.close()
+                raise
         self.hang_up: Callable[[], None] | None = None
         """Ends a conversation with it, once the sandbox is gone."""
 
     def _pipe(self, buffer: OutputBuffer) -> int:
         reader, writer = output_pipe()
-        self._readers.append(PipeReader(reader, buffer))
+        try:
+            self._readers.append(PipeReader(reader, buffer))
+        except BaseException:
+            os.close(reader)
+            os.close(writer)
+            raise
         return writer
 
     def close_writers(self) -> None:
         """The helper has them now; ours would keep the pipes from ever ending."""
-        for fd in set(self.writers):
+        writers, self.writers = set(self.writers), []
+        for fd in writers:
             os.close(fd)
-        self.writers = []
 
     def end(self, code: int) -> None:
         """It has ended: what it wrote is in the pipes, what its children go on to write is not its own."""

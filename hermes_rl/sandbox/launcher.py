@@ -7,7 +7,9 @@ because it must be done even where the event loop that used the sandbox is alrea
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import os
 import queue
 import shutil
@@ -18,10 +20,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from hermes_rl.errors import SandboxFailure
+from hermes_rl.sandbox.helper_system import descendants
 
 GRACE_SECONDS = 5.0
 """How long a sandbox may take to end by itself, once its control socket is closed."""
+KILL_SECONDS = 10.0
+"""How long it may take after that, while everything in it is killed again and again."""
+KILL_PAUSE = 0.05
 POLL_SECONDS = 0.001
+
+log = logging.getLogger(__name__)
 
 _launcher: Launcher | None = None
 _lock = threading.Lock()
@@ -43,21 +54,63 @@ class Program:
 Child = subprocess.Popen[bytes]
 
 
-@dataclass(frozen=True)
+class Remains(Protocol):
+    """Knows the processes of one sandbox, also those whose ancestors are gone."""
+
+    def processes(self) -> list[int]:
+        """Ids of those that still run."""
+        ...
+
+    def kill(self) -> None:
+        """Kill them all, without waiting."""
+        ...
+
+
+@dataclass
 class _Ending:
-    """A child that ought to end by itself before the deadline."""
+    """A sandbox that ought to end by itself before the deadline, from when on it is killed."""
 
     child: Child
     buried: Future[int | None]
+    remains: Remains | None
     deadline: float
+    next_kill: float = 0.0
 
     def over(self) -> bool:
-        code = self.child.poll()
-        if code is not None:
+        code, now = self.child.poll(), time.monotonic()
+        if code is not None and not self._left():
             self.buried.set_result(code)
-        elif time.monotonic() > self.deadline:
+            return True
+        if now > self.deadline + KILL_SECONDS:
+            self._give_up(code)
+            return True
+        if (code is not None or now > self.deadline) and now > self.next_kill:
+            self.next_kill = now + KILL_PAUSE
+            self._kill(code)
+        return False
+
+    def _left(self) -> list[int]:
+        return self.remains.processes() if self.remains is not None else []
+
+    def _kill(self, code: int | None) -> None:
+        """Kill what is inside, and only then what waits for it: afterwards nobody would know what is inside."""
+        if self.remains is not None:
+            self.remains.kill()
+        inside = descendants(self.child.pid) if code is None else []
+        for pid in inside:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if code is None and not inside:
             self.child.send_signal(signal.SIGKILL)
-        return code is not None
+
+    def _give_up(self, code: int | None) -> None:
+        left = sorted({*self._left(), *(descendants(self.child.pid) if code is None else [])}) or [self.child.pid]
+        if code is None:
+            self.child.send_signal(signal.SIGKILL)
+        some = ", ".join(map(str, left[:5]))
+        told = f"{len(left)} processes of a closed sandbox cannot be killed and still run ({some})"
+        log.error(told)
+        self.buried.set_exception(SandboxFailure(told))
 
 
 class Launcher:
@@ -75,21 +128,22 @@ class Launcher:
         self._jobs.put(lambda: _fulfil(future, lambda: _start(program)))
         return future
 
-    def bury(self, launched: Future[Child]) -> Future[int | None]:
-        """Wait for a child that is about to end, and kill it if it does not; its exit status, if it has one.
+    def bury(self, launched: Future[Child], remains: Remains | None = None) -> Future[int | None]:
+        """Wait for a sandbox that is about to end, and kill it if it does not; its exit status, if it has one.
 
-        Jobs are done in order, so what `launch` was asked for has been started, or has failed, by then.
+        The future fails with `SandboxFailure` where something of the sandbox still lives in the end. Jobs are done in
+        order, so what `launch` was asked for has been started, or has failed, by then.
         """
         buried: Future[int | None] = Future()
-        self._jobs.put(lambda: self._adopt(launched, buried))
+        self._jobs.put(lambda: self._adopt(launched, buried, remains))
         return buried
 
-    def _adopt(self, launched: Future[Child], buried: Future[int | None]) -> None:
+    def _adopt(self, launched: Future[Child], buried: Future[int | None], remains: Remains | None) -> None:
         if launched.exception() is not None:
             buried.set_result(None)
             return
         child = launched.result()
-        self._ending.append(_Ending(child, buried, time.monotonic() + GRACE_SECONDS))
+        self._ending.append(_Ending(child, buried, remains, time.monotonic() + GRACE_SECONDS))
 
     def _work(self) -> None:
         while True:

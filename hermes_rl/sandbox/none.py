@@ -20,7 +20,8 @@ from pathlib import Path
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.bundle import boot_argv, own_python
 from hermes_rl.sandbox.config import SandboxConfig
-from hermes_rl.sandbox.helper_sandbox import Descriptors, HelperSandbox
+from hermes_rl.sandbox.descriptors import ours
+from hermes_rl.sandbox.helper_sandbox import NO_CORE, Descriptors, HelperSandbox
 from hermes_rl.sandbox.launcher import Program
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,8 @@ class NoSandbox(HelperSandbox):
 
     async def start(self) -> None:
         _warn()
-        self._make_folders()
+        with ours("the sandbox did not start"):
+            self._make_folders()
         await super().start()
 
     def _make_folders(self) -> None:
@@ -80,14 +82,10 @@ class NoSandbox(HelperSandbox):
     def rlimits(self) -> dict[str, int]:
         limits = self.config.limits
         asked = {"RLIMIT_DATA": limits.memory, "RLIMIT_NOFILE": limits.open_files}
-        return {"RLIMIT_CORE": 0} | {name: value for name, value in asked.items() if value is not None}
+        return {"RLIMIT_CORE": NO_CORE} | {name: value for name, value in asked.items() if value is not None}
 
     def folder(self) -> str:
         return str(self._folder)
-
-    def blames_agent(self) -> bool:
-        # Nothing but the agent's own commands has a reason to kill the helper, which runs as the same user.
-        return self.working
 
     async def released(self) -> None:
         if self._folder is not None:

@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import os
 
+from hermes_rl.sandbox.descriptors import ours
+
 CHUNK = 1 << 16
 BURST = 1 << 20
 """Bytes read from one pipe before the others get a pause of `PAUSE_SECONDS`."""
@@ -51,7 +53,10 @@ class OutputBuffer:
 
 
 class PipeReader:
-    """The reading end of one pipe. The descriptor is its own to close."""
+    """The reading end of one pipe. The descriptor is its own to close.
+
+    Reads are on the event loop and must not block, so no sandbox may have this open file description (`descriptors`).
+    """
 
     def __init__(self, fd: int, buffer: OutputBuffer) -> None:
         self._fd = fd
@@ -61,7 +66,8 @@ class PipeReader:
         self._pause: asyncio.TimerHandle | None = None
         self.open = True
         os.set_blocking(fd, False)
-        self._loop.add_reader(fd, self._read)
+        with ours("this machine cannot watch a pipe"):
+            self._loop.add_reader(fd, self._read)
 
     def drain(self) -> None:
         """Take what is in the pipe already; its writer has ended, but children of it may still write."""

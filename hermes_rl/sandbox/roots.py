@@ -20,8 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox.bundle import boot_argv, helper_bundle, memory_file, own_python, system_python
+from hermes_rl.sandbox.bundle import boot_argv, helper_bundle, own_python, system_python
 from hermes_rl.sandbox.bwrap_binary import Bwrap, find_bwrap
+from hermes_rl.sandbox.descriptors import memory_file
 from hermes_rl.sandbox.helper_sandbox import Descriptors
 from hermes_rl.sandbox.images import ready_image
 from hermes_rl.sandbox.runtime import PLACE, runtime_argv, runtime_folder

@@ -3,7 +3,9 @@
 Owns which calls are refused and the bytes of the filter; it is assembled here, so that no library of the system
 is needed. What is refused is what an agent has no honest use for and what has opened most kernels: namespaces,
 mounts, keys, kernel modules, io_uring, BPF, performance counters, other address families than the usual, typing
-into a terminal. Tracing is left, for debuggers: it reaches only the sandbox's own processes, and never the helper.
+into a terminal, and what would change how process 1 is scheduled or limited: a process 1 that gets no time cannot end
+the sandbox, and one that can open nothing cannot serve it. Tracing is left, for debuggers: it reaches only the
+sandbox's own processes, and never the helper.
 
 Numbers are those of Linux' own tables (`arch/x86/entry/syscalls/syscall_64.tbl`, `include/uapi/asm-generic/unistd.h`);
 the layout of what a filter sees is `struct seccomp_data` of `include/uapi/linux/seccomp.h`.
@@ -32,6 +34,10 @@ NEW_NAMESPACES = 0x7E020000
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK. Others are not fenced in by a network namespace, such as AF_VSOCK."""
+HELPER = 1
+"""Process id of the helper, in the sandbox's own namespace."""
+OF_A_USER = {"setpriority": 2, "ioprio_set": 3}
+"""Their first argument where they mean all processes of a user, and so the helper too."""
 PERSONALITIES = (0, 0x0008, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
 """Linux as it is, and without address randomisation, for debuggers."""
 
@@ -63,7 +69,9 @@ X86_64 = Machine(
         "kexec_load": 246, "kexec_file_load": 320, "add_key": 248, "request_key": 249, "keyctl": 250,
         "perf_event_open": 298, "fanotify_init": 300, "open_by_handle_at": 304, "finit_module": 313, "bpf": 321,
         "userfaultfd": 323, "quotactl_fd": 443, "create_module": 174, "get_kernel_syms": 177, "query_module": 178,
-        "nfsservctl": 180, "uselib": 134, "ustat": 136, "_sysctl": 156, "move_pages": 279,
+        "nfsservctl": 180, "uselib": 134, "ustat": 136, "_sysctl": 156, "move_pages": 279, "io_setup": 206,
+        "migrate_pages": 256, "prlimit64": 302, "sched_setparam": 142, "sched_setscheduler": 144,
+        "sched_setaffinity": 203, "sched_setattr": 314, "setpriority": 141, "ioprio_set": 251,
     },
 )  # fmt: skip
 
@@ -78,12 +86,16 @@ AARCH64 = Machine(
         "lookup_dcookie": 18, "clock_settime": 112, "clock_adjtime": 266, "kexec_load": 104,
         "kexec_file_load": 294, "add_key": 217, "request_key": 218, "keyctl": 219, "perf_event_open": 241,
         "fanotify_init": 262, "open_by_handle_at": 265, "finit_module": 273, "bpf": 280, "userfaultfd": 282,
-        "quotactl_fd": 443, "nfsservctl": 42, "move_pages": 239,
+        "quotactl_fd": 443, "nfsservctl": 42, "move_pages": 239, "io_setup": 0, "migrate_pages": 238,
+        "prlimit64": 261, "sched_setparam": 118, "sched_setscheduler": 119, "sched_setaffinity": 122,
+        "sched_setattr": 274, "setpriority": 140, "ioprio_set": 30,
     },
 )  # fmt: skip
 
 MACHINES = {"x86_64": X86_64, "aarch64": AARCH64}
-INSPECTED = ("socket", "clone", "clone3", "ioctl", "personality")
+OF_A_PROCESS = ("prlimit64", "sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr")
+"""Calls whose first argument is the process that they change."""
+INSPECTED = ("socket", "clone", "clone3", "ioctl", "personality", *OF_A_PROCESS, *OF_A_USER)
 """Calls of which only some are refused, by their arguments."""
 
 
@@ -118,6 +130,12 @@ def _rules(machine: Machine) -> list[Instruction]:
     rules += _with_argument(numbers["ioctl"], 1, terminal)
     rules += _with_argument(numbers["socket"], 0, _only(FAMILIES, errno.EAFNOSUPPORT))
     rules += _with_argument(numbers["personality"], 0, _only(PERSONALITIES, errno.EPERM))
+    for name in OF_A_PROCESS:
+        rules += _with_argument(numbers[name], 0, [(EQUAL, 0, 1, HELPER), _refuse(errno.EPERM)])
+    for name, everybody in OF_A_USER.items():
+        user = [(EQUAL, 0, 1, everybody), _refuse(errno.EPERM)]
+        one = [(LOAD, 0, 0, ARGUMENTS + 8), (EQUAL, 0, 1, HELPER), _refuse(errno.EPERM)]
+        rules += _with_argument(numbers[name], 0, [*user, *one])
     return [*rules, (RETURN, 0, 0, ALLOW)]
 
 

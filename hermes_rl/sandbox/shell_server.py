@@ -8,9 +8,11 @@ does: whatever the agent makes it say is about the agent's own commands.
 Bash can be handed no descriptor once it runs, so these are handed to it at its start and last for many commands:
 
 - a socket: an empty line of ours starts a command, a NUL and the exit code end it; the shell's own complaints come too;
-- a file in memory: with state and script when a command starts, and its report behind them when it has ended;
+- a file in memory: with state and script when a command starts, and its report behind them when it has ended. The host
+  has the same open file description, but nothing that the agent sets there makes reading a file in memory block;
 - the reading end of a pipe, which the subshell opens anew for writing. Only what the command started can hold that
-  writing end, so its end of file tells that nothing of the command can write into the next one's output.
+  writing end, so its end of file tells that nothing of the command can write into the next one's output. It is an open
+  file description of its own: with the host's, the agent could make the host's reads block.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ import asyncio
 import os
 import re
 import resource
-import socket
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
+from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.base import STATE
-from hermes_rl.sandbox.bundle import memory_file
+from hermes_rl.sandbox.descriptors import memory_file, reopened, socket_pair
 from hermes_rl.sandbox.jobs import output_pipe
 from hermes_rl.sandbox.output import OutputBuffer, PipeReader
 
@@ -81,10 +83,17 @@ class ShellServer:
         """Bytes of the file that are ours; what is behind them is the report."""
         self._interrupt = interrupt
         self._loop = asyncio.get_running_loop()
-        self._file = memory_file(b"", "command")
-        self._reading, self._writer = output_pipe()
+        with ExitStack() as unfinished:
+            self._file = memory_file(b"", "command")
+            unfinished.callback(os.close, self._file)
+            self._reading, self._writer = output_pipe()
+            unfinished.callback(os.close, self._writer)
+            unfinished.callback(os.close, self._reading)
+            self._lent = reopened(self._reading, os.O_RDONLY | os.O_NONBLOCK)
+            unfinished.callback(os.close, self._lent)
+            self._control, self._theirs = socket_pair()
+            unfinished.pop_all()
         self._output = PipeReader(self._reading, OutputBuffer(0))
-        self._control, self._theirs = socket.socketpair()
         self._control.setblocking(False)
         self._said = b""
         self._over: asyncio.Future[int | None] = self._loop.create_future()
@@ -95,11 +104,11 @@ class ShellServer:
     def inherited(self) -> dict[int, int]:
         """Descriptors for its start: which number becomes which of ours."""
         theirs = self._theirs.fileno()
-        return {1: theirs, 2: theirs, 3: self._file, 4: self._reading}
+        return {1: theirs, 2: theirs, 3: self._file, 4: self._lent}
 
     async def ready(self) -> bool:
         """Wait, once its start was asked for, until it takes commands; False when it never will."""
-        self._theirs.close()
+        self._close_theirs()
         self.idle = await self._over == 0
         if self.idle:
             self._own = frozenset(filter(VARIABLE.fullmatch, self._file_from(0, SAID_LIMIT).split(b"\n")))
@@ -162,9 +171,10 @@ class ShellServer:
         with suppress(RuntimeError):  # a loop that was closed first has forgotten its readers already
             self._loop.remove_reader(self._control)
         self._control.close()
-        self._theirs.close()
+        self._close_theirs()
         os.close(self._file)
-        os.close(self._writer)
+        if self._writer >= 0:
+            os.close(self._writer)
 
     def close(self) -> None:
         """Release everything."""
@@ -179,11 +189,19 @@ class ShellServer:
     def _nobody_writes(self) -> bool:
         """True when nothing is left that could write into the output of the next command."""
         os.close(self._writer)
-        try:
-            return self._output.abandoned()
-        finally:
+        self._writer = -1
+        abandoned = self._output.abandoned()
+        with suppress(SandboxFailure):  # then a new shell is started for the next command
             # Without a writing end of ours the pipe would have its end of file between two commands.
-            self._writer = os.open(f"/proc/self/fd/{self._reading}", os.O_WRONLY | os.O_CLOEXEC)
+            self._writer = reopened(self._reading, os.O_WRONLY)
+        return abandoned and self._writer >= 0
+
+    def _close_theirs(self) -> None:
+        """Close our copies of what only the shell is to have."""
+        self._theirs.close()
+        if self._lent >= 0:
+            os.close(self._lent)
+            self._lent = -1
 
     def _expire(self) -> None:
         self.timed_out = True

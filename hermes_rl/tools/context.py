@@ -11,7 +11,7 @@ import asyncio
 import errno
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
@@ -218,7 +218,8 @@ class ToolContext:
         """Take away every file that was put in place, and bring back what was there before."""
         runtime = self._runtime()
         if not runtime.staging.empty and not runtime.killed_by_agent:
-            self._on_sandbox(runtime.staging.restore)
+            with suppress(KilledByAgentError):  # nothing is left to take away
+                self._on_sandbox(runtime.staging.restore)
 
     @contextmanager
     def untouched(self) -> Iterator[ToolContext]:

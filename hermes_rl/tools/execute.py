@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import errno
 import json
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hermes_rl.errors import HermesRLError
+from hermes_rl.errors import HermesRLError, SandboxFailure
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.tools.arguments import check_arguments, read_arguments
 from hermes_rl.tools.base import CALL_TIMEOUT, Tool
@@ -26,6 +27,8 @@ from hermes_rl.tools.results import RESULT_LIMIT, as_json, capped, describe, err
 from hermes_rl.tools.toolkit import Toolkit
 
 CANCEL_SECONDS = 10.0
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+"""Errors of this process and of this machine; what a sandbox's processes may open is counted for each of them alone."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,8 @@ def _outcome_of(task: asyncio.Task[str], tool: Tool) -> str:
         return result if isinstance(result, str) else as_json(result)
     if isinstance(error, ToolInputError | HermesRLError):
         raise error
+    if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
+        raise SandboxFailure(f"tool {tool.name!r}: this machine has no descriptors left ({error})") from error
     raise ToolFailedError(f"tool {tool.name!r} failed: {describe(error)}", f"{type(error).__name__}: {error}")
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from hermes_rl.errors import UserError
+from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.sandbox.config import SandboxConfig
@@ -111,10 +111,16 @@ class ToolRuntime:
 
     async def settle(self) -> None:
         """The agent has ended: kill its processes, unless the spec keeps them. Rewards look after this."""
-        if self._sandbox is not None and self._sandbox.alive:
+        if self._sandbox is None or not self._sandbox.alive:
+            return
+        try:
             await self._sandbox.end_shells()
             if not self.config.keep_processes:
                 await self._sandbox.kill_all()
+        except SandboxFailure as failure:
+            # What the agent did to its sandbox is graded: rewards find that the sandbox is gone.
+            if not failure.ending.graded:
+                raise
 
     async def release(self) -> None:
         """Give the sandbox back before the end; what is asked of it from now on is a mistake of ours."""
@@ -135,8 +141,11 @@ class ToolRuntime:
     async def _start(self) -> Sandbox:
         self.loop = asyncio.get_running_loop()
         began = time.perf_counter()
-        sandbox = self.factory(self.config)
-        await sandbox.start()
+        try:
+            sandbox = self.factory(self.config)
+            await sandbox.start()
+        except OSError as error:
+            raise SandboxFailure(f"the sandbox did not start: {error}") from error
         if self._closed:
             # Another task closed the runtime meanwhile and could not see this sandbox yet.
             await sandbox.close()
@@ -162,14 +171,16 @@ def find_runtime(task_id: str) -> ToolRuntime | None:
     return _live.get(task_id)
 
 
-def runtime_for(task_id: str | None, toolkit: Toolkit | None = None) -> ToolRuntime:
-    """The live runtime of a task; a new one with the default sandbox where there is none yet.
+def runtime_for(
+    task_id: str | None, toolkit: Toolkit | None = None, sandbox: SandboxConfig | None = None
+) -> ToolRuntime:
+    """The live runtime of a task; a new one with this sandbox (None: the default one) where there is none yet.
 
     A runtime made here lives on `own_loop`, so that a `ToolContext` may be used on any thread. It is released by
     `ToolContext(task_id).cleanup()`.
     """
     runtime = _live.get(task_id) if task_id is not None else None
-    return runtime or ToolRuntime(task_id=task_id, toolkit=toolkit, loop=own_loop())
+    return runtime or ToolRuntime(sandbox, task_id=task_id, toolkit=toolkit, loop=own_loop())
 
 
 def _register(runtime: ToolRuntime) -> None:

@@ -23,7 +23,8 @@ from typing import Any
 
 import yaml
 
-from hermes_rl.runs.launch import Launch, run_process
+from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.process import run_process
 from hermes_rl.sandbox import SandboxConfig
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec

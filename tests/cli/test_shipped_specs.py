@@ -10,7 +10,9 @@ import pytest
 
 from hermes_rl.cli.listing import listed
 from hermes_rl.runs.deep import examine
-from hermes_rl.runs.launch import Launch, run_evaluate, run_process
+from hermes_rl.runs.evaluate import run_evaluate
+from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec, shipped_specs
 from tests.cli.spec_scores import row

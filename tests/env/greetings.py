@@ -52,7 +52,7 @@ class Greetings(HermesAgentBaseEnv):
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         metrics = dict(wandb_metrics or {}, handed_out=self.handed_out)
-        self.logged.append({**metrics, **self.pending_metrics})
+        self.logged.append({**metrics, **self._pending_metrics})
         await super().wandb_log(metrics)
 
 

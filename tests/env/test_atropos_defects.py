@@ -181,7 +181,7 @@ async def test_a_group_of_the_wrong_size_never_leaves(
     env = make()
     await send(env, api, group(*scores))
     assert api.posted == []
-    assert env.dropped == {"wrong_size": 1}
+    assert env._dropped_groups == {"wrong_size": 1}
     assert "instead of 2 members" in caplog.text
 
 
@@ -198,7 +198,7 @@ async def test_groups_that_are_sent_are_kept_in_the_file_that_is_there(tmp_path:
     path = tmp_path / "groups.jsonl"
     for score in (0.25, 0.5):
         env = make(data_path_to_save_groups=str(path))
-        env.keep_groups()
+        env._keep_groups()
         await send(env, api, group(score, 1.0))
         await env.shut_down()
     assert [json.loads(line)["scores"] for line in path.read_text().splitlines()] == [[0.25, 1.0], [0.5, 1.0]]
@@ -210,7 +210,7 @@ async def test_a_score_that_is_not_finite_never_leaves(score: float, api: Api) -
     env = make()
     await send(env, api, group(0.0, score))
     assert api.posted == []
-    assert env.dropped == {"not_finite": 1}
+    assert env._dropped_groups == {"not_finite": 1}
 
 
 async def test_every_message_that_is_sent_has_content(api: Api) -> None:
@@ -228,7 +228,7 @@ async def test_a_group_that_is_too_long_for_the_trainer_is_counted_and_said(
     env.max_token_len = 3
     await send(env, api, group(0.0, 1.0))
     assert api.posted == []
-    assert env.training_metrics()["train/groups_dropped/too_long"] == 1
+    assert env._training_metrics()["train/groups_dropped/too_long"] == 1
     assert "a sequence has 3 tokens, and the trainer takes up to 2" in caplog.text
     env.max_token_len = 4
     await send(env, api, group(0.0, 1.0))
@@ -240,14 +240,14 @@ async def test_a_bound_of_the_spec_holds_beside_the_trainers() -> None:
     env = spec_env("serve.max_token_length=100")
     env.max_token_len = 4096
     await env.handle_send_to_api(group(0.0, 1.0, 1.0, 1.0) | {"tokens": [[1] * 101] * 4})
-    assert env.dropped == {"too_long": 1}
+    assert env._dropped_groups == {"too_long": 1}
 
 
 async def test_a_group_without_tokens_is_counted_and_said(api: Api, caplog: pytest.LogCaptureFixture) -> None:
     """BaseEnv takes the length of None."""
     env = make()
     await send(env, api, {**group(0.0, 1.0), "tokens": None, "masks": None})
-    assert env.dropped == {"no_tokens": 1}
+    assert env._dropped_groups == {"no_tokens": 1}
     assert "tokens of its rollouts cannot be known" in caplog.text
 
 
@@ -294,6 +294,31 @@ async def test_groups_of_one_are_sent_and_those_of_others_counted() -> None:
         await one.get_status()
     assert one.status_dict["queue_size"] == 4
     assert one.status_dict["self_queue_size"] == 1
+
+
+@pytest.mark.slow
+async def test_the_weight_of_an_environment_is_its_share_of_the_groups_in_flight() -> None:
+    """BaseEnv tells its own servers' semaphores, which no call here goes through."""
+
+    class Waiting(Canned):
+        async def collect_trajectories(self, item: Any) -> tuple[None, list[Any]]:
+            await asyncio.sleep(60)
+            return None, []
+
+    async with trajectory_api() as url:
+        fields: dict[str, Any] = {"max_num_workers": 8, "max_batches_offpolicy": 50}
+        envs = [make(Waiting, inference_weight=weight, **fields) for weight in (1.0, 3.0, -1.0)]
+        await register(url, envs[0])
+        for env in envs[1:]:
+            env.config.rollout_server_url = url
+            await env.register_env()
+            await env.get_server_info()
+        for env in envs:
+            await env.setup()
+            await env.get_status()
+            await env.add_train_workers()
+        assert [len(env.running_items) for env in envs] == [2, 6, 8], "-1 is outside of what is shared"
+        await asyncio.gather(*(env.shut_down() for env in envs))
 
 
 @pytest.mark.slow
@@ -402,7 +427,7 @@ async def test_evaluations_of_a_spec_have_a_folder_per_step(tmp_path: Path) -> N
     env = spec_env("evaluate.rollouts=1")
     await env.setup()
     with RunDirectory(tmp_path) as directory:
-        env.record_to(directory, Progress(quiet=True))
+        env._record_to(directory, Progress(quiet=True))
         for env.curr_step in (10, 20):
             await env.evaluate()
     await env.shut_down()
@@ -417,12 +442,12 @@ async def test_a_trainers_checkpoint_brings_back_the_place_in_the_dataset(tmp_pa
         one.checkpoint_dir, one.wandb_prepend = str(tmp_path), "terminal-files_0"
         await one.setup()
     expected = [(await env.get_next_item()).key for _ in range(5)]
-    env.position = 2
+    env._position = 2
     env.save_checkpoint(10)
     again.curr_step = 10
     again.load_checkpoint()
     assert [(await again.get_next_item()).key for _ in range(3)] == expected[2:]
-    assert again.position == 5
+    assert again._position == 5
 
 
 async def test_rollouts_of_a_restarted_environment_are_not_played_again(tmp_path: Path) -> None:
@@ -431,7 +456,7 @@ async def test_rollouts_of_a_restarted_environment_are_not_played_again(tmp_path
         env = spec_env("serve.group_size=2")
         await env.setup()
         with RunDirectory(tmp_path) as directory:
-            env.record_to(directory, Progress(quiet=True))
+            env._record_to(directory, Progress(quiet=True))
             await env.collect_trajectories(await env.get_next_item())
             await env.shut_down()
     ids = [json.loads(line)["id"] for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
@@ -459,7 +484,7 @@ async def test_evaluate_and_process_do_not_switch_wandb_on(tmp_path: Path, monke
 
 
 class Offline(Canned):
-    wandb_mode = "offline"
+    _wandb_mode = "offline"
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
         await self.wandb_log({"eval/mean_reward": 0.5})
@@ -473,7 +498,7 @@ async def test_process_and_evaluate_log_where_wandb_was_asked_for(tmp_path: Path
         folder.mkdir()
         env = make(Offline, use_wandb=True, total_steps=2, data_path_to_save_groups=str(folder / "groups.jsonl"))
         env.play = lambda number: item(float(number), messages=[{"role": "user", "content": "hi"}])
-        env.wandb_folder = folder
+        env._wandb_folder = folder
         await (env.process_manager() if folder.name == "process" else env._run_evaluate())
     steps = history(folders[0])
     assert len(steps) == 2
@@ -485,8 +510,8 @@ async def test_serve_logs_offline_in_the_trainers_project_under_the_environments
     """BaseEnv logs into whichever run the process began first."""
     envs = [make(Offline, use_wandb=True, rollout_server_url=api.url) for _ in range(2)]
     for number, env in enumerate(envs):
-        env.wandb_folder, env.wandb_prepend, env.curr_step = tmp_path / str(number), f"canned_{number}", 3
-        env.wandb_folder.mkdir()
+        env._wandb_folder, env.wandb_prepend, env.curr_step = tmp_path / str(number), f"canned_{number}", 3
+        env._wandb_folder.mkdir()
         await env.setup_wandb()
         assert (env.wandb_project, env.wandb_group) == ("the-trainers", "trained-together")
     for number, env in enumerate(envs):
@@ -504,9 +529,9 @@ async def test_serve_logs_offline_in_the_trainers_project_under_the_environments
 async def test_an_evaluation_after_the_last_step_is_logged(tmp_path: Path) -> None:
     """What an evaluation found waits for a step that never comes."""
     env = make(Offline, use_wandb=True)
-    env.wandb_folder = tmp_path
-    env.begin_tracking()
-    env.pending_metrics = {"eval/mean_reward": 0.25}
+    env._wandb_folder = tmp_path
+    env._begin_tracking()
+    env._pending_metrics = {"eval/mean_reward": 0.25}
     await env.shut_down()
     assert history(tmp_path) == [{"eval/mean_reward": 0.25}]
 
@@ -524,10 +549,10 @@ async def test_constant_rewards_give_finite_metrics(api: Api) -> None:
             return "table"
 
     env = make(ensure_scores_are_not_same=False)
-    env.tracker = logged = Logged()  # type: ignore[assignment]
+    env._wandb_run = logged = Logged()  # type: ignore[assignment]
     for _ in range(3):
         await send(env, api, group(1.0, 1.0))
-        env.reward_buffer.extend([1.0, 1.0])
+        env._training_counts.scores.extend([1.0, 1.0])
         env.task_duration.append(0.1)
     await env.wandb_log()
     numbers = {name: value for name, value in logged.metrics.items() if name != "train/rollouts"}

@@ -13,7 +13,7 @@ import pytest
 from atroposlib.envs.base import BaseEnv
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ServerBaseline
 
-from hermes_rl import HermesAgentEnvConfig
+from hermes_rl import HermesAgentEnvConfig, HermesAgentLoop, ToolContext
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools.machine import ToolRuntime
@@ -80,8 +80,8 @@ async def test_a_reward_that_raises_scores_nothing_and_drops_the_group(model: Wr
     await env.setup()
     group, _ = await env.collect_trajectories({"who": "Ann"})
     assert group is None
-    assert env.reward_buffer == []
-    assert env.dropped == {"reward_failure": 1}
+    assert env._training_counts.scores == []
+    assert env._dropped_groups == {"reward_failure": 1}
     await env.shut_down()
 
 
@@ -90,14 +90,45 @@ async def test_its_own_evaluate_uses_the_loop_and_a_tool_context(model: WriterMo
     await env._run_evaluate()
     assert env.scores == [1.0, 1.0]
     assert json.loads((tmp_path / "metrics.json").read_text())["results"]["all"] == {"eval/mean_reward": 1.0}
-    assert env.reward_buffer == [], "an evaluation does not count as training"
+    assert env._training_counts.scores == [], "an evaluation does not count as training"
+
+
+class Looks(Greetings):
+    """Evaluates by hand; `said` is what the model's command printed, with a task of its own and without."""
+
+    said: list[str]
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> None:
+        schemas, names = self._resolve_tools_for_group()
+        self.said = []
+        for task_id in ("evaluation", None):
+            loop = HermesAgentLoop(self.server, schemas, names, task_id=task_id)
+            result = await loop.run([{"role": "user", "content": "Look"}])
+            self.said.append(str(result.messages[-2]["content"]))
+        await asyncio.to_thread(ToolContext("evaluation").cleanup)
+
+
+async def test_its_own_evaluate_plays_on_the_configured_backend(model: WriterModel, tmp_path: Path) -> None:
+    (tmp_path / "only-on-this-machine").touch()
+    model.command = f"ls {tmp_path}"
+    for backend, seen in (("none", True), ("local", False)):
+        env = make(model, Looks, terminal_backend=backend)
+        await env._run_evaluate()
+        assert ["only-on-this-machine" in said for said in env.said] == [seen, seen]
+
+
+async def test_its_own_evaluate_has_the_configured_timeout(model: WriterModel) -> None:
+    model.command = "sleep 30"
+    env = make(model, Looks, terminal_timeout=0.5)
+    await env._run_evaluate()
+    assert ["timed out after 0.5 seconds" in said for said in env.said] == [True, True]
 
 
 async def test_wandb_log_of_a_subclass_adds_to_ours_and_keeps_the_names(model: WriterModel) -> None:
     env = make(model)
     await env.setup()
     await env.collect_trajectories({"who": "Ann"})
-    assert env.training_metrics()["train/mean_reward"] == 1.0
+    assert env._training_metrics()["train/mean_reward"] == 1.0
     await env.wandb_log({"mine": 1})
     assert env.logged[-1]["mine"] == 1
     await env.shut_down()
@@ -111,6 +142,37 @@ async def test_process_writes_the_groups_asked_for_and_goes_on(model: WriterMode
         assert len(path.read_text().splitlines()) == total
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert all(line["scores"] == [1.0, 1.0] for line in lines)
+
+
+async def test_process_goes_on_with_the_items_that_have_no_group_yet(
+    model: WriterModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Numbered(Greetings):
+        async def setup(self) -> None:
+            await super().setup()
+            self.items = [{"who": f"N{number}"} for number in range(6)]
+            self.handed_out = -1
+
+    path = tmp_path / "groups.jsonl"
+    for total in (2, 4, 4):
+        env = make(model, Numbered, total_steps=total, data_path_to_save_groups=str(path))
+        await env.process_manager()
+        assert f"{total} of {total} groups are in {path}" in capsys.readouterr().err
+    played = [json.loads(line)["messages"][0][0]["content"].split()[2] for line in path.read_text().splitlines()]
+    assert sorted(played) == ["N0", "N1", "N2", "N3"]
+
+
+async def test_process_counts_groups_however_many_layers_each_has(model: WriterModel, tmp_path: Path) -> None:
+    class Layered(Greetings):
+        async def collect_trajectories(self, item: Any) -> tuple[Any, list[Any]]:
+            one = {"tokens": [[1], [2]], "masks": [[1], [2]], "scores": [0.0, 1.0]}
+            return [{**one, "layer": number} for number in range(3)], []
+
+    path = tmp_path / "groups.jsonl"
+    for total in (6, 8):
+        env = make(model, Layered, total_steps=total, data_path_to_save_groups=str(path))
+        await env.process_manager()
+        assert [json.loads(line)["layer"] for line in path.read_text().splitlines()] == [0, 1, 2] * total
 
 
 async def test_groups_come_without_a_trajectory_api(model: WriterModel) -> None:

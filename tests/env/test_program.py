@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -15,8 +17,12 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from hermes_rl import HermesAgentEnvConfig
 from hermes_rl.env.program import _changed, _given, _servers
 from hermes_rl.errors import UserError
+from hermes_rl.tokens.hub import HubTokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from tests.env.test_token_exact import tokenizer_folder
 from tests.env.writer_model import WriterModel
+from tests.servers.token_policy import TokenPolicy
+from tests.tokens.families import CODER, write_coder
 
 ROOT = Path(__file__).parents[2]
 KEY = "sk-never-shown-0815"
@@ -60,8 +66,6 @@ def test_a_compiled_spec_evaluates(tmp_path: Path) -> None:
 
 
 async def test_an_environment_by_hand_processes_and_prints_no_key(model: WriterModel, tmp_path: Path) -> None:
-    import asyncio
-
     arguments = [
         "process", "--openai.base_url", model.url, "--openai.model_name", "writer", "--openai.api_key", KEY,
         "--env.tokenizer_name", str(small_tokenizer_path()), "--env.total_steps", "2", "--env.group_size", "2",
@@ -77,8 +81,6 @@ async def test_an_environment_by_hand_processes_and_prints_no_key(model: WriterM
 
 @pytest.mark.slow
 async def test_evaluate_by_hand_writes_no_key_either(model: WriterModel, tmp_path: Path) -> None:
-    import asyncio
-
     arguments = [
         "evaluate", "--openai.base_url", model.url, "--openai.model_name", "writer", "--openai.api_key", KEY,
         "--env.tokenizer_name", str(small_tokenizer_path()), "--env.data_dir_to_save_evals", "evals",
@@ -88,6 +90,28 @@ async def test_evaluate_by_hand_writes_no_key_either(model: WriterModel, tmp_pat
     assert json.loads((tmp_path / "evals" / "metrics.json").read_text())["results"]["all"] == {"eval/mean_reward": 1.0}
     written = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert all(KEY not in text for text in [done.stdout, done.stderr, *written])
+
+
+async def test_the_format_of_tool_calls_is_that_of_the_template_where_no_flag_names_one(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=True)
+    (folder / "chat_template.jinja").write_text(CODER)
+
+    def writes(prompt: str, chance: random.Random) -> str:
+        if "<tool_response>" in prompt:
+            return "Done.<|im_end|>"
+        who = prompt.rpartition("Write hello ")[2].split()[0]
+        return write_coder("", None, [("terminal", {"command": f"echo hello {who} > ~/greeting.txt"})]) + "<|im_end|>"
+
+    async with TokenPolicy(HubTokenizer(str(folder)), writes).running() as url:
+        arguments = [
+            "process", "--openai.server_type", "vllm", "--openai.base_url", url, "--openai.model_name", "m",
+            "--openai.tokenizer_name", str(folder), "--env.tokenizer_name", str(folder),
+            "--env.total_steps", "1", "--env.group_size", "2", "--env.data_path_to_save_groups", "groups.jsonl",
+        ]  # fmt: skip
+        done = await asyncio.to_thread(program, BY_HAND, *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (line,) = (tmp_path / "groups.jsonl").read_text().splitlines()
+    assert json.loads(line)["scores"] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +139,19 @@ def test_wrong_flags_end_with_2_and_no_traceback(
         main(Greetings, arguments)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["process", "--help"], ["serve", "-h"]])
+def test_help_lists_the_flags(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    from hermes_rl.env.program import main
+    from tests.env.greetings import Greetings
+
+    main(Greetings, arguments)
+    said = capsys.readouterr()
+    assert said.out.startswith("usage: ")
+    assert "--env.max_agent_turns\n    Model calls per rollout.\n" in said.out
+    assert "--openai.base_url\n" in said.out
+    assert said.err == ""
 
 
 def test_minus_one_lists_and_mappings_are_values() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,10 @@ async def send(env: Canned, api: Api, scored: Any) -> None:
 
 async def test_a_group_without_a_certificate_is_refused_where_exactness_is_asked_for(api: Api) -> None:
     env = make()
-    env.allow_inexact = False
+    env._allow_inexact = False
     await send(env, api, group(0.0, 1.0))
     await send(env, api, group(0.0, 1.0, certificate={"problems": ["a turn is missing"]}))
-    assert (api.posted, env.dropped) == ([], {"uncertified": 2})
+    assert (api.posted, env._dropped_groups) == ([], {"uncertified": 2})
     await send(env, api, group(0.0, 1.0, certificate=EXACT))
     assert len(api.posted) == 1
 
@@ -46,19 +47,19 @@ async def test_a_group_without_a_certificate_is_refused_where_exactness_is_asked
 @pytest.mark.parametrize(("keep", "sent"), [(False, 1), (True, 3)])
 async def test_weights_are_compared_with_those_of_the_moment_of_sending(keep: bool, sent: int, api: Api) -> None:
     env = make()
-    env.max_staleness, env.keep_stale = 2, keep
+    env._max_staleness, env._keep_stale = 2, keep
     version: int | None = 5
 
     async def now() -> int | None:
         return version
 
-    env.weights_now = now  # type: ignore[method-assign]
+    env._weights_now = now  # type: ignore[method-assign]
     await send(env, api, group(0.0, 1.0, certificate=EXACT))
     version = 6
     await send(env, api, group(0.0, 1.0, certificate=EXACT))
     version = None
     await send(env, api, group(0.0, 1.0, certificate=EXACT))
-    assert (len(api.posted), env.dropped) == (sent, {"stale": 2})
+    assert (len(api.posted), env._dropped_groups) == (sent, {"stale": 2})
 
 
 async def test_a_stated_policy_for_what_is_too_long(api: Api) -> None:
@@ -67,14 +68,14 @@ async def test_a_stated_policy_for_what_is_too_long(api: Api) -> None:
     long["masks"], long["inference_logprobs"][0] = [[-100, 2], [-100, 2, 3]], [1.0, -0.5]
     for policy in ("truncate", "mask"):
         env = make()
-        env.max_token_len, env.too_long = 3, TooLong(policy, env.sequence_counts)  # type: ignore[arg-type]
+        env.max_token_len, env._too_long = 3, TooLong(policy, env._sequence_counts)  # type: ignore[arg-type]
         await send(env, api, long)
     cut, masked = api.groups
     assert (cut["tokens"], cut["masks"]) == ([[1, 2], [1, 2]], [[-100, 2], [-100, 2]])
     assert cut["inference_logprobs"] == [[1.0, -0.5]] * 2
     assert (masked["tokens"], masked["masks"]) == ([[1, 2], [1]], [[-100, 2], [-100]])
     assert masked["overrides"] == [{}, {"set_advantage_to_zero": True}]
-    assert env.training_metrics()["train/sequences_masked"] == 1
+    assert env._training_metrics()["train/sequences_masked"] == 1
 
 
 async def test_layers_leave_together_or_not_at_all(api: Api) -> None:
@@ -85,7 +86,7 @@ async def test_layers_leave_together_or_not_at_all(api: Api) -> None:
     assert (path, len(body)) == ("/scored_data_list", 2)
     layers[1]["tokens"] = [[1, 2, 3]]
     await send(env, api, layers)
-    assert (len(api.posted), env.dropped) == (1, {"wrong_size": 1})
+    assert (len(api.posted), env._dropped_groups) == (1, {"wrong_size": 1})
 
 
 async def test_further_sequences_of_a_hand_written_environment_become_layers() -> None:
@@ -159,4 +160,4 @@ def test_what_cannot_be_exact_is_refused_with_the_way_out(kind: str, serve: str,
 
 
 def test_files_that_are_not_used_do_not_matter(tmp_path: Path) -> None:
-    assert TooLong("drop", make().sequence_counts).applied([group(1.0)], 1)[0]["tokens"] == [[1, 2, 3]]
+    assert TooLong("drop", Counter()).applied([group(1.0)], 1)[0]["tokens"] == [[1, 2, 3]]

@@ -59,13 +59,13 @@ async def test_evaluation_keeps_its_numbers_to_itself(tmp_path: Path) -> None:
     env = make()
     await env.setup()
     with RunDirectory(tmp_path) as directory:
-        env.record_to(directory, Progress(quiet=True))
+        env._record_to(directory, Progress(quiet=True))
         env.curr_step = 7
         await env.evaluate()
-    assert env.reward_buffer == []
-    assert env.pending_metrics["eval/mean_reward"] > 0
+    assert env._training_counts.scores == []
+    assert env._pending_metrics["eval/mean_reward"] > 0
     metrics = json.loads((tmp_path / "eval" / "step-7" / "metrics.json").read_text())
-    assert metrics["results"]["all"] == env.pending_metrics
+    assert metrics["results"]["all"] == env._pending_metrics
     await env.shut_down()
 
 
@@ -107,7 +107,7 @@ async def test_a_checkpoint_keeps_the_place_in_the_dataset(monkeypatch: pytest.M
     rows = [(await env.get_next_item()).key for _ in range(2)]
     env.save_checkpoint(10)
     again = make()
-    again.position = saved["position"]
+    again._position = saved["_position"]
     await again.setup()
     assert (await again.get_next_item()).key not in rows
     await asyncio.gather(env.shut_down(), again.shut_down())

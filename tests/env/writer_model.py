@@ -19,6 +19,8 @@ class WriterModel:
 
     def __init__(self, delay: float = 0.0) -> None:
         self.delay = delay
+        self.command: str | None = None
+        """What it runs; None: what writes the greeting that it is asked for."""
         self.bodies: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self.keys: set[str | None] = set()
@@ -64,7 +66,8 @@ class WriterModel:
         if messages[-1]["role"] == "tool":
             return {"role": "assistant", "content": "Done."}
         found = re.search(r"Write (hello \w+)", messages[-1]["content"])
-        arguments = json.dumps({"command": f"echo {found[1] if found else ''} > ~/greeting.txt"})
+        command = self.command or f"echo {found[1] if found else ''} > ~/greeting.txt"
+        arguments = json.dumps({"command": command})
         call = {"id": "call_1", "type": "function", "function": {"name": "terminal", "arguments": arguments}}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
 

@@ -12,9 +12,9 @@ from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.rollouts.certificate import certify
 from hermes_rl.rollouts.credit import turn_advantages
-from hermes_rl.rollouts.rollout import Group, Rollout, Seat
-from hermes_rl.runs.records import rollout_record, scored_data_groups
-from hermes_rl.runs.restore import rollout_of
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
+from hermes_rl.runs.group_lines import group_lines
+from hermes_rl.runs.records import rollout_of, rollout_record
 from hermes_rl.servers.base import ChatReply, Sampled
 from hermes_rl.tokens.sequence import Sequence, Span, ids, numbers
 from hermes_rl.tokens.transcript import Step, Transcript, Weights
@@ -34,7 +34,7 @@ def rollout(index: int, score: float, *, sequences: int = 1, versions: tuple[int
         messages.append(message)
         prompt = [1, 2, 10, 9, 5] if sequences == 1 else [1, 7]
     result = AgentResult(messages=messages, prompt_length=1, replies=replies, transcript=transcript, turns_used=2)
-    made = Rollout(Seat(ROW, "row:0", index, 2), 1, Ending.FINISHED, result, score=score)
+    made = Rollout(RolloutKey(ROW, "row:0", index, 2), 1, Ending.FINISHED, result, score=score)
     made.sequences = transcript.sequences()
     return made
 
@@ -127,13 +127,13 @@ def test_whatever_was_changed_is_named(change: Any, problem: str) -> None:
 
 def test_a_group_that_was_kept_in_a_file_is_certified_again() -> None:
     kept = [rollout(0, 1.0), rollout(1, 0.0, sequences=2)]
-    back = [rollout_of(rollout_record(one), one.seat, one.seed) for one in kept]
+    back = [rollout_of(rollout_record(one), one.key) for one in kept]
     assert certify(group(*back)) == certify(group(*kept))
     assert [one.sequences for one in back] == [one.sequences for one in kept]
 
 
 def test_several_sequences_go_as_layers_of_exactly_the_group() -> None:
-    first, second = scored_data_groups(group(rollout(0, 1.0), rollout(1, 0.0, sequences=2)), {"temperature": 1.0})
+    first, second = group_lines(group(rollout(0, 1.0), rollout(1, 0.0, sequences=2)), {"temperature": 1.0})
     assert [len(layer["tokens"]) for layer in (first, second)] == [2, 2]
     assert first["overrides"] is None
     assert second["overrides"] == [{"set_advantage_to_zero": True}, {}]
@@ -148,7 +148,7 @@ def test_credit_of_turns_becomes_advantages_of_tokens() -> None:
     assert turn_advantages(group(one, other)) is None
     one.credit = (1.0, 0.0)
     assert turn_advantages(group(one, other)) == [[2.0, 0.0], [-1.0, -1.0]]
-    (layer,) = scored_data_groups(group(one, other), {})
+    (layer,) = group_lines(group(one, other), {})
     assert layer["advantages"] == [[0.0, 0.0, 2.0, 2.0, 0.0, 0.0, 0.0], [0.0, 0.0, -1.0, -1.0, 0.0, -1.0, -1.0]]
 
 

@@ -9,8 +9,8 @@ import pytest
 from hermes_rl.data.load import load_rows
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.player import Player
-from hermes_rl.rollouts.rollout import Group, Seat
+from hermes_rl.rollouts.rollout import Group, RolloutKey
+from hermes_rl.rollouts.runner import RolloutRunner
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.model import Spec
 
@@ -78,7 +78,7 @@ def folder(tmp_path: Path) -> Path:
 async def play(spec: Spec, size: int = 4) -> Group:
     async with CompiledSpec(spec) as world:
         row = load_rows(spec, "train", notify=print)[0]
-        return await Player(world).start(row, "g", size)
+        return await RolloutRunner(world).start(row, "g", size)
 
 
 async def test_each_rollout_has_a_state_of_its_own(folder: Path) -> None:
@@ -133,10 +133,10 @@ async def test_examples_in_the_prompt_are_not_trained_on() -> None:
 def test_members_have_ids_and_seeds_of_their_own_and_a_replay_the_seed_of_its_member() -> None:
     from tests.rollouts.worlds import row
 
-    seats = [Seat(row(), "g", index, 2, attempt) for index in range(2) for attempt in range(2)]
-    assert len({seat.id for seat in seats}) == 4
-    assert [seat.seed(0) for seat in seats[::2]] == [seat.seed(0) for seat in seats[1::2]], "a replay leaves no trace"
-    assert len({seat.seed(0) for seat in seats}) == 2
+    seats = [RolloutKey(row(), "g", index, 2, attempt) for index in range(2) for attempt in range(2)]
+    assert len({key.id for key in seats}) == 4
+    assert [key.seed(0) for key in seats[::2]] == [key.seed(0) for key in seats[1::2]], "a replay leaves no trace"
+    assert len({key.seed(0) for key in seats}) == 2
     assert seats[0].seed(0) != seats[0].seed(1)
 
 
@@ -156,5 +156,5 @@ async def test_calls_have_a_seed_unless_the_spec_says_none(
     async with CompiledSpec(parse_spec(text)) as world:
         for split, expected in zip(("train", "eval"), seeded, strict=True):
             policy = Policy()
-            await Player(world, split=split, policy=policy).start(row(), "g", 2)
+            await RolloutRunner(world, split=split, policy=policy).start(row(), "g", 2)
             assert [request.seed is not None for request in policy.requests] == [expected] * 2

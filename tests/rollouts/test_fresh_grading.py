@@ -13,7 +13,8 @@ import pytest
 
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.reward_machines import RewardMachines
-from hermes_rl.runs.launch import Launch, run_process
+from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.process import run_process
 from hermes_rl.sandbox import SandboxConfig, SandboxFile
 from hermes_rl.spec.load import load_spec
 from hermes_rl.tools.artifacts import Request

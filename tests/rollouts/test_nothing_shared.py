@@ -7,7 +7,7 @@ from pathlib import Path
 from hermes_rl.data.load import load_rows
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.encode import Encoder
-from hermes_rl.rollouts.player import Player
+from hermes_rl.rollouts.runner import RolloutRunner
 from hermes_rl.spec.load import parse_spec
 
 CODE = """
@@ -53,7 +53,7 @@ async def test_code_of_the_spec_changes_neither_rows_nor_what_is_trained_on(tmp_
     spec = parse_spec(TEXT, folder=tmp_path)
     async with CompiledSpec(spec) as world:
         row = load_rows(spec, "train", notify=print)[0]
-        group = await Player(world).start(row, "g", 3)
+        group = await RolloutRunner(world).start(row, "g", 3)
     assert group.scores == [12.0] * 3, "3 + 3 for each of the two, every time"
     assert row.columns["stock"] == ["a", "b"]
     encoder = Encoder.load(None)

@@ -12,12 +12,12 @@ from hermes_rl.agent.loop import LoopOptions
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.rollouts.environment import Treatment
-from hermes_rl.rollouts.rollout import Rollout, Seat
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import ChatReply, ChatRequest
 from hermes_rl.tools.machine import ToolRuntime
 
-Act = Callable[[Seat], Any]
+Act = Callable[[RolloutKey], Any]
 
 
 def row(key: str = "row") -> Row:
@@ -56,9 +56,9 @@ class Policy:
 
 @dataclass
 class World:
-    """`on_grade(seat)` returns the reward, or raises; `on_group(rollouts)` may add group-level rewards."""
+    """`on_grade(key)` returns the reward, or raises; `on_group(rollouts)` may add group-level rewards."""
 
-    on_grade: Act = lambda seat: 1.0
+    on_grade: Act = lambda key: 1.0
     on_group: Callable[[list[Rollout]], Any] | None = None
     treatments: dict[Ending, Treatment] = field(default_factory=dict)
     policy: Policy = field(default_factory=Policy)
@@ -77,20 +77,20 @@ class World:
     def prompt(self, row: Row) -> list[dict[str, Any]]:
         return [{"role": "user", "content": row.key}]
 
-    async def user(self, seat: Seat, runtime: ToolRuntime) -> None:
+    async def user(self, key: RolloutKey, runtime: ToolRuntime) -> None:
         return None
 
     @asynccontextmanager
-    async def machine(self, seat: Seat) -> AsyncIterator[ToolRuntime]:
+    async def machine(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
         self.opened += 1
         try:
-            async with ToolRuntime(task_id=seat.id) as runtime:
+            async with ToolRuntime(task_id=key.id) as runtime:
                 yield runtime
         finally:
             self.closed += 1
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
-        rollout.rewards["reward"] = RewardValue(self.on_grade(rollout.seat))
+        rollout.rewards["reward"] = RewardValue(self.on_grade(rollout.key))
 
     async def grade_group(self, rollouts: list[Rollout]) -> None:
         if self.on_group is not None:

@@ -15,21 +15,20 @@ from atroposlib.type_definitions import EvaluationSample
 from hermes_rl.agent.result import ToolCall
 from hermes_rl.endings import Ending
 from hermes_rl.errors import RewardFailure, RunError
-from hermes_rl.rollouts.rollout import Rollout, Seat
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.evaluate import EvaluatePlan
-from hermes_rl.runs.launch import write_evaluation
+from hermes_rl.runs.evaluate import write_evaluation
 from hermes_rl.tools.errors import ToolError
 from tests.rollouts.worlds import Policy, World, rows
-from tests.runs.playing import lines, play_evaluate, rollouts_of
+from tests.runs.playing import EvaluatePlan, lines, play_evaluate, rollouts_of
 
 
 def scores(table: Sequence[Sequence[float | None]]) -> Any:
     """A reward by row and member; None: the reward fails, so that the rollout cannot be graded."""
 
-    def grade(seat: Seat) -> float:
-        score = table[int(seat.row.key.removeprefix("row"))][seat.index]
+    def grade(key: RolloutKey) -> float:
+        score = table[int(key.row.key.removeprefix("row"))][key.index]
         if score is None:
             raise RewardFailure("cannot tell")
         return score
@@ -81,8 +80,8 @@ async def test_what_could_not_be_graded_is_no_zero_and_bounds_the_mean() -> None
 
 @pytest.mark.parametrize(("failing", "reliable"), [(0, True), (1, True), (2, False)])
 async def test_more_than_two_percent_without_a_grade_are_not_reliable(failing: int, reliable: bool) -> None:
-    def grade(seat: Seat) -> float:
-        if int(seat.row.key.removeprefix("row")) < failing:
+    def grade(key: RolloutKey) -> float:
+        if int(key.row.key.removeprefix("row")) < failing:
             raise RewardFailure("cannot tell")
         return 1.0
 
@@ -102,8 +101,8 @@ async def test_no_rows_are_a_failed_run() -> None:
 
 
 async def test_a_failed_attempt_is_played_anew_and_the_second_counts() -> None:
-    def second_time(seat: Seat) -> float:
-        if seat.attempt == 0:
+    def second_time(key: RolloutKey) -> float:
+        if key.attempt == 0:
             raise RewardFailure("flaky")
         return 1.0
 
@@ -135,7 +134,7 @@ async def test_usage_turns_and_tool_errors_are_told_per_rollout_and_per_call() -
             await super().grade(rollout, runtime)
             assert rollout.result is not None
             rollout.result.tool_calls = [ToolCall(1, "c", "terminal", {}, "")] * 4
-            if rollout.seat.row.key == "row0":
+            if rollout.key.row.key == "row0":
                 rollout.result.tool_errors = [ToolError(1, "terminal", "{}", "wrong", "")] * 2
 
     metrics = (await play_evaluate(Careless())).metrics
@@ -175,6 +174,34 @@ async def test_where_one_member_fails_the_others_are_not_compared_and_say_why() 
     assert other["id"] in {rollout.id for rollout in heard}
     assert other["score"] is None
     assert "cannot tell" in other["error"]
+
+
+async def test_the_mates_of_a_failed_rollout_are_ungraded_and_widen_the_bounds() -> None:
+    table = [[None, 1.0], [1.0, 1.0], [None, 1.0], [1.0, 1.0]]
+    world = World(on_grade=scores(table), on_group=lambda rollouts: None)
+    found = await play_evaluate(world, EvaluatePlan(rollouts=2))
+    assert found.metrics["eval/ungraded"] == found.ungraded == 4
+    assert found.causes == {"reward_failure": 4}
+    assert (found.metrics["eval/mean_reward_lower"], found.metrics["eval/mean_reward_upper"]) == (0.5, 1.0)
+    assert "eval/dropped" not in found.metrics
+    assert not found.reliable
+    assert [(row["row_key"], row["cause"], row["detail"]) for row in found.ungraded_rows] == [
+        ("row0", "reward_failure", "cannot tell"),
+        ("row2", "reward_failure", "cannot tell"),
+    ]
+
+
+async def test_the_mates_of_a_rollout_that_the_spec_drops_are_left_out_with_it() -> None:
+    class CutOnce(Policy):
+        async def chat(self, request: Any) -> Any:
+            self.finish_reason = "length" if self.calls == 0 else "stop"
+            return await super().chat(request)
+
+    world = World(policy=CutOnce(), treatments={Ending.LENGTH: "drop"}, on_group=lambda rollouts: None)
+    found = await play_evaluate(world, EvaluatePlan(rollouts=2, concurrency=1))
+    assert (found.ungraded, found.metrics["eval/dropped"], found.metrics["eval/rollouts"]) == (0, 2, 6)
+    assert found.metrics["eval/mean_reward_lower"] == found.metrics["eval/mean_reward_upper"] == 1.0
+    assert found.reliable
 
 
 async def test_another_policy_can_be_evaluated() -> None:

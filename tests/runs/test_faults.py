@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 
 from hermes_rl.runs.budget import Budget
-from hermes_rl.runs.evaluate import EvaluatePlan
-from hermes_rl.runs.process import ProcessPlan
 from hermes_rl.sandbox.bwrap_binary import find_bwrap
 from tests.cli.test_run import environment, hermes, lines, listen_to_ctrl_c
 from tests.rollouts.worlds import Policy, World
-from tests.runs.playing import play_evaluate, play_process
+from tests.runs.playing import EvaluatePlan, ProcessPlan, play_evaluate, play_process
 
 SPEC = """
 dataset: DATASET
@@ -155,7 +153,7 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("jumping")
 async def test_a_clock_that_jumps_changes_no_deadline_and_no_duration(tmp_path: Path) -> None:
-    world = World(on_grade=lambda seat: float(seat.index), policy=Policy(delay=0.01))
+    world = World(on_grade=lambda key: float(key.index), policy=Policy(delay=0.01))
     budget = Budget(deadline=3600.0)
     summary = await play_process(world, tmp_path / "process", ProcessPlan(2, 6), budget=budget)
     assert (summary.written, summary.stopped) == (6, None)

@@ -10,9 +10,10 @@ import pytest
 
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
-from hermes_rl.rollouts.rollout import Group, Rollout, Seat
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.formats import dpo_rows, sft_rows
-from hermes_rl.runs.launch import Launch, run_process
+from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.tokens.sequence import Sequence
@@ -91,7 +92,7 @@ def group_of(*messages: dict[str, Any]) -> Group:
     rollouts = []
     for place in range(2):
         result = AgentResult(messages=[{"role": "user", "content": "q"}, *messages], prompt_length=1)
-        rollouts.append(Rollout(Seat(row, "g", place, 2), 0, result=result, score=float(place)))
+        rollouts.append(Rollout(RolloutKey(row, "g", place, 2), 0, result=result, score=float(place)))
     return Group("g", row, rollouts)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.data.rows import Row
-from hermes_rl.rollouts.rollout import Seat
+from hermes_rl.rollouts.rollout import RolloutKey
 from hermes_rl.servers.base import drawn_seed
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.cli.test_run import environment, lines
@@ -61,7 +61,7 @@ def seed_of(line: Any, turn: int) -> int:
     """The sampling seed of a rollout's model call, from its line."""
     row = Row(key=line["row_key"], columns={}, index=0, digest="")
     member = str(line["id"]).removeprefix(f"{line['group']}-").partition("r")[0]
-    seed = drawn_seed(Seat(row, line["group"], int(member), 1).seed(0), "turn", turn)
+    seed = drawn_seed(RolloutKey(row, line["group"], int(member), 1).seed(0), "turn", turn)
     assert seed is not None
     return seed
 

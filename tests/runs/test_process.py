@@ -11,32 +11,31 @@ from typing import Any
 import pytest
 
 from hermes_rl.errors import RewardFailure, RunError, SandboxFailure, UserError
-from hermes_rl.rollouts.rollout import Rollout, Seat
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.runs.budget import Budget
-from hermes_rl.runs.process import ProcessPlan
 from tests.rollouts.worlds import Policy, World
-from tests.runs.playing import lines, play_process
+from tests.runs.playing import ProcessPlan, lines, play_process
 
 TOKENS = 11
 """Of one rollout of the stub world."""
 
 
-def by_index(seat: Seat) -> float:
-    return float(seat.index)
+def by_index(key: RolloutKey) -> float:
+    return float(key.index)
 
 
 def easy(*keys: str) -> Any:
     """Every rollout of these rows scores 1, of the others its index."""
-    return lambda seat: 1.0 if seat.row.key in keys else float(seat.index)
+    return lambda key: 1.0 if key.row.key in keys else float(key.index)
 
 
 def broken(*keys: str) -> Any:
     """Rows whose sandbox never starts."""
 
-    def grade(seat: Seat) -> float:
-        if seat.row.key in keys:
+    def grade(key: RolloutKey) -> float:
+        if key.row.key in keys:
             raise SandboxFailure("no space left")
-        return float(seat.index)
+        return float(key.index)
 
     return grade
 
@@ -96,10 +95,10 @@ async def test_a_dropped_group_is_replaced_by_the_next_row_and_counted_by_cause(
 
 
 async def test_no_group_is_ever_written_in_part(tmp_path: Path) -> None:
-    def flaky(seat: Seat) -> float:
-        if (seat.index, seat.row.key) == (3, "row1"):
+    def flaky(key: RolloutKey) -> float:
+        if (key.index, key.row.key) == (3, "row1"):
             raise RewardFailure("cannot tell")
-        return float(seat.index)
+        return float(key.index)
 
     await play_process(World(on_grade=flaky), tmp_path, ProcessPlan(4, 6), count=3)
     assert [len(group["scores"]) for group in lines(tmp_path / "groups.jsonl")] == [4] * 6
@@ -128,10 +127,10 @@ async def test_a_token_budget_ends_the_run_cleanly_with_whole_groups(tmp_path: P
 
 
 async def test_tokens_of_attempts_that_failed_are_spent_too(tmp_path: Path) -> None:
-    def second_time(seat: Seat) -> float:
-        if seat.attempt == 0:
+    def second_time(key: RolloutKey) -> float:
+        if key.attempt == 0:
             raise RewardFailure("flaky")
-        return float(seat.index)
+        return float(key.index)
 
     budget = Budget()
     await play_process(World(on_grade=second_time), tmp_path, ProcessPlan(2, 3), budget=budget)
@@ -184,7 +183,7 @@ async def test_a_run_cut_short_goes_on_without_playing_anything_twice(tmp_path: 
     summary = await play_process(world, tmp_path, plan)
     groups = [group["group"] for group in lines(tmp_path / "groups.jsonl")]
     rollouts = lines(tmp_path / "rollouts.jsonl")
-    assert (summary.kept, summary.written) == (len(before), 9 - len(before))
+    assert (summary.there, summary.written) == (len(before), 9 - len(before))
     assert world.policy.calls == 27 - played, "only what was not finished"
     assert len(groups) == len(set(groups)) == 9
     assert len({line["id"] for line in rollouts}) == len(rollouts) == 27
@@ -232,16 +231,16 @@ async def test_groups_may_lie_elsewhere_and_the_run_goes_on_from_them(tmp_path: 
     await play_process(World(on_grade=by_index), tmp_path / "run", plan)
     assert len(lines(tmp_path / "else" / "where.jsonl")) == 2
     assert not (tmp_path / "run" / "groups.jsonl").exists()
-    assert (await play_process(World(on_grade=by_index), tmp_path / "run", plan)).kept == 2
+    assert (await play_process(World(on_grade=by_index), tmp_path / "run", plan)).there == 2
 
 
 async def test_members_of_a_group_that_cannot_be_compared_are_recorded_with_the_reason(tmp_path: Path) -> None:
     def rank(rollouts: list[Rollout]) -> None: ...
 
-    def grade(seat: Seat) -> float:
-        if (seat.row.key, seat.index) == ("row0", 0):
+    def grade(key: RolloutKey) -> float:
+        if (key.row.key, key.index) == ("row0", 0):
             raise RewardFailure("cannot tell")
-        return float(seat.index)
+        return float(key.index)
 
     await play_process(World(on_grade=grade, on_group=rank), tmp_path, ProcessPlan(2, 2), count=2)
     other = next(line for line in lines(tmp_path / "rollouts.jsonl") if line["id"] == "row0:0-1")
@@ -263,10 +262,10 @@ async def test_a_row_that_fails_again_and_again_is_set_aside_and_reported(tmp_pa
 async def test_a_row_that_failed_once_is_not(tmp_path: Path) -> None:
     failing = iter([True] * 3)
 
-    def grade(seat: Seat) -> float:
-        if seat.row.key == "row0" and next(failing, False):
+    def grade(key: RolloutKey) -> float:
+        if key.row.key == "row0" and next(failing, False):
             raise SandboxFailure("no space left")
-        return float(seat.index)
+        return float(key.index)
 
     summary = await play_process(World(on_grade=grade), tmp_path, ProcessPlan(1, 12, concurrency=1))
     assert (summary.failed, summary.quarantined) == ({"sandbox_failure": 1}, [])

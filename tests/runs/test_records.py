@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from array import array
 from typing import Any
 
 import pytest
@@ -11,20 +10,18 @@ import pytest
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.rollouts.rollout import Group, Rollout, Seat
-from hermes_rl.runs.records import group_record, rollout_record, scored_data_group
-from hermes_rl.runs.restore import rollout_of
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
+from hermes_rl.runs.group_lines import group_lines
+from hermes_rl.runs.records import rollout_record
 from hermes_rl.scoring.value import RewardValue
-from hermes_rl.servers.base import ChatReply, Sampled
 from hermes_rl.tokens.sequence import Sequence
-from hermes_rl.tokens.transcript import Step, Weights
 
 ROW = Row(key="row", columns={}, index=0, digest="0" * 64)
 
 
 def rollout(index: int, score: float, sequence: Sequence | None, *, masked: bool = False) -> Rollout:
     result = AgentResult(messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": []}])
-    made = Rollout(Seat(ROW, "row:0", index, 2), seed=1, ending=Ending.FINISHED, result=result)
+    made = Rollout(RolloutKey(ROW, "row:0", index, 2), seed=1, ending=Ending.FINISHED, result=result)
     made.score, made.masked = score, masked
     made.sequences = None if sequence is None else [sequence]
     made.rewards = {"r": RewardValue(score, reason="because", metrics={"m": 1.0})}
@@ -42,34 +39,34 @@ def tokens(logprobs: bool = True) -> Sequence:
 def test_the_keys_are_those_of_scored_data_group() -> None:
     from atroposlib.envs.base import ScoredDataGroup
 
-    made = scored_data_group(group(rollout(0, 1.0, tokens()), rollout(1, 0.0, tokens())), {"temperature": 1.0})
-    assert set(made) == set(ScoredDataGroup.__annotations__)
+    made = group_lines(group(rollout(0, 1.0, tokens()), rollout(1, 0.0, tokens())), {"temperature": 1.0})[0]
+    assert set(made) == set(ScoredDataGroup.__annotations__) | {"group", "row_key", "run"}
 
 
 def test_the_trajectory_api_accepts_a_group() -> None:
     from atroposlib.api.server import ScoredData
 
-    made = group_record(group(rollout(0, 1.0, tokens()), rollout(1, 0.0, tokens(False))), {})
+    made = group_lines(group(rollout(0, 1.0, tokens()), rollout(1, 0.0, tokens(False))), {})[0]
     accepted = ScoredData.model_validate(json.loads(json.dumps(made)))
     assert accepted.tokens == [[1, 2, 3]] * 2
     assert accepted.inference_logprobs == []
 
 
 def test_without_tokens_of_one_member_the_group_has_none() -> None:
-    made = scored_data_group(group(rollout(0, 1.0, tokens()), rollout(1, 0.0, None)), {})
+    made = group_lines(group(rollout(0, 1.0, tokens()), rollout(1, 0.0, None)), {})[0]
     assert made["tokens"] is None
     assert made["masks"] is None
     assert len(made["messages"]) == 2
 
 
 def test_a_masked_rollout_stays_for_the_baseline_and_trains_nothing() -> None:
-    made = scored_data_group(group(rollout(0, 1.0, tokens(), masked=True), rollout(1, 0.0, tokens())), {})
+    made = group_lines(group(rollout(0, 1.0, tokens(), masked=True), rollout(1, 0.0, tokens())), {})[0]
     assert made["masks"] == [[-100, -100, -100], [-100, 2, 3]]
     assert made["scores"] == [1.0, 0.0]
 
 
 def test_every_message_has_content() -> None:
-    made = scored_data_group(group(rollout(0, 1.0, None)), {})
+    made = group_lines(group(rollout(0, 1.0, None)), {})[0]
     assert all("content" in message for conversation in made["messages"] for message in conversation)
 
 
@@ -81,17 +78,7 @@ def test_a_rollout_is_recorded_with_what_the_rewards_said() -> None:
     assert record["error"] is None
 
 
-def test_how_a_server_was_asked_to_sample_stands_with_the_policy_and_is_read_again() -> None:
-    made = rollout(0, 0.5, None)
-    assert made.result is not None
-    step = Step(array("i", [1]), array("i", [2]), array("f", [-0.5]), "stop", Weights(3, 4))
-    made.result.replies = [ChatReply({}, "stop", {}, "m", "vllm", sampled=Sampled.of(step), sampling={"top_k": 0})]
-    record = json.loads(json.dumps(rollout_record(made)))
-    assert record["policy"] == {"type": "vllm", "model": "m", "version": 4, "sampling": {"top_k": 0}}
-    assert rollout_of(record, made.seat, made.seed).policy == record["policy"]
-
-
 @pytest.mark.parametrize("key", ["messages", "usage", "tool_errors", "timings", "policy", "turns"])
 def test_a_rollout_that_never_began_has_every_key(key: str) -> None:
-    empty: dict[str, Any] = rollout_record(Rollout(Seat(ROW, "row:0", 0, 1), seed=0))
+    empty: dict[str, Any] = rollout_record(Rollout(RolloutKey(ROW, "row:0", 0, 1), seed=0))
     assert key in empty

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.runs.launch import Launch, run_process
+from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.process import run_process
 from hermes_rl.spec.load import load_spec
 from hermes_rl.tokens.hub import HubTokenizer
 from hermes_rl.tokens.packing import unpacked

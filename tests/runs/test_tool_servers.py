@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import RunError
-from hermes_rl.runs.launch import Launch, run_evaluate, run_process
+from hermes_rl.runs.evaluate import run_evaluate
+from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.process import run_process
 from hermes_rl.spec.load import load_spec
 from tests.runs.playing import lines
 from tests.tools.searxng import searxng

@@ -1,6 +1,8 @@
-"""Calling rewards for rollouts that are there: what they said is kept, so nothing is played again.
+"""Bringing the recorded rollouts of a run to the rewards and the scoring that the spec has now; nothing is played.
 
-What has been judged is in `regrade.jsonl` until all of it is, so that a judge is never asked twice for the same.
+Other weights, another clamp or another policy for endings make other scores of the recorded values. A reward that has
+changed is called again for what was recorded; what has been judged is in `regrade.jsonl` until all of it is, so that a
+judge is never asked twice for the same. The store is changed file by file in one step, at the end.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from hermes_rl.errors import Failure, RewardFailure, RunError, UserError
 from hermes_rl.rollouts.artifact_files import kept_artifacts
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.reward_machines import KeptMachines
+from hermes_rl.rollouts.rollout import RolloutState
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.grading import Grading
 from hermes_rl.runs.journal import Journal
-from hermes_rl.runs.kept import Kept
-from hermes_rl.runs.records import ROLLOUT_KEYS, member_of
-from hermes_rl.runs.restore import result_of, reward_of
+from hermes_rl.runs.records import result_of, reward_of
+from hermes_rl.runs.store import RolloutStore
 from hermes_rl.scoring.grader import GradedReward, Grader
 from hermes_rl.scoring.value import RewardValue
 
@@ -36,6 +38,81 @@ JUDGEABLE = {Ending.REWARD_FAILURE, Ending.JUDGE_FAILURE}
 """Failures of ours that left the whole conversation, so that a reward that was mended can judge it."""
 
 Line = dict[str, Any]
+
+
+async def bring_up_to_date(
+    store: RolloutStore,
+    directory: RunDirectory,
+    compiled: CompiledSpec,
+    grading: Grading,
+    rows: Iterable[Row],
+    note: Callable[[str], None],
+) -> set[str]:
+    """Score the rollouts of the store as `grading` says now; repeating it after a crash does no harm.
+
+    Returns the groups that have another score, or are trained on otherwise, than before.
+
+    Raises:
+        UserError: what is there cannot be scored again, and the way out.
+        RunError: a judge could not be asked; nothing was changed.
+    """
+    if store.empty:
+        return set()
+    before = directory.described().get("grading")
+    if not isinstance(before, Mapping):
+        raise UserError(
+            f"{directory.path}: run.json does not say how the rollouts that are there were graded; use --fresh to "
+            "start beside them"
+        )
+    rejudging = Rejudging(directory, compiled, grading, rows, note)
+    changed_rewards = grading.changed(before)
+    if changed_rewards:
+        await rejudging.judge(store, changed_rewards)
+    old = before.get("scoring") or {}
+    changed: set[str] = set()
+    if changed_rewards or old != grading.scoring():
+        rescoring = Rescoring(grading, rejudging, old.get("endings") or {})
+        store.rewrite(rescoring.scored)
+        store.load()
+        changed = rescoring.changed
+        if rescoring.count:
+            note(f"the scoring has changed: {rescoring.count} rollouts that were there are scored anew")
+    rejudging.forget()
+    return changed
+
+
+class Rescoring:
+    """Gives lines the score that their rewards' values make now. `endings` are the spec's of before."""
+
+    def __init__(self, grading: Grading, rejudging: Rejudging, endings: Mapping[str, Any]) -> None:
+        self.grading, self.rejudging, self.endings = grading, rejudging, endings
+        self.changed: set[str] = set()
+        """Groups that have another score, or are trained on otherwise."""
+        self.count = 0
+
+    def scored(self, line: Line) -> Line:
+        """The line with its score."""
+        line["rewards"] = {name: line["rewards"][name] for name in self.grading.rewards if name in line["rewards"]}
+        judged = self.rejudging.apply(line)
+        if judged and set(line["rewards"]) != set(self.grading.rewards):
+            # A reward that failed was mended; what compares the rollout with its group is still to be called.
+            line |= {"score": None, "error": None, "state": str(RolloutState.WAITING)}
+        waits = line["state"] == RolloutState.WAITING
+        was_dropped = self.endings.get(line["ending"]) == "drop"
+        if not waits and (judged or line["score"] is not None or was_dropped):
+            self.count += 1
+            before = line["score"], self.endings.get(line["ending"]) == "mask"
+            line["score"], line["error"] = self.grading.score(line)
+            line["state"] = str(self._state(line))
+            if before != (line["score"], self.grading.endings.get(line["ending"]) == "mask"):
+                self.changed.add(line["group"])
+        return line
+
+    def _state(self, line: Line) -> RolloutState:
+        if line["score"] is not None:
+            return RolloutState.SCORED
+        dropped = self.grading.endings.get(line["ending"]) == "drop"
+        return RolloutState.LEFT_OUT if dropped else RolloutState.FAILED
 
 
 def obstacle(reward: GradedReward) -> str | None:
@@ -88,7 +165,7 @@ class Rejudging:
         self.failed: dict[str, str] = {}
         """Why a reward could not judge a rollout, by its id."""
 
-    async def judge(self, kept: Kept, changed: set[str]) -> None:
+    async def judge(self, store: RolloutStore, changed: set[str]) -> None:
         """Fill `found` and `failed`.
 
         Raises:
@@ -96,16 +173,16 @@ class Rejudging:
             RunError: a judge could not be asked, or most rollouts cannot be judged; nothing was changed.
         """
         require_judgeable(self.grader, changed)
-        lines = {line["id"]: self._wanted(line, changed) for line in _lines(kept)}
+        lines = {line["id"]: self._wanted(line, changed) for line in _lines(store)}
         wanted = {name: rewards for name, rewards in lines.items() if rewards}
         if not wanted:
             return
-        rows = await asyncio.to_thread(self._rows_of, {line["row_key"] for line in _lines(kept)})
+        rows = await asyncio.to_thread(self._rows_of, {line["row_key"] for line in _lines(store)})
         self.note(f"{_listed(changed)} changed: {len(wanted)} rollouts that were there are judged anew, none is played")
         with closing(self.directory.journal(PROGRESS)) as journal:
             self._resume(journal, changed)
-            await self._rollouts(kept, wanted, rows, journal)
-            await self._groups(kept, changed, rows, journal)
+            await self._rollouts(store, wanted, rows, journal)
+            await self._groups(store, changed, rows, journal)
         if len(self.failed) > len(wanted) / 2:
             first = next(iter(self.failed.values()))
             raise RunError(
@@ -118,7 +195,7 @@ class Rejudging:
 
     def _wanted(self, line: Line, changed: set[str]) -> set[str]:
         """The rewards to be called for a rollout: those that changed, and those that a failure kept from being."""
-        if line["score"] is None and line["error"] is not None:
+        if line["state"] in (RolloutState.FAILED, RolloutState.LEFT_OUT):
             if Ending(line["ending"]) not in JUDGEABLE or line.get("played") is None:
                 return set()
             missing = {reward.name for reward in self.grader.rewards} - set(line["rewards"])
@@ -149,7 +226,7 @@ class Rejudging:
             self.found[line["id"]] |= {name: reward_of(record) for name, record in line["rewards"].items()}
 
     async def _rollouts(
-        self, kept: Kept, wanted: Mapping[str, set[str]], rows: Mapping[str, Row], journal: Journal
+        self, store: RolloutStore, wanted: Mapping[str, set[str]], rows: Mapping[str, Row], journal: Journal
     ) -> None:
         own = {reward.name for reward in self.grader.rewards if not reward.function.group_level}
 
@@ -166,18 +243,18 @@ class Rejudging:
             else:
                 self._remember(journal, line["id"], values)
 
-        await _all(one(line) for line in _lines(kept) if line["id"] in wanted)
+        await _all(one(line) for line in _lines(store) if line["id"] in wanted)
 
     def _machines(self, line: Line, rows: Mapping[str, Row]) -> KeptMachines:
         wanted = list(self.compiled.spec.artifacts)
         artifacts = partial(kept_artifacts, self.directory.path, line.get("artifacts") or {}, wanted)
         return self.compiled.kept_machines(line["id"], line["group"], rows[line["row_key"]], artifacts)
 
-    async def _groups(self, kept: Kept, changed: set[str], rows: Mapping[str, Row], journal: Journal) -> None:
+    async def _groups(self, store: RolloutStore, changed: set[str], rows: Mapping[str, Row], journal: Journal) -> None:
         names = {reward.name for reward in self.grader.rewards if reward.function.group_level} & changed
         if not names:
             return
-        kept.load()
+        store.load()
 
         async def one(members: list[Line]) -> None:
             if all(names <= set(self.found[line["id"]]) for line in members):
@@ -192,8 +269,8 @@ class Rejudging:
             for line, found in zip(members, values, strict=True):
                 self._remember(journal, line["id"], found)
 
-        whole = (group for group in kept.groups if kept.complete(group))
-        await _all(one(members) for members in kept.lines(whole) if all(line["score"] is not None for line in members))
+        whole = (group for group in store.groups if store.complete(group))
+        await _all(one(members) for members in store.lines(whole) if all(line["score"] is not None for line in members))
 
     def _remember(self, journal: Journal, name: str, values: Mapping[str, RewardValue]) -> None:
         journal.append({"id": name, "rewards": {key: value.record() for key, value in values.items()}})
@@ -202,7 +279,8 @@ class Rejudging:
     def apply(self, line: Line) -> bool:
         """Put the values into a rollout's line; False where it was not judged anew."""
         if line["id"] in self.failed:
-            line |= {"ending": str(Ending.REWARD_FAILURE), "score": None, "error": self.failed[line["id"]]}
+            failed = {"ending": str(Ending.REWARD_FAILURE), "state": str(RolloutState.FAILED)}
+            line |= {**failed, "score": None, "error": self.failed[line["id"]]}
             return False
         judged = self.found.get(line["id"])
         if not judged:
@@ -213,18 +291,17 @@ class Rejudging:
         return True
 
 
-def _lines(kept: Kept) -> Iterator[Line]:
-    """Every rollout; of several attempts at a seat that a reward failed, the first."""
+def _lines(store: RolloutStore) -> Iterator[Line]:
+    """Every rollout; of several attempts at one place that a reward failed, the first."""
     seen: set[tuple[str, int]] = set()
-    for journal in kept.journals:
-        for line in journal.read(*ROLLOUT_KEYS):
-            seat = line["group"], member_of(line)
-            failed = line["score"] is None and line["error"] is not None
-            if failed and seat in seen:
-                continue
-            if not failed or Ending(line["ending"]) in JUDGEABLE:
-                seen.add(seat)
-            yield line
+    for line in store.all_lines():
+        place = line["group"], line["index"]
+        failed = line["state"] == RolloutState.FAILED
+        if failed and place in seen:
+            continue
+        if not failed or Ending(line["ending"]) in JUDGEABLE:
+            seen.add(place)
+        yield line
 
 
 async def _all(works: Iterable[Any]) -> None:

@@ -14,19 +14,16 @@ from hypothesis import strategies as st
 from hermes_rl.agent.result import AgentResult, ToolCall, Usage
 from hermes_rl.endings import Ending
 from hermes_rl.errors import JudgeFailure, UserError
-from hermes_rl.rollouts.rollout import Rollout, Seat
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey, RolloutState
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.evaluate import EvaluatePlan
-from hermes_rl.runs.kept import Kept
-from hermes_rl.runs.process import ProcessPlan
-from hermes_rl.runs.records import rollout_record
-from hermes_rl.runs.restore import rollout_of
+from hermes_rl.runs.records import rollout_of, rollout_record
+from hermes_rl.runs.store import RolloutStore
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import ChatReply
 from hermes_rl.tokens.sequence import Sequence as TokenSequence
 from hermes_rl.tools.errors import ToolError
 from tests.rollouts.worlds import Policy, World, row, rows
-from tests.runs.playing import lines, play_evaluate, play_process, rollouts_of
+from tests.runs.playing import EvaluatePlan, ProcessPlan, lines, play_evaluate, play_process, rollouts_of
 
 
 class Halts(Policy):
@@ -42,8 +39,8 @@ class Halts(Policy):
         return await super().chat(request)
 
 
-def by_index(seat: Seat) -> float:
-    return float(seat.index)
+def by_index(key: RolloutKey) -> float:
+    return float(key.index)
 
 
 async def halted(work: Any, policy: Halts) -> None:
@@ -77,7 +74,7 @@ async def test_groups_are_written_from_their_rollouts_where_they_are_missing_or_
     (tmp_path / "groups.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (wrong, before[1], before[1])))
     world = World(on_grade=by_index)
     summary = await play_process(world, tmp_path, plan)
-    assert (summary.kept, summary.written, world.policy.calls) == (1, 2, 0)
+    assert (summary.there, summary.written, world.policy.calls) == (1, 2, 0)
     assert sorted(lines(tmp_path / "groups.jsonl"), key=str) == sorted(before, key=str)
 
 
@@ -142,7 +139,7 @@ async def test_a_group_of_which_some_scores_were_written_is_compared_as_a_whole(
     await play_process(World(on_group=compared([1.0])), tmp_path, plan, count=1)
     torn = (tmp_path / "rollouts.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "rollouts.jsonl").write_text(torn[0])
-    waiting = [{**json.loads(line), "score": None} for line in torn[1:]]
+    waiting = [{**json.loads(line), "score": None, "state": "waiting"} for line in torn[1:]]
     (tmp_path / "waiting.jsonl").write_text("".join(json.dumps(line) + "\n" for line in waiting))
     (tmp_path / "groups.jsonl").unlink()
     world = World(on_group=compared([10.0]))
@@ -154,7 +151,7 @@ async def test_a_group_of_which_some_scores_were_written_is_compared_as_a_whole(
 
 
 async def test_a_replay_after_a_restart_has_an_id_that_was_not_there(tmp_path: Path) -> None:
-    def never(seat: Seat) -> float:
+    def never(key: RolloutKey) -> float:
         raise JudgeFailure("down")
 
     with pytest.raises(Exception, match="none of 1 rollouts"):
@@ -198,20 +195,19 @@ def test_a_record_gives_the_rollout_back(
     result.turns_used, result.usage = len(turns), Usage(3, 4)
     result.finished_naturally = ending.finished_naturally
     result.replies.append(ChatReply({}, None, {}, "m", "stub"))
-    seat = Seat(row("r"), group, 1, 2, attempt)
+    key = RolloutKey(row("r"), group, 1, 2, attempt)
     rewards = {"a": RewardValue(1.0, "why", {"m": 2.0}, (1.0,))}
     sequence = TokenSequence.of([1, 2], [-100, 2], [1.0, -0.5])
-    rollout = Rollout(seat, seat.seed(0), ending, result, rewards, score, None if score is not None else "e")
+    rollout = Rollout(key, 0, ending, result, rewards, score, None if score is not None else "e")
+    rollout.state = RolloutState.FAILED if score is None else RolloutState.SCORED
     rollout.sequences = [sequence]
     line = json.loads(json.dumps(rollout_record(rollout)))
-    back = rollout_of(line, Seat(row("r"), group, 1, 2), seat.seed(0))
+    back = rollout_of(line, RolloutKey(row("r"), group, 1, 2))
     assert repr(back) == repr(rollout), "nan is not equal to itself"
     assert rollout_record(back) == rollout_record(rollout)
 
 
 def test_the_store_of_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rollouts.jsonl").write_text('{"x": 1}\n')
-    kept = Kept(RunDirectory(tmp_path), 1)
     with pytest.raises(UserError, match=r"rollouts\.jsonl:1: this line has no 'id'"):
-        kept.load()
-    kept.close()
+        RolloutStore(RunDirectory(tmp_path), 1)

@@ -1,4 +1,4 @@
-"""The file of groups of process mode: what of it belongs to this run, and is as its rollouts say."""
+"""`groups.jsonl`: what of it belongs to this run, and is as the run's rollouts say."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes_rl.errors import UserError
+from hermes_rl.runs.encoding import encoded
+from hermes_rl.runs.group_lines import GROUP_KEYS
 from hermes_rl.runs.journal import Journal
-from hermes_rl.runs.kept import Kept
-from hermes_rl.runs.records import GROUP_KEYS
+from hermes_rl.runs.store import RolloutStore
 
 
 @dataclass(frozen=True)
 class GroupsFile:
-    """`groups.jsonl` of the run with the fingerprint `run`; `moved`: it lies outside of the run directory.
+    """The groups of the run with the fingerprint `run`; `moved`: the file lies outside of the run directory.
 
-    It is made from `rollouts.jsonl`: a group that is missing, or differs from its rollouts, is written from them.
+    The file is made from the store: a group that is missing in it, or differs from its rollouts, is written from them.
     """
 
     journal: Journal
@@ -30,7 +31,11 @@ class GroupsFile:
             UserError: what is there, and the way out.
         """
         for line in self.journal.read(*GROUP_KEYS):
-            self._check_run(line)
+            if line.get("run", None if self.moved else self.run) != self.run:
+                raise UserError(
+                    f"{self.journal.path} holds groups of another run ({line.get('run')}; this one is {self.run}): "
+                    "move it, or choose another place"
+                )
             size = len(line["scores"]) if isinstance(line["scores"], list) else 0
             if size != group_size:
                 raise UserError(
@@ -38,14 +43,7 @@ class GroupsFile:
                     f"{size} to go on, or use --fresh to start beside it"
                 )
 
-    def _check_run(self, line: dict[str, Any]) -> None:
-        if line.get("run", None if self.moved else self.run) != self.run:
-            raise UserError(
-                f"{self.journal.path} holds groups of another run ({line.get('run')}; this one is {self.run}): move "
-                "it, or choose another place"
-            )
-
-    def reconcile(self, kept: Kept, changed: Set[str] = frozenset()) -> set[str]:
+    def reconcile(self, store: RolloutStore, changed: Set[str] = frozenset()) -> set[str]:
         """The groups that are written as their rollouts are; the others, and those `changed`, are taken out.
 
         Raises:
@@ -55,18 +53,17 @@ class GroupsFile:
         totals: dict[str, int] = {}
         wrong: set[str] = set()
         extra = False
-        known = set(kept.groups)
         for line in self.journal.read(*GROUP_KEYS):
             group, layer = line["group"], line.get("layer", 0)
-            if group not in known and self.moved:
+            if self.moved and group not in store.groups:
                 raise UserError(
-                    f"{self.journal.path} holds groups of a run in another directory than "
-                    f"{kept.rollouts.path.parent} (such as {group}): move it, or choose another place"
+                    f"{self.journal.path} holds groups of a run in another directory than {store.path} (such as "
+                    f"{group}): move it, or choose another place"
                 )
             seen = layers.setdefault(group, set())
             extra = extra or layer in seen
             seen.add(layer)
-            if group in changed or line["scores"] != kept.scores(group):
+            if group in changed or line["scores"] != store.scores(group):
                 wrong.add(group)
             totals[group] = line.get("layers", 1)
         right = {group for group, seen in layers.items() if group not in wrong and seen == set(range(totals[group]))}
@@ -84,3 +81,15 @@ class GroupsFile:
             return present
 
         self.journal.keep(line for line in self.journal.read() if first(line))
+
+    async def encoded(self, lines: list[dict[str, Any]]) -> list[bytes]:
+        """The lines of a group as they are to be written; their JSON is made off the event loop."""
+        return [await encoded(line) for line in lines]
+
+    def write(self, lines: list[bytes]) -> None:
+        """Write the lines of a group, together."""
+        self.journal.append_lines(lines)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.journal.close()

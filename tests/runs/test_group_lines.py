@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.runs.launch import Launch, run_process
-from hermes_rl.runs.process import ProcessSummary
+from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.regrade import Request, regrade
 from hermes_rl.spec.load import parse_spec
+from hermes_rl.spec.overrides import parse_extra_args
 from tests.env.test_token_exact import tokenizer_folder
+from tests.runs.playing import lines
 
 TEXT = """
 name: layered
@@ -40,11 +44,34 @@ async def test_each_layer_is_a_line_and_a_group_is_all_of_its_lines(tmp_path: Pa
     assert [(line["layer"], line["layers"]) for line in lines] == [(0, 2), (1, 2)] * 2
     assert all(line["certificate"]["exact"] and len(line["tokens"]) == 2 for line in lines)
     again, same = await play(tmp_path / "run", tokenizer)
-    assert (again.kept, again.written, again.rollouts, same) == (2, 0, 0, lines)
+    assert (again.there, again.written, again.attempts, same) == (2, 0, 0, lines)
     path = tmp_path / "run" / "groups.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines[:3]))
     mended, made = await play(tmp_path / "run", tokenizer)
-    assert (mended.kept, mended.written, mended.rollouts) == (1, 1, 0), "made anew from the rollouts, nothing is played"
+    assert (mended.there, mended.written, mended.attempts) == (1, 1, 0), "made from the rollouts, nothing is played"
     assert sorted(made, key=lambda line: (line["group"], line["layer"])) == sorted(
         lines, key=lambda line: (line["group"], line["layer"])
     )
+
+
+async def test_a_regrade_writes_every_layer_with_its_certificate_and_advantages(tmp_path: Path) -> None:
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=False)
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text("def turns(result):\n    return [1.0 for _ in range(result.turns_used)]\n")
+    with_turns = TEXT.replace("rewards: {{", f'rewards: {{{{turns: {{{{fn: "{rewards}:turns"}}}}, ')
+    spec = parse_spec(with_turns.format(tokenizer=tokenizer))
+    _, directory = await run_process(spec, Launch("process", tmp_path / "run", progress=Progress(quiet=True)))
+    path = directory.path / "groups.jsonl"
+    played = lines(path)
+    done = await regrade(
+        Request(directory.path, parse_extra_args([], ["rewards.right.weight=3"]), progress=Progress(quiet=True))
+    )
+    assert done.groups == 2
+    order = itemgetter("group", "layer")
+    regraded = sorted(lines(path), key=order)
+    assert [line["scores"] for line in regraded] != [line["scores"] for line in sorted(played, key=order)]
+    for old, new in zip(sorted(played, key=order), regraded, strict=True):
+        assert {**new, "scores": None, "advantages": None} == {**old, "scores": None, "advantages": None}
+        assert new["certificate"]["exact"]
+        assert new["advantages"] is not None
+        assert [len(line) for line in new["advantages"]] == [len(line) for line in new["tokens"]]

@@ -9,14 +9,24 @@ import pytest
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import RewardFailure, SandboxFailure
-from hermes_rl.rollouts.player import Player
-from hermes_rl.rollouts.rollout import Rollout, Seat
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey
+from hermes_rl.rollouts.runner import RolloutRunner, Unrecorded
 from hermes_rl.scoring.value import RewardValue
 from tests.rollouts.worlds import Policy, World, row
 
 
+class Written(Unrecorded):
+    """The states of what was recorded together."""
+
+    def __init__(self) -> None:
+        self.states: list[list[str]] = []
+
+    def record(self, *rollouts: Rollout) -> None:
+        self.states.append([str(rollout.state) for rollout in rollouts])
+
+
 async def test_a_group_has_a_score_for_every_member() -> None:
-    group = await Player(World(on_grade=lambda seat: seat.index)).start(row(), "g", 3)
+    group = await RolloutRunner(World(on_grade=lambda key: key.index)).start(row(), "g", 3)
     assert group.dropped is None
     assert group.scores == [0.0, 1.0, 2.0]
     assert [rollout.id for rollout in group.rollouts] == ["g-0", "g-1", "g-2"]
@@ -25,13 +35,13 @@ async def test_a_group_has_a_score_for_every_member() -> None:
 async def test_a_failed_member_is_played_anew_on_a_fresh_machine() -> None:
     heard: list[Rollout] = []
 
-    def grade(seat: Seat) -> float:
-        if seat.index == 1 and seat.attempt == 0:
+    def grade(key: RolloutKey) -> float:
+        if key.index == 1 and key.attempt == 0:
             raise RewardFailure("flaky")
         return 1.0
 
     world = World(on_grade=grade)
-    group = await Player(world, listener=heard.append).start(row(), "g", 2)
+    group = await RolloutRunner(world, on_played=heard.append).start(row(), "g", 2)
     assert group.scores == [1.0, 1.0]
     assert group.rollouts[1].id == "g-1r1"
     assert world.opened == world.closed == 3
@@ -40,42 +50,42 @@ async def test_a_failed_member_is_played_anew_on_a_fresh_machine() -> None:
 
 
 async def test_a_member_that_fails_for_good_drops_the_group_and_ends_the_others() -> None:
-    def grade(seat: Seat) -> float:
-        if seat.index == 0:
+    def grade(key: RolloutKey) -> float:
+        if key.index == 0:
             raise SandboxFailure("no space")
         return 1.0
 
     world = World(on_grade=grade)
     slow = Policy(delay=0.0)
-    group = await Player(world, policy=slow).start(row(), "g", 4)
+    group = await RolloutRunner(world, policy=slow).start(row(), "g", 4)
     assert group.dropped == Ending.SANDBOX_FAILURE
     assert group.detail == "no space"
     assert world.opened == world.closed
 
 
 async def test_a_failure_is_never_a_score() -> None:
-    def grade(seat: Seat) -> float:
+    def grade(key: RolloutKey) -> float:
         raise RewardFailure("always")
 
     heard: list[Rollout] = []
-    await Player(World(on_grade=grade), listener=heard.append).start(row(), "g", 1)
+    await RolloutRunner(World(on_grade=grade), on_played=heard.append).start(row(), "g", 1)
     assert Counter(rollout.score for rollout in heard) == {None: 3}
     assert all(not rollout.ending.graded for rollout in heard)
 
 
 async def test_evaluation_plays_every_member_also_where_one_fails() -> None:
-    def grade(seat: Seat) -> float:
-        if seat.index == 0:
+    def grade(key: RolloutKey) -> float:
+        if key.index == 0:
             raise RewardFailure("always")
         return 1.0
 
-    group = await Player(World(on_grade=grade)).start(row(), "g", 3, whole=False)
+    group = await RolloutRunner(World(on_grade=grade)).start(row(), "g", 3, whole=False)
     assert [rollout.score for rollout in group.rollouts] == [None, 1.0, 1.0]
 
 
 async def test_cancelling_a_group_releases_every_machine() -> None:
     world = World(policy=Policy(delay=60.0))
-    task = Player(world).start(row(), "g", 4)
+    task = RolloutRunner(world).start(row(), "g", 4)
     while world.policy.in_flight < 4:
         await asyncio.sleep(0.001)
     task.cancel()
@@ -86,7 +96,7 @@ async def test_cancelling_a_group_releases_every_machine() -> None:
 
 async def test_cancelling_a_group_before_it_began_leaves_nothing_running() -> None:
     world = World(policy=Policy(delay=60.0))
-    task = Player(world).start(row(), "g", 4)
+    task = RolloutRunner(world).start(row(), "g", 4)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -97,18 +107,18 @@ async def test_cancelling_a_group_before_it_began_leaves_nothing_running() -> No
 
 async def test_no_more_rollouts_than_allowed_are_in_flight() -> None:
     world = World(policy=Policy(delay=0.005))
-    player = Player(world, concurrency=3)
+    player = RolloutRunner(world, concurrency=3)
     await asyncio.gather(*(player.start(row(f"r{n}"), f"g{n}", 4) for n in range(5)))
     assert world.policy.most == 3
 
 
 async def test_an_ending_can_be_masked_dropped_or_given_a_score() -> None:
     cut = Policy(finish_reason="length")
-    masked = await Player(World(policy=cut, treatments={Ending.LENGTH: "mask"})).start(row(), "a", 1)
+    masked = await RolloutRunner(World(policy=cut, treatments={Ending.LENGTH: "mask"})).start(row(), "a", 1)
     assert (masked.rollouts[0].masked, masked.scores) == (True, [1.0])
-    fixed = await Player(World(policy=cut, treatments={Ending.LENGTH: 0})).start(row(), "b", 1)
+    fixed = await RolloutRunner(World(policy=cut, treatments={Ending.LENGTH: 0})).start(row(), "b", 1)
     assert (fixed.rollouts[0].masked, fixed.scores) == (False, [0.0])
-    dropped = await Player(World(policy=cut, treatments={Ending.LENGTH: "drop"})).start(row(), "c", 1)
+    dropped = await RolloutRunner(World(policy=cut, treatments={Ending.LENGTH: "drop"})).start(row(), "c", 1)
     assert dropped.dropped == Ending.LENGTH
     assert dropped.scores == []
 
@@ -119,17 +129,17 @@ async def test_group_level_rewards_see_all_members_before_any_score_is_known() -
         for place, rollout in enumerate(rollouts):
             rollout.rewards["rank"] = RewardValue(10.0 * place)
 
-    heard: list[float | None] = []
-    player = Player(World(on_group=rank), listener=lambda rollout: heard.append(rollout.score))
-    group = await player.start(row(), "g", 2)
-    assert group.scores == [1.0, 11.0] == heard
+    store = Written()
+    group = await RolloutRunner(World(on_group=rank), store=store).start(row(), "g", 2)
+    assert group.scores == [1.0, 11.0]
+    assert store.states == [["waiting"], ["waiting"], ["scored", "scored"]], "both scores are written together"
 
 
 async def test_a_failed_group_level_reward_drops_the_group() -> None:
     def fail(rollouts: list[Rollout]) -> None:
         raise RewardFailure("cannot compare")
 
-    group = await Player(World(on_group=fail)).start(row(), "g", 2)
+    group = await RolloutRunner(World(on_group=fail)).start(row(), "g", 2)
     assert group.dropped == Ending.REWARD_FAILURE
     assert group.scores == []
 
@@ -137,7 +147,7 @@ async def test_a_failed_group_level_reward_drops_the_group() -> None:
 async def test_the_sampling_seed_depends_on_the_seat_alone() -> None:
     first, second = Policy(), Policy()
     for policy in (first, second):
-        await Player(World(policy=policy)).start(row(), "g", 2)
+        await RolloutRunner(World(policy=policy)).start(row(), "g", 2)
     seeds = [request.seed for request in first.requests]
     assert sorted(seeds) == sorted(request.seed for request in second.requests)
     assert len(set(seeds)) == 2

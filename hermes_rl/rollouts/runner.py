@@ -1,0 +1,285 @@
+"""`RolloutRunner`: plays rollouts and groups of an environment.
+
+A rollout that infrastructure failed is played again in a fresh sandbox; when that is in vain its group is dropped.
+A rollout always becomes a `Rollout`, never an exception; only cancellation and the user's mistakes travel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
+from hermes_rl.data.rows import Row
+from hermes_rl.errors import Failure
+from hermes_rl.rollouts.environment import Environment
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
+from hermes_rl.servers.base import ChatServer
+from hermes_rl.tools.machine import ToolRuntime
+
+REPLAYS = 2
+"""How often a rollout that infrastructure failed is played again."""
+
+
+class Recorded(Protocol):
+    """The record of a run's rollouts, as the runner uses it; `hermes_rl.runs.store.RolloutStore` is one on disk."""
+
+    async def recall(self, key: RolloutKey) -> Rollout | None:
+        """The recorded rollout of this place, so that it is not played again; it may wait for its group."""
+        ...
+
+    def attempts(self, key: RolloutKey) -> int:
+        """How many attempts at this place are recorded, so that no id is given twice."""
+        ...
+
+    def record(self, *rollouts: Rollout) -> None:
+        """Write rollouts down together. A rollout that waits for its group is written again once it has a score."""
+        ...
+
+
+class Unrecorded:
+    """The record of a run that keeps none."""
+
+    async def recall(self, key: RolloutKey) -> Rollout | None:
+        return None
+
+    def attempts(self, key: RolloutKey) -> int:
+        return 0
+
+    def record(self, *rollouts: Rollout) -> None:
+        """Nothing outlives the process."""
+
+
+def _ignore(_: object) -> None:
+    """Nobody wants to know."""
+
+
+class RolloutRunner:
+    """Plays an environment's rollouts, in training or in evaluation.
+
+    Args:
+        split: "train" or "eval", handed to the environment.
+        concurrency: rollouts in flight; None: no bound of its own.
+        policy: another policy than the environment's own.
+        options: what bounds and steers a rollout; default: what the environment says for the split.
+        store: the record of rollouts.
+        encode: gives a graded rollout its tokens before it is recorded.
+        prepare: what an ended group goes through before it is handed on, while other groups are played.
+        on_played: told of every rollout that was played, failed attempts included, before another begins in its place.
+        replays: how often a rollout that infrastructure failed is played again.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        split: str = "train",
+        concurrency: int | None = None,
+        policy: ChatServer | None = None,
+        options: LoopOptions | None = None,
+        store: Recorded | None = None,
+        encode: Callable[[Rollout], Awaitable[None]] | None = None,
+        prepare: Callable[[Group], Awaitable[None]] | None = None,
+        on_played: Callable[[Rollout], None] = _ignore,
+        replays: int = REPLAYS,
+    ) -> None:
+        self.environment = environment
+        self.options = options or environment.options(split)
+        self.slots = nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
+        self.policy = policy if policy is not None else environment.policy
+        self.store: Recorded = store if store is not None else Unrecorded()
+        self.encode, self.prepare, self.on_played = encode, prepare, on_played
+        self.replays = replays
+        self.open = 0
+        """Members of started groups that have not ended."""
+
+    def start(
+        self,
+        row: Row,
+        group: str,
+        size: int,
+        *,
+        epoch: int = 0,
+        whole: bool = True,
+        on_change: Callable[[], None] | None = None,
+    ) -> asyncio.Task[Group]:
+        """Begin a group; every member that ends calls `on_change`.
+
+        With `whole` the first member that fails for good ends the others and the group is dropped; without, every
+        member is played to its end and the failed ones stay without a score.
+        """
+        members: list[asyncio.Task[Rollout]] = []
+        for index in range(size):
+            place = _OpenMember(self, on_change)
+            key = RolloutKey(row, group, index, size, epoch=epoch)
+            member = asyncio.create_task(self.member(key, place.leave))
+            member.add_done_callback(place.leave)
+            members.append(member)
+        finish = asyncio.create_task(self._finish(Group(group, row, [], epoch), members, whole))
+        for member in members:
+            # A task that is cancelled before its first step runs no `finally`.
+            finish.add_done_callback(partial(_cancel_one, member))
+        return finish
+
+    async def _finish(self, group: Group, members: list[asyncio.Task[Rollout]], whole: bool) -> Group:
+        try:
+            for ended in asyncio.as_completed(members):
+                rollout = await ended
+                if rollout.error is not None:
+                    group.dropped = group.dropped or rollout.ending
+                    group.detail = group.detail or rollout.error
+                    if whole:
+                        break
+        finally:
+            await _cancel(members)
+        group.rollouts = [task.result() for task in members if not task.cancelled()]
+        await self._score_together(group)
+        if self.prepare is not None:
+            await self.prepare(group)
+        return group
+
+    async def member(self, key: RolloutKey, played: Callable[[], None] = lambda: None) -> Rollout:
+        """Play one member of a group, again where infrastructure failed, until it is graded or given up.
+
+        `played` is called when nothing is left but to write the rollout down: then another one may begin.
+        """
+        recalled = await self.store.recall(key)
+        if recalled is not None:
+            return self._taken_up(recalled)
+        first = self.store.attempts(key)
+        for attempt in range(first, first + self.replays + 1):
+            async with self.slots:
+                rollout = await self.play(replace(key, attempt=attempt))
+            self.on_played(rollout)
+            last = not rollout.ending.rule.retried or attempt == first + self.replays
+            if last:
+                played()
+                # The next one begins first, so that its model works while this one is written down.
+                await asyncio.sleep(0)
+            if rollout.error is None and self.encode is not None:
+                await self.encode(rollout)
+            self.store.record(rollout)
+            if last:
+                break
+        return rollout
+
+    def _taken_up(self, rollout: Rollout) -> Rollout:
+        take_up(self.environment, rollout)
+        if rollout.state is RolloutState.WAITING and not self.environment.has_group_rewards:
+            self._score(rollout)  # the rewards that compared its group are no longer in the spec
+            self.store.record(rollout)
+        return rollout
+
+    async def play(self, key: RolloutKey) -> Rollout:
+        """Play one rollout to its ending and grade it."""
+        rollout = Rollout(key, key.seed(self.environment.seed))
+        started = time.perf_counter()
+        try:
+            async with self.environment.machine(key) as runtime:
+                await self._converse(rollout, runtime)
+                await self._grade(rollout, runtime)
+        except Failure as failure:
+            rollout.fail(failure)
+        if rollout.result is not None:
+            rollout.timings |= rollout.result.timings.record()
+        rollout.timings["total"] = time.perf_counter() - started
+        return rollout
+
+    async def _converse(self, rollout: Rollout, runtime: ToolRuntime) -> None:
+        loop = HermesAgentLoop(
+            self.policy,
+            runtime.toolkit.schemas,
+            task_id=runtime.task_id,
+            options=replace(self.options, seed=rollout.seed if self.options.seeded else None),
+            user=await self.environment.user(rollout.key, runtime),
+        )
+        rollout.result = await loop.run(self.environment.prompt(rollout.key.row))
+        rollout.ending = rollout.result.ending
+
+    async def _grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
+        treatment = self.environment.treatment(rollout.ending)
+        if treatment == "drop":
+            rollout.error = f"the spec drops rollouts that end with {rollout.ending}"
+            rollout.state = RolloutState.LEFT_OUT
+            return
+        started = time.perf_counter()
+        await runtime.settle()
+        await self.environment.grade(rollout, runtime)
+        rollout.timings |= {"sandbox": runtime.start_seconds, "rewards": time.perf_counter() - started}
+        if self.environment.has_group_rewards:
+            rollout.state = RolloutState.WAITING
+        else:
+            self._score(rollout)
+
+    def _score(self, rollout: Rollout) -> None:
+        treatment = self.environment.treatment(rollout.ending)
+        fixed = isinstance(treatment, int | float)
+        rollout.scored(float(treatment) if fixed else self.environment.score(rollout))
+        take_up(self.environment, rollout)
+
+    async def _score_together(self, group: Group) -> None:
+        """Call the rewards that compare the members; only then are the scores of the members known."""
+        waiting = [rollout for rollout in group.rollouts if rollout.state is RolloutState.WAITING]
+        if not waiting:
+            return
+        if group.dropped is not None:
+            never = any(rollout.state is RolloutState.LEFT_OUT for rollout in group.rollouts)
+            for rollout in waiting:
+                # The record of one that failed still waits: a later start plays the missing member and compares both.
+                rollout.state = RolloutState.LEFT_OUT if never else RolloutState.FAILED
+                what = "is left out" if never else "failed"
+                rollout.error = f"not compared with its group, of which another member {what}: {group.detail}"
+        else:
+            await self._compare(group)
+        self.store.record(*waiting)
+
+    async def _compare(self, group: Group) -> None:
+        try:
+            await self.environment.grade_group(group.rollouts)
+            for rollout in group.rollouts:
+                self._score(rollout)
+        except Failure as failure:
+            for rollout in group.rollouts:
+                rollout.fail(failure)
+            group.dropped, group.detail = failure.ending, failure.detail
+
+
+def take_up(environment: Environment, rollout: Rollout) -> None:
+    """Set what follows from the environment, and so has no place in a record: seed, mask and credit per turn."""
+    treatment = environment.treatment(rollout.ending)
+    rollout.seed = rollout.key.seed(environment.seed)
+    rollout.masked = treatment == "mask"
+    fixed = isinstance(treatment, int | float)
+    rollout.credit = None if fixed or rollout.score is None else environment.credit(rollout)
+
+
+class _OpenMember:
+    """A member among those that are open; it is left once, also by a task that never began."""
+
+    def __init__(self, runner: RolloutRunner, on_change: Callable[[], None] | None) -> None:
+        self._runner: RolloutRunner | None = runner
+        self._on_change = on_change
+        runner.open += 1
+
+    def leave(self, *_: object) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.open -= 1
+            if self._on_change is not None:
+                self._on_change()
+
+
+def _cancel_one(member: asyncio.Task[Rollout], _: object) -> None:
+    member.cancel()
+
+
+async def _cancel(members: list[asyncio.Task[Rollout]]) -> None:
+    """End what is still running and wait until its sandboxes are released."""
+    for task in members:
+        task.cancel()
+    await asyncio.gather(*members, return_exceptions=True)

@@ -1,0 +1,283 @@
+"""Opening a run of a spec: everything between the command line and the first rollout, for every mode alike.
+
+`open_run` finds out what can be found wrong beforehand, loads rows and tokenizer, opens the run directory, brings what
+lies there to what the spec says now, describes the run, and gives a `SpecRun` to the mode that consumes its groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.data.load import Rows, Split, load_rows
+from hermes_rl.errors import UserError
+from hermes_rl.rollouts.compiled import CompiledSpec
+from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.runs.budget import Budget
+from hermes_rl.runs.directory import RunDirectory, changed_parts
+from hermes_rl.runs.exact import TOKEN_LEVEL, renderer_of, tokenizer_of
+from hermes_rl.runs.grading import Grading
+from hermes_rl.runs.groups_file import GroupsFile
+from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.provenance import provenance
+from hermes_rl.runs.regrading import bring_up_to_date
+from hermes_rl.runs.rows import RowSource
+from hermes_rl.runs.run import Plan, Run
+from hermes_rl.runs.store import RolloutStore
+from hermes_rl.runs.wandb_log import WandbLog, wandb_log
+from hermes_rl.sandbox.none import WARNING
+from hermes_rl.sandbox.probe import require_bubblewrap
+from hermes_rl.servers.engine import engines
+from hermes_rl.servers.reach import require_reachable
+from hermes_rl.spec.model import Mode, Spec
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the user asked for beside the spec. `environ` is where the keys of servers are."""
+
+    mode: Mode
+    out: Path | None = None
+    fresh: bool = False
+    environ: Mapping[str, str] | None = None
+    progress: Progress = field(default_factory=Progress)
+
+
+@dataclass
+class Records:
+    """What a run has on disk, brought to what the spec says now. `changed` groups have other scores than before."""
+
+    directory: RunDirectory
+    store: RolloutStore
+    grading: Grading
+    groups_file: GroupsFile | None
+    changed: set[str]
+
+
+@dataclass
+class SpecRun:
+    """A run of a spec that is open."""
+
+    spec: Spec
+    compiled: CompiledSpec
+    run: Run
+    records: Records
+    encoder: Encoder
+    log: WandbLog
+    progress: Progress
+
+    @property
+    def directory(self) -> RunDirectory:
+        return self.records.directory
+
+    @property
+    def store(self) -> RolloutStore:
+        return self.records.store
+
+
+def require_runnable(spec: Spec, launch: Launch) -> CompiledSpec:
+    """The compiled spec, once everything was looked at that can be found wrong without a server.
+
+    Raises:
+        UserError: the spec cannot run in this mode on this machine, and what to do.
+    """
+    if "policy" not in spec.servers:
+        raise UserError("servers.policy is missing: name the model that acts")
+    if launch.mode != "evaluate" and spec.dataset.eval is not None and spec.dataset.eval.only:
+        raise UserError(f"dataset.eval is `only`: every row is for evaluation, so {launch.mode} cannot use any")
+    if launch.mode == "evaluate" and spec.dataset.eval is None:
+        raise UserError("dataset.eval is missing: say which rows are for evaluation, such as {fraction: 0.1} or `only`")
+    compiled = CompiledSpec(spec, launch.environ)
+    if _may_use_sandbox(compiled):
+        _require_sandbox(spec, launch.progress)
+    return compiled
+
+
+@asynccontextmanager
+async def open_run(spec: Spec, launch: Launch, compiled: CompiledSpec | None = None) -> AsyncIterator[SpecRun]:
+    """Open the run; what it has found out is in `run.json` when it closes.
+
+    Args:
+        spec: what is run.
+        launch: in which mode, and where.
+        compiled: the spec compiled already; it is closed with the run.
+
+    Raises:
+        UserError: the spec cannot run here, its rows cannot be had, or another run lies in the directory.
+    """
+    if compiled is None:
+        compiled = require_runnable(spec, launch)
+    split: Split = "eval" if launch.mode == "evaluate" else "train"
+    async with compiled:
+        await require_reachable("policy", compiled.policy.configs)
+        for role in compiled.roles.values():
+            role.tell(launch.progress.note)
+        rows = await asyncio.to_thread(load_rows, spec, split, notify=launch.progress.note)
+        encoder = await _encoder(spec, split)
+        source = RowSource(rows)
+        await compiled.open(await source.require_first(split))
+        plan = plan_of(spec, launch.mode)
+        with RunDirectory.choose(spec, launch.mode, launch.out, fresh=launch.fresh) as directory:
+            compiled.artifact_folder = directory.artifacts
+            _say_what_is_new(directory, spec, launch)
+            async with open_records(directory, compiled, rows, launch.mode, plan.size, launch.progress) as records:
+                directory.describe(spec, await _described(compiled, launch.mode, rows, encoder, records.grading))
+                # A trainer that is served names the project itself, once it has registered.
+                logging = wandb_log(spec, directory.path) if launch.mode != "serve" else nullcontext(WandbLog(None))
+                with logging as log:
+                    run = Run(
+                        compiled,
+                        source,
+                        plan,
+                        store=records.store,
+                        encoder=encoder if split == "train" else None,
+                        budget=budget_of(spec, launch.mode),
+                        progress=launch.progress,
+                    )
+                    try:
+                        yield SpecRun(spec, compiled, run, records, encoder, log, launch.progress)
+                    finally:
+                        directory.add_images(compiled.images)
+
+
+@asynccontextmanager
+async def open_records(
+    directory: RunDirectory, compiled: CompiledSpec, rows: Rows, mode: Mode, size: int, progress: Progress
+) -> AsyncIterator[Records]:
+    """The store and the file of groups of a run, with every rollout brought to the spec's rewards and scoring.
+
+    Raises:
+        UserError: what is there is of another run, or cannot be graded again; nothing was touched.
+        RunError: a judge could not be asked; nothing was changed.
+    """
+    spec = compiled.spec
+    grading = Grading.of(spec, compiled.grader, size)
+    with ExitStack() as stack:
+        groups_file = None
+        if mode != "evaluate":
+            moved = spec.env.get("data_path_to_save_groups")
+            journal = directory.journal(Path(moved) if moved else "groups.jsonl")
+            file = GroupsFile(journal, directory.fingerprint, moved=moved is not None)
+            groups_file = stack.enter_context(closing(file))
+            groups_file.check(size)
+        store = stack.enter_context(closing(RolloutStore(directory, size, compared=compiled.has_group_rewards)))
+        changed = await bring_up_to_date(store, directory, compiled, grading, rows, progress.note)
+        yield Records(directory, store, grading, groups_file, changed)
+
+
+def plan_of(spec: Spec, mode: Mode) -> Plan:
+    """How the groups of this mode are played."""
+    params, fingerprint = generation_params(spec, mode), spec.fingerprint(mode)
+    if mode == "evaluate":
+        return Plan(
+            size=spec.evaluate.rollouts,
+            split="eval",
+            repeat=False,
+            whole=False,
+            concurrency=in_flight(spec, mode),
+            generation_params=params,
+            fingerprint=fingerprint,
+        )
+    section = spec.process if mode == "process" else spec.serve
+    return Plan(
+        size=section.group_size,
+        drop_uniform=section.drop_uniform,
+        prefer_differing=spec.dataset.sampling == "differing",
+        concurrency=in_flight(spec, mode),
+        generation_params=params,
+        fingerprint=fingerprint,
+    )
+
+
+def budget_of(spec: Spec, mode: Mode) -> Budget:
+    """The spec's bounds; where it names none for failures, as many groups may fail as process is to write."""
+    limit = spec.budget.max_failures
+    return Budget(
+        max_failures=spec.process.groups if limit is None and mode == "process" else limit,
+        max_tokens=spec.budget.max_tokens,
+        deadline=spec.budget.deadline,
+        max_cost=spec.budget.max_cost,
+    )
+
+
+def in_flight(spec: Spec, mode: Mode) -> int | None:
+    """Rollouts at a time, where the spec bounds them, by a number of rollouts or by Atropos' number of groups."""
+    if mode == "evaluate":
+        concurrency, size, field = spec.evaluate.concurrency, spec.evaluate.rollouts, "max_eval_workers"
+    else:
+        section = spec.process if mode == "process" else spec.serve
+        concurrency, size, field = section.concurrency, section.group_size, "max_num_workers"
+    groups = spec.env.get(field)
+    bounds = [concurrency, groups * size if groups is not None and groups > 0 else None]
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def require_effect(flags: Sequence[str], mode: Mode) -> None:
+    """Refuse a flag that bounds what a trainer is sent where there is no trainer.
+
+    Raises:
+        UserError: which flag, and what bounds tokens here.
+    """
+    if mode != "serve" and any(flag.partition("=")[0] == "--env.max_token_length" for flag in flags):
+        raise UserError(
+            f"--env.max_token_length has no effect in {mode}: it is the longest sequence that a trainer is sent. "
+            "Set agent.max_tokens to bound a turn, or agent.max_trajectory_tokens to bound a rollout"
+        )
+
+
+def generation_params(spec: Spec, mode: Mode) -> dict[str, Any]:
+    """How the policy sampled, for trainers and records."""
+    agent = spec.agent_for(mode)
+    given = {"temperature": agent.temperature, "top_p": agent.top_p, "max_tokens": agent.max_tokens}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+async def _encoder(spec: Spec, split: Split) -> Encoder:
+    name = tokenizer_of(spec)
+    if name is None and spec.servers["policy"][0].type != "scripted":
+        return Encoder(None, "the policy names neither a model nor a tokenizer")
+    if spec.servers["policy"][0].type in TOKEN_LEVEL:
+        renderer = await asyncio.to_thread(renderer_of, spec)
+        return Encoder(renderer.tokenizer)
+    if split == "eval":
+        return Encoder(None)
+    return await asyncio.to_thread(Encoder.load, name)
+
+
+async def _described(
+    compiled: CompiledSpec, mode: Mode, rows: Rows, encoder: Encoder, grading: Grading
+) -> dict[str, Any]:
+    offered, told = compiled.tooling.fingerprints, await engines(compiled.policy.configs)
+    made_with = provenance(compiled.spec, mode, rows.fingerprint, encoder.tokenizer, offered, told)
+    return {**made_with, "grading": grading.record()}
+
+
+def _say_what_is_new(directory: RunDirectory, spec: Spec, launch: Launch) -> None:
+    """Where a run begins although one of this spec is there: which parts have changed, so that it is played anew."""
+    if directory.has_rollouts or launch.fresh or launch.out is not None:
+        return
+    earlier = directory.sibling()
+    if earlier is not None:
+        changed = ", ".join(changed_parts(earlier.described(), spec, launch.mode)) or "the spec"
+        launch.progress.note(
+            f"{changed} changed since {earlier.path}: all rollouts are played anew; what is there stays"
+        )
+
+
+def _require_sandbox(spec: Spec, progress: Progress) -> None:
+    """Stop where the sandbox cannot work here; never go on without the fence unless the spec says so."""
+    if spec.sandbox.backend == "none":
+        progress.note(f"WARNING: {WARNING}")
+    elif spec.sandbox.backend == "bubblewrap":
+        require_bubblewrap()
+
+
+def _may_use_sandbox(compiled: CompiledSpec) -> bool:
+    """Whether a rollout can come to use its sandbox, so that it must work here."""
+    spec = compiled.spec
+    servers = any(tool.mcp is not None and tool.mcp.where == "sandbox" for tool in spec.tools)
+    return bool(spec.toolsets.enabled or spec.toolsets.distribution or servers or compiled.uses_context)

@@ -1,0 +1,313 @@
+"""`Run`: the one conductor of rollouts, whatever they are for.
+
+It decides which row comes next, begins groups while there is room for them, and hands on each group as it ends.
+Process, evaluate, serve, `validate --deep`, the Python interface and environments written by hand all consume
+`Run.groups`; none of them has a loop over groups of its own. Opening a run of a spec is `hermes_rl.runs.opening`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from hermes_rl.data.rows import Row
+from hermes_rl.rollouts.admission import LOOK, admission
+from hermes_rl.rollouts.curriculum import Curriculum
+from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.rollouts.environment import Environment
+from hermes_rl.rollouts.quarantine import Quarantine
+from hermes_rl.rollouts.rollout import Group, Rollout
+from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
+from hermes_rl.runs.budget import Budget
+from hermes_rl.runs.group_lines import group_lines
+from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.rows import Lookahead, RowSource
+from hermes_rl.runs.store import RolloutStore
+from hermes_rl.servers.base import ChatServer
+
+BURST = 1000
+"""Rollouts that begin in one turn of the event loop; many thousands would stop it for seconds."""
+
+Skip = Callable[[Row, str, int], bool]
+"""Whether a row is passed by, from the row, the id that its group would have, and the epoch."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the groups of a run are played.
+
+    Attributes:
+        size: rollouts of a group, all on one row.
+        split: "train" or "eval".
+        repeat: the rows are played over and over, epoch after epoch; otherwise each is played once.
+        whole: a group of which a member failed for good is dropped; otherwise that member stays without a score.
+        drop_uniform: a group whose scores are all equal is not handed to a trainer or a file.
+        prefer_differing: rows whose groups still differ in score are preferred (see `Curriculum`).
+        concurrency: rollouts in flight; None: as many as the machine and the servers carry.
+        replays: how often a rollout that infrastructure failed is played again.
+        generation_params: how the policy samples, for the lines of groups.
+        fingerprint: of the run, for the lines of groups.
+    """
+
+    size: int
+    split: str = "train"
+    repeat: bool = True
+    whole: bool = True
+    drop_uniform: bool = False
+    prefer_differing: bool = False
+    concurrency: int | None = None
+    replays: int = REPLAYS
+    generation_params: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
+
+
+class Demand(Protocol):
+    """What the consumer of a run's groups still wants."""
+
+    def wants(self, running: int) -> bool:
+        """Whether another group may begin while so many are running."""
+        ...
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether no further group is to begin; the run ends when those that are running have ended."""
+        ...
+
+
+class Everything:
+    """Every group that there is."""
+
+    satisfied = False
+
+    def wants(self, running: int) -> bool:
+        return True
+
+
+@runtime_checkable
+class PlaysGroups(Protocol):
+    """An environment that plays whole groups by its own code."""
+
+    async def play_group(self, row: Row, group: str, epoch: int, size: int) -> Group: ...
+
+
+@runtime_checkable
+class MakesLines(Protocol):
+    """An environment that makes, or changes, the lines of a group by its own code."""
+
+    async def lines(self, group: Group, made: list[dict[str, Any]]) -> list[dict[str, Any]]: ...
+
+
+class Run:
+    """Conducts the rollouts of one environment.
+
+    Args:
+        environment: what is played.
+        rows: what it is played on.
+        plan: how.
+        store: the record of rollouts; None records nothing.
+        encoder: gives rollouts their tokens; None leaves them without.
+        budget: what the run may use up.
+        progress: where the user is told what happens.
+        policy: another policy than the environment's own.
+        runner: another runner than one for this plan.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        rows: RowSource | Iterable[Row] | AsyncIterable[Row],
+        plan: Plan,
+        *,
+        store: RolloutStore | None = None,
+        encoder: Encoder | None = None,
+        budget: Budget | None = None,
+        progress: Progress | None = None,
+        policy: ChatServer | None = None,
+        runner: RolloutRunner | None = None,
+    ) -> None:
+        self.environment, self.plan, self.store, self.encoder = environment, plan, store, encoder
+        self.rows = rows if isinstance(rows, RowSource) else RowSource(rows)
+        self.budget = budget or Budget()
+        self.progress = progress or Progress(quiet=True)
+        self.quarantine = Quarantine()
+        self.curriculum = Curriculum(plan.prefer_differing)
+        self.admission = admission(plan.concurrency, policy or environment.policy)
+        self.runner = runner or RolloutRunner(
+            environment,
+            split=plan.split,
+            concurrency=plan.concurrency,
+            policy=policy,
+            store=store,
+            encode=encoder.encode if encoder is not None else None,
+            replays=plan.replays,
+        )
+        self.runner.on_played = self._played
+        self.on_played: list[Callable[[Rollout], None]] = []
+        """Told of every rollout that was played, failed attempts included."""
+        self.attempts = 0
+        """Rollouts that this start of the run has played, failed attempts included."""
+        self._changed = asyncio.Event()
+        self._recorded: frozenset[str] = frozenset()
+        if store is not None:
+            self._recorded = frozenset(group for group in store.groups if store.complete(group))
+            for group in sorted(self._recorded, key=lambda one: store.groups[one].epoch):
+                self.curriculum.count(store.groups[group].row_key, store.scores(group))
+
+    async def groups(
+        self,
+        *,
+        skip: Skip = lambda row, group, epoch: False,
+        demand: Demand | None = None,
+        prepare: Callable[[Group], Awaitable[None]] | None = None,
+    ) -> AsyncGenerator[Group, None]:
+        """Yield groups in the order in which they end; close it with `contextlib.aclosing`.
+
+        Another group begins while the machine and the servers carry it and the demand wants it. A group that takes
+        long holds up no other, and neither does a slow source of rows. When the generator is closed, everything in
+        flight is cancelled and released.
+
+        Args:
+            skip: rows that are passed by, such as those that an earlier start has finished.
+            demand: what is still wanted; None: every group.
+            prepare: what an ended group goes through, beside all that is played meanwhile, before it is yielded.
+
+        Raises:
+            RunError: a budget of failures is used up, or the cost cannot be told although it is bounded.
+        """
+        demand = demand or Everything()
+        running: set[asyncio.Task[Group]] = set()
+        ended: deque[asyncio.Task[Group]] = deque()
+        source = Lookahead(self._following(skip), slow=self.rows.slow, wake=self._changed.set)
+        self.runner.prepare = self._prepare(prepare)
+        begun = 0
+
+        def end(task: asyncio.Task[Group]) -> None:
+            ended.append(task)
+            self._changed.set()
+
+        try:
+            while True:
+                begins = not source.exhausted and not demand.satisfied
+                begins = begins and self.admission.admits(self.runner.open) and demand.wants(len(running))
+                following = await source.take() if begins else None
+                if following is not None:
+                    task = self._start(*following)
+                    task.add_done_callback(end)
+                    running.add(task)
+                    begun += self.plan.size
+                    if begun >= BURST:
+                        begun = 0
+                        await asyncio.sleep(0)
+                elif not running and (source.exhausted or demand.satisfied):
+                    return
+                elif not ended:
+                    await self._wait(for_ever=source.exhausted or demand.satisfied)
+                self._changed.clear()
+                while ended:
+                    task = ended.popleft()
+                    running.discard(task)
+                    group = task.result()
+                    self._account(group)
+                    yield group
+        finally:
+            await source.close()
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def wake(self) -> None:
+        """Look at once whether another group may begin: the demand has changed."""
+        self._changed.set()
+
+    async def lines(self, group: Group) -> list[dict[str, Any]]:
+        """The lines of a group for a file or a trainer; see `hermes_rl.runs.group_lines`."""
+        made = group_lines(group, self.plan.generation_params, self.plan.fingerprint)
+        return await self.environment.lines(group, made) if isinstance(self.environment, MakesLines) else made
+
+    def left_out(self, group: Group) -> bool:
+        """Whether a group is not for a trainer or a file: it was dropped, or all of its scores are equal."""
+        return group.dropped is not None or (self.plan.drop_uniform and group.uniform)
+
+    # ------------------------------------------------------------------ which row comes next
+
+    async def _following(self, skip: Skip) -> AsyncIterator[tuple[Row, str, int]]:
+        """Each row that is to be played, with the id of its group and the epoch."""
+        epoch = 0
+        seen: Counter[str] = Counter()
+        while True:
+            empty = True
+            async for row in self.rows:
+                if row.key in self.quarantine:
+                    continue
+                empty = False
+                at = epoch if self.plan.repeat else seen[row.key]
+                group = f"{row.key}:{at}" if self.plan.repeat or at else row.key
+                if not self.plan.repeat:
+                    seen[row.key] += 1
+                if self.store is not None:
+                    self.store.require_same(row, group)
+                if not skip(row, group, at) and self.curriculum.wants(row.key, at):
+                    yield row, group, at
+            if empty or not self.plan.repeat:
+                return
+            epoch += 1
+
+    # ------------------------------------------------------------------ playing
+
+    def _start(self, row: Row, group: str, epoch: int) -> asyncio.Task[Group]:
+        size, environment = self.plan.size, self.environment
+        if not isinstance(environment, PlaysGroups):
+            return self.runner.start(row, group, size, epoch=epoch, whole=self.plan.whole, on_change=self._changed.set)
+
+        async def play() -> Group:
+            played = await environment.play_group(row, group, epoch, size)
+            assert self.runner.prepare is not None
+            await self.runner.prepare(played)
+            return played
+
+        def leave(_: object) -> None:
+            self.runner.open -= size
+
+        self.runner.open += size
+        task = asyncio.create_task(play())
+        task.add_done_callback(leave)
+        return task
+
+    def _prepare(self, further: Callable[[Group], Awaitable[None]] | None) -> Callable[[Group], Awaitable[None]]:
+        async def prepare(group: Group) -> None:
+            if group.id not in self._recorded:
+                self.curriculum.count(group.row.key, [rollout.score for rollout in group.rollouts])
+            if self.encoder is not None and not self.left_out(group):
+                await self.encoder.encode_group(group)
+            if further is not None:
+                await further(group)
+
+        return prepare
+
+    def _played(self, rollout: Rollout) -> None:
+        self.attempts += 1
+        for listen in self.on_played:
+            listen(rollout)
+        self.budget.spend(rollout)
+
+    def _account(self, group: Group) -> None:
+        """Take an ended group into account, and tell the user where something went wrong."""
+        if group.dropped is not None and self.plan.whole:
+            self.progress.note(f"group {group.id} dropped ({group.dropped}): {group.detail}")
+        if self.quarantine.count(group):
+            self.progress.note(f"row {group.row.key} is set aside: it failed again and again ({group.detail})")
+        self.budget.count(group)
+
+    async def _wait(self, *, for_ever: bool) -> None:
+        """Wait until something has changed.
+
+        Nobody says when a server, the cores or the memory have room again: that is looked at now and then.
+        (`wait_for` can lose a cancellation that comes in the same moment as what it waits for.)
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if for_ever else LOOK):
+                await self._changed.wait()

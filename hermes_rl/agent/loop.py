@@ -142,7 +142,7 @@ class HermesAgentLoop:
             if result.turns_used == 0:
                 # The policy has not said anything yet: the prompt, or the limit that we asked for, is too large.
                 raise ServerFailure(
-                    f"the first request does not fit ({error}); is agent.max_tokens too large?"
+                    f"the first request does not fit ({error}): the prompt or agent.max_tokens is too large"
                 ) from error
             return Ending.TOKEN_BUDGET
         calls = self._take(reply, result)

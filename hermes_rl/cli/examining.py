@@ -8,7 +8,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-import aiohttp
 import typer
 
 from hermes_rl.errors import HermesRLError, UserError
@@ -19,6 +18,7 @@ from hermes_rl.sandbox.remote_machines import NAMES as NAMES_OF_REMOTE
 from hermes_rl.sandbox.remote_machines import missing
 from hermes_rl.servers.exactness import examine as examine_server
 from hermes_rl.servers.factory import config_from_spec, token_server
+from hermes_rl.servers.transport import Transport
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Server, Spec
 from hermes_rl.tokens.tokenizer import TokenizerUnavailable, load_tokenizer
@@ -148,23 +148,25 @@ async def _servers(spec: Spec) -> list[Check]:
 
 
 async def _server(role: str, server: Server) -> Check:
-    """Ask for the list of models, which costs nothing; any answer at all means that the server is there."""
+    """Ask for the list of models, with the key that calls have; it costs nothing."""
     title = f"server {role} ({server.type})"
     if server.type == "scripted":
         return Check(title, True, "built in")
     if server.base_url is None:
         return Check(title, False, "it has no base_url", f"set servers.{role}.base_url")
-    url = server.base_url.rstrip("/") + "/models"
     try:
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE)) as session,
-            session.get(url) as answer,
-        ):
-            return Check(title, True, f"{url} answers with status {answer.status}")
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        return Check(
-            title,
-            False,
-            f"{url}: {type(error).__name__} {error}".rstrip(),
-            "is it running, and is the address right?",
-        )
+        transport = Transport(config_from_spec(server, os.environ))
+    except UserError as error:
+        return Check(title, False, str(error), "set it, or name another variable")
+    try:
+        status, _ = await transport.get_json("models", PATIENCE)
+    finally:
+        await transport.close()
+    url = transport.address("models")
+    if status == 0:
+        return Check(title, False, f"{url} gives no answer", "is it running, and is the address right?")
+    if status in (401, 403):
+        return Check(title, False, f"{url} refuses the key (status {status})", f"see servers.{role}.api_key_env")
+    if status >= 500:
+        return Check(title, False, f"{url} answers with status {status}", "look at what the server itself logs")
+    return Check(title, True, f"{url} answers with status {status}")

@@ -178,7 +178,7 @@ class RemoteSandbox(Sandbox):
             pid = int("".join(words))
 
         async def ask(script: bytes, data: bytes | None = None, **more: str) -> list[str]:
-            kept = {name: values[name] for name in ("box", "cwd", "limit", "head", "tail")}
+            kept = {name: values[name] for name in ("box", "limit", "head", "tail")}
             return await self._ask(script, data, 60.0, encoded(output_limit), **{**kept, **more})
 
         process = RemoteProcess(pid, job, ask, self._kill)

@@ -18,6 +18,8 @@ from typing import Any
 from hermes_rl.errors import SandboxFailure
 
 LINE_LIMIT = 1 << 31
+START_SECONDS = 900.0
+"""How long it may take until there is a machine: a service may have to get a large image first."""
 END_SECONDS = 20.0
 """How long a machine may take to be released."""
 SPARE_SECONDS = 30.0
@@ -56,7 +58,11 @@ class Link:
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                line = await self._process.stdout.readline()
+        except TimeoutError:
+            raise SandboxFailure(f"the {backend} sandbox did not start within {START_SECONDS:.0f} s") from None
         said = (
             json.loads(line) if line else {"error": "hermes-agent ended; is the extra installed (hermes-rl[hermes])?"}
         )
@@ -75,10 +81,13 @@ class Link:
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             self._process.stdin.write(json.dumps(asked).encode() + b"\n")
-            await self._process.stdin.drain()
-            answer = await future
+            async with asyncio.timeout(seconds + SPARE_SECONDS):
+                await self._process.stdin.drain()
+                answer = await future
         except ConnectionError as error:
             raise SandboxFailure("the sandbox was lost") from error
+        except TimeoutError:
+            raise SandboxFailure("the sandbox was lost: hermes-agent does not answer") from None
         finally:
             self._waiting.pop(number, None)
         if "error" in answer:

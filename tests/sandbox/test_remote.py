@@ -7,6 +7,8 @@ import base64
 import importlib
 import inspect
 import os
+import subprocess
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +21,9 @@ import test_sandbox_files
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox import Limits, Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox import Limits, Sandbox, SandboxConfig, create_sandbox, remote_scripts
 from hermes_rl.sandbox.remote import RemoteSandbox
+from hermes_rl.sandbox.remote_jobs import parts
 from hermes_rl.sandbox.remote_machines import NAMES, missing
 from hermes_rl.sandbox.remote_worker import BASE, CLASSES
 
@@ -203,3 +206,23 @@ def test_the_symbols_of_hermes_agent(backend: str) -> None:
     kept = importlib.import_module(BASE)._BoundedOutputCollector
     assert list(inspect.signature(kept).parameters) == ["max_chars"]
     assert kept(5).total_chars == 0
+
+
+def asked(script: bytes, **values: str | list[str]) -> list[str]:
+    """What a script answers on this machine."""
+    text, mark = remote_scripts.command(script, **values)
+    return remote_scripts.answer(subprocess.run(text, shell=True, capture_output=True, text=True).stdout, mark)
+
+
+def test_a_process_whose_working_directory_is_removed_is_seen_to_end(tmp_path: Path) -> None:
+    place = {"box": str(tmp_path / "box"), "job": "1", "limit": "100", "head": "40", "tail": "60"}
+    (tmp_path / "gone").mkdir()
+    program = ["bash", "-c", 'rmdir "$PWD"; echo said; exit 3']
+    asked(remote_scripts.SPAWN, **place, cwd=str(tmp_path / "gone"), argv=program, vars=["A=1"])
+    for _ in range(100):
+        code, *output = asked(remote_scripts.POLL, **place)
+        if code != "-":
+            break
+        time.sleep(0.05)
+    assert not (tmp_path / "gone").exists()
+    assert (code, parts(output)) == ("3", (b"said\n", False))

@@ -17,7 +17,8 @@ CODE = '''
 """Code that a spec names."""
 raise RuntimeError("this file must not be run")
 
-def tool(x: int) -> int: ...
+def tool(x: int) -> int:
+    """Do it."""
 
 class World: ...
 

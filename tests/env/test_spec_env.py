@@ -73,3 +73,12 @@ async def test_two_specs_in_one_process_do_not_meet() -> None:
 
 def test_the_config_of_a_spec_is_of_the_reference_class() -> None:
     assert isinstance(env_config(load_spec("terminal-files")), HermesAgentEnvConfig)
+
+
+async def test_evaluation_keeps_its_numbers_to_itself() -> None:
+    env = make()
+    await env.setup()
+    await env.evaluate()
+    assert env._training_counts.scores == []
+    assert env._pending_metrics["eval/mean_reward"] > 0
+    await env.shut_down()

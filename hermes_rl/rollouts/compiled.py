@@ -264,7 +264,7 @@ class CompiledSpec:
 
     def script(self, key: RolloutKey, prior: int) -> Script:
         """What a scripted policy plays in a key; `prior` assistant messages are in the prompt."""
-        return policy_script(self.spec, key, prior)
+        return policy_script(self.spec, self.policy.configs[0], key, prior)
 
     def _forget(self, key: RolloutKey) -> None:
         self.policy.forget(key.id)

@@ -42,7 +42,7 @@ async def test_rows_have_keys_prompts_and_tools(tmp_path: Path) -> None:
             env.rows("test")
         with pytest.raises(UserError, match="no rows for evaluation"):
             env.rows("eval")
-        with pytest.raises(UserError, match="a row is one of env.rows"):
+        with pytest.raises(UserError, match="a row is one of"):
             env.prompt(3)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="is not open"):
         env.rows()

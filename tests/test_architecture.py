@@ -134,8 +134,9 @@ def test_the_public_names_are_the_ones_listed() -> None:
     for name in hermes_rl.__all__:
         assert getattr(hermes_rl, name) is not None
     assert set(hermes_rl.__all__) == {
-        "AgentResult", "Ending", "HermesAgentBaseEnv", "HermesAgentEnvConfig", "HermesAgentLoop", "Score", "Spec",
-        "SpecEnv", "ToolContext", "ToolError", "__version__", "compile_spec", "load_spec",
+        "AgentResult", "Ending", "Example", "Group", "HermesAgentBaseEnv", "HermesAgentEnvConfig", "HermesAgentLoop",
+        "Policy", "Rollout", "Sampled", "Sampling", "Score", "Spec", "SpecEnv", "ToolContext", "ToolError",
+        "__version__", "compile_spec", "load_spec", "open_env", "sync",
     }  # fmt: skip
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         hermes_rl.nothing  # noqa: B018

@@ -7,7 +7,7 @@ lies there to what the spec says now, describes the run, and gives a `SpecRun` t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -104,9 +104,17 @@ def require_runnable(spec: Spec, launch: Launch, compiled: CompiledSpec | None =
         raise UserError(f"dataset.eval is `only`: every row is for evaluation, so {launch.mode} cannot use any")
     if launch.mode == "evaluate" and spec.dataset.eval is None:
         raise UserError("dataset.eval is missing: say which rows are for evaluation, such as {fraction: 0.1} or `only`")
-    compiled = compiled or CompiledSpec(spec, launch.environ)
+    return require_machine(compiled or CompiledSpec(spec, launch.environ), launch.progress.note)
+
+
+def require_machine(compiled: CompiledSpec, note: Callable[[str], None]) -> CompiledSpec:
+    """The compiled spec, once it is known that its sandbox works on this machine, where a rollout may use it.
+
+    Raises:
+        UserError: it does not, and what to do.
+    """
     if _may_use_sandbox(compiled):
-        _require_sandbox(spec, launch.progress)
+        _require_sandbox(compiled.spec, note)
     return compiled
 
 
@@ -280,10 +288,10 @@ def _say_what_is_new(directory: RunDirectory, spec: Spec, launch: Launch) -> Non
         )
 
 
-def _require_sandbox(spec: Spec, progress: Progress) -> None:
+def _require_sandbox(spec: Spec, note: Callable[[str], None]) -> None:
     """Stop where the sandbox cannot work here; never go on without the fence unless the spec says so."""
     if spec.sandbox.backend == "none":
-        progress.note(f"WARNING: {WARNING}")
+        note(f"WARNING: {WARNING}")
     elif spec.sandbox.backend == "bubblewrap":
         require_bubblewrap()
 

@@ -54,6 +54,7 @@ class Plan:
         replays: how often a rollout that infrastructure failed is played again.
         generation_params: how the policy samples, for the lines of groups.
         fingerprint: of the run, for the lines of groups.
+        mark: ends the id of each group, so that no other run has the same ids; nothing for a run that is gone on with.
     """
 
     size: int
@@ -66,6 +67,7 @@ class Plan:
     replays: int = REPLAYS
     generation_params: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
+    mark: str = ""
 
 
 class Demand(Protocol):
@@ -254,7 +256,7 @@ class Run:
                     continue
                 empty, passed_by = False, 0
                 at = epoch if self.plan.repeat else seen[row.key]
-                group = f"{row.key}:{at}" if self.plan.repeat or at else row.key
+                group = (f"{row.key}:{at}" if self.plan.repeat or at else row.key) + self.plan.mark
                 if not self.plan.repeat:
                     seen[row.key] += 1
                 if self.store is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -30,22 +30,29 @@ class Versions:
     Args:
         paths: where it may tell it, in the order in which they are asked; one that the server does not have is asked
             once.
+        pushed: says the version where a trainer tells it; then the server is not asked.
     """
 
-    def __init__(self, transport: Transport, paths: Sequence[str]) -> None:
-        self._transport, self._paths = transport, list(paths)
+    def __init__(
+        self, transport: Transport, paths: Sequence[str], pushed: Callable[[], int | None] | None = None
+    ) -> None:
+        self._transport, self._paths, self._pushed = transport, list(paths), pushed or (lambda: None)
         self.known: int | None = None
         """The newest that was heard of: a lower bound of what the server has."""
         self._reading: asyncio.Task[None] | None = None
 
     async def before(self) -> int | None:
         """A lower bound, before something is sent."""
+        if (pushed := self._pushed()) is not None:
+            return pushed
         if self.known is None:
             await self._read()
         return self.known
 
     async def after(self, told: int | None = None) -> int | None:
         """What the server has now; `told` by the answer itself, where it does that."""
+        if (pushed := self._pushed()) is not None:
+            return pushed
         if told is not None:
             self._hear(told)
             return told

@@ -28,6 +28,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.runs.readable import readable
+from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.servers.base import Reasoning
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
@@ -144,6 +145,14 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         first = [{"role": "system", "content": system}] if system else []
         return [*first, {"role": "user", "content": self.format_prompt(item)}]
 
+    def sandbox_for(self, item: Any) -> SandboxConfig:
+        """The sandbox that an item is played in: what the terminal_* fields of the configuration describe.
+
+        Override it where items have an image, files, variables or a working directory of their own:
+        ``dataclasses.replace(super().sandbox_for(item), image=item["docker_image"])``.
+        """
+        return sandbox_config(self.config)
+
     async def compute_reward(self, item: Any, result: AgentResult, ctx: Any) -> Any:
         """The reward of a rollout; runs in a worker thread, so `ctx` is used without await.
 
@@ -170,6 +179,10 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
     def _make_encoder(self) -> Encoder:
         """What makes tokens of conversations, with the environment's own tokenizer."""
         return Encoder.load(self.config.tokenizer_name)
+
+    def _use_managed_server(self) -> bool:
+        """Whether the servers say which tokens they sampled, so that a managed server can be had."""
+        return bool(self.server.token_level)
 
     def _resolve_tools_for_group(self) -> tuple[list[dict[str, Any]], set[str]]:
         """Tool schemas and valid names for one group; drawn anew at each call from a distribution."""

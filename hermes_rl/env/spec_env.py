@@ -27,6 +27,7 @@ from hermes_rl.runs.opening import OwnCode, SpecRun, budget_of, plan_of
 from hermes_rl.runs.rows import RowSource
 from hermes_rl.runs.run import Run
 from hermes_rl.runs.store import RolloutStore
+from hermes_rl.runs.wandb_log import mode_of
 from hermes_rl.servers.factory import create_role
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.tools.toolkit import Toolkit
@@ -38,6 +39,7 @@ _ANSWERED_BY_THE_SPEC = {
     "default_toolsets": "toolsets",
     "format_messages": "prompt",
     "format_prompt": "prompt",
+    "sandbox_for": "sandbox",
 }
 """Hooks of environments without a spec, and the section that says the same."""
 
@@ -52,7 +54,7 @@ class SpecEnv(HermesAgentBaseEnv):
     def __init__(self, config: Any, server_configs: Any, slurm: bool = False, testing: bool = False) -> None:
         self._require_no_hook_that_the_spec_answers()
         self._compiled = CompiledSpec(self.spec, self.environ)
-        self._wandb_mode = self.spec.wandb.mode if self.spec.wandb else "online"
+        self._wandb_mode = mode_of(self.spec.wandb) if self.spec.wandb else None
         super().__init__(config, server_configs, slurm, testing)
         self.wandb_project = self.spec.wandb.project if self.spec.wandb else None
         self._opened: SpecRun | None = None

@@ -37,7 +37,8 @@ class Tracking:
     completion_lengths: list[int]
     max_token_len: int
 
-    _wandb_mode: Literal["online", "offline", "disabled"] = "online"
+    _wandb_mode: Literal["online", "offline", "disabled"] | None = None
+    """None leaves it to wandb, which looks at WANDB_MODE."""
     _wandb_folder: Path | None = None
     """Where wandb keeps its files; None: below the working directory."""
     _wandb_run: Tracker | None = None

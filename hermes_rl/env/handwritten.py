@@ -78,7 +78,7 @@ class HandWritten:
     async def machine(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
         toolkit = self._env._toolkit_for(key.group)
         sandbox = self._env.sandbox_for(key.row.columns)
-        async with ToolRuntime(sandbox, task_id=_unique(key), toolkit=toolkit) as runtime:
+        async with ToolRuntime(sandbox, task_id=_unique(key), toolkit=toolkit, run=True) as runtime:
             yield runtime
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:

@@ -172,7 +172,7 @@ class CompiledSpec:
             role.live_here()
         self._register_scripts(key)
         try:
-            made = ToolRuntime(config, task_id=key.id, toolkit=toolkit, state=state, factory=self.pool.create)
+            made = ToolRuntime(config, task_id=key.id, toolkit=toolkit, state=state, factory=self.pool.create, run=True)
             async with made as runtime:
                 yield runtime
         finally:

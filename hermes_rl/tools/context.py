@@ -240,9 +240,9 @@ class ToolContext:
             self._wait(own, fresh.close())
 
     def cleanup(self) -> None:
-        """Release the rollout's sandbox."""
+        """Release the sandbox of a task of one's own; that of a rollout of a run is released by the run."""
         runtime = find_runtime(self.task_id)
-        if runtime is not None:
+        if runtime is not None and not runtime.of_a_run:
             self._wait(runtime, runtime.close())
 
     def web_search(self, query: str, limit: int = 5) -> Any:

@@ -53,6 +53,7 @@ class ToolRuntime:
         state: Any = None,
         factory: SandboxFactory = create_sandbox,
         loop: asyncio.AbstractEventLoop | None = None,
+        run: bool = False,
     ) -> None:
         self.task_id = task_id or f"task-{uuid.uuid4().hex[:12]}"
         self.config = sandbox or SandboxConfig()
@@ -75,6 +76,8 @@ class ToolRuntime:
         """The loop that the sandbox lives on."""
         self.factory = factory
         """Where its sandbox comes from, new or waiting."""
+        self.of_a_run = run
+        """A run plays the rollout, and releases its sandbox itself once all rewards have looked at it."""
         self._sandbox: Sandbox | None = None
         self._starting = asyncio.Lock()
         self._closed = False

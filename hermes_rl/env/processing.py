@@ -69,6 +69,7 @@ class EnvLog:
     async def group(self, group: Group, written: int | None, lines: Sequence[dict[str, Any]]) -> None:
         """A group has ended; it was the n-th that was `written`, or was left out."""
         self._env._training_counts.add_group(group)
+        await self._env.cleanup()
         if written is None:
             return
         self._env.curr_step = written

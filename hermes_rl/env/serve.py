@@ -204,13 +204,15 @@ class EnvHooks:
         for line in lines:
             env.completion_lengths += [len(mask) - mask.count(MASKED) for mask in line["masks"]]
         await env.add_rollouts_for_wandb(lines[0], group.row.columns)
+        await env.cleanup()
 
-    def left_out(self, group: Group, cause: str, detail: str) -> None:
+    async def left_out(self, group: Group, cause: str, detail: str) -> None:
         counts = self._env._training_counts
         counts.add_group(group)
         if group.dropped is None:
             counts.dropped[cause] += 1
         logger.warning("group %s was not sent (%s): %s", group.id, cause, detail)
+        await self._env.cleanup()
 
     def state(self) -> Any:
         return self._env._state_at_step()

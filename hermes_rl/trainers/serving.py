@@ -50,7 +50,7 @@ class Hooks(Protocol):
         """A group is about to be sent."""
         ...
 
-    def left_out(self, group: Group, cause: str, detail: str) -> None:
+    async def left_out(self, group: Group, cause: str, detail: str) -> None:
         """A group is not sent."""
         ...
 
@@ -220,9 +220,9 @@ class Serving:
         async with aclosing(self.run.groups(skip=self._skip, demand=self, prepare=self._prepare)) as playing:
             async for group in playing:
                 if group.dropped is not None:
-                    self.hooks.left_out(group, str(group.dropped), group.detail or "")
+                    await self.hooks.left_out(group, str(group.dropped), group.detail or "")
                 elif self.run.left_out(group):
-                    self.hooks.left_out(group, "uniform", f"all of its scores are the same, {group.scores[:1]}")
+                    await self.hooks.left_out(group, "uniform", f"all of its scores are the same, {group.scores[:1]}")
                 else:
                     self._outbox.put_nowait(group)
         if self.satisfied:
@@ -250,7 +250,7 @@ class Serving:
                 await self._send(group, self._lines.pop(group.id, []))
             except GroupRefused as refused:
                 self.log.leave_out(group.id, refused.cause)
-                self.hooks.left_out(group, refused.cause, refused.detail)
+                await self.hooks.left_out(group, refused.cause, refused.detail)
 
     async def _send(self, group: Group, lines: list[dict[str, Any]]) -> None:
         """One at a time, so that never more than one group is in doubt."""
@@ -289,7 +289,7 @@ class NoHooks:
     async def sending(self, group: Group, lines: list[dict[str, Any]]) -> None:
         """Nothing is logged."""
 
-    def left_out(self, group: Group, cause: str, detail: str) -> None:
+    async def left_out(self, group: Group, cause: str, detail: str) -> None:
         logger.warning("group %s was not sent (%s): %s", group.id, cause, detail)
 
     def state(self) -> Any:

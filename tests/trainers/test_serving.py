@@ -108,7 +108,7 @@ async def test_stale_groups_are_left_out_counted_and_not_sent_later(tmp_path: Pa
     left_out: list[str] = []
 
     class Hooks(NoHooks):
-        def left_out(self, group: Any, cause: str, detail: str) -> None:
+        async def left_out(self, group: Any, cause: str, detail: str) -> None:
             left_out.append(cause)
 
     trainer = Collects(steps=1)

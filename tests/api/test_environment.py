@@ -484,6 +484,25 @@ async def test_a_recorded_run_that_was_cancelled_goes_on_and_plays_nothing_twice
     assert len(sampler.asked) == asked
 
 
+async def test_a_row_that_comes_again_in_a_training_loop_is_played_again(tmp_path: Path) -> None:
+    record, sampler = tmp_path / "run", Sampler()
+
+    async def step(env: Any, **given: Any) -> list[str]:
+        return [group.id async for group in env.groups(1, sampler.policy(), rows=[env.rows()[0]], **given)]
+
+    async def training() -> list[list[str]]:
+        async with open_env(spec_in(tmp_path), record=record) as env:
+            return [await step(env), await step(env), await step(env, batch="step-3"), await step(env, batch="step-3")]
+
+    first = await training()
+    assert len({tuple(groups) for groups in first}) == 3
+    assert first[2] == first[3], "one batch is played once"
+    assert len(ids(record)) == 3
+    asked = len(sampler.asked)
+    assert await training() == first
+    assert len(sampler.asked) == asked, "after a restart every step finds its own"
+
+
 async def test_a_record_is_of_one_spec_and_where_groups_are_compared_of_one_size(tmp_path: Path) -> None:
     record = tmp_path / "run"
     async with open_env(spec_in(tmp_path, COMPARED), record=record) as env:

@@ -175,6 +175,10 @@ async def test_leaving_the_loop_ends_what_is_in_flight(tmp_path: Path) -> None:
         ended = left
         await settled()
         assert left == ended
+        async for _ in env.groups(1, sampler.policy(), ahead=1):
+            break
+        await settled()
+        assert len([task for task in asyncio.all_tasks() if "pump" in repr(task)]) == 0, "a plain break ends it too"
         second = env.groups(1, Policy.sampling(half))
         waiting = asyncio.ensure_future(anext(second))
         await settled()

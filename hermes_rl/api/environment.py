@@ -326,7 +326,7 @@ class Env:
                 this behind those of the policy.
             split: "train" or "eval".
             sampling, replays: as for `play`.
-            batch: names what is asked for, such as "step-12", for a record; default: the how many-th call it is.
+            batch: names what is asked for, such as "step-12", for a record; default: its number among the calls.
 
         Raises:
             UserError: something asked for is wrong; while iterating, also where `max_staleness` is asked for and the
@@ -473,6 +473,7 @@ class Env:
                 )
             if self._store is None:
                 rows, progress = self._all_rows(), _Logged(quiet=True)
+                # As for evaluate, there is no groups.jsonl: groups are handed to the caller instead.
                 opening = open_records(directory, self._compiled, rows, "evaluate", size, progress)
                 records = await self._stack.enter_async_context(opening)
                 made_with = provenance(

@@ -169,7 +169,7 @@ async def test_leaving_the_loop_ends_what_is_in_flight(tmp_path: Path) -> None:
         return await sampler(ids, sampling)
 
     async with open_env(spec_in(tmp_path)) as env:
-        async with env.groups(1, Policy.sampling(half), concurrency=4, ahead=2) as groups:
+        async with env.groups(1, Policy.sampling(half, None), concurrency=4, ahead=2) as groups:
             await anext(groups)
         assert left > 0
         ended = left
@@ -179,7 +179,7 @@ async def test_leaving_the_loop_ends_what_is_in_flight(tmp_path: Path) -> None:
             break
         await settled()
         assert len([task for task in asyncio.all_tasks() if "pump" in repr(task)]) == 0, "a plain break ends it too"
-        second = env.groups(1, Policy.sampling(half))
+        second = env.groups(1, Policy.sampling(half, None))
         waiting = asyncio.ensure_future(anext(second))
         await settled()
         with pytest.raises(UserError, match="somebody else waits"):

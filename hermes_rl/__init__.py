@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hermes_rl.spec.model import Spec
     from hermes_rl.tools.context import ToolContext
     from hermes_rl.tools.errors import ToolError
+    from hermes_rl.tools.machine import clear_task_env_overrides, register_task_env_overrides
 
 __version__ = "0.1.0"
 
@@ -46,6 +47,8 @@ _HOMES = {
     "SpecEnv": "hermes_rl.env.spec_env",
     "ToolContext": "hermes_rl.tools.context",
     "ToolError": "hermes_rl.tools.errors",
+    "clear_task_env_overrides": "hermes_rl.tools.machine",
+    "register_task_env_overrides": "hermes_rl.tools.machine",
     "compile_spec": "hermes_rl.env.spec_env",
     "load_spec": "hermes_rl.spec.load",
     "open_env": "hermes_rl.api.environment",
@@ -70,9 +73,11 @@ __all__ = [
     "ToolContext",
     "ToolError",
     "__version__",
+    "clear_task_env_overrides",
     "compile_spec",
     "load_spec",
     "open_env",
+    "register_task_env_overrides",
     "sync",
 ]
 

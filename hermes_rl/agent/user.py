@@ -14,7 +14,7 @@ from hermes_rl.agent.result import Message, Usage, text_of
 from hermes_rl.agent.server import as_chat_server
 from hermes_rl.endings import Ending
 from hermes_rl.errors import ServerFailure
-from hermes_rl.servers.base import ChatReply, ChatRequest, drawn_seed, without_thinking
+from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, drawn_seed, without_thinking
 from hermes_rl.tools.execute import execute_calls
 from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.toolkit import Toolkit
@@ -115,7 +115,10 @@ class SimulatedUser:
         tools = self._toolkit.schemas or None
         seed = drawn_seed(self._seed, "user", self._calls)
         request = ChatRequest(self._history, tools=tools, seed=seed, rollout_id=user_id(self._runtime.task_id))
-        reply = await self._server.chat(request)
+        try:
+            reply = await self._server.chat(request)
+        except ContextLengthExceeded as error:
+            raise ServerFailure(f"the conversation does not fit the context of the simulated user: {error}") from error
         self._calls += 1
         self.usage.add(reply.usage)
         if reply.finish_reason == "length":

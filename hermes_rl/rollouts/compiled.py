@@ -84,6 +84,7 @@ class CompiledSpec:
         self.images: dict[str, set[str]] = {}
         """Digests of the images that graded rollouts were played in, by the name that the spec has for each."""
         self._folder = spec.folder
+        self._environ = environ
         self.sandbox: SandboxConfig | None = None
         """That of every row, where no template makes them differ; known once it is first needed."""
 
@@ -172,7 +173,7 @@ class CompiledSpec:
             role.live_here()
         self._register_scripts(key)
         try:
-            made = ToolRuntime(config, task_id=key.id, toolkit=toolkit, state=state, factory=self.pool.create)
+            made = ToolRuntime(config, task_id=key.id, toolkit=toolkit, state=state, factory=self.pool.create, run=True)
             async with made as runtime:
                 yield runtime
         finally:
@@ -181,7 +182,7 @@ class CompiledSpec:
     def _sandbox_of(self, row: Row) -> SandboxConfig:
         if self.sandbox is not None:
             return self.sandbox
-        config = sandbox_config(self.spec, row)
+        config = sandbox_config(self.spec, row, self._environ)
         if not has_template(self.spec.sandbox.model_dump(exclude_unset=True)):
             self.sandbox = config
         return config
@@ -212,7 +213,7 @@ class CompiledSpec:
         self, name: str, group: str, row: Row, artifacts: Callable[[], Mapping[str, Artifact]]
     ) -> KeptMachines:
         """Sandboxes for the rewards of a rollout of an earlier run; tools of tool servers are not there."""
-        config, toolkit = sandbox_config(self.spec, row), self.tooling.shared(group)
+        config, toolkit = sandbox_config(self.spec, row, self._environ), self.tooling.shared(group)
         return KeptMachines(name, config, toolkit, artifacts, self.pool.create)
 
     def _artifacts(self, row: Row) -> list[Request]:

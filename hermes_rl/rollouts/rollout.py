@@ -172,6 +172,8 @@ class Group:
     detail: str | None = None
     certificate: Certificate | None = None
     """Made with its tokens."""
+    parts: list[dict[str, Any]] | None = None
+    """Its lines, where an environment's own code has made them instead of rollouts."""
 
     @property
     def scores(self) -> list[float]:

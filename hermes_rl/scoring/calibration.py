@@ -46,7 +46,7 @@ async def require_agreement(
 
 def _cases(file: str) -> tuple[list[dict[str, Any]], str]:
     try:
-        lines = [line for line in Path(file).read_text("utf-8").splitlines() if line.strip()]
+        lines = [line for line in Path(file).read_text("utf-8").split("\n") if line.strip()]
         cases = [json.loads(line) for line in lines]
         usable = bool(cases) and all(isinstance(c["answer"], str) and 0 <= c["score"] <= 1 for c in cases)
     except (OSError, ValueError, TypeError, KeyError) as error:

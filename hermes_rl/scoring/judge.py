@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from hermes_rl.errors import JudgeFailure, ServerFailure
+from hermes_rl.servers.base import ContextLengthExceeded
 
 T = TypeVar("T")
 ATTEMPTS = 3
@@ -41,7 +42,10 @@ class JudgeRole(Protocol):
     async def answer(
         self, messages: Sequence[dict[str, Any]], schema: Mapping[str, Any], temperature: float
     ) -> tuple[str, Mapping[str, float]]:
-        """The text of an answer, and its usage: prompt_tokens, completion_tokens, cost. Raises `ServerFailure`."""
+        """The text of an answer, and its usage: prompt_tokens, completion_tokens, cost.
+
+        Raises `ServerFailure` or `ContextLengthExceeded`.
+        """
 
 
 @dataclass
@@ -113,6 +117,8 @@ async def _ask(
             text, usage = await judge.answer(messages, schema, 0.0)
         except ServerFailure as failure:
             raise JudgeFailure(f"judge {judge.name!r}: {failure.detail}") from failure
+        except ContextLengthExceeded as error:
+            raise JudgeFailure(f"judge {judge.name!r}: the question does not fit its context: {error}") from error
         bill.add(usage)
         try:
             found = json_object(text)

@@ -117,6 +117,8 @@ class ChatRequest:
     """Calls of one rollout go to one server of the role, for its prefix cache."""
     transcript: Transcript | None = None
     """What the rollout has sampled so far; a token-level server goes on from it, and adds to it."""
+    prompt: str | Sequence[int] | None = None
+    """A text, or token ids, that is gone on with as it is, instead of messages; token-level servers alone can."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ _CONTEXT_TEXT = re.compile(
     r"context_length_exceeded|exceed_context_size|string_above_max_length"
     r"|(?:maximum|max|model'?s) context (?:length|window|size)|available context size"
     r"|(?:exceeds?|longer than|beyond|over) [^.]{0,60}(?:context|max_model_len|maximum number of tokens)"
-    r"|prompt is too long|too many (?:input )?tokens",
+    r"|prompt is too long|too many (?:input )?tokens"
+    r"|max(?:_completion)?_tokens must be at least 1, got (?:0|-\d+)",  # what is left beside a prompt that fills it
     re.IGNORECASE,
 )
 _HOPELESS_TEXT = re.compile(r"insufficient_quota", re.IGNORECASE)

@@ -19,6 +19,7 @@ from hermes_rl.servers.generation import Sampled, Sampling
 from hermes_rl.servers.retry import AttemptFailed
 from hermes_rl.servers.turns import assistant_message, cut_message
 from hermes_rl.tokens.rendering import Renderer, RendererSettings, load_renderer, next_prompt
+from hermes_rl.tokens.sequence import ids
 from hermes_rl.tokens.tokenizer import TemplateRefused
 from hermes_rl.tokens.transcript import Prompt, Step, Transcript, Weights
 
@@ -58,6 +59,8 @@ class TokenServer:
         """Render, sample, parse; adds to the request's transcript when the answer is good."""
         renderer = await self._ready()
         transcript = request.transcript if request.transcript is not None else Transcript()
+        if request.prompt is not None:
+            return await self._complete(renderer, transcript, request)
         prompt = await self._prompt(renderer, transcript, request)
         room = self._room(request, prompt.ids)
         run = await self._source.sample(Sampling.of(request, prompt.ids, room, renderer.stop_ids, prompt.text), request)
@@ -71,6 +74,18 @@ class TokenServer:
         transcript.add(step, [*request.messages, message], prompt)
         texts = [renderer.tokenizer.decode([one]) for one in step.completion] if request.logprobs else None
         return self._reply(step, run, message, texts)
+
+    async def _complete(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> ChatReply:
+        """Go on with a text or with token ids as they are: nothing is rendered, and nothing parsed."""
+        assert request.prompt is not None
+        given = renderer.tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
+        prompt = Prompt(ids(given))
+        room = self._room(request, prompt.ids)
+        run = await self._source.sample(Sampling.of(request, prompt.ids, room, renderer.stop_ids, prompt.text), request)
+        step = Step(prompt.ids, run.ids, run.logprobs, run.finish, Weights(run.before, run.after))
+        transcript.add(step)
+        message = {"role": "assistant", "content": renderer.tokenizer.decode(step.completion)}
+        return self._reply(step, run, message, None)
 
     async def renderer(self) -> Renderer:
         """How conversations become tokens; raises UserError where that is not possible."""

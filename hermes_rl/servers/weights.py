@@ -14,8 +14,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from hermes_rl.servers.generation import version_of
+from hermes_rl.servers.retry import AttemptFailed
 from hermes_rl.servers.transport import Transport
 
+LONGEST_PAUSE = 3600.0
+"""Seconds after which a server that says that it is paused is taken for one that fails."""
 LOOK = 0.25
 """Seconds between two looks at whether a server is paused."""
 _VERSIONS = ("weight_version", "version", "update_count", "step")
@@ -117,9 +120,15 @@ class Pauses:
         return _field(data, _PAUSED) is True
 
     async def over(self) -> float:
-        """Wait until the server is not paused; seconds that took."""
+        """Wait until the server is not paused; seconds that took.
+
+        Raises:
+            AttemptFailed: it was still paused after an hour, which no exchange of weights takes.
+        """
         started = time.monotonic()
-        while await self.now():  # noqa: ASYNC110 - it is another machine that is waited for
+        while await self.now():
+            if time.monotonic() - started > LONGEST_PAUSE:
+                raise AttemptFailed(f"the server has said for {LONGEST_PAUSE / 60:.0f} minutes that it is paused")
             await asyncio.sleep(LOOK)
         return time.monotonic() - started
 

@@ -8,8 +8,17 @@ from typing import Any
 
 
 def for_template(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with arguments of tool calls as a mapping, where they are one."""
+    """The message under the keys that templates read, with arguments of tool calls as a mapping where they are one.
+
+    Servers send a call without words with `content: null`, where templates want a text, and some call thinking
+    `reasoning`.
+    """
     prepared = dict(message)
+    if prepared.get("role") == "assistant":
+        if prepared.get("content") is None:
+            prepared["content"] = ""
+        if prepared.get("reasoning") and not prepared.get("reasoning_content"):
+            prepared["reasoning_content"] = prepared["reasoning"]
     if prepared.get("tool_calls"):
         prepared["tool_calls"] = [_call(call) for call in prepared["tool_calls"]]
     return prepared

@@ -9,8 +9,9 @@ model a wasted turn:
 - null for a parameter that is not required and cannot be null: as if it was left out.
 
 Superfluous parameters are errors, also where the schema does not say so. Of JSON Schema it knows what tool
-schemas use: type, enum, const, properties, required, additionalProperties, items, anyOf, oneOf, allOf,
-$ref within the schema, and bounds on numbers, lengths and patterns.
+schemas use: type, enum, const, properties, patternProperties, required, additionalProperties, items, prefixItems,
+uniqueItems, anyOf, oneOf, allOf, $ref within the schema, and bounds on numbers, lengths and patterns. The parts of an
+allOf are taken as one schema, so that each may name some of the parameters.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
+_SHAPE = frozenset({"properties", "patternProperties", "additionalProperties"})
+"""Keys by which a schema says which parameters an object has."""
 MOST_REFERENCES = 32
 """Steps from one ``$ref`` to the next."""
 
@@ -83,31 +86,55 @@ class _Check:
             return value
         self._choices(value, schema, where)
         self._bounds(value, schema, where)
-        if isinstance(value, dict) and ("properties" in schema or "additionalProperties" in schema):
-            return self.object(value, schema, where)
-        if isinstance(value, list) and isinstance(schema.get("items"), Mapping):
-            return [self.value(item, schema["items"], f"{where}[{i}]") for i, item in enumerate(value)]
-        return value
+        if isinstance(value, dict):
+            if not _SHAPE.isdisjoint(schema):
+                return self.object(value, schema, where)
+            self._required(value, schema, where)
+        return self._list(value, schema, where) if isinstance(value, list) else value
+
+    def _list(self, value: list[Any], schema: Schema, where: str) -> list[Any]:
+        first: Sequence[Schema] = schema.get("prefixItems", ())
+        rest = schema.get("items", {})
+        if rest is False and len(value) > len(first):
+            self._wrong(where, f"must be of length at most {len(first)}, not {len(value)}")
+            return value
+        inner = [*first, *[rest if isinstance(rest, Mapping) else {}] * (len(value) - len(first))]
+        checked = [
+            self.value(item, one, f"{where}[{i}]") for i, (item, one) in enumerate(zip(value, inner, strict=False))
+        ]
+        if schema.get("uniqueItems") is True:
+            twice = [item for i, item in enumerate(checked) if any(_same(item, one) for one in checked[:i])]
+            if twice:
+                self._wrong(where, f"must have no item twice, and has {_shown(twice[0])} more than once")
+        return checked
 
     def object(self, value: dict[str, Any], schema: Schema, where: str) -> dict[str, Any]:
+        schema = self._resolved(schema)
         properties: Schema = schema.get("properties", {})
+        patterns: Schema = schema.get("patternProperties", {})
         required: Sequence[str] = schema.get("required", ())
         extra = schema.get("additionalProperties", False)
         found: dict[str, Any] = {}
         for key, item in value.items():
             place = f"{where}.{key}" if where else key
-            if key not in properties and not isinstance(extra, Mapping) and extra is not True:
+            matching = [inner for pattern, inner in patterns.items() if re.search(pattern, key)]
+            if key not in properties and matching:
+                found[key] = self.value(item, {"allOf": matching}, place)
+            elif key not in properties and not isinstance(extra, Mapping) and extra is not True:
                 self.problems.append(f"unknown parameter {place!r}{_choices_hint(key, properties)}")
             elif item is None and key not in required and not self._nullable(properties.get(key, {})):
                 continue
             else:
                 inner = properties.get(key, extra if isinstance(extra, Mapping) else {})
                 found[key] = self.value(item, inner, place)
-        for key in required:
+        self._required(value, schema, where)
+        return found
+
+    def _required(self, value: dict[str, Any], schema: Schema, where: str) -> None:
+        for key in dict.fromkeys(schema.get("required", ())):
             if key not in value:
                 place = f"{where}.{key}" if where else key
                 self.problems.append(f"missing parameter {place!r}")
-        return found
 
     def _any(self, value: Any, branches: Sequence[Schema], where: str) -> Any:
         """The first branch that takes the value as it is, else the first that takes it converted."""
@@ -152,15 +179,39 @@ class _Check:
             return any(self._nullable(branch) for branch in branches)
         return not _types(schema) or "null" in _types(schema)
 
-    def _resolved(self, schema: Schema) -> Schema:
+    def _resolved(self, schema: Schema | bool) -> Schema:
+        if isinstance(schema, bool):
+            return {} if schema else {"enum": []}
         for _ in range(MOST_REFERENCES):
             if "$ref" not in schema:
-                return schema
+                return self._folded(schema) if "allOf" in schema else schema
             found: Any = self.root
             for part in schema["$ref"].removeprefix("#/").split("/"):
                 found = found[part]
             schema = {**found, **{key: value for key, value in schema.items() if key != "$ref"}}
         raise RecursionError
+
+    def _folded(self, schema: Schema) -> Schema:
+        """The parts of an allOf as one schema; what two of them say of the same stays a part."""
+        folded = {key: value for key, value in schema.items() if key != "allOf"}
+        also: list[Schema] = []
+        for part in map(self._resolved, schema["allOf"]):
+            for key, value in part.items():
+                if key not in folded:
+                    folded[key] = value
+                elif key == "properties":
+                    both = folded[key].keys() & value.keys()
+                    shared = {name: {"allOf": [folded[key][name], value[name]]} for name in both}
+                    folded[key] = {**folded[key], **value, **shared}
+                elif key == "patternProperties":
+                    folded[key] = {**folded[key], **value}
+                elif key == "required":
+                    folded[key] = [*folded[key], *value]
+                elif key == "allOf":
+                    also += value
+                elif key not in _SHAPE and folded[key] != value:
+                    also.append({key: value})
+        return {**folded, "allOf": also} if also else folded
 
     def _wrong(self, where: str, what: str) -> None:
         self.problems.append(f"parameter {where!r} {what}")

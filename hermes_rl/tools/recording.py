@@ -54,7 +54,7 @@ class Recorder:
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         with self._writing, (self._folder / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            file.write(json.dumps(line) + "\n")  # in ASCII: half of a surrogate pair has no UTF-8
 
 
 class Replay:
@@ -163,7 +163,8 @@ class _Replayed(Tool):
 def _lines(path: Path) -> Iterable[dict[str, Any]]:
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    # Not `splitlines`: an answer may hold other separators of lines, such as U+2028, as they are.
+    return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
 
 
 def _key(tool: str, arguments: Mapping[str, Any]) -> str:

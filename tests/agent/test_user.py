@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from scripted_chat import Answer, ScriptedChat, call, calls, says
+from scripted_chat import Answer, ScriptedChat, call, calls, refused, says
 
 from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.agent.result import AgentResult
@@ -151,3 +151,11 @@ async def test_each_of_its_calls_has_a_seed_of_its_own_where_the_rollout_has_one
         assert (len(asked), any("seed" in body for body in asked)) == (6, False)
     else:
         assert len({body["seed"] for body in asked}) == len(asked) == 6
+
+
+async def test_a_user_whose_context_is_full_is_a_failure_of_ours(
+    chat: ScriptedChat, policy: Role, customer: ScriptedChat
+) -> None:
+    chat.script = [says("What is it?")]
+    with pytest.raises(ServerFailure, match="does not fit the context of the simulated user"):
+        await converse(policy, customer, [says("Hello"), refused(400, "context_length_exceeded")], opens=True)

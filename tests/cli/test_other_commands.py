@@ -7,7 +7,9 @@ import os
 import pty
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -94,6 +96,51 @@ def test_doctor_looks_at_the_servers_of_a_spec(tmp_path: Path, capsys: pytest.Ca
     assert checks["server policy (openai)"]["ok"] is False
     assert checks["server policy (openai)"]["remedy"]
     assert checks["tokenizer /m"]["ok"] is False
+
+
+class Keeper(BaseHTTPRequestHandler):
+    """A server that wants the key "right", and is broken for the key "unlucky"."""
+
+    def do_GET(self) -> None:
+        answers = {"Bearer right": 200, "Bearer unlucky": 500}
+        self.send_response(answers.get(self.headers.get("Authorization", ""), 401))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("key", "word", "said"),
+    [
+        ("right", "ok", "answers with status 200"),
+        ("wrong", "FAIL", "refuses the key (status 401)"),
+        ("unlucky", "FAIL", "answers with status 500"),
+        (None, "FAIL", "the environment variable THE_KEY"),
+    ],
+)
+def test_doctor_asks_a_server_with_its_key_and_says_what_it_answers(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    key: str | None,
+    word: str,
+    said: str,
+) -> None:
+    monkeypatch.delenv("THE_KEY", raising=False)
+    if key is not None:
+        monkeypatch.setenv("THE_KEY", key)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Keeper)
+    Thread(target=server.serve_forever, daemon=True).start()
+    spec = tmp_path / "spec.yaml"
+    address = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    judge = f"{{base_url: '{address}', model: m, api_key_env: THE_KEY}}"
+    spec.write_text(no_policy(tmp_path).read_text() + f"servers: {{policy: {{type: scripted}}, judge: {judge}}}\n")
+    status(["doctor", str(spec)])
+    server.shutdown()
+    server.server_close()
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "server judge" in line]
+    assert line.startswith(f"{word} ") and said in line
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

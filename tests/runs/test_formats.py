@@ -102,6 +102,11 @@ def test_keys_without_a_value_are_not_there() -> None:
     assert row["tools"] is None
 
 
+def test_thinking_is_kept_under_the_key_that_templates_read() -> None:
+    (row, _) = sft_rows(group_of({"role": "assistant", "content": "a", "reasoning": "hm"}), tokens=False)
+    assert row["messages"][-1] == {"role": "assistant", "content": "a", "reasoning_content": "hm"}
+
+
 def test_a_call_that_could_not_be_read_is_text() -> None:
     calls = [
         {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1'}, "error": "no JSON"},

@@ -17,6 +17,7 @@ from hermes_rl.scoring.call import call_reward
 from hermes_rl.scoring.find import find_reward
 from hermes_rl.scoring.judge import Bill, json_object, marked, number_in, verdict
 from hermes_rl.scoring.value import RewardValue, interpret
+from hermes_rl.servers.base import ContextLengthExceeded
 
 RUBRIC = "Is it right?"
 MATERIAL = re.compile(r"<<<([A-Z ]+) ([0-9a-f]{16})>>>\n(.*?)\n<<<END \2>>>", re.DOTALL)
@@ -149,6 +150,14 @@ async def test_who_waits_for_a_verdict_gets_it_although_the_one_who_asked_is_can
     assert first.cancelled()
 
 
+async def test_a_question_beyond_the_context_of_the_judge_is_its_failure_and_falls_back() -> None:
+    judge = Model(answers=[ContextLengthExceeded("8192 tokens")] * 2)
+    with pytest.raises(JudgeFailure, match="does not fit its context: 8192 tokens"):
+        await values("llm_judge", "Paris", roles={"judge": judge}, rubric=RUBRIC)
+    args = {"reference": "Paris", "fallback": "keyword_overlap"}
+    assert await values("llm_judge", "Paris", roles={"judge": judge}, rubric=RUBRIC, **args) == [1]
+
+
 @pytest.mark.parametrize(
     "attack",
     [
@@ -250,6 +259,9 @@ async def test_a_judge_that_disagrees_with_people_is_refused(tmp_path: Path) -> 
     assert len(judge.asked) == asked + 1, "measured once"
     with pytest.raises(UserError, match=r"agrees with 50% of 4 labelled cases .* less than min_agreement \(80%\)"):
         await values("llm_judge", "x", calibrate=cases(tmp_path / "bad.jsonl", 1, 1, 0, 0), **args)
+    line = json.dumps({"answer": "Pa\u2028ris", "reference": "Pa\u2028ris", "score": 1}, ensure_ascii=False)
+    (tmp_path / "separated.jsonl").write_text(f"{line}\n\n", "utf-8")
+    assert await values("llm_judge", "x", calibrate=str(tmp_path / "separated.jsonl"), **args) == [1]
     (tmp_path / "broken.jsonl").write_text('{"answer": "x", "score": 3}')
     for file in ("broken.jsonl", "none.jsonl"):
         with pytest.raises(UserError, match="calibrate: "):

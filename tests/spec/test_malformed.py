@@ -11,6 +11,7 @@ import pytest
 
 from hermes_rl.errors import SpecError
 from hermes_rl.spec import load_spec
+from hermes_rl.spec.load import load_draft
 
 ROWS = 'dataset: {items: [{q: "one"}, {q: "two"}]}\n'
 BASE = f'version: 1\n{ROWS}prompt: {{user: "{{{{ q }}}}"}}\n'
@@ -284,3 +285,24 @@ def test_aliases_do_not_explode(tmp_path: Path) -> None:
     path.write_text("\n".join(lines))
     with pytest.raises(SpecError, match="aliases make this larger"):
         load_spec(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "checked"),
+    [
+        ("extra: 1", True),
+        ("extra: {a: {b: c}}", True),
+        ("agents: {max_turns: 3}", True),
+        ("server: {judge: {}}", False),
+        ("models: {judge: {type: scripted}}", False),
+    ],
+)
+def test_an_unknown_key_hides_no_problem_of_the_rewards_unless_it_may_be_their_servers(
+    tmp_path: Path, key: str, checked: bool
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(f"{BASE}rewards: {{exact_mach: {{}}}}\n{key}\n")
+    draft, problems = load_draft(path)
+    assert draft is not None
+    assert [problem.message.partition(";")[0] for problem in problems] == [f"unknown key `{key.partition(':')[0]}`"]
+    assert (set(draft.spec.rewards) == {"exact_mach"}) is checked

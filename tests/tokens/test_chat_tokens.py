@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hermes_rl.tokens.chat import ChatTokens, SampledTurn, chat_tokens, turn_ids
 from hermes_rl.tokens.sequence import MASKED, MASKED_LOGPROB, Sequence
-from hermes_rl.tokens.tokenizer import Tokenizer, load_tokenizer, small_tokenizer_path
+from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer, load_tokenizer, small_tokenizer_path
 
 SMALL = load_tokenizer()
 SPECIAL = sorted(SMALL.control | SMALL.markup)
@@ -244,6 +244,31 @@ def test_a_template_that_does_not_allow_it_is_told_with_the_reason(change: Any, 
     result = chat_tokens(tokenizer, messages)
     assert result.sequence is None
     assert reason in str(result.reason)
+
+
+def _wants_a_text(text: str, messages: Any) -> str:
+    """As templates do that ask for a part of the content."""
+    if any(not isinstance(message.get("content"), str) for message in messages):
+        raise TemplateRefused("the content is no text")
+    return text
+
+
+@pytest.mark.parametrize("without", [{}, {"content": None}])
+def test_a_call_without_words_is_an_empty_text_for_the_template(without: dict[str, Any]) -> None:
+    asked = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    call = {"role": "assistant", "tool_calls": [asked], **without}
+    messages = [*HI, call, {"role": "tool", "tool_call_id": "c", "content": "2"}, *_reply("ok")]
+    tokenizer: Tokenizer = Rewritten(_wants_a_text)
+    assert '"a": 1' in SMALL.decode(sequence_of(chat_tokens(tokenizer, messages)).trained)
+
+
+def test_thinking_is_trained_on_whatever_the_server_calls_it() -> None:
+    found = [
+        sequence_of(chat_tokens(SMALL, [*HI, {"role": "assistant", "content": "ok", key: "hm"}])).trained
+        for key in ("reasoning", "reasoning_content")
+    ]
+    assert found[0] == found[1]
+    assert "hm" in SMALL.decode(found[0])
 
 
 def test_nothing_sampled_and_images_have_a_reason_too() -> None:

@@ -47,7 +47,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with Hub() as server:
         address = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setenv("HF_ENDPOINT", address)
-        # The library has read the variable when it was imported.
+        # The library has read its variables when it was imported, perhaps offline by choice.
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         template = address + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
         monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)

@@ -41,6 +41,18 @@ def statuses(parsed: Parsed) -> list[Status]:
     return [call.status for call in parsed.calls]
 
 
+@every_format
+def test_another_end_of_a_turn_than_the_templates_is_no_text(name: str) -> None:
+    tokenizer, parser = load_tokenizer(), load_parser(name)
+    stops, other = tokenizer.encode("<|im_end|>"), tokenizer.encode("<|endoftext|>")
+    text = written(name, ("add", {"a": 1}))
+    for end in (other, other + stops, stops + other, other * 2):
+        assert parse_ids(parser, tokenizer, tokenizer.encode("Paris") + end, (), stops, TOOLS) == Parsed("Paris")
+        assert called(parse_ids(parser, tokenizer, tokenizer.encode(text) + end, (), stops, TOOLS)) == [
+            ("add", {"a": 1})
+        ]
+
+
 def test_every_format_is_tested() -> None:
     assert set(FORMATS) == set(PARSERS)
     with pytest.raises(UserError, match=r"did you mean.*hermes"):

@@ -123,3 +123,60 @@ def test_schemas_of_the_built_in_tools(tool: Any) -> None:
     function = tool.schema["function"]
     assert function["name"] == tool.name
     assert all("description" in parameter for parameter in tool.parameters["properties"].values())
+
+
+RICH: dict[str, Any] = {
+    "$defs": {"named": {"properties": {"name": {"type": "string"}}, "required": ["name"]}},
+    "allOf": [
+        {"$ref": "#/$defs/named"},
+        {"properties": {"age": {"type": "integer", "minimum": 0}}},
+        {"properties": {"age": {"maximum": 150}, "more": True}},
+    ],
+    "patternProperties": {"^x-": {"type": "integer"}},
+    "properties": {
+        "pair": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False},
+        "set": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+        "part": {"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        "base": {"allOf": [{"type": "object", "properties": {"a": {}}}, {"required": ["a"]}]},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("given_", "expected"),
+    [
+        ({"age": "3"}, {"age": 3}),
+        ({"x-y": "3", "more": [1]}, {"x-y": 3, "more": [1]}),
+        ({"pair": ["a", "2"]}, {"pair": ["a", 2]}),
+        ({"pair": []}, {"pair": []}),
+        ({"set": [1, 2, 3]}, {"set": [1, 2, 3]}),
+        ({"part": {"a": 1, "c": 2}}, {"part": {"a": 1, "c": 2}}),
+        ({"base": {"a": 1}}, {"base": {"a": 1}}),
+    ],
+)
+def test_richer_schemas_are_taken(given_: dict[str, Any], expected: dict[str, Any]) -> None:
+    checked = check_arguments({"name": "n", **given_}, RICH)
+    assert checked == {"name": "n", **expected}
+    jsonschema.validate(checked, RICH)
+
+
+@pytest.mark.parametrize(
+    ("given_", "problem"),
+    [
+        ({"age": 151}, "parameter 'age' must be at most 150"),
+        ({"age": -1}, "parameter 'age' must be at least 0"),
+        ({"x-y": "z"}, "parameter 'x-y' must be integer"),
+        ({"y": 1}, "unknown parameter 'y'"),
+        ({"pair": [1, 2]}, r"parameter 'pair\[0\]' must be string"),
+        ({"pair": ["a", 2, 3]}, "parameter 'pair' must be of length at most 2"),
+        ({"set": [1, "1"]}, "parameter 'set' must have no item twice, and has 1 more than once"),
+        ({"part": {"c": 1}}, "missing parameter 'part.a'"),
+        ({"base": {}}, "missing parameter 'base.a'"),
+        ({"base": {"b": 1, "a": 1}}, "unknown parameter 'base.b'"),
+    ],
+)
+def test_richer_schemas_are_checked(given_: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ToolInputError, match=problem):
+        check_arguments({"name": "n", **given_}, RICH)
+    with pytest.raises(ToolInputError, match="missing parameter 'name'"):
+        check_arguments(given_, RICH)

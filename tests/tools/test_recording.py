@@ -56,6 +56,16 @@ async def test_a_recording_is_continued(tmp_path: Path) -> None:
     assert await answers(Replay(tmp_path).tools("words")[0], "b", "a") == ["b 2", "a 1"]
 
 
+async def test_whatever_text_an_answer_holds_is_recorded_and_read_again(tmp_path: Path) -> None:
+    words = ["a\u2028b", "a\x85b", "a\x0cb", "half \ud83d", "a\r\nb"]
+    recorded = await answers(Recorder(tmp_path).wrap(python_tool(look_up), "words"), *words)
+    assert await answers(Replay(tmp_path).tools("words")[0], *words) == recorded
+    path = tmp_path / "answers.jsonl"
+    lines = [json.loads(line) for line in path.read_text().split("\n") if line]
+    path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines if "half" not in one["answer"]))
+    assert await answers(Replay(tmp_path).tools("words")[0], words[0]) == recorded[:1]
+
+
 async def test_what_was_not_recorded_is_a_failure_of_ours(tmp_path: Path) -> None:
     await answers(Recorder(tmp_path).wrap(python_tool(look_up), "words"), "a")
     with pytest.raises(ToolServerFailure, match=r'no answer to look_up\(\{"word": "z"\}\)'):

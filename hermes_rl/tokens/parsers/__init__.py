@@ -13,7 +13,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.tokens.parsers.base import Call, Parsed, Parser, Status, Tools
 from hermes_rl.tokens.parsers.detect import ARGUMENTS, NAME, TOOL, written_calls
-from hermes_rl.tokens.parsers.reading import marked_text, opens_reasoning
+from hermes_rl.tokens.parsers.reading import REASONING, marked_text, opens_reasoning
 from hermes_rl.tokens.parsers.text import without_reasoning
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 
@@ -33,10 +33,13 @@ PARSERS = {
     "glm47": "GLM-4.7 and 5",
 }
 """Formats and the models that write them."""
+ALIASES = {"llama4_json": "llama3_json", "deepseek_v31": "deepseek_v3_1"}
+"""Names that other projects have for the same formats."""
 
 
 def load_parser(name: str) -> Parser:
     """The parser of that name; raises UserError where there is none."""
+    name = ALIASES.get(name, name)
     if name not in PARSERS:
         raise UserError(
             f"there is no tool parser {name!r}{did_you_mean(name, list(PARSERS))} (there are: {', '.join(PARSERS)})"
@@ -80,13 +83,22 @@ def parse_ids(
     stops: Sequence[int],
     tools: Tools | None,
 ) -> Parsed:
-    """What a model said; of `prompt` the end is enough. Never raises."""
+    """What a model said; of `prompt` the end is enough. Never raises.
+
+    Control tokens at its end are no part of it: a server may stop at other ends of a turn than the template's, as a
+    model's generation_config.json can name several.
+    """
     ended = list(completion)
-    while ended and ended[-1] in stops:
+    while ended and (ended[-1] in stops or _ends(tokenizer.decode([ended[-1]]), tokenizer, parser)):
         ended.pop()
     text, plain = marked_text(tokenizer, ended, parser.markers)
     found = parse_text(parser, text, tools, prefilled=opens_reasoning(tokenizer, prompt))
     return plain(found)
+
+
+def _ends(token: str, tokenizer: Tokenizer, parser: Parser) -> bool:
+    """Whether a token is one of control that has no meaning in what the parser reads."""
+    return token in tokenizer.control and token not in (*parser.markers, *REASONING)
 
 
 def parse_text(parser: Parser, text: str, tools: Tools | None = None, *, prefilled: bool = False) -> Parsed:

@@ -16,7 +16,9 @@ from hermes_rl.tokens.tokenizer import Tokenizer
 
 _BREAK = "\ufdd0"
 """A code point that is no character, so that no text holds it."""
-_REASONING = ("<think>", "[THINK]")
+_OPENING = ("<think>", "[THINK]")
+REASONING = (*_OPENING, "</think>", "[/THINK]")
+"""Texts that open or close reasoning."""
 _TAIL = 16
 
 
@@ -25,9 +27,7 @@ def marked_text(
 ) -> tuple[str, Callable[[Parsed], Parsed]]:
     """The text, and what takes the breaks out of a result again."""
     text = tokenizer.decode(ids)
-    special = [
-        one for one in (*markers, *_REASONING, "</think>") if one in tokenizer.control or one in tokenizer.markup
-    ]
+    special = [one for one in (*markers, *REASONING) if one in tokenizer.control or one in tokenizer.markup]
     if not any(one in text for one in special):
         return text, _as_it_is
     own = {tokenizer.encode(one)[0]: one for one in special}
@@ -44,7 +44,7 @@ def marked_text(
 
 def opens_reasoning(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
     """Whether a prompt ends inside of reasoning."""
-    return tokenizer.decode(list(prompt[-_TAIL:])).rstrip().endswith(_REASONING) if len(prompt) else False
+    return tokenizer.decode(list(prompt[-_TAIL:])).rstrip().endswith(_OPENING) if len(prompt) else False
 
 
 def _broken(text: str, markers: Sequence[str]) -> str:

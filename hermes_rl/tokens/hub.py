@@ -20,6 +20,8 @@ from jinja2 import TemplateError
 
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, TokenizerUnavailable, Tools, encodable
 
+_IMPORTING = Lock()
+"""A library that another thread is importing is not there yet."""
 PATIENCE = 5.0
 """Seconds that the hub may take to accept a connection."""
 
@@ -107,7 +109,8 @@ def _engine_of(tokenizer: Any) -> Any:
 
 def _load(name_or_path: str) -> Any:
     try:
-        from transformers import AutoTokenizer
+        with _IMPORTING:
+            from transformers import AutoTokenizer
 
         offline = not Path(name_or_path).exists() and not hub_reachable()
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False, local_files_only=offline)

@@ -6,6 +6,7 @@ Owns everything that is particular to that library. Code of a repository is neve
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import socket
 import urllib.request
@@ -78,6 +79,15 @@ def hub_reachable() -> bool:
     return True
 
 
+def without_advice() -> None:
+    """Keep the library from saying, when it is imported, that models need PyTorch: only tokenizers are wanted of it."""
+    logging.getLogger("transformers").addFilter(_is_no_advice)
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return "PyTorch was not found" not in str(record.msg)
+
+
 def _engine_of(tokenizer: Any) -> Any:
     """What the wrapper calls, where it does nothing but that: alone it takes two thirds of the time. None elsewhere."""
     from transformers import PreTrainedTokenizerFast as Wrapper
@@ -95,6 +105,7 @@ def _engine_of(tokenizer: Any) -> Any:
 
 
 def _load(name_or_path: str) -> Any:
+    without_advice()
     try:
         from transformers import AutoTokenizer
 

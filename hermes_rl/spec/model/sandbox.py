@@ -91,3 +91,4 @@ class Artifact(Section):
 
     path: str | None = Field(None, description="File or folder in the sandbox.")
     command: str | None = Field(None, description="Command whose standard output is kept.")
+    lay: bool = Field(True, description="false: it is only kept; fresh sandboxes of rewards do not get it.")

@@ -263,7 +263,7 @@ process: {groups: 1, group_size: 1}
 """
 LOOKS_FOR = """
 def looks(ctx):
-    assert ctx.artifact("said") .strip() == b"said", "an artifact that is laid"
+    assert ctx.artifact("said").strip() == b"said"
     there = ctx.terminal("cat work/a ~/.artifacts/said")["output"]
     return float("kept" in there) + 10 * float("said" in there)
 """

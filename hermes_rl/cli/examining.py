@@ -55,7 +55,7 @@ def examine(source: str | None, options: Options) -> list[Check]:
     """
     environ = options.environ()
     spec = _load(source, options.overrides(), environ) if source is not None else None
-    checks = asyncio.run(_sandboxes(spec.sandbox.backend if spec is not None else "bubblewrap"))
+    checks = asyncio.run(_sandboxes(spec.sandbox.backend if spec is not None else "bubblewrap", environ))
     if spec is None:
         return [*checks, _tokenizer(None)]
     if "policy" in spec.servers:
@@ -91,13 +91,13 @@ def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:
     return 0 if all(check.ok or not check.needed for check in checks) else 1
 
 
-async def _sandboxes(backend: str) -> list[Check]:
+async def _sandboxes(backend: str, environ: Mapping[str, str]) -> list[Check]:
     """The one that is asked for has to work."""
     fence = probe()
     bubblewrap = Check("sandbox bubblewrap", fence.ok, fence.detail, None if fence.ok else fence.remedy)
     checks = {"bubblewrap": bubblewrap, "docker": await _docker()}
     if backend in NAMES_OF_REMOTE:
-        lacking = missing(backend)
+        lacking = missing(backend, environ)
         checks[backend] = Check(f"sandbox {backend}", lacking is None, lacking or "nothing is known to be missing")
     found = [replace(check, needed=name == backend) for name, check in checks.items()]
     return [*found, *map(_sandbox_part, parts())]

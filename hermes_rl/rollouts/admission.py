@@ -32,6 +32,10 @@ DESCRIPTORS = 16
 those that exist for a moment while a sandbox or a command starts."""
 
 
+UNLIMITED = 1 << 20
+"""Descriptors to count with where the system sets no limit."""
+
+
 @runtime_checkable
 class Calls(Protocol):
     """What is asked of the policy: `servers.balance.Role` answers it."""
@@ -60,7 +64,7 @@ class Descriptors:
         used: Callable[[], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._limit = limit if limit is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._limit = limit if limit is not None else descriptor_limit()
         self._used, self._clock = used or open_descriptors, clock
         self._surely = (self._limit - self._used()) // DESCRIPTORS
         """Rollouts that are carried even if each takes all that it may take."""
@@ -158,12 +162,18 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def descriptor_limit() -> int:
+    """How many descriptors this process may have open."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return UNLIMITED if soft == resource.RLIM_INFINITY else soft
+
+
 def open_descriptors() -> int:
     """How many this process has open."""
     try:
         return sum(1 for _ in Path("/proc/self/fd").iterdir())
     except OSError:
-        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # none is left to look with
+        return descriptor_limit()  # none is left to look with
 
 
 def processor_seconds() -> float:

@@ -38,6 +38,8 @@ class HelperShell(HelperCommands):
         self._retired: set[ShellServer] = set()
         """They get no more commands, but something that they have left holds their pipe."""
         self._serves = True
+        self._asked_of: SandboxConfig | None = None
+        self._is_steered = False
 
     async def run_reporting(
         self, script: str, state: str, *, timeout: float | None = None, output_limit: int = OUTPUT_LIMIT
@@ -98,7 +100,10 @@ class HelperShell(HelperCommands):
 
         Asked when it counts: a sandbox from the pool learns its variables after it was made.
         """
-        return any(STEERS.fullmatch(name) for name in (*self.environment(), *self.config.env))
+        if self._asked_of is not self.config:
+            self._asked_of = self.config
+            self._is_steered = any(STEERS.fullmatch(name) for name in (*self.environment(), *self.config.env))
+        return self._is_steered
 
     async def _start_server(self) -> None:
         number = self.channel().next_number()

@@ -6,12 +6,17 @@ Owns the pipes of one process, its end, and `BackgroundProcess` over them. Start
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import time
 from collections.abc import Awaitable, Callable
 
 from hermes_rl.sandbox.base import BackgroundProcess
 from hermes_rl.sandbox.descriptors import pipe
 from hermes_rl.sandbox.output import OutputBuffer, PipeReader
+
+READ_SECONDS = 60.0
+"""How long a process may leave its standard input unread before writing to it is given up."""
 
 
 def output_pipe() -> tuple[int, int]:
@@ -109,14 +114,16 @@ class HelperProcess(BackgroundProcess):
         return self._job.ended.result() if done else None
 
     async def write_stdin(self, data: bytes) -> None:
-        view = memoryview(data)
+        view, moved = memoryview(data), time.monotonic()
         while view:
             if self._stdin is None:
                 raise BrokenPipeError("its standard input is closed")
             try:
                 view = view[os.write(self._stdin, view) :]
+                moved = time.monotonic()
             except BlockingIOError:
-                # Nobody reads: wait without a reader's slot, the caller's timeout ends it.
+                if time.monotonic() - moved > READ_SECONDS:
+                    raise TimeoutError(errno.ETIMEDOUT, "the process does not read its standard input") from None
                 await asyncio.sleep(0.01)
 
     async def close_stdin(self) -> None:

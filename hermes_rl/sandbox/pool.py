@@ -66,9 +66,12 @@ class Pool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for spare in [spare for waiting in self._spares.values() for spare in waiting]:
-            await spare.close()
+        spares = [spare for waiting in self._spares.values() for spare in waiting]
         self._spares.clear()
+        ended = await asyncio.gather(*(spare.close() for spare in spares), return_exceptions=True)
+        for error in ended:
+            if isinstance(error, BaseException):
+                raise error
 
     def _later(self, work: object) -> None:
         task = asyncio.ensure_future(work)  # type: ignore[call-overload]

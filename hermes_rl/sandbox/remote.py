@@ -81,7 +81,7 @@ class RemoteSandbox(Sandbox):
     async def start(self) -> None:
         try:
             farewell, _ = scripts.command(scripts.KILL, named=f"{MARK}={self.id}", signal="9", folder=self._box)
-            await self._link.start(self.config.backend, self.machine.arguments, farewell)
+            await self._link.start(self.config.backend, self.machine.arguments, farewell, self.config.environ)
             await self._prepare()
         except BaseException:
             await self.close()
@@ -178,7 +178,7 @@ class RemoteSandbox(Sandbox):
             pid = int("".join(words))
 
         async def ask(script: bytes, data: bytes | None = None, **more: str) -> list[str]:
-            kept = {name: values[name] for name in ("box", "cwd", "limit", "head", "tail")}
+            kept = {name: values[name] for name in ("box", "limit", "head", "tail")}
             return await self._ask(script, data, 60.0, encoded(output_limit), **{**kept, **more})
 
         process = RemoteProcess(pid, job, ask, self._kill)

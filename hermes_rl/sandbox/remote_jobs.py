@@ -60,7 +60,8 @@ class RemoteProcess(BackgroundProcess):
             self.ended.set_result(LOST_EXIT_CODE)
 
     async def _follow(self) -> None:
-        with contextlib.suppress(SandboxFailure):
+        # An `OSError` means that its files are gone, and with them every way to hear of its end.
+        with contextlib.suppress(SandboxFailure, OSError):
             while True:
                 words = await self._ask(scripts.POLL, job=self.job)
                 with scripts.reading():

@@ -18,6 +18,8 @@ from typing import Any
 from hermes_rl.errors import SandboxFailure
 
 LINE_LIMIT = 1 << 31
+START_SECONDS = 900.0
+"""How long it may take until there is a machine: a service may have to get a large image first."""
 END_SECONDS = 20.0
 """How long a machine may take to be released."""
 SPARE_SECONDS = 30.0
@@ -41,8 +43,14 @@ class Link:
     def open(self) -> bool:
         return self._closing is None and self._reader is not None and not self._reader.done()
 
-    async def start(self, backend: str, arguments: Mapping[str, Any], farewell: str) -> None:
-        """Start the machine; raises `SandboxFailure` where it cannot be had."""
+    async def start(
+        self, backend: str, arguments: Mapping[str, Any], farewell: str, environ: Mapping[str, str] | None = None
+    ) -> None:
+        """Start the machine, with the variables of `environ` (None: the process's own) for its program.
+
+        Raises:
+            SandboxFailure: it cannot be had.
+        """
         self._home = tempfile.mkdtemp(prefix="hermes-rl-")
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -51,12 +59,16 @@ class Link:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             # Its connections lie in TMPDIR; two machines must not share one.
-            env={**os.environ, "HERMES_HOME": self._home, "TMPDIR": self._home},
+            env={**(os.environ if environ is None else environ), "HERMES_HOME": self._home, "TMPDIR": self._home},
             limit=LINE_LIMIT,
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                line = await self._process.stdout.readline()
+        except TimeoutError:
+            raise SandboxFailure(f"the {backend} sandbox did not start within {START_SECONDS:.0f} s") from None
         said = (
             json.loads(line) if line else {"error": "hermes-agent ended; is the extra installed (hermes-rl[hermes])?"}
         )
@@ -75,10 +87,13 @@ class Link:
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
             self._process.stdin.write(json.dumps(asked).encode() + b"\n")
-            await self._process.stdin.drain()
-            answer = await future
+            async with asyncio.timeout(seconds + SPARE_SECONDS):
+                await self._process.stdin.drain()
+                answer = await future
         except ConnectionError as error:
             raise SandboxFailure("the sandbox was lost") from error
+        except TimeoutError:
+            raise SandboxFailure("the sandbox was lost: hermes-agent does not answer") from None
         finally:
             self._waiting.pop(number, None)
         if "error" in answer:

@@ -60,14 +60,18 @@ folders "$workdir"
 here() { printf %s "$home" | base64 -w0; }
 say here
 """
-COMMAND = rb"""o=$box/$job
-mkdir -p -- "$box"; cd -- "$cwd" 2>/dev/null || { [ -d "$cwd" ] && fail 13; missing "$cwd"; }
+OUTPUT = rb"""o=$box/$job
 part() {
   n=$(stat -c %s -- "$1"); printf ' %s +' "$n"
   if [ "$n" -le "$limit" ]; then base64 -w0 -- "$1"; printf ' -'
   else head -c "$head" -- "$1" | base64 -w0; printf ' +'; tail -c "$tail" -- "$1" | base64 -w0; fi
 }
 """
+COMMAND = (
+    OUTPUT
+    + rb"""mkdir -p -- "$box"; cd -- "$cwd" 2>/dev/null || { [ -d "$cwd" ] && fail 13; missing "$cwd"; }
+"""
+)
 RUN = (
     COMMAND
     + rb"""
@@ -90,8 +94,9 @@ until [ -s "$o.p" ]; do sleep 0.01; done
 say cat "$o.p"
 """
 )
+# A process may remove its working directory, so that nothing goes there to look at it.
 POLL = (
-    COMMAND
+    OUTPUT
     + rb"""result() { cat "$o.c" 2>/dev/null || printf -- -; part "$o.o"; }
 say result
 """

@@ -303,4 +303,40 @@ SHELLS = (
           ON, sign="held", armed="forged"),
 )  # fmt: skip
 
-CASES = (*SHELLS, *SECRETS, *FILES, *PROCESSES, *RESOURCES, *NETWORK, *LINKS, *IDENTITIES, *PATHS)
+FENCED = "if 'HERMES_RL_SANDBOX' in os.environ: raise SystemExit  # without a fence, process 1 is the world's own"
+BLOCK = """
+import ctypes, fcntl
+libc = ctypes.CDLL(None)
+for pid in filter(str.isdigit, os.listdir('/proc')):
+    try:
+        held, places = os.pidfd_open(int(pid)), os.listdir(f'/proc/{pid}/fd')
+    except OSError:
+        continue
+    for place in places:
+        own = libc.syscall(438, held, int(place), 0)
+        if own >= 0:
+            fcntl.fcntl(own, fcntl.F_SETFL, 0)
+"""
+"""Makes whatever any process has open wait for data that never comes, also for those who share it."""
+NOT_GRADED = (
+    py(3, "no descriptors for process 1", f"""
+{FENCED}
+import resource
+resource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0)); {DONE}
+"""),
+    py(3, "no processor time for process 1", f"""
+{FENCED}
+import resource
+for attempt in (lambda: resource.prlimit(1, resource.RLIMIT_CPU, (1, 1)), lambda: os.sched_setaffinity(1, {{0}}),
+                lambda: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)),
+                lambda: os.setpriority(os.PRIO_PROCESS, 1, 19), lambda: os.setpriority(os.PRIO_USER, 0, 19)):
+    try:
+        attempt(); {DONE}
+    except OSError: pass
+"""),
+    shell("turning what the runner reads into what waits", python(FENCED + BLOCK + "print('turned')"),
+          at_shell("echo on"), sign="slow"),
+)  # fmt: skip
+"""What would leave a rollout without a score, or the run without an end."""
+
+CASES = (*NOT_GRADED, *SHELLS, *SECRETS, *FILES, *PROCESSES, *RESOURCES, *NETWORK, *LINKS, *IDENTITIES, *PATHS)

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import resource
 from typing import Any
 
+import pytest
+
+from hermes_rl.rollouts.admission import DESCRIPTORS as EACH
 from hermes_rl.rollouts.admission import FIRST as PER_CORE
-from hermes_rl.rollouts.admission import Adaptive, Fixed, admission, free_memory, processor_seconds
+from hermes_rl.rollouts.admission import (
+    Adaptive,
+    Descriptors,
+    Fixed,
+    admission,
+    free_memory,
+    open_descriptors,
+    processor_seconds,
+    raise_descriptor_limit,
+)
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.factory import create_role
 
@@ -87,3 +100,40 @@ async def test_a_number_on_request_is_kept_and_the_servers_calls_are_not_bounded
 def test_this_machine_can_be_measured() -> None:
     assert processor_seconds() > 0
     assert 0 < free_memory() <= 1
+
+
+def begun(descriptors: Descriptors, each: int, used: list[int]) -> int:
+    """How many of 1000 rollouts begin where each takes so many descriptors."""
+    fixed, rollouts = Fixed(1000, descriptors), 0
+    while fixed.admits(rollouts):
+        rollouts += 1
+        used[0] = 50 + rollouts * each
+    return rollouts
+
+
+@pytest.mark.parametrize("each", [1, 4, EACH])
+def test_no_more_begin_than_this_process_may_open_descriptors_for(each: int) -> None:
+    used, now = [50], [0.0]
+
+    def later() -> float:
+        now[0] += 1
+        return now[0]
+
+    rollouts = begun(Descriptors(1024, lambda: used[0], later), each, used)
+    assert used[0] <= 1024
+    assert rollouts >= (1024 - 50) // EACH
+    assert each != 1 or rollouts > 400, "where they take few, more of them may begin"
+
+
+def test_the_last_one_is_never_kept_from_beginning() -> None:
+    assert Fixed(5, Descriptors(20, lambda: 19)).admits(0)
+
+
+def test_a_run_may_open_as_much_as_the_system_lets_it() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_descriptors() + 200, before[1]))
+    try:
+        raise_descriptor_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -149,6 +149,7 @@ class Engine:
         state = {
             "Status": container.status,
             "Running": container.status == "running",
+            "Paused": bool(self.plan.get("paused")),
             "OOMKilled": container.oom,
             "Pid": pid,
             "ExitCode": container.exit_code,
@@ -216,6 +217,9 @@ class Engine:
         container = self.containers.get(request.match_info["name"])
         if container is None:
             return missing(request)
+        if self.plan.get("unremovable", 0) > 0:
+            self.plan["unremovable"] -= 1
+            return refusal(500, "could not kill container: tried to kill container, but did not receive an exit event")
         if container.status == "running" and request.query.get("force") != "1":
             return refusal(409, f"cannot remove container {container.name}: container is running")
         await self.end(container)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from hermes_rl.sandbox import Sandbox
+from hermes_rl.sandbox import Sandbox, jobs
 
 
 async def test_runs_on_and_ends(sandbox: Sandbox) -> None:
@@ -83,3 +83,10 @@ async def test_closing_the_sandbox_ends_it(sandbox: Sandbox) -> None:
     process = await sandbox.spawn("sleep 60")
     await sandbox.close()
     assert process.poll() is not None
+
+
+async def test_writing_to_what_does_not_read_is_given_up(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "READ_SECONDS", 0.2)
+    process = await sandbox.spawn("sleep 60")
+    with pytest.raises(OSError, match="does not read"):
+        await process.write_stdin(b"x" * 500_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -17,7 +18,7 @@ from test_release import marked
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox import Limits, SandboxConfig, create_sandbox, docker_engine
+from hermes_rl.sandbox import Limits, SandboxConfig, channel, create_sandbox, docker, docker_engine
 from hermes_rl.sandbox.docker import IMAGE, DockerSandbox
 from hermes_rl.sandbox.docker_engine import Engine, engine_socket, joined
 from hermes_rl.sandbox.docker_leftovers import LABEL, is_dead, own_mark, remove_leftovers
@@ -206,6 +207,40 @@ async def test_whose_doing_its_end_was(plan: Plan, docker_host: str, how: str, e
             with pytest.raises(SandboxFailure) as caught:
                 await asked
             assert caught.value.ending is ending
+
+
+@pytest.mark.parametrize(("paused", "ending"), [(True, Ending.SANDBOX_FAILURE), (False, Ending.SANDBOX_KILLED)])
+async def test_a_container_that_does_not_answer(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, paused: bool, ending: Ending
+) -> None:
+    monkeypatch.setattr(channel, "ANSWER_SECONDS", 0.3)
+    async with asyncio.timeout(20):
+        async with create_sandbox(CONFIG) as sandbox:
+            await plan(paused=paused)
+            os.kill(sandbox.pid, signal.SIGSTOP)  # type: ignore[attr-defined]
+            with pytest.raises(SandboxFailure, match="did not answer") as caught:
+                await sandbox.run("true", timeout=2)
+            assert caught.value.ending is ending
+
+
+async def test_a_removal_that_the_engine_refuses_is_tried_again(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker, "REMOVE_PAUSES", (0.01, 0.02))
+    async with create_sandbox(CONFIG):
+        await plan(unremovable=2)
+    # The fixture looks whether a container is left.
+
+
+async def test_a_container_that_runs_on_after_its_end_is_an_error(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker, "REMOVE_PAUSES", (0.01, 0.02))
+    sandbox = create_sandbox(CONFIG)
+    assert isinstance(sandbox, DockerSandbox)
+    await sandbox.start()
+    await plan(unremovable=1000)
+    os.kill(sandbox.pid, signal.SIGSTOP)
+    with pytest.raises(SandboxFailure, match=r"still runs.*could not kill"):
+        await sandbox.close()
+    await plan()
+    await Engine().remove(sandbox.container.name)
 
 
 async def test_the_fake_engine_ends_a_container_that_has_hardly_begun(plan: Plan, docker_host: str) -> None:

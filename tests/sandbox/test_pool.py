@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from hermes_rl.sandbox import Limits, Sandbox, SandboxConfig, SandboxFile
+from hermes_rl.sandbox import Limits, Sandbox, SandboxConfig, SandboxFile, create_sandbox
 from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
 from hermes_rl.sandbox.pool import MOST, SPARES, Pool
 
@@ -97,3 +97,35 @@ async def test_an_image_that_is_not_there_is_told_to_who_asks(pool: Pool) -> Non
         await play(pool, SandboxConfig(image="/nowhere"))
     await settled(pool)
     assert waiting(pool) == []
+
+
+STEERING = {
+    "BASH_ENV": "/home/user/rc",
+    "ENV": "/home/user/rc",
+    "SHELLOPTS": "braceexpand:xtrace",
+    "BASHOPTS": "nullglob",
+    "POSIXLY_CORRECT": "1",
+    "PROMPT_COMMAND": "echo prompt",
+    "PS4": "> ",
+    "TMOUT": "1",
+    "IFS": ":",
+    "GLOBIGNORE": "rc",
+    "BASH_FUNC_echo%%": '() { builtin echo mine "$@"; }',
+    "PLAIN": "1",
+}
+"""Variables that mean something to a shell, each with a value that shows."""
+
+
+@pytest.mark.parametrize("name", STEERING)
+async def test_a_command_prints_the_same_in_one_that_waited_and_in_a_new_one(pool: Pool, name: str) -> None:
+    await play(pool, SandboxConfig())
+    await settled(pool)
+    config = SandboxConfig(files=(SandboxFile("rc", b"echo sourced\n"),), env={name: STEERING[name]})
+    async with pool.create(config) as waited, create_sandbox(config) as new:
+        assert pool.taken == 1
+        told = []
+        for sandbox in (waited, new):
+            commands = ("echo one; set -- a:b; echo $1 *", "shopt -po posix; echo two", "true; echo three")
+            told.append([(await sandbox.run_reporting(command, "")).output for command in commands])
+        anew = [(await Sandbox.run_reporting(new, command, "")).output for command in commands]
+    assert told[0] == told[1] == anew

@@ -7,6 +7,8 @@ import base64
 import importlib
 import inspect
 import os
+import subprocess
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +21,10 @@ import test_sandbox_files
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox import Limits, Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox import Limits, Sandbox, SandboxConfig, create_sandbox, remote_scripts
 from hermes_rl.sandbox.remote import RemoteSandbox
-from hermes_rl.sandbox.remote_machines import NAMES, missing
+from hermes_rl.sandbox.remote_jobs import parts
+from hermes_rl.sandbox.remote_machines import NAMES, machine, missing
 from hermes_rl.sandbox.remote_worker import BASE, CLASSES
 
 ELSEWHERE = {"test_kill_all_ends_daemons_and_keeps_files"}
@@ -176,6 +179,28 @@ def test_what_such_a_machine_cannot_do_is_said(ssh: SandboxConfig, monkeypatch: 
     assert "TERMINAL_SSH_HOST" in (missing("ssh") or "")
 
 
+def test_addresses_and_keys_may_come_from_elsewhere_than_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TERMINAL_SSH_HOST", "TERMINAL_SSH_USER", "TERMINAL_SSH_PORT", "TERMINAL_SSH_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    given = {"TERMINAL_SSH_HOST": "box", "TERMINAL_SSH_USER": "me", "TERMINAL_SSH_PORT": "2222", "KEY": "sk-4711"}
+    assert "TERMINAL_SSH_HOST" in (missing("ssh") or "")
+    assert "TERMINAL_SSH_HOST" not in (missing("ssh", given) or "")
+    config = SandboxConfig(backend="ssh", network=True, environ=given)
+    asked = machine(config).arguments
+    assert (asked["host"], asked["user"], asked["port"]) == ("box", "me", 2222)
+    assert "sk-4711" not in repr(config)
+
+
+@pytest.mark.slow
+async def test_a_sandbox_over_ssh_takes_its_address_from_the_variables_that_it_is_given(
+    ssh: SandboxConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = dict(os.environ)
+    monkeypatch.setenv("TERMINAL_SSH_PORT", "1")
+    async with create_sandbox(replace(ssh, environ=given)) as sandbox:
+        assert (await sandbox.run("echo there")).output == "there\n"
+
+
 @pytest.mark.skipif("DAYTONA_API_KEY" in os.environ, reason="there is a key")
 @pytest.mark.parametrize("backend", ["modal", "daytona", "singularity"])
 def test_what_is_missing_is_said(backend: str) -> None:
@@ -203,3 +228,23 @@ def test_the_symbols_of_hermes_agent(backend: str) -> None:
     kept = importlib.import_module(BASE)._BoundedOutputCollector
     assert list(inspect.signature(kept).parameters) == ["max_chars"]
     assert kept(5).total_chars == 0
+
+
+def asked(script: bytes, **values: str | list[str]) -> list[str]:
+    """What a script answers on this machine."""
+    text, mark = remote_scripts.command(script, **values)
+    return remote_scripts.answer(subprocess.run(text, shell=True, capture_output=True, text=True).stdout, mark)
+
+
+def test_a_process_whose_working_directory_is_removed_is_seen_to_end(tmp_path: Path) -> None:
+    place = {"box": str(tmp_path / "box"), "job": "1", "limit": "100", "head": "40", "tail": "60"}
+    (tmp_path / "gone").mkdir()
+    program = ["bash", "-c", 'rmdir "$PWD"; echo said; exit 3']
+    asked(remote_scripts.SPAWN, **place, cwd=str(tmp_path / "gone"), argv=program, vars=["A=1"])
+    for _ in range(100):
+        code, *output = asked(remote_scripts.POLL, **place)
+        if code != "-":
+            break
+        time.sleep(0.05)
+    assert not (tmp_path / "gone").exists()
+    assert (code, parts(output)) == ("3", (b"said\n", False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import time
 from dataclasses import fields
@@ -253,6 +254,13 @@ async def test_failures_end_the_others_and_go_up() -> None:
     with pytest.raises(Failure, match="lost"):
         await play(tools, call("hang", {"n": 1}), call("fail", {"n": 1}))
     assert stopped == [True]
+
+
+async def test_a_machine_without_descriptors_is_our_failure_and_a_missing_file_the_tools() -> None:
+    with pytest.raises(SandboxFailure, match="no descriptors left"):
+        await one(Scripted("t", raising(OSError(errno.EMFILE, "Too many open files"))), {"n": 1})
+    outcome = await one(Scripted("t", raising(FileNotFoundError(errno.ENOENT, "No such file"))), {"n": 1})
+    assert outcome.error is not None
 
 
 async def test_mistakes_in_the_setup_go_up() -> None:

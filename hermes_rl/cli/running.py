@@ -27,6 +27,7 @@ from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.overrides import parse_extra_args
+from hermes_rl.tokens.hub import without_advice
 
 T = TypeVar("T")
 
@@ -188,6 +189,7 @@ def evaluation_lines(found: Evaluation) -> list[str]:
 
 
 def _serve(spec: Spec, launch: Launch) -> int:
+    without_advice()
     from hermes_rl.env.serve import run_serve
 
     directory = run_interruptible(run_serve(spec, launch))

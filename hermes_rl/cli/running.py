@@ -20,7 +20,7 @@ from hermes_rl.cli.policy import with_policy
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
 from hermes_rl.runs.heap import rare_full_collections
-from hermes_rl.runs.metrics import COUNT
+from hermes_rl.runs.metrics import BY, COUNT
 from hermes_rl.runs.opening import Launch, require_effect
 from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
@@ -181,7 +181,7 @@ def evaluation_lines(found: Evaluation) -> list[str]:
         )
     shown = ("eval/pass", "eval/reward/", "eval/ending/")
     for name, value in metrics.items():
-        if name.startswith(shown):
+        if name.startswith(shown) or (name.startswith(BY) and name.endswith("/mean_reward")):
             count = metrics.get(name.replace("eval/reward/", COUNT, 1)) if name.startswith("eval/reward/") else None
             of = f" (n = {count:.0f} of {metrics['eval/rollouts'] - found.ungraded:.0f})" if count is not None else ""
             lines.append(f"{name.removeprefix('eval/')} {value:.4f}{of}")

@@ -103,7 +103,7 @@ async def test_the_images_of_the_prompt_are_in_the_group(tmp_path: Path) -> None
     text = """
 dataset: {items: [{q: one, i: "PICTURE"}, {q: two, i: ""}]}
 prompt: {user: [{text: "{{ q }}"}, {image: "{{ i }}"}]}
-solution: {final: seven}
+solution: {turns: [{say: seven}]}
 rewards: {right: {fn: regex_match, args: {pattern: seven}}}
 servers: {policy: {type: scripted}}
 process: {groups: 2, group_size: 2}

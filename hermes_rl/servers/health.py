@@ -1,7 +1,7 @@
 """Whether a server of a role deserves the next call.
 
 Owns the count of failures in a row and the time a failing server is left alone, and whether it is down: then nothing is
-sent but one probe after each rest. Leaves the choice among several servers to `members`.
+sent but one probe after each rest. Leaves the choice among several servers to `pool`.
 """
 
 from __future__ import annotations

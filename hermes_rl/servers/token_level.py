@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.servers.asking import Run, TokenSource
+from hermes_rl.servers.asking import Generation, TokenSource
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, LedgerEntry, ServerConfig
 from hermes_rl.servers.generation import Sampled, Sampling
 from hermes_rl.servers.retry import AttemptFailed
@@ -21,7 +21,7 @@ from hermes_rl.servers.turns import assistant_message, cut_message
 from hermes_rl.tokens.rendering import Renderer, RendererSettings, load_renderer, next_prompt
 from hermes_rl.tokens.sequence import ids
 from hermes_rl.tokens.tokenizer import TemplateRefused
-from hermes_rl.tokens.transcript import Prompt, Step, Transcript, Weights
+from hermes_rl.tokens.transcript import RenderedPrompt, Step, Transcript, WeightVersions
 
 DEFAULT_MAX_TOKENS = 4096
 """Tokens of one turn where neither the spec nor the server bounds it."""
@@ -64,7 +64,7 @@ class TokenServer:
         prompt = await self._prompt(renderer, transcript, request)
         room = self._room(request, prompt.ids)
         run = await self._source.sample(Sampling.of(request, prompt.ids, room, renderer.stop_ids, prompt.text), request)
-        step = Step(prompt.ids, run.ids, run.logprobs, run.finish, Weights(run.before, run.after))
+        step = Step(prompt.ids, run.ids, run.logprobs, run.finish, WeightVersions(run.before, run.after))
         if run.finish == "length":
             message = cut_message(renderer.tokenizer, step.completion)
         else:
@@ -79,10 +79,10 @@ class TokenServer:
         """Go on with a text or with token ids as they are: nothing is rendered, and nothing parsed."""
         assert request.prompt is not None
         given = renderer.tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
-        prompt = Prompt(ids(given))
+        prompt = RenderedPrompt(ids(given))
         room = self._room(request, prompt.ids)
         run = await self._source.sample(Sampling.of(request, prompt.ids, room, renderer.stop_ids, prompt.text), request)
-        step = Step(prompt.ids, run.ids, run.logprobs, run.finish, Weights(run.before, run.after))
+        step = Step(prompt.ids, run.ids, run.logprobs, run.finish, WeightVersions(run.before, run.after))
         transcript.add(step)
         message = {"role": "assistant", "content": renderer.tokenizer.decode(step.completion)}
         return self._reply(step, run, message, None)
@@ -121,7 +121,7 @@ class TokenServer:
             raise UserError(f"a server of type {self._config.type!r} needs a model or a tokenizer")
         return name
 
-    async def _prompt(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> Prompt:
+    async def _prompt(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> RenderedPrompt:
         given = renderer, transcript, request.messages, request.tools
         try:
             if not transcript.turns and _characters(request) > LARGE:
@@ -140,7 +140,7 @@ class TokenServer:
             raise ContextLengthExceeded(f"the prompt has {len(prompt)} tokens, the model's context {self._context}")
         return min(wanted, left)
 
-    def _reply(self, step: Step, run: Run, message: dict[str, Any], texts: list[str] | None) -> ChatReply:
+    def _reply(self, step: Step, run: Generation, message: dict[str, Any], texts: list[str] | None) -> ChatReply:
         counts = {"prompt_tokens": len(step.prompt), "completion_tokens": len(step.completion)}
         called = bool(message.get("tool_calls")) and step.finish == "stop"
         return ChatReply(

@@ -30,7 +30,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """What came back, and when it was asked for, sent and received (monotonic seconds)."""
 
     status: int
@@ -67,14 +67,14 @@ class Transport:
             return self._base.removesuffix("/v1") + path
         return f"{self._base}/{path}"
 
-    async def post(self, path: str, payload: bytes, headers: Mapping[str, str] | None = None) -> Answer:
+    async def post(self, path: str, payload: bytes, headers: Mapping[str, str] | None = None) -> HttpAnswer:
         """Wait for a free place, send once; raises `AttemptFailed` where no answer came."""
         session = await self._connected()
         asked = time.monotonic()
         async with self._places:
             sent = time.monotonic()
             status, received, raw = await self._send(session, path, payload, headers)
-        answer = Answer(status, received, raw, asked, sent, time.monotonic())
+        answer = HttpAnswer(status, received, raw, asked, sent, time.monotonic())
         await self._turnstile.pass_through()
         return answer
 
@@ -97,7 +97,7 @@ class Transport:
         if session is not None:
             await session.close()
 
-    def refused(self, path: str, answer: Answer, status: int | None = None) -> Exception:
+    def refused(self, path: str, answer: HttpAnswer, status: int | None = None) -> Exception:
         """The exception for an answer that is an error; `status` where the body tells another one."""
         code = answer.status if status is None else status
         text = excerpt(answer.raw)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hermes_rl.servers.base import Message
-from hermes_rl.tokens.parsers import Call, Parsed
+from hermes_rl.tokens.parsers import Parsed, ParsedCall
 from hermes_rl.tokens.parsers.text import without_reasoning
 from hermes_rl.tokens.tokenizer import Tokenizer
 
@@ -38,7 +38,7 @@ def assistant_message(parsed: Parsed, history: Sequence[Message]) -> dict[str, A
     return message
 
 
-def _call(call: Call, turn: int, place: int, taken: set[str]) -> dict[str, Any]:
+def _call(call: ParsedCall, turn: int, place: int, taken: set[str]) -> dict[str, Any]:
     identity = call.id if call.id and call.id not in taken else _fresh(turn, place, taken)
     taken.add(identity)
     arguments = call.raw if call.arguments is None else json.dumps(call.arguments, ensure_ascii=False)

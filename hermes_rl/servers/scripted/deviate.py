@@ -11,7 +11,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from hermes_rl.servers.scripted.script import Call, Turn
+from hermes_rl.servers.scripted.script import ScriptedCall, ScriptedTurn
 
 _ADDED = " wrong"
 """Appended where nothing else can be changed: a text without letters and digits."""
@@ -28,7 +28,7 @@ def deviations(n: int, deviate: float, seed: int, group_key: str) -> frozenset[i
     return frozenset(Random(f"{seed}:{group_key}").sample(range(n), count))
 
 
-def deviate_script(turns: Sequence[Turn], rng: Random) -> tuple[Turn, ...]:
+def deviate_script(turns: Sequence[ScriptedTurn], rng: Random) -> tuple[ScriptedTurn, ...]:
     """The same turns with other arguments and other words; the tools stay the same."""
     by, turned = rng.randint(1, 9), rng.randint(1, 25)
 
@@ -39,7 +39,7 @@ def deviate_script(turns: Sequence[Turn], rng: Random) -> tuple[Turn, ...]:
         replace(
             turn,
             say=None if turn.say is None else wrong(turn.say),
-            tools=tuple(Call(call.name, wrong(call.args)) for call in turn.tools),
+            tools=tuple(ScriptedCall(call.name, wrong(call.args)) for call in turn.tools),
         )
         for turn in turns
     )

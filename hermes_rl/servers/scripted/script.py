@@ -17,7 +17,7 @@ FINISHED = "That was all."
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ScriptedCall:
     """A tool call. `args` is normally a mapping; anything else is sent as the JSON that it is."""
 
     name: str
@@ -25,17 +25,17 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ScriptedTurn:
     """One assistant message."""
 
     say: str | None = None
-    tools: tuple[Call, ...] = ()
+    tools: tuple[ScriptedCall, ...] = ()
 
     @classmethod
     def of(cls, turn: Mapping[str, Any]) -> Self:
         """From the form that a spec has: ``{tools: [{name, args}]}``, ``{say: text}``, or both."""
         say = turn.get("say")
-        calls = (Call(str(call["name"]), call.get("args") or {}) for call in turn.get("tools") or ())
+        calls = (ScriptedCall(str(call["name"]), call.get("args") or {}) for call in turn.get("tools") or ())
         return cls(None if say is None else str(say), tuple(calls))
 
     def message(self, number: int) -> dict[str, Any]:
@@ -52,25 +52,25 @@ class Turn:
 class Script:
     """The turns of one rollout."""
 
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[ScriptedTurn, ...] = ()
     prior: int = 0
     """Assistant messages that the prompt itself holds (examples); they are not turns."""
 
     @classmethod
     def of(cls, turns: Iterable[Mapping[str, Any]], prior: int = 0) -> Self:
         """From turns in the form that a spec has, already rendered over a row."""
-        return cls(tuple(Turn.of(turn) for turn in turns), prior)
+        return cls(tuple(ScriptedTurn.of(turn) for turn in turns), prior)
 
     def next_message(self, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The assistant message that follows the history."""
         spoken = sum(message.get("role") == "assistant" for message in history)
         number = max(0, spoken - self.prior)
         if not self.turns:
-            return Turn(UNSCRIPTED).message(number)
-        turn = self.turns[number] if number < len(self.turns) else Turn(FINISHED)
+            return ScriptedTurn(UNSCRIPTED).message(number)
+        turn = self.turns[number] if number < len(self.turns) else ScriptedTurn(FINISHED)
         return turn.message(number)
 
 
-def _tool_call(call_id: str, call: Call) -> dict[str, Any]:
+def _tool_call(call_id: str, call: ScriptedCall) -> dict[str, Any]:
     arguments = json.dumps(call.args, ensure_ascii=False, default=str)
     return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

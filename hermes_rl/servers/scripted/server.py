@@ -14,7 +14,7 @@ from aiohttp import web
 from hermes_rl.servers.scripted.play import completion
 from hermes_rl.servers.scripted.script import Script
 from hermes_rl.servers.scripted.tokens import LEGACY, SGLANG, VLLM, LogprobOf, TokenDialect, play_tokens
-from hermes_rl.servers.scripted.weights import Weights
+from hermes_rl.servers.scripted.weights import ScriptedWeights
 from hermes_rl.tokens.tokenizer import Tokenizer
 
 ROLLOUT_HEADER = "X-Rollout-Id"
@@ -32,7 +32,7 @@ class ScriptedServer:
         self._model = model
         self._tokenizer = tokenizer
         self._logprob = logprob
-        self.weights = Weights()
+        self.weights = ScriptedWeights()
         self._scripts: dict[str, Script] = {}
         self._runner: web.AppRunner | None = None
 

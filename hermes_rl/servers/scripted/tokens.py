@@ -29,7 +29,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayedTokens:
     """An answer."""
 
     ids: list[int]
@@ -37,7 +37,7 @@ class Played:
     finish: str
     prompt: list[int]
 
-    def broken_off(self) -> Played:
+    def broken_off(self) -> PlayedTokens:
         """The first half of it, as a server that takes new weights gives it back."""
         half = len(self.ids) // 2
         return replace(self, ids=self.ids[:half], logprobs=self.logprobs[:half], finish="abort")
@@ -48,10 +48,10 @@ class TokenDialect(Protocol):
 
     def read(self, body: Mapping[str, Any]) -> Asked: ...
 
-    def write(self, played: Played, model: str, version: int) -> dict[str, Any]: ...
+    def write(self, played: PlayedTokens, model: str, version: int) -> dict[str, Any]: ...
 
 
-def play_tokens(script: Script, asked: Asked, tokenizer: Tokenizer, logprob: LogprobOf | None) -> Played:
+def play_tokens(script: Script, asked: Asked, tokenizer: Tokenizer, logprob: LogprobOf | None) -> PlayedTokens:
     """The turn that follows the prompt, or the rest of it."""
     spoken, begun = _place(asked.prompt, _header(tokenizer))
     message = script.next_message([{"role": "assistant"}] * spoken)
@@ -62,7 +62,7 @@ def play_tokens(script: Script, asked: Asked, tokenizer: Tokenizer, logprob: Log
         ids, finish = ids[: asked.max_tokens], "length"
     start = len(asked.prompt)
     logprobs = [0.0 if logprob is None else logprob(start + place, token) for place, token in enumerate(ids)]
-    return Played(ids, logprobs, finish, asked.prompt)
+    return PlayedTokens(ids, logprobs, finish, asked.prompt)
 
 
 def _place(prompt: list[int], header: tuple[int, ...]) -> tuple[int, list[int]]:
@@ -88,7 +88,7 @@ class _Vllm:
     def read(self, body: Mapping[str, Any]) -> Asked:
         return Asked([int(token) for token in body["prompt"]], body.get("max_tokens"))
 
-    def write(self, played: Played, model: str, version: int) -> dict[str, Any]:
+    def write(self, played: PlayedTokens, model: str, version: int) -> dict[str, Any]:
         choice = {
             "index": 0,
             "text": "",
@@ -105,7 +105,7 @@ class _Sglang:
     def read(self, body: Mapping[str, Any]) -> Asked:
         return Asked([int(token) for token in body["input_ids"]], body["sampling_params"].get("max_new_tokens"))
 
-    def write(self, played: Played, model: str, version: int) -> dict[str, Any]:
+    def write(self, played: PlayedTokens, model: str, version: int) -> dict[str, Any]:
         meta = {
             "finish_reason": {"type": played.finish},
             "output_token_logprobs": [
@@ -120,7 +120,7 @@ class _Legacy:
     def read(self, body: Mapping[str, Any]) -> Asked:
         return Asked([int(token) for token in body["prompt"]["prompt_token_ids"]], body.get("max_tokens"))
 
-    def write(self, played: Played, model: str, version: int) -> dict[str, Any]:
+    def write(self, played: PlayedTokens, model: str, version: int) -> dict[str, Any]:
         pairs = zip(played.ids, played.logprobs, strict=True)
         return {
             "text": [""],

@@ -11,7 +11,7 @@ import asyncio
 from aiohttp import web
 
 
-class Weights:
+class ScriptedWeights:
     """A version, and whether generation is stopped."""
 
     def __init__(self) -> None:

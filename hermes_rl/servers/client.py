@@ -1,6 +1,6 @@
 """A role: one name behind which one or more servers answer.
 
-Owns the call as a whole: a server is chosen (`members`), failed attempts are repeated (`retry`), and
+Owns the call as a whole: a server is chosen (`pool`), failed attempts are repeated (`retry`), and
 the time is accounted for. Callers in other threads (rewards) are brought to the role's own event loop,
 so that connections and the bound on requests in flight exist once.
 """
@@ -15,14 +15,14 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from hermes_rl.servers.base import Backend, ChatReply, ChatRequest, Message, ServerConfig, without_thinking
-from hermes_rl.servers.members import Member, Members
+from hermes_rl.servers.pool import PooledServer, ServerPool
 from hermes_rl.servers.retry import RetryPolicy, with_retries
 
 T = TypeVar("T")
 
 
 @runtime_checkable
-class Playable(Protocol):
+class PlaysScripts(Protocol):
     """A backend that plays what was written for a rollout, instead of asking a model."""
 
     def register(self, rollout_id: str, script: Any) -> None: ...
@@ -37,16 +37,16 @@ class Versioned(Protocol):
     async def weights(self) -> int | None: ...
 
 
-class Role:
+class ModelClient:
     """What plays a part in a run: `policy`, `judge`, `user`, or a name of the spec's own."""
 
     def __init__(self, name: str, backends: Sequence[Backend], retry: RetryPolicy | None = None) -> None:
         self.name = name
         self._backends = tuple(backends)
-        self._members = Members(backends)
+        self._pool = ServerPool(backends)
         self._retry = retry or RetryPolicy()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._players = [backend for backend in backends if isinstance(backend, Playable)]
+        self._scripted = [backend for backend in backends if isinstance(backend, PlaysScripts)]
 
     @property
     def configs(self) -> tuple[ServerConfig, ...]:
@@ -56,18 +56,18 @@ class Role:
     @property
     def scripted(self) -> bool:
         """Whether rollouts are played from a script that has to be registered."""
-        return bool(self._players)
+        return bool(self._scripted)
 
     def register(self, rollout_id: str, script: Any) -> None:
         """What a scripted policy plays for this rollout (`scripted.Script`); nothing for other types."""
-        for player in self._players:
-            player.register(rollout_id, script)
+        for backend in self._scripted:
+            backend.register(rollout_id, script)
 
     def forget(self, rollout_id: str) -> None:
         """The rollout is over: its script and its place at a server are free."""
-        self._members.forget(rollout_id)
-        for player in self._players:
-            player.forget(rollout_id)
+        self._pool.forget(rollout_id)
+        for backend in self._scripted:
+            backend.forget(rollout_id)
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         """Answer, from any event loop; raises `ServerFailure` or `ContextLengthExceeded`."""
@@ -122,43 +122,43 @@ class Role:
         await self.close()
 
     async def _chat(self, request: ChatRequest) -> ChatReply:
-        tried: list[Member] = []
+        tried: list[PooledServer] = []
 
         async def attempt() -> ChatReply:
             if self._retry.outage:
-                await self._members.up()
-            member = self._members.pick(request.rollout_id, tried)
-            tried.append(member)
-            return await self._members.attempt(member, request)
+                await self._pool.up()
+            server = self._pool.pick(request.rollout_id, tried)
+            tried.append(server)
+            return await self._pool.attempt(server, request)
 
         def elsewhere() -> bool:
-            if self._members.untried(tried):
+            if self._pool.untried(tried):
                 return True
             tried.clear()
             return False
 
         started = time.monotonic()
-        reply, attempts = await with_retries(self._retry, self.name, attempt, elsewhere, self._members.clock)
+        reply, attempts = await with_retries(self._retry, self.name, attempt, elsewhere, self._pool.clock)
         return reply if attempts == 1 else _accounted(reply, attempts, time.monotonic() - started)
 
     @property
     def waiting(self) -> int:
         """Calls that wait for a place at a server: more of them at a time would bring nothing."""
-        return sum(member.limiter.waiting for member in self._members)
+        return sum(server.limiter.waiting for server in self._pool)
 
     @property
     def places(self) -> int:
         """Calls that the servers are given at a time."""
-        return sum(member.limiter.limit for member in self._members)
+        return sum(server.limiter.limit for server in self._pool)
 
     def fix(self) -> None:
         """As many calls at a time as the configuration allows, instead of as many as the servers do well with."""
-        for member in self._members:
-            member.limiter.fix()
+        for server in self._pool:
+            server.limiter.fix()
 
     def tell(self, say: Callable[[str], None]) -> None:
         """Who hears that a server is down, and that it is back."""
-        self._members.say = lambda message: say(f"{self.name}: {message}")
+        self._pool.say = lambda message: say(f"{self.name}: {message}")
 
     async def _close(self) -> None:
         for backend in self._backends:

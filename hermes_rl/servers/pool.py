@@ -32,7 +32,7 @@ _REMEMBERED = 65_536
 
 
 @dataclass(eq=False, slots=True)
-class Member:
+class PooledServer:
     """One server with what the role knows about it."""
 
     backend: Backend
@@ -57,34 +57,34 @@ class Member:
         return self.in_flight, self.rollouts, self.served
 
 
-class Members:
+class ServerPool:
     """All servers of a role."""
 
     def __init__(self, backends: Sequence[Backend], clock: Callable[[], float] = time.monotonic) -> None:
-        self._members = [Member(backend) for backend in backends]
-        self._home: OrderedDict[str, Member] = OrderedDict()
+        self._servers = [PooledServer(backend) for backend in backends]
+        self._home: OrderedDict[str, PooledServer] = OrderedDict()
         self.clock = clock
         self._changed: asyncio.Event | None = None
         self.say: Callable[[str], None] = logger.warning
         """Told once when a server is down, and once when it is back."""
 
-    def __iter__(self) -> Iterator[Member]:
-        return iter(self._members)
+    def __iter__(self) -> Iterator[PooledServer]:
+        return iter(self._servers)
 
     async def up(self) -> None:
         """Wait while every server is down, but for the one call that may probe."""
-        while all(member.health.down and not member.health.available(self.clock()) for member in self._members):
+        while all(server.health.down and not server.health.available(self.clock()) for server in self._servers):
             self._changed = self._changed or asyncio.Event()
             changed = self._changed
-            soonest = min(member.health.resting_until for member in self._members) - self.clock()
+            soonest = min(server.health.resting_until for server in self._servers) - self.clock()
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(soonest, _LOOK)):
                     await changed.wait()
 
-    def pick(self, rollout_id: str | None, tried: Collection[Member]) -> Member:
+    def pick(self, rollout_id: str | None, tried: Collection[PooledServer]) -> PooledServer:
         """The server for the next attempt of a call that has already `tried` some."""
-        if len(self._members) == 1:
-            return self._members[0]
+        if len(self._servers) == 1:
+            return self._servers[0]
         home = self._home.get(rollout_id) if rollout_id is not None else None
         if home is not None and home not in tried and home.health.available(self.clock()):
             return home
@@ -93,88 +93,88 @@ class Members:
             self._settle(rollout_id, chosen)
         return chosen
 
-    def untried(self, tried: Collection[Member]) -> bool:
+    def untried(self, tried: Collection[PooledServer]) -> bool:
         """Whether a server that deserves a call has not been tried by it."""
         now = self.clock()
-        return any(member not in tried and member.health.available(now) for member in self._members)
+        return any(server not in tried and server.health.available(now) for server in self._servers)
 
     def forget(self, rollout_id: str) -> None:
         """The rollout is over."""
-        member = self._home.pop(rollout_id, None)
-        if member is not None:
-            member.rollouts -= 1
+        server = self._home.pop(rollout_id, None)
+        if server is not None:
+            server.rollouts -= 1
 
-    async def attempt(self, member: Member, request: ChatRequest) -> ChatReply:
+    async def attempt(self, server: PooledServer, request: ChatRequest) -> ChatReply:
         """One attempt on a server, counted for the choice of the next one."""
         asked = self.clock()
-        member.in_flight += 1
+        server.in_flight += 1
         try:
-            await member.limiter.acquire()
+            await server.limiter.acquire()
             try:
-                return await self._placed(member, request, self.clock() - asked)
+                return await self._placed(server, request, self.clock() - asked)
             finally:
-                member.limiter.release()
+                server.limiter.release()
         finally:
-            member.in_flight -= 1
+            server.in_flight -= 1
 
-    async def _placed(self, member: Member, request: ChatRequest, queued: float) -> ChatReply:
-        member.served += 1
-        probe = member.health.began()
+    async def _placed(self, server: PooledServer, request: ChatRequest, queued: float) -> ChatReply:
+        server.served += 1
+        probe = server.health.began()
         began = self.clock()
         try:
-            reply = await member.backend.attempt(request)
-            member.limiter.answered(self.clock() - began)
-            self._succeeded(member)
+            reply = await server.backend.attempt(request)
+            server.limiter.answered(self.clock() - began)
+            self._succeeded(server)
         except ContextLengthExceeded:
-            self._succeeded(member)
+            self._succeeded(server)
             raise
         except AttemptFailed as failed:
-            self._failed(member, failed, probe=probe)
+            self._failed(server, failed, probe=probe)
             raise
         finally:
-            member.health.ended(probe)
+            server.health.ended(probe)
             if probe:
                 self._wake()
         if queued < _NOTICED:
             return reply
         return replace(reply, timing=replace(reply.timing, queued=reply.timing.queued + queued))
 
-    def _succeeded(self, member: Member) -> None:
-        down_since = member.health.down_since
-        member.health.succeeded()
+    def _succeeded(self, server: PooledServer) -> None:
+        down_since = server.health.down_since
+        server.health.succeeded()
         if down_since is not None:
             self._wake()
-        if down_since is not None and member.announced:
-            member.announced = False
-            self.say(f"the server at {member.place} is back after {self.clock() - down_since:.0f} s; the run goes on")
+        if down_since is not None and server.announced:
+            server.announced = False
+            self.say(f"the server at {server.place} is back after {self.clock() - down_since:.0f} s; the run goes on")
 
-    def _failed(self, member: Member, failed: AttemptFailed, *, probe: bool) -> None:
-        was_down = member.health.down
-        member.health.failed(self.clock(), failed.retry_after, unreachable=failed.unreachable)
+    def _failed(self, server: PooledServer, failed: AttemptFailed, *, probe: bool) -> None:
+        was_down = server.health.down
+        server.health.failed(self.clock(), failed.retry_after, unreachable=failed.unreachable)
         if failed.overloaded:
-            member.limiter.refused()
-        failed.outage = member.health.down and all(other.health.down for other in self._members)
+            server.limiter.refused()
+        failed.outage = server.health.down and all(other.health.down for other in self._servers)
         # The first rest often ends an outage that nobody needs to hear of.
-        if probe and was_down and failed.outage and not member.announced:
-            member.announced = True
-            self.say(f"the server at {member.place} is down ({failed}); calls wait, and go on by themselves")
+        if probe and was_down and failed.outage and not server.announced:
+            server.announced = True
+            self.say(f"the server at {server.place} is down ({failed}); calls wait, and go on by themselves")
 
     def _wake(self) -> None:
         if self._changed is not None:
             self._changed.set()
             self._changed = None
 
-    def _least_loaded(self, tried: Collection[Member]) -> Member:
+    def _least_loaded(self, tried: Collection[PooledServer]) -> PooledServer:
         now = self.clock()
-        available = [member for member in self._members if member.health.available(now)]
-        fresh = [member for member in available if member not in tried]
+        available = [server for server in self._servers if server.health.available(now)]
+        fresh = [server for server in available if server not in tried]
         if fresh or available:
-            return min(fresh or available, key=Member.load)
-        return min(self._members, key=lambda member: member.health.resting_until)
+            return min(fresh or available, key=PooledServer.load)
+        return min(self._servers, key=lambda server: server.health.resting_until)
 
-    def _settle(self, rollout_id: str, member: Member) -> None:
+    def _settle(self, rollout_id: str, server: PooledServer) -> None:
         self.forget(rollout_id)
         if len(self._home) >= _REMEMBERED:
             self.forget(next(iter(self._home)))
-        self._home[rollout_id] = member
-        member.rollouts += 1
+        self._home[rollout_id] = server
+        server.rollouts += 1

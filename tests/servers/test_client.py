@@ -15,8 +15,7 @@ from hermes_rl.errors import ServerFailure
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
-from hermes_rl.servers.health import Health
-from hermes_rl.servers.pool import ServerPool
+from hermes_rl.servers.pool import Health, ServerPool
 from hermes_rl.servers.retry import AttemptFailed, RetryPolicy
 
 Start = Callable[[], Awaitable[Loopback]]

@@ -93,7 +93,7 @@ async def hermes_rl(url: str, tool: Callable[..., Any] = noop) -> AsyncIterator[
     """Our loop, with our transport, tool validation, retries, timings and records."""
     from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
     from hermes_rl.servers.base import ServerConfig
-    from hermes_rl.servers.factory import create_role
+    from hermes_rl.servers.factory import create_client
     from hermes_rl.tools.python_tools import python_tool
     from hermes_rl.tools.toolkit import Toolkit
 
@@ -105,7 +105,7 @@ async def hermes_rl(url: str, tool: Callable[..., Any] = noop) -> AsyncIterator[
         assert result.finished_naturally and not result.tool_errors, result
         return result.turns_used
 
-    async with create_role("policy", [ServerConfig("openai", url, "bench", max_concurrency=4096)]) as role:
+    async with create_client("policy", [ServerConfig("openai", url, "bench", max_concurrency=4096)]) as role:
         yield play
 
 

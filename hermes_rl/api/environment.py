@@ -35,8 +35,8 @@ from hermes_rl.runs.provenance import provenance
 from hermes_rl.runs.rows import RowSource
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.runs.store import RolloutStore
-from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import ServerConfig
+from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.policy import Policy
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
@@ -438,7 +438,7 @@ class Env:
             mark=mark,
         )
 
-    def _role(self, policy: Policy | None) -> Role:
+    def _role(self, policy: Policy | None) -> ModelClient:
         if policy is not None and not isinstance(policy, Policy):
             raise UserError(
                 f"a policy is made with hermes_rl.Policy.sampling, .chat or .server; {type(policy).__name__} is none"

@@ -18,10 +18,10 @@ from hermes_rl.errors import UserError
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.rollout import Rollout
 from hermes_rl.runs.exact import TOKEN_LEVEL, renderer_of, tokenizer_of
-from hermes_rl.servers.asking import Run
-from hermes_rl.servers.balance import Role
+from hermes_rl.servers.asking import Generation
 from hermes_rl.servers.base import ChatReply, ChatRequest, ServerConfig, Timing
 from hermes_rl.servers.calling import CALLABLE, assistant, numbers_of
+from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.generation import Sampling, generated
 from hermes_rl.servers.retry import RetryPolicy
 from hermes_rl.servers.token_level import TokenServer
@@ -77,7 +77,7 @@ class Stepped:
             renderer.tokenizer if renderer is not None else None, "the session has no tokenizer and no token ids"
         )
         self._tokens = TokenServer(self._config, self, lambda: renderer) if renderer is not None else None
-        self.role = Role("policy", [self], RetryPolicy(attempts=1))
+        self.role = ModelClient("policy", [self], RetryPolicy(attempts=1))
         self.turns: asyncio.Queue[Turn] = asyncio.Queue()
         self.waiting: asyncio.Future[_Answer] | None = None
         """Where the answer to the turn that was handed out belongs; None while there is no such turn."""
@@ -129,7 +129,7 @@ class Stepped:
             timing=Timing(queued=time.monotonic() - started),
         )
 
-    async def sample(self, sampling: Sampling, request: ChatRequest) -> Run:
+    async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
         """The ids that the caller stepped with. What it takes to find them is not the agent's working time."""
         started = time.monotonic()
         answer = await self._ask(request, sampling)
@@ -138,7 +138,7 @@ class Stepped:
         assert answer.ids is not None
         known = answer.logprobs is not None
         self.unknown_logprobs = self.unknown_logprobs or not known
-        run = Run(ids=answer.ids, finish=answer.finish, before=answer.version, after=answer.version)
+        run = Generation(ids=answer.ids, finish=answer.finish, before=answer.version, after=answer.version)
         run.logprobs = answer.logprobs if answer.logprobs is not None else array("d", bytes(8 * len(answer.ids)))
         run.timing = Timing(queued=time.monotonic() - started)
         return run

@@ -1,7 +1,7 @@
 """Atropos' server objects over our transport: one retry policy, no billed health polls, several servers balanced.
 
 `HermesServer` sits on atroposlib's `server_cls` hook; `HermesServerManager` keeps the interface of its ServerManager
-(`servers`, `chat_completion`, `update_weight`) and answers every call through one `Role`.
+(`servers`, `chat_completion`, `update_weight`) and answers every call through one `ModelClient`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from hermes_rl.agent.managed import ManagedState
 from hermes_rl.errors import HermesRLError, NotYetAvailable
 from hermes_rl.runs.exact import TOKEN_LEVEL
 from hermes_rl.sandbox.config import SandboxConfig
-from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import ChatReply, ChatRequest, Reasoning, Secret, ServerConfig, drawn_seed
-from hermes_rl.servers.factory import create_role
+from hermes_rl.servers.client import ModelClient
+from hermes_rl.servers.factory import create_client
 from hermes_rl.tokens.transcript import Transcript
 
 _REQUEST_FIELDS = ("tools", "temperature", "top_p", "max_tokens", "seed", "stop", "extra_body", "logprobs")
@@ -129,7 +129,7 @@ class HermesServer(APIServer):  # type: ignore[misc]
 
 
 class HermesServerManager(ServerManager):  # type: ignore[misc]
-    """Atropos' ServerManager with every chat completion answered through a `Role`.
+    """Atropos' ServerManager with every chat completion answered through a `ModelClient`.
 
     Args:
         configs: one per server; atroposlib's bare `ServerBaseline` stands for its local ports 9004 to 9007.
@@ -144,13 +144,13 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         *,
         server_class: type[APIServer] = HermesServer,
         reasoning_config: ReasoningConfig | None = None,
-        role: Role | None = None,
+        role: ModelClient | None = None,
         tool_parser: str | None = None,
         sandbox: SandboxConfig | None = None,
     ) -> None:
         super().__init__(configs, server_class=server_class, reasoning_config=reasoning_config)
         self.sandbox = sandbox
-        self.role = role or create_role("policy", [server_config(config, tool_parser) for config in configs])
+        self.role = role or create_client("policy", [server_config(config, tool_parser) for config in configs])
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         """The fast path of the agent loop."""

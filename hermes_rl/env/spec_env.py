@@ -28,7 +28,7 @@ from hermes_rl.runs.rows import RowSource
 from hermes_rl.runs.run import Run
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.wandb_log import mode_of
-from hermes_rl.servers.factory import create_role
+from hermes_rl.servers.factory import create_client
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.tools.toolkit import Toolkit
 
@@ -77,7 +77,7 @@ class SpecEnv(HermesAgentBaseEnv):
     def _make_server(self, configs: list[APIServerConfig]) -> HermesServerManager:
         """The spec's own policy; other servers given to the constructor take its place."""
         if configs != server_configs(self.spec):
-            self._compiled.roles[POLICY] = create_role(POLICY, [server_config(config) for config in configs])
+            self._compiled.roles[POLICY] = create_client(POLICY, [server_config(config) for config in configs])
         return HermesServerManager(configs, server_class=self.server_cls, role=self._compiled.policy)
 
     def _make_core(self) -> CompiledSpec:

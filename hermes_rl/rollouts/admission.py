@@ -38,7 +38,7 @@ UNLIMITED = 1 << 20
 
 @runtime_checkable
 class Calls(Protocol):
-    """What is asked of the policy: `servers.balance.Role` answers it."""
+    """What is asked of the policy: `servers.client.ModelClient` answers it."""
 
     def fix(self) -> None:
         """Give the servers as many calls at a time as they may have, whatever they say."""

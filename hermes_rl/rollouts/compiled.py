@@ -29,9 +29,9 @@ from hermes_rl.errors import RunError, UserError
 from hermes_rl.plugins import load_object, place_of
 from hermes_rl.rollouts.artifact_files import keep_artifacts
 from hermes_rl.rollouts.environment import Treatment
+from hermes_rl.rollouts.model_handle import ModelHandle
 from hermes_rl.rollouts.prompts import content_of, messages_of, with_thinking
 from hermes_rl.rollouts.reward_machines import KeptMachines, RewardMachines
-from hermes_rl.rollouts.role_handle import RoleHandle
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.rollouts.sandboxes import reward_args, sandbox_config
 from hermes_rl.rollouts.scripts import policy_script, user_script
@@ -41,9 +41,9 @@ from hermes_rl.sandbox.pool import Pool
 from hermes_rl.scoring.combine import Weighting
 from hermes_rl.scoring.find import find_reward
 from hermes_rl.scoring.grader import GradedReward, Grader
-from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import Reasoning
-from hermes_rl.servers.factory import config_from_spec, create_role
+from hermes_rl.servers.client import ModelClient
+from hermes_rl.servers.factory import config_from_spec, create_client
 from hermes_rl.servers.scripted import Script
 from hermes_rl.spec.model import NO_TOOLSETS, Agent, Spec
 from hermes_rl.spec.suggest import choices
@@ -98,7 +98,7 @@ class CompiledSpec:
         return any(reward.function.uses_context for reward in self.grader.rewards)
 
     @property
-    def policy(self) -> Role:
+    def policy(self) -> ModelClient:
         """The model that acts.
 
         Raises:
@@ -108,7 +108,7 @@ class CompiledSpec:
             raise UserError("servers.policy is missing: name the model that acts")
         return self.roles[POLICY]
 
-    def played_by(self, policy: Role) -> CompiledSpec:
+    def played_by(self, policy: ModelClient) -> CompiledSpec:
         """The same environment with another policy; tools, sandboxes and rewards are shared, and closed with this."""
         other = copy.copy(self)
         other.roles = {**self.roles, POLICY: policy}
@@ -320,10 +320,10 @@ def loop_options(agent: Agent, spec: Spec) -> LoopOptions:
     )
 
 
-def _roles(spec: Spec, environ: Mapping[str, str]) -> dict[str, Role]:
+def _roles(spec: Spec, environ: Mapping[str, str]) -> dict[str, ModelClient]:
     key = spec.policy_api_key.get_secret_value() if spec.policy_api_key is not None else None
     return {
-        role: create_role(
+        role: create_client(
             role,
             [
                 config_from_spec(server, environ, api_key=key if role == POLICY else None, seed=spec.seed)
@@ -334,7 +334,7 @@ def _roles(spec: Spec, environ: Mapping[str, str]) -> dict[str, Role]:
     }
 
 
-def _grader(spec: Spec, roles: Mapping[str, Role]) -> Grader:
+def _grader(spec: Spec, roles: Mapping[str, ModelClient]) -> Grader:
     return Grader(
         rewards=tuple(
             GradedReward(
@@ -347,5 +347,5 @@ def _grader(spec: Spec, roles: Mapping[str, Role]) -> Grader:
         ),
         render=partial(reward_args, spec.folder),
         clamp=spec.score.clamp,
-        roles={name: RoleHandle(role) for name, role in roles.items()},
+        roles={name: ModelHandle(role) for name, role in roles.items()},
     )

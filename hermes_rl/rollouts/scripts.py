@@ -11,7 +11,7 @@ from typing import Any
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import RolloutKey
 from hermes_rl.servers.base import ServerConfig
-from hermes_rl.servers.scripted import Script, Turn, deviate_script, deviations
+from hermes_rl.servers.scripted import Script, ScriptedTurn, deviate_script, deviations
 from hermes_rl.spec.model import Spec, is_template
 from hermes_rl.spec.templates import render
 
@@ -35,16 +35,18 @@ def patch_turns(patch: str) -> list[dict[str, Any]]:
     return [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "The patch is applied."}]
 
 
-def gold_turns(spec: Spec, row: Row) -> tuple[Turn, ...]:
+def gold_turns(spec: Spec, row: Row) -> tuple[ScriptedTurn, ...]:
     """The policy's turns of the solution for a row; none where the spec has no solution."""
-    return tuple(Turn.of(turn) for turn in _turns(spec, row) if turn.get("say") is not None or turn.get("tools"))
+    return tuple(
+        ScriptedTurn.of(turn) for turn in _turns(spec, row) if turn.get("say") is not None or turn.get("tools")
+    )
 
 
 def user_script(spec: Spec, row: Row, prior: int) -> Script:
     """What a scripted user says: each `user` of the solution's turns in order, then the first stop phrase."""
     said = [str(turn["user"]) for turn in _turns(spec, row) if turn.get("user") is not None]
     stop = spec.user.stop[:1] if spec.user is not None else ()
-    return Script(tuple(Turn(say=text) for text in (*said, *stop)), prior)
+    return Script(tuple(ScriptedTurn(say=text) for text in (*said, *stop)), prior)
 
 
 def _turns(spec: Spec, row: Row) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from hermes_rl.rollouts.scripts import gold_turns, has_solution
 from hermes_rl.runs.exact import uses_tools
 from hermes_rl.runs.records import rollout_record
 from hermes_rl.runs.run import Plan, Run
-from hermes_rl.servers.scripted import Script, Turn
+from hermes_rl.servers.scripted import Script, ScriptedTurn
 from hermes_rl.spec.model import Spec
 
 ROWS = 3
@@ -142,26 +142,26 @@ class _Probe(CompiledSpec):
 
     def script(self, key: RolloutKey, prior: int) -> Script:
         gold = gold_turns(self.spec, key.row)
-        return Script(self._turns(KINDS[key.index], key.row, gold) or (Turn(say=""),), prior)
+        return Script(self._turns(KINDS[key.index], key.row, gold) or (ScriptedTurn(say=""),), prior)
 
-    def _turns(self, kind: str, row: Row, gold: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    def _turns(self, kind: str, row: Row, gold: tuple[ScriptedTurn, ...]) -> tuple[ScriptedTurn, ...]:
         if kind == "garbage":
             source = random.Random(f"garbage {row.key}")
-            return (Turn(say="".join(source.choices(LETTERS, k=300))),)
+            return (ScriptedTurn(say="".join(source.choices(LETTERS, k=300))),)
         if kind == "near miss":
             return self.other(row) or ()
         if kind == "last words":
-            return (Turn(say=last_words(gold)),)
+            return (ScriptedTurn(say=last_words(gold)),)
         return () if kind == "empty" else gold
 
-    def other(self, row: Row) -> tuple[Turn, ...] | None:
+    def other(self, row: Row) -> tuple[ScriptedTurn, ...] | None:
         """The solution of another row that is not this one's; None where all are the same."""
         own = gold_turns(self.spec, row)
         there = (gold_turns(self.spec, other) for other in self.rows if other is not row)
         return next((turns for turns in there if turns != own), None)
 
 
-def last_words(turns: tuple[Turn, ...]) -> str:
+def last_words(turns: tuple[ScriptedTurn, ...]) -> str:
     """What a solution says last."""
     return next((turn.say for turn in reversed(turns) if turn.say), "")
 

@@ -32,8 +32,7 @@ from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.wandb_log import WandbLog, wandb_log
 from hermes_rl.sandbox.none import WARNING
 from hermes_rl.sandbox.probe import require_bubblewrap
-from hermes_rl.servers.engine import engines
-from hermes_rl.servers.reach import require_reachable
+from hermes_rl.servers.preflight import engines, require_reachable
 from hermes_rl.spec.model import Mode, Spec
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from hermes_rl.servers.base import ChatRequest, ServerConfig, Timing
 from hermes_rl.servers.generation import ABORT, Dialect, Sampled, Sampling
 from hermes_rl.servers.retry import AttemptFailed
-from hermes_rl.servers.transport import Answer, Transport, excerpt
+from hermes_rl.servers.transport import HttpAnswer, Transport, excerpt
 from hermes_rl.servers.weights import Pauses, Versions
 from hermes_rl.servers.wire import Malformed
 from hermes_rl.tokens.sequence import ids, numbers
@@ -27,7 +27,7 @@ HeadersFor = Callable[[ChatRequest], Mapping[str, str]]
 
 
 @dataclass(slots=True)
-class Run:
+class Generation:
     """What was sampled for one call, perhaps in several pieces."""
 
     ids: array[int] = field(default_factory=ids)
@@ -57,7 +57,7 @@ class Run:
 class TokenSource(Protocol):
     """Where sampled tokens come from: a server, or a function in this process."""
 
-    async def sample(self, sampling: Sampling, request: ChatRequest) -> Run:
+    async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
         """Sample once; raises `AttemptFailed` or `ContextLengthExceeded`."""
         ...
 
@@ -110,9 +110,9 @@ class Asker:
         self._versions = Versions(self._transport, paths, self._config.version)
         self._pauses = Pauses(self._transport, dialect.paused_path)
 
-    async def sample(self, sampling: Sampling, request: ChatRequest) -> Run:
+    async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
         """What the server samples; raises `AttemptFailed`."""
-        run = Run(before=await self._versions.before())
+        run = Generation(before=await self._versions.before())
         for _ in range(_MOST_ABORTS):
             left = sampling.after(run.ids) if run.ids else sampling
             piece, timing = await self._piece(left, request, run)
@@ -131,7 +131,7 @@ class Asker:
                 await asyncio.sleep(0.1)
         raise AttemptFailed(f"the server aborted a generation {_MOST_ABORTS} times")
 
-    async def _piece(self, sampling: Sampling, request: ChatRequest, run: Run) -> tuple[Sampled, Timing]:
+    async def _piece(self, sampling: Sampling, request: ChatRequest, run: Generation) -> tuple[Sampled, Timing]:
         """One answer of the server; while it is paused it is waited for, which is no failure."""
         while True:
             seen = self._pauses.seconds
@@ -153,7 +153,7 @@ class Asker:
             timing = Timing(queued=answer.sent - answer.asked, generating=took - paused, paused=paused)
             return self._read(answer), timing
 
-    async def _ask(self, sampling: Sampling, request: ChatRequest) -> Answer:
+    async def _ask(self, sampling: Sampling, request: ChatRequest) -> HttpAnswer:
         headers = self._headers_for(request) if self._headers_for is not None else None
         while True:
             dialect = self._dialect
@@ -169,11 +169,11 @@ class Asker:
         self._use(self._dialects[0])
         return True
 
-    async def _post(self, dialect: Dialect, sampling: Sampling, headers: Mapping[str, str] | None) -> Answer:
+    async def _post(self, dialect: Dialect, sampling: Sampling, headers: Mapping[str, str] | None) -> HttpAnswer:
         body = sampling.written(dialect.body(sampling, self._config.current()))
         return await self._transport.post(dialect.path, body, headers)
 
-    def _read(self, answer: Answer) -> Sampled:
+    def _read(self, answer: HttpAnswer) -> Sampled:
         try:
             return self._dialect.read(json.loads(answer.raw))
         except Malformed as error:
@@ -183,6 +183,6 @@ class Asker:
         raise self._transport.failed(self._dialect.path, f"{problem}: {excerpt(answer.raw)[:200]}")
 
 
-def _unknown_path(answer: Answer) -> bool:
+def _unknown_path(answer: HttpAnswer) -> bool:
     """Whether the server has no such path; a model that it does not have is told as an error of its own."""
     return answer.status == 405 or (answer.status == 404 and b'"error"' not in answer.raw)

@@ -1,7 +1,7 @@
 """What a model server is to the rest of the program: a request, a reply, a protocol, a configuration.
 
 Owns the plain types that cross the room's door. Leaves the transport (`openai`), what is tried again
-(`retry`), which of several servers answers (`balance`) and the making of roles (`factory`) to others.
+(`retry`), which of several servers answers (`client`) and the making of roles (`factory`) to others.
 These types are dataclasses, not pydantic models: they are built once per model call.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from hermes_rl.errors import HermesRLError
-from hermes_rl.tokens.transcript import Step, Transcript, Weights
+from hermes_rl.tokens.transcript import Step, Transcript, WeightVersions
 
 Message = Mapping[str, Any]
 """One message as the chat-completions API has it."""
@@ -147,7 +147,7 @@ class LedgerEntry:
     """Tokens of the prompt that was sent."""
     prompt_check: int
     """CRC-32 of the ids of that prompt."""
-    weights: Weights = field(default_factory=Weights)
+    weights: WeightVersions = field(default_factory=WeightVersions)
 
     @classmethod
     def of(cls, step: Step) -> LedgerEntry:
@@ -211,7 +211,7 @@ class ContextLengthExceeded(HermesRLError):
 
 
 class ChatServer(Protocol):
-    """Whatever answers chat requests with all its retries done; `balance.Role` is the one in use."""
+    """Whatever answers chat requests with all its retries done; `client.ModelClient` is the one in use."""
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         """Answer; raises `ServerFailure` when every attempt failed, or `ContextLengthExceeded`."""

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.servers.asking import Run
+from hermes_rl.servers.asking import Generation
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, ServerConfig, Timing
 from hermes_rl.servers.generation import ABORT, Sampled, Sampling, generated
 from hermes_rl.servers.retry import AttemptFailed
@@ -41,9 +41,9 @@ class SampledByFunction:
         self._heard: int | None = None
         """The newest version that an answer has told."""
 
-    async def sample(self, sampling: Sampling, request: ChatRequest) -> Run:
+    async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
         """What the function samples, asked again where it broke off for new weights; raises `AttemptFailed`."""
-        run = Run(before=self._now())
+        run = Generation(before=self._now())
         run.sampling = _asked(sampling)
         for _ in range(_MOST_ABORTS):
             piece, timing = await self._piece(sampling.after(run.ids) if run.ids else sampling)
@@ -73,7 +73,7 @@ class SampledByFunction:
         told = [version for version in (self._version(), self._heard) if version is not None]
         return max(told, default=None)
 
-    def _note(self, told: int | None, run: Run) -> None:
+    def _note(self, told: int | None, run: Generation) -> None:
         """Versions only rise: what was known before is a lower bound, unless the answer itself tells a lower one."""
         if told is None:
             run.after = self._now()

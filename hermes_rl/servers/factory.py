@@ -13,8 +13,8 @@ from typing import Any
 from hermes_rl.errors import UserError
 from hermes_rl.servers.asking import Asker
 from hermes_rl.servers.atropos import LegacyGenerate
-from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import Backend, Secret, ServerConfig
+from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.generation import Dialect
 from hermes_rl.servers.openai import OpenAIServer
 from hermes_rl.servers.retry import RetryPolicy
@@ -36,11 +36,11 @@ _TOKEN_LEVEL: dict[str, tuple[type[Dialect], ...]] = {
 _PLAIN = frozenset(field.name for field in fields(ServerConfig)) - {"api_key", "headers", "naming", "version"}
 
 
-def create_role(name: str, configs: Sequence[ServerConfig], retry: RetryPolicy | None = None) -> Role:
+def create_client(name: str, configs: Sequence[ServerConfig], retry: RetryPolicy | None = None) -> ModelClient:
     """The role of that name; nothing is connected or started before its first call."""
     if not configs:
         raise UserError(f"the role {name!r} has no server")
-    return Role(name, [_backend(name, config) for config in configs], retry)
+    return ModelClient(name, [_backend(name, config) for config in configs], retry)
 
 
 def config_from_spec(

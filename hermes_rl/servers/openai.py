@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from hermes_rl.servers.base import ChatReply, ChatRequest, ServerConfig, Timing
-from hermes_rl.servers.transport import Answer, Transport, excerpt
+from hermes_rl.servers.transport import HttpAnswer, Transport, excerpt
 from hermes_rl.servers.wire import ErrorBody, Malformed, chat_body, encode, read_reply
 
 PATH = "chat/completions"
@@ -40,7 +40,7 @@ class OpenAIServer:
     async def close(self) -> None:
         await self._transport.close()
 
-    def _reply(self, answer: Answer) -> ChatReply:
+    def _reply(self, answer: HttpAnswer) -> ChatReply:
         timing = Timing(queued=answer.sent - answer.asked, generating=answer.received - answer.sent)
         try:
             return read_reply(answer.raw, self._config, timing)

@@ -1,6 +1,6 @@
 """`Policy`: the model that acts, named in Python instead of in a spec.
 
-Owns the ways to name one. What answers is a role like any other (`balance`), over a server (`factory`) or over the
+Owns the ways to name one. What answers is a role like any other (`client`), over a server (`factory`) or over the
 caller's own function (`calling`).
 """
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import Secret, ServerConfig
 from hermes_rl.servers.calling import (
     CALLABLE,
@@ -20,7 +19,8 @@ from hermes_rl.servers.calling import (
     SampledByFunction,
     SampleFunction,
 )
-from hermes_rl.servers.factory import create_role
+from hermes_rl.servers.client import ModelClient
+from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.retry import RetryPolicy
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.tokens.rendering import Renderer, RendererSettings, renderer_for
@@ -43,7 +43,7 @@ class Policy:
         version: of the weights, as a trainer tells it; None where it does not. Versions only rise.
     """
 
-    def __init__(self, role: Role, told: Told, tokenizer: Any = None) -> None:
+    def __init__(self, role: ModelClient, told: Told, tokenizer: Any = None) -> None:
         self.role, self._told = role, told
         self.tokenizer = tokenizer
         """Of a policy that is asked with messages, so that its rollouts get tokens; None where there is none."""
@@ -79,7 +79,7 @@ class Policy:
         name = tokenizer if isinstance(tokenizer, str | Path) else getattr(tokenizer, "name_or_path", None)
         config = ServerConfig(CALLABLE, model=str(name or ""), max_concurrency=_AT_ONCE, version=told)
         server = TokenServer(config, SampledByFunction(sample, context, told), make)
-        return cls(_unbounded(Role(ROLE, [server], PATIENCE)), told)
+        return cls(_unbounded(ModelClient(ROLE, [server], PATIENCE)), told)
 
     @classmethod
     def chat(cls, chat: ChatFunction, *, tokenizer: Any = None, model: str = "") -> Policy:
@@ -89,7 +89,7 @@ class Policy:
         """
         told = Told(None)
         server = AnsweredByFunction(ServerConfig(CALLABLE, model=model, max_concurrency=_AT_ONCE), chat)
-        return cls(_unbounded(Role(ROLE, [server], PATIENCE)), told, tokenizer)
+        return cls(_unbounded(ModelClient(ROLE, [server], PATIENCE)), told, tokenizer)
 
     @classmethod
     def server(
@@ -127,7 +127,7 @@ class Policy:
             tokenizer=str(tokenizer) if tokenizer is not None else None,
             version=told,
         )
-        return cls(create_role(ROLE, [config]), told)
+        return cls(create_client(ROLE, [config]), told)
 
     @property
     def version(self) -> int | None:
@@ -159,6 +159,6 @@ class Told:
         return self.version() if callable(self.version) else self.version
 
 
-def _unbounded(role: Role) -> Role:
+def _unbounded(role: ModelClient) -> ModelClient:
     role.fix()
     return role

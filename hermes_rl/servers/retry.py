@@ -2,7 +2,7 @@
 
 Owns the reading of a failed answer (status, Retry-After, context length), the backoff and the final
 `ServerFailure` with all its causes. Leaves sending to the transport and the choice of a server to
-`balance`. Nothing else in the program repeats a model call.
+`client`. Nothing else in the program repeats a model call.
 """
 
 from __future__ import annotations

@@ -1,45 +1,49 @@
-"""Token-level servers: the conversation is rendered here, the server gets token ids and gives token ids.
+"""Token-level servers: the conversation is rendered here, and the server gets token ids and gives token ids.
 
-Owns one model call: the prompt extends what the rollout has sampled so far, the answer is checked, parsed into a
-message and added to the rollout's transcript. Leaves asking to `asking`, the servers' JSON to their dialects,
-tokens to `hermes_rl.tokens`, repeating to `retry`.
+Owns one model call: its prompt extends what the rollout has sampled so far, and its answer is checked, parsed into a
+message and added to the rollout's transcript. Leaves asking to `asking`, the servers' JSON to their dialects, tokens to
+`hermes_rl.tokens`, and repeating to `retry`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.servers.asking import Run, TokenSource
-from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, LedgerEntry, ServerConfig
+from hermes_rl.servers.asking import Generation, TokenSource
+from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, LedgerEntry, Message, ServerConfig
 from hermes_rl.servers.generation import Sampled, Sampling
 from hermes_rl.servers.retry import AttemptFailed
-from hermes_rl.servers.turns import assistant_message, cut_message
+from hermes_rl.tokens.parsers import Parsed, ParsedCall
+from hermes_rl.tokens.parsers.text import without_reasoning
 from hermes_rl.tokens.rendering import Renderer, RendererSettings, load_renderer, next_prompt
 from hermes_rl.tokens.sequence import ids
-from hermes_rl.tokens.tokenizer import TemplateRefused
-from hermes_rl.tokens.transcript import Prompt, Step, Transcript, Weights
+from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
+from hermes_rl.tokens.transcript import RenderedPrompt, Step, Transcript, WeightVersions
 
 DEFAULT_MAX_TOKENS = 4096
 """Tokens of one turn where neither the spec nor the server bounds it."""
 LARGE = 20_000
 """Characters of a conversation from which it is rendered in a thread."""
 _TAIL = 256
+_ID_LENGTH = 9
+"""Characters; some chat templates take no other length."""
 
 
 class CannotRender(AttemptFailed):
-    """The template does not take the conversation: images, for example."""
+    """The template refuses the conversation, because of an image for example."""
 
 
 class TokenServer:
-    """One server of a role; used from one event loop at a time.
+    """One token-level server; used from one event loop at a time.
 
     Args:
-        source: where its tokens come from.
-        make_renderer: gives the renderer, in a thread; default: the one that the configuration names.
+        source: samples the tokens.
+        make_renderer: makes the renderer, in a thread; default: the one that the configuration names.
     """
 
     def __init__(
@@ -56,16 +60,14 @@ class TokenServer:
         return self._config
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
-        """Render, sample, parse; adds to the request's transcript when the answer is good."""
-        renderer = await self._ready()
+        """Render, sample and parse; a good answer is added to the request's transcript."""
+        renderer = await self.renderer()
         transcript = request.transcript if request.transcript is not None else Transcript()
         if request.prompt is not None:
             return await self._complete(renderer, transcript, request)
         prompt = await self._prompt(renderer, transcript, request)
-        room = self._room(request, prompt.ids)
-        run = await self._source.sample(Sampling.of(request, prompt.ids, room, renderer.stop_ids, prompt.text), request)
-        step = Step(prompt.ids, run.ids, run.logprobs, run.finish, Weights(run.before, run.after))
-        if run.finish == "length":
+        step, generation = await self._sampled(renderer, prompt, request)
+        if step.finish == "length":
             message = cut_message(renderer.tokenizer, step.completion)
         else:
             message = assistant_message(
@@ -73,55 +75,55 @@ class TokenServer:
             )
         transcript.add(step, [*request.messages, message], prompt)
         texts = [renderer.tokenizer.decode([one]) for one in step.completion] if request.logprobs else None
-        return self._reply(step, run, message, texts)
+        return self._reply(step, generation, message, texts)
 
     async def _complete(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> ChatReply:
-        """Go on with a text or with token ids as they are: nothing is rendered, and nothing parsed."""
+        """Go on with a text or with token ids as they are, without rendering and parsing."""
         assert request.prompt is not None
         given = renderer.tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
-        prompt = Prompt(ids(given))
-        room = self._room(request, prompt.ids)
-        run = await self._source.sample(Sampling.of(request, prompt.ids, room, renderer.stop_ids, prompt.text), request)
-        step = Step(prompt.ids, run.ids, run.logprobs, run.finish, Weights(run.before, run.after))
+        prompt = RenderedPrompt(ids(given))
+        step, generation = await self._sampled(renderer, prompt, request)
         transcript.add(step)
         message = {"role": "assistant", "content": renderer.tokenizer.decode(step.completion)}
-        return self._reply(step, run, message, None)
+        return self._reply(step, generation, message, None)
+
+    async def _sampled(
+        self, renderer: Renderer, prompt: RenderedPrompt, request: ChatRequest
+    ) -> tuple[Step, Generation]:
+        room = self._room(request, prompt.ids)
+        sampling = Sampling.of(request, prompt.ids, room, renderer.stop_ids, prompt.text)
+        got = await self._source.sample(sampling, request)
+        return Step(prompt.ids, got.ids, got.logprobs, got.finish, WeightVersions(got.before, got.after)), got
 
     async def renderer(self) -> Renderer:
-        """How conversations become tokens; raises UserError where that is not possible."""
-        return await self._ready()
-
-    async def sample(self, sampling: Sampling) -> Sampled:
-        """One bare request; raises as `attempt`."""
-        run = await self._source.sample(sampling, ChatRequest(()))
-        return Sampled(run.ids.tolist(), run.logprobs.tolist(), run.finish, run.after, run.model)
-
-    async def weights(self) -> int | None:
-        """The version of the server's weights now; None where it does not tell."""
-        return await self._source.weights()
-
-    async def close(self) -> None:
-        await self._source.close()
-
-    async def _ready(self) -> Renderer:
+        """Load the renderer once; raises UserError where conversations cannot become exact tokens."""
         if self._renderer is None:
             renderer = await asyncio.to_thread(self._make_renderer)
             self._context = await self._source.context_length()
             self._renderer = renderer
         return self._renderer
 
+    async def sample(self, sampling: Sampling) -> Sampled:
+        """Send one bare request; raises as `attempt`."""
+        got = await self._source.sample(sampling, ChatRequest(()))
+        return Sampled(got.ids.tolist(), got.logprobs.tolist(), got.finish, got.after, got.model)
+
+    async def weights(self) -> int | None:
+        """Return the version of the server's weights now; None where it does not tell."""
+        return await self._source.weights()
+
+    async def close(self) -> None:
+        await self._source.close()
+
     def _load_renderer(self) -> Renderer:
-        return load_renderer(self._tokenizer_name(), RendererSettings.of(self._config.renderer))
+        config = self._config
+        # The model of a scripted server is only a name; without a tokenizer it uses the package's own.
+        name = config.tokenizer or (None if config.type == "scripted" else config.model)
+        if not name and config.type != "scripted":
+            raise UserError(f"a server of type {config.type!r} needs a model or a tokenizer")
+        return load_renderer(name, RendererSettings.of(config.renderer))
 
-    def _tokenizer_name(self) -> str | None:
-        if self._config.type == "scripted":
-            return self._config.tokenizer
-        name = self._config.tokenizer or self._config.model
-        if not name:
-            raise UserError(f"a server of type {self._config.type!r} needs a model or a tokenizer")
-        return name
-
-    async def _prompt(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> Prompt:
+    async def _prompt(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> RenderedPrompt:
         given = renderer, transcript, request.messages, request.tools
         try:
             if not transcript.turns and _characters(request) > LARGE:
@@ -131,7 +133,7 @@ class TokenServer:
             raise CannotRender(f"the chat template refuses the conversation: {error}", retryable=False) from error
 
     def _room(self, request: ChatRequest, prompt: array[int]) -> int:
-        """Tokens that this turn may have."""
+        """Return how many tokens this turn may have."""
         wanted = request.max_tokens or (DEFAULT_MAX_TOKENS if self._context is None else self._context)
         if self._context is None:
             return wanted
@@ -140,22 +142,64 @@ class TokenServer:
             raise ContextLengthExceeded(f"the prompt has {len(prompt)} tokens, the model's context {self._context}")
         return min(wanted, left)
 
-    def _reply(self, step: Step, run: Run, message: dict[str, Any], texts: list[str] | None) -> ChatReply:
+    def _reply(self, step: Step, generation: Generation, message: dict[str, Any], texts: list[str] | None) -> ChatReply:
         counts = {"prompt_tokens": len(step.prompt), "completion_tokens": len(step.completion)}
         called = bool(message.get("tool_calls")) and step.finish == "stop"
         return ChatReply(
             message=message,
             finish_reason="tool_calls" if called else step.finish,
             usage={**counts, "total_tokens": sum(counts.values())},
-            model=run.model or self._config.model,
+            model=generation.model or self._config.model,
             server_type=self._config.type,
             logprobs=None if texts is None else step.logprobs.tolist(),
             tokens=texts,
             sampled=LedgerEntry.of(step),
-            sampling=run.sampling,
-            timing=run.timing,
+            sampling=generation.sampling,
+            timing=generation.timing,
         )
 
 
 def _characters(request: ChatRequest) -> int:
     return sum(len(content) for one in request.messages if isinstance(content := one.get("content"), str))
+
+
+def cut_message(tokenizer: Tokenizer, completion: Sequence[int]) -> dict[str, Any]:
+    """Make the message of a turn that was cut: text alone, because a call in it may lack its end."""
+    reasoning, content = without_reasoning(tokenizer.decode(completion).rstrip("\ufffd"))
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    return {**message, "reasoning_content": reasoning} if reasoning else message
+
+
+def assistant_message(parsed: Parsed, history: Sequence[Message]) -> dict[str, Any]:
+    """Make the message of a turn that follows `history`.
+
+    Every call gets an id that no other call of the conversation has. A call that cannot be executed keeps the text that
+    the model wrote, with the problem that the model is told as the answer to it.
+    """
+    message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
+    if parsed.reasoning:
+        message["reasoning_content"] = parsed.reasoning
+    if parsed.calls:
+        turn = sum(one.get("role") == "assistant" for one in history)
+        taken = {str(call.get("id")) for one in history for call in one.get("tool_calls") or ()}
+        message["tool_calls"] = [_call(call, turn, place, taken) for place, call in enumerate(parsed.calls)]
+    return message
+
+
+def _call(call: ParsedCall, turn: int, place: int, taken: set[str]) -> dict[str, Any]:
+    identity = call.id if call.id and call.id not in taken else _fresh(turn, place, taken)
+    taken.add(identity)
+    arguments = call.raw if call.arguments is None else json.dumps(call.arguments, ensure_ascii=False)
+    made: dict[str, Any] = {
+        "id": identity,
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments},
+    }
+    return made if call.problem is None else {**made, "error": call.problem}
+
+
+def _fresh(turn: int, place: int, taken: set[str]) -> str:
+    number = turn * 1000 + place
+    while (identity := f"c{number:0{_ID_LENGTH - 1}d}") in taken:
+        number += 1
+    return identity

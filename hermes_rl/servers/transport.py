@@ -1,19 +1,22 @@
-"""HTTP to one model server: the connection, the headers, the bound on requests in flight, and what failures say.
+"""HTTP to one model server: the connection, the headers, the bound on requests in flight, and what a failure may show.
 
-Owns everything about sending and receiving bytes. Leaves the JSON to `wire` and the dialects, what is tried again to
-`retry`. No health polls: a server shows its health by answering.
+Owns everything about sending and receiving bytes, and the removal of secrets from every text that leaves it: a failure
+ends up in exceptions, records and logs. Leaves the JSON to `wire` and the dialects, and repeating to `retry`. It polls
+no health: a server shows its health by answering.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from base64 import b64encode
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -21,17 +24,23 @@ from yarl import URL
 
 from hermes_rl.errors import UserError
 from hermes_rl.servers.base import ContextLengthExceeded, ServerConfig
-from hermes_rl.servers.redact import Scrubber, public_url
 from hermes_rl.servers.retry import AttemptFailed, failed_status, is_context_overflow
-from hermes_rl.servers.turnstile import Turnstile
 
 _CONNECT_SECONDS = 30.0
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+AT_ONCE = 8
+"""Answers per turn of the loop; the work that follows each of them takes about half a millisecond."""
+EXCERPT = 300
+"""Characters of a server's answer that are kept with a failure."""
+_MASK = "***"
+_SHORTEST = 4
+"""Shorter values ("x", a placeholder for servers that want any key) would mask ordinary words."""
+_LOOKS_SECRET = re.compile(r"\b(?:Bearer\s+\S+|sk-[A-Za-z0-9*_-]{8,}|hf_[A-Za-z0-9]{8,})")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What came back, and when it was asked for, sent and received (monotonic seconds)."""
+class HttpAnswer:
+    """An answer, and when it was asked for, sent and received (monotonic seconds)."""
 
     status: int
     headers: Mapping[str, str]
@@ -62,24 +71,24 @@ class Transport:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def address(self, path: str) -> str:
-        """The address of a path, as it may be shown. ``/…`` is relative to the root: base_url without ``/v1``."""
+        """Return the address of a path without secrets. ``/…`` is relative to the root: base_url without ``/v1``."""
         if path.startswith("/"):
             return self._base.removesuffix("/v1") + path
         return f"{self._base}/{path}"
 
-    async def post(self, path: str, payload: bytes, headers: Mapping[str, str] | None = None) -> Answer:
-        """Wait for a free place, send once; raises `AttemptFailed` where no answer came."""
+    async def post(self, path: str, payload: bytes, headers: Mapping[str, str] | None = None) -> HttpAnswer:
+        """Wait for a free place and send once; raises `AttemptFailed` where no answer came."""
         session = await self._connected()
         asked = time.monotonic()
         async with self._places:
             sent = time.monotonic()
             status, received, raw = await self._send(session, path, payload, headers)
-        answer = Answer(status, received, raw, asked, sent, time.monotonic())
+        answer = HttpAnswer(status, received, raw, asked, sent, time.monotonic())
         await self._turnstile.pass_through()
         return answer
 
     async def get_json(self, path: str, timeout: float = 10.0) -> tuple[int, Any]:
-        """Status and JSON (None where it is none) of a question beside the calls; status 0: no answer."""
+        """Ask a question beside the calls; returns status and JSON. Status 0: no answer; None: the body is no JSON."""
         session = await self._connected()
         limit = aiohttp.ClientTimeout(total=timeout)
         try:
@@ -97,8 +106,8 @@ class Transport:
         if session is not None:
             await session.close()
 
-    def refused(self, path: str, answer: Answer, status: int | None = None) -> Exception:
-        """The exception for an answer that is an error; `status` where the body tells another one."""
+    def refused(self, path: str, answer: HttpAnswer, status: int | None = None) -> Exception:
+        """Return the exception for an answer that is an error; `status` is the one in its body, where that differs."""
         code = answer.status if status is None else status
         text = excerpt(answer.raw)
         shown = self._scrubber.excerpt(text)
@@ -107,7 +116,7 @@ class Transport:
         return failed_status(code, answer.headers, text, f"{self.address(path)}: status {code}: {shown}")
 
     def failed(self, path: str, what: str, *, timed_out: bool = False, unreachable: bool = False) -> AttemptFailed:
-        """An attempt that failed, with the address and without secrets."""
+        """Return the exception for an attempt that failed; its text has the address and no secrets."""
         shown = f"{self.address(path)}: {self._scrubber.excerpt(what)}"
         return AttemptFailed(shown, timed_out=timed_out, unreachable=unreachable)
 
@@ -117,7 +126,7 @@ class Transport:
         return self._urls[path]
 
     async def _connected(self) -> aiohttp.ClientSession:
-        """The session of the running loop; one of an earlier, closed loop is replaced."""
+        """Return the session of the running loop; it replaces that of an earlier loop."""
         loop = asyncio.get_running_loop()
         if self._session is None or self._loop is not loop:
             await self.close()
@@ -152,7 +161,7 @@ class Transport:
 
 
 def excerpt(raw: bytes) -> str:
-    """The beginning of an answer as text."""
+    """Return the beginning of an answer as text."""
     return raw[:20_000].decode("utf-8", errors="replace")
 
 
@@ -174,7 +183,7 @@ def _url_credentials(config: ServerConfig) -> str | None:
 
 
 def _secrets(config: ServerConfig) -> list[str]:
-    """Everything that must not be shown: keys, header values, what the address holds beside the host."""
+    """List what must not be shown: keys, header values, and the address's password and query values."""
     parts = urlsplit(config.base_url or "")
     secrets = [value.reveal() for value in config.headers.values()]
     if config.api_key is not None:
@@ -185,8 +194,77 @@ def _secrets(config: ServerConfig) -> list[str]:
 
 
 def _proxy(url: URL) -> str | None:
-    """The proxy of the machine's settings; read once, as aiohttp would look it up for every call."""
+    """Return the proxy of the machine's settings. It is read once; aiohttp would look it up for every call."""
     host = url.host or ""
     if host in _LOOPBACK or proxy_bypass(host):
         return None
     return getproxies().get(url.scheme)
+
+
+class Turnstile:
+    """Lets `AT_ONCE` tasks through in each turn of the event loop, in the order in which they came.
+
+    The loop itself gives everybody who is ready a step in each turn. Of thousands of answers that come together none
+    would lead to the next request before all are read, and everything else would wait that long. Used from one loop.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._left = AT_ONCE
+        self._turning = False
+
+    async def pass_through(self) -> None:
+        """Wait for the tasks that came before."""
+        loop = asyncio.get_running_loop()
+        if not self._turning:
+            self._turning = True
+            loop.call_soon(self._turn, loop)
+        if self._left > 0:
+            self._left -= 1
+            return
+        place = loop.create_future()
+        self._waiting.append(place)
+        await place
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._left = AT_ONCE
+        while self._waiting and self._left > 0:
+            place = self._waiting.popleft()
+            if not place.done():  # else its task was cancelled
+                place.set_result(None)
+                self._left -= 1
+        self._turning = self._left < AT_ONCE or bool(self._waiting)
+        if self._turning:
+            loop.call_soon(self._turn, loop)
+
+
+class Scrubber:
+    """Masks the given secrets in all their encodings, and whatever else looks like a key."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        variants = {form for secret in secrets for form in _variants(secret) if len(form) >= _SHORTEST}
+        longest_first = sorted(variants, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, longest_first))) if variants else None
+
+    def scrub(self, text: str) -> str:
+        """Return the text without secrets."""
+        if self._known is not None:
+            text = self._known.sub(_MASK, text)
+        return _LOOKS_SECRET.sub(_MASK, text)
+
+    def excerpt(self, text: str) -> str:
+        """Return one line of at most `EXCERPT` characters. It is scrubbed before it is cut, so no half secret stays."""
+        line = " ".join(self.scrub(text).split())
+        return line if len(line) <= EXCERPT else line[: EXCERPT - 1] + "…"
+
+
+def _variants(secret: str) -> set[str]:
+    bare = secret.strip()
+    return {bare, json.dumps(bare)[1:-1], quote(bare, safe="")}
+
+
+def public_url(url: str) -> str:
+    """Return the address without user, password and query."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))

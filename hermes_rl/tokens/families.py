@@ -16,7 +16,7 @@ from hermes_rl.plugins import did_you_mean
 from hermes_rl.tokens.guard import Guard
 from hermes_rl.tokens.hub import without_advice
 from hermes_rl.tokens.messages import for_template
-from hermes_rl.tokens.parsers import Call, Parsed, Status, load_parser, parse_ids
+from hermes_rl.tokens.parsers import Parsed, ParsedCall, Status, load_parser, parse_ids
 from hermes_rl.tokens.parsers.base import made
 from hermes_rl.tokens.parsers.text import quoted
 from hermes_rl.tokens.rendering import RendererRefused, RendererSettings
@@ -135,7 +135,7 @@ class FamilyRenderer:
         return self._read(found, said)
 
     def _read(self, found: Any, said: list[int]) -> Parsed:
-        calls: list[Call] = []
+        calls: list[ParsedCall] = []
         aside: list[str] = []
         done = 0
         for one in found.tool_calls:
@@ -150,10 +150,10 @@ class FamilyRenderer:
         return Parsed(content, found.reasoning_content or None, calls)
 
 
-def _call(one: Any) -> Call:
+def _call(one: Any) -> ParsedCall:
     status = _STATUS.get(str(one.status.value), Status.MALFORMED)
     if status is not Status.OK:
-        return Call(one.raw, status, one.name or "", id=one.id)
+        return ParsedCall(one.raw, status, one.name or "", id=one.id)
     return made(one.raw, one.name, one.arguments, one.id)
 
 

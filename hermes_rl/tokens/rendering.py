@@ -19,7 +19,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.tokens.messages import history_named, named
 from hermes_rl.tokens.parsers import Parsed
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools, as_tokenizer, load_tokenizer
-from hermes_rl.tokens.transcript import Branch, Prompt, Transcript
+from hermes_rl.tokens.transcript import Branch, RenderedPrompt, Transcript
 
 AUTO, TEMPLATE = "auto", "template"
 OWN = "hermes-rl/"
@@ -149,13 +149,13 @@ def _loaded(tokenizer: str | None, settings: RendererSettings) -> Renderer:
     return make_renderer(load_tokenizer(tokenizer), settings)
 
 
-def next_prompt(renderer: Renderer, transcript: Transcript, messages: Messages, tools: Tools | None) -> Prompt:
+def next_prompt(renderer: Renderer, transcript: Transcript, messages: Messages, tools: Tools | None) -> RenderedPrompt:
     """The prompt for a conversation, extending what was sampled where that is possible. Raises `TemplateRefused`."""
     branch = transcript.holding(messages)
     further = None if branch is None else _further(renderer, branch, messages, tools)
     if branch is None or further is None:
-        return Prompt(renderer.first(history_named(messages), tools))
-    return Prompt(branch.tokens + further, branch)
+        return RenderedPrompt(renderer.first(history_named(messages), tools))
+    return RenderedPrompt(branch.tokens + further, branch)
 
 
 def _further(renderer: Renderer, branch: Branch, messages: Messages, tools: Tools | None) -> array[int] | None:

@@ -22,7 +22,7 @@ How = Literal["first", "extended", "anew"]
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class WeightVersions:
     """Versions of the weights that a step was sampled with: what was true before it, and after. None: not known."""
 
     before: int | None = None
@@ -37,7 +37,7 @@ class Step:
     completion: array[int]
     logprobs: array[float]
     finish: str
-    weights: Weights = Weights()
+    weights: WeightVersions = WeightVersions()
 
     @classmethod
     def of(
@@ -46,9 +46,9 @@ class Step:
         completion: Iterable[int],
         logprobs: Iterable[float],
         finish: str = "stop",
-        weights: Weights | None = None,
+        weights: WeightVersions | None = None,
     ) -> Step:
-        return cls(ids(prompt), ids(completion), numbers(logprobs), finish, weights or Weights())
+        return cls(ids(prompt), ids(completion), numbers(logprobs), finish, weights or WeightVersions())
 
     def __post_init__(self) -> None:
         if len(self.completion) != len(self.logprobs):
@@ -56,7 +56,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TranscriptTurn:
     """Where a step went: tokens `start` to `stop` of sequence `sequence`; how its prompt came about."""
 
     number: int
@@ -64,7 +64,7 @@ class Turn:
     start: int
     stop: int
     finish: str
-    weights: Weights
+    weights: WeightVersions
     how: How
 
 
@@ -95,7 +95,7 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class RenderedPrompt:
     """A prompt; `onto` is the branch whose tokens it extends, None where it was rendered anew."""
 
     ids: array[int]
@@ -113,9 +113,11 @@ class Transcript:
 
     def __init__(self) -> None:
         self.branches: list[Branch] = []
-        self.turns: list[Turn] = []
+        self.turns: list[TranscriptTurn] = []
 
-    def add(self, step: Step, messages: Sequence[Any] | None = None, prompt: Prompt | None = None) -> Turn:
+    def add(
+        self, step: Step, messages: Sequence[Any] | None = None, prompt: RenderedPrompt | None = None
+    ) -> TranscriptTurn:
         """Merge a step; `messages` are the conversation that it answers and, last, its answer.
 
         `prompt` is what its prompt was made as: where that extends a branch, neither tokens nor messages are compared.
@@ -136,7 +138,7 @@ class Transcript:
         branch.spans.append(Span(number, start, len(branch.tokens)))
         if messages is not None:
             (branch.history.follow if onto is None else branch.history.extend)(messages)
-        turn = Turn(number, place, start, len(branch.tokens), step.finish, step.weights, how)
+        turn = TranscriptTurn(number, place, start, len(branch.tokens), step.finish, step.weights, how)
         self.turns.append(turn)
         return turn
 

@@ -9,9 +9,9 @@ import pytest
 from scripted_chat import ScriptedChat
 
 from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
-from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import ServerConfig
-from hermes_rl.servers.factory import create_role
+from hermes_rl.servers.client import ModelClient
+from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.retry import RetryPolicy
 from hermes_rl.tools.python_tools import python_tool
 from hermes_rl.tools.toolkit import Toolkit
@@ -32,15 +32,15 @@ async def chat() -> AsyncIterator[ScriptedChat]:
 
 
 @pytest.fixture
-async def policy(chat: ScriptedChat) -> AsyncIterator[Role]:
+async def policy(chat: ScriptedChat) -> AsyncIterator[ModelClient]:
     """The role that asks the scripted server, trying twice."""
     config = ServerConfig("openai", chat.url, "m", timeout=20)
-    async with create_role("policy", [config], RetryPolicy(attempts=2, sleep=_at_once)) as role:
+    async with create_client("policy", [config], RetryPolicy(attempts=2, sleep=_at_once)) as role:
         yield role
 
 
 @pytest.fixture
-def make_loop(policy: Role) -> MakeLoop:
+def make_loop(policy: ModelClient) -> MakeLoop:
     """A loop with these Python functions as tools."""
 
     def make(*tools: Callable[..., Any], **options: Any) -> HermesAgentLoop:

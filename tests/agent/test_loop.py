@@ -13,8 +13,8 @@ from scripted_chat import ScriptedChat, answer, call, calls, says
 from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.agent.result import ToolCall
 from hermes_rl.endings import Ending
-from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import Reasoning, drawn_seed
+from hermes_rl.servers.client import ModelClient
 from hermes_rl.tools import machine
 from hermes_rl.tools.context import ToolContext
 
@@ -116,7 +116,7 @@ async def test_what_is_not_set_is_not_sent(chat: ScriptedChat, make_loop: MakeLo
     assert set(chat.requests[0]) == {"model", "messages"}
 
 
-async def test_arguments_of_the_reference_design_win_over_the_options(chat: ScriptedChat, policy: Role) -> None:
+async def test_arguments_of_the_reference_design_win_over_the_options(chat: ScriptedChat, policy: ModelClient) -> None:
     loop = HermesAgentLoop(
         policy,
         [],
@@ -133,7 +133,7 @@ async def test_arguments_of_the_reference_design_win_over_the_options(chat: Scri
     assert (body["temperature"], body["max_tokens"], body["x"], loop.options.max_turns) == (0.0, 5, 1, 3)
 
 
-async def test_plain_lists_of_schemas_stand_for_the_built_in_tools(chat: ScriptedChat, policy: Role) -> None:
+async def test_plain_lists_of_schemas_stand_for_the_built_in_tools(chat: ScriptedChat, policy: ModelClient) -> None:
     chat.script = [calls(call("todo", {}), call("read_file", {"path": "x"}))]
     schemas = [{"type": "function", "function": {"name": name}} for name in ("todo", "read_file")]
     result = await HermesAgentLoop(policy, schemas, {"todo"}).run(GO)
@@ -141,7 +141,7 @@ async def test_plain_lists_of_schemas_stand_for_the_built_in_tools(chat: Scripte
     assert [tool["function"]["name"] for tool in chat.requests[0]["tools"]] == ["todo"]
 
 
-async def test_a_loop_without_a_task_id_leaves_no_machine_behind(chat: ScriptedChat, policy: Role) -> None:
+async def test_a_loop_without_a_task_id_leaves_no_machine_behind(chat: ScriptedChat, policy: ModelClient) -> None:
     before = set(machine._live)
     chat.script = [calls(call("todo", {}))]
     schemas = [{"type": "function", "function": {"name": "todo"}}]
@@ -149,7 +149,7 @@ async def test_a_loop_without_a_task_id_leaves_no_machine_behind(chat: ScriptedC
     assert set(machine._live) == before
 
 
-async def test_a_task_id_keeps_its_machine_until_it_is_cleaned_up(chat: ScriptedChat, policy: Role) -> None:
+async def test_a_task_id_keeps_its_machine_until_it_is_cleaned_up(chat: ScriptedChat, policy: ModelClient) -> None:
     await HermesAgentLoop(policy, [], task_id="kept").run(GO)
     assert machine.find_runtime("kept") is not None
     await asyncio.to_thread(ToolContext("kept").cleanup)

@@ -13,7 +13,7 @@ from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, ServerFailure
 from hermes_rl.sandbox.config import SandboxConfig
-from hermes_rl.servers.balance import Role
+from hermes_rl.servers.client import ModelClient
 from hermes_rl.tools.catalogue import resolve_toolsets
 from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.toolkit import Toolkit
@@ -160,7 +160,9 @@ async def test_a_later_call_that_fails_keeps_what_was_played(chat: ScriptedChat,
     assert [message["role"] for message in played.messages] == ["user", "assistant", "tool"]
 
 
-async def test_a_sandbox_that_cannot_start_is_a_failure_with_what_was_played(chat: ScriptedChat, policy: Role) -> None:
+async def test_a_sandbox_that_cannot_start_is_a_failure_with_what_was_played(
+    chat: ScriptedChat, policy: ModelClient
+) -> None:
     toolkit = Toolkit(resolve_toolsets(["terminal"]))
     chat.script = [calls(call("terminal", {"command": "true"}))]
     async with ToolRuntime(SandboxConfig(setup=("exit 3",)), task_id="broken", toolkit=toolkit):
@@ -169,7 +171,9 @@ async def test_a_sandbox_that_cannot_start_is_a_failure_with_what_was_played(cha
     assert (caught.value.ending, caught.value.result.turns_used) == (Ending.SANDBOX_FAILURE, 1)
 
 
-async def test_a_sandbox_that_the_agent_killed_is_an_ending_and_no_failure(chat: ScriptedChat, policy: Role) -> None:
+async def test_a_sandbox_that_the_agent_killed_is_an_ending_and_no_failure(
+    chat: ScriptedChat, policy: ModelClient
+) -> None:
     toolkit = Toolkit(resolve_toolsets(["terminal"]))
     chat.script = [calls(call("terminal", {"command": "sleep 30"}))]
     async with ToolRuntime(SandboxConfig(lifetime=0.5), task_id="killed", toolkit=toolkit):
@@ -178,7 +182,7 @@ async def test_a_sandbox_that_the_agent_killed_is_an_ending_and_no_failure(chat:
     assert (result.ending, result.turns_used, result.finished_naturally) == (Ending.SANDBOX_KILLED, 1, False)
 
 
-async def test_starting_the_sandbox_is_no_working_time(chat: ScriptedChat, policy: Role) -> None:
+async def test_starting_the_sandbox_is_no_working_time(chat: ScriptedChat, policy: ModelClient) -> None:
     toolkit = Toolkit(resolve_toolsets(["terminal"]))
     chat.script = [calls(call("terminal", {"command": "true"}))]
     async with ToolRuntime(SandboxConfig(setup=("sleep 0.5",)), task_id="late", toolkit=toolkit) as runtime:

@@ -13,8 +13,8 @@ from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.endings import Ending
 from hermes_rl.errors import ServerFailure
-from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import ChatReply, ChatRequest, ServerConfig, Timing
+from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.retry import AttemptFailed, RetryPolicy
 from hermes_rl.servers.wire import Malformed, chat_body, encode, read_reply
 from hermes_rl.tools.python_tools import python_tool
@@ -99,7 +99,7 @@ TOOLKIT = Toolkit([python_tool(echo)])
 
 
 async def play(bodies: list[Any]) -> AgentResult:
-    role = Role("policy", [Writer(bodies)], RetryPolicy(attempts=1))
+    role = ModelClient("policy", [Writer(bodies)], RetryPolicy(attempts=1))
     options = LoopOptions(max_turns=TURNS, max_tokens=100, max_trajectory_tokens=1000)
     return await HermesAgentLoop(role, TOOLKIT.schemas, options=options).run([{"role": "user", "content": "go"}])
 

@@ -13,9 +13,9 @@ from hermes_rl.agent.result import AgentResult
 from hermes_rl.agent.user import GREETING, SimulatedUser
 from hermes_rl.endings import Ending
 from hermes_rl.errors import ServerFailure
-from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import ServerConfig
-from hermes_rl.servers.factory import create_role
+from hermes_rl.servers.client import ModelClient
+from hermes_rl.servers.factory import create_client
 from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.python_tools import python_tool
 from hermes_rl.tools.toolkit import Toolkit
@@ -42,7 +42,7 @@ async def customer() -> AsyncIterator[ScriptedChat]:
 
 
 async def converse(
-    policy: Role,
+    policy: ModelClient,
     customer: ScriptedChat,
     answers: list[Answer],
     *,
@@ -54,7 +54,7 @@ async def converse(
     customer.script = answers
     toolkit = Toolkit([python_tool(look)] if tools else [])
     messages = [SYSTEM] if prompt is None else [SYSTEM, {"role": "user", "content": prompt}]
-    async with create_role("user", [ServerConfig("openai", customer.url, "u")]) as role, ToolRuntime() as runtime:
+    async with create_client("user", [ServerConfig("openai", customer.url, "u")]) as role, ToolRuntime() as runtime:
         user = SimulatedUser(role, "You want a refund.", runtime, toolkit=toolkit, **how)
         loop = HermesAgentLoop(policy, [], task_id=runtime.task_id, user=user, options=options)
         return await loop.run(messages)
@@ -64,7 +64,7 @@ def spoken(result: AgentResult) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in result.messages[1:]]
 
 
-async def test_it_opens_answers_and_ends(chat: ScriptedChat, policy: Role, customer: ScriptedChat) -> None:
+async def test_it_opens_answers_and_ends(chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat) -> None:
     chat.script = [says("What is it?"), says("Done.")]
     answers = [says("Hello"), says("<think>hm</think>A refund."), says("Thanks. ###STOP###")]
     result = await converse(policy, customer, answers, opens=True, stop=["###STOP###"])
@@ -86,20 +86,22 @@ async def test_it_opens_answers_and_ends(chat: ScriptedChat, policy: Role, custo
     ]
 
 
-async def test_a_prompt_of_a_user_is_its_own_words(chat: ScriptedChat, policy: Role, customer: ScriptedChat) -> None:
+async def test_a_prompt_of_a_user_is_its_own_words(
+    chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat
+) -> None:
     chat.script = [says("Yes?")]
     await converse(policy, customer, [says("bye")], prompt="Help!", stop=["bye"])
     assert [m["content"] for m in customer.sent[1:]] == [GREETING, "Help!", "Yes?"]
 
 
-async def test_it_speaks_so_often_at_most(chat: ScriptedChat, policy: Role, customer: ScriptedChat) -> None:
+async def test_it_speaks_so_often_at_most(chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat) -> None:
     chat.script = [says("and?")] * 9
     result = await converse(policy, customer, [says("more")] * 9, opens=True, max_turns=3)
     assert result.ending is Ending.USER_STOP
     assert [role for role, _ in spoken(result)] == ["user", "assistant", "user", "assistant", "user"]
 
 
-async def test_its_calls_are_its_own(chat: ScriptedChat, policy: Role, customer: ScriptedChat) -> None:
+async def test_its_calls_are_its_own(chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat) -> None:
     chat.script = [says("Is the light on?")]
     answers = [says("Hi"), calls(call("look", {"what": "light"})), calls(call("nope")), says("It is. bye")]
     result = await converse(policy, customer, answers, tools=True, opens=True, stop=["bye"])
@@ -119,19 +121,19 @@ async def test_its_calls_are_its_own(chat: ScriptedChat, policy: Role, customer:
         [calls(call("look", {"what": "x"}))] * 10,
     ],
 )
-async def test_its_failure_is_ours(policy: Role, customer: ScriptedChat, answers: list[Answer]) -> None:
+async def test_its_failure_is_ours(policy: ModelClient, customer: ScriptedChat, answers: list[Answer]) -> None:
     with pytest.raises(ServerFailure, match="the simulated user") as failure:
         await converse(policy, customer, answers, opens=True, tools=True)
     assert not failure.value.ending.graded
 
 
-async def test_one_that_ends_before_it_began_is_our_failure(policy: Role, customer: ScriptedChat) -> None:
+async def test_one_that_ends_before_it_began_is_our_failure(policy: ModelClient, customer: ScriptedChat) -> None:
     with pytest.raises(ServerFailure, match="before it began"):
         await converse(policy, customer, [says("bye")], opens=True, stop=["bye"])
 
 
 async def test_an_answer_without_words_is_the_policys_ending(
-    chat: ScriptedChat, policy: Role, customer: ScriptedChat
+    chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat
 ) -> None:
     chat.script = [says("")]
     result = await converse(policy, customer, [says("Hi")], opens=True)
@@ -140,7 +142,7 @@ async def test_an_answer_without_words_is_the_policys_ending(
 
 @pytest.mark.parametrize("seed", [7, None])
 async def test_each_of_its_calls_has_a_seed_of_its_own_where_the_rollout_has_one(
-    chat: ScriptedChat, policy: Role, customer: ScriptedChat, seed: int | None
+    chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat, seed: int | None
 ) -> None:
     chat.script = [says("What is it?"), says("Done.")]
     answers = [says("Hello"), calls(call("look", {"what": "bag"})), says("A bag."), says("Thanks.")]
@@ -154,7 +156,7 @@ async def test_each_of_its_calls_has_a_seed_of_its_own_where_the_rollout_has_one
 
 
 async def test_a_user_whose_context_is_full_is_a_failure_of_ours(
-    chat: ScriptedChat, policy: Role, customer: ScriptedChat
+    chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat
 ) -> None:
     chat.script = [says("What is it?")]
     with pytest.raises(ServerFailure, match="does not fit the context of the simulated user"):

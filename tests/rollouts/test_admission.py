@@ -20,7 +20,7 @@ from hermes_rl.rollouts.admission import (
     raise_descriptor_limit,
 )
 from hermes_rl.servers.base import ServerConfig
-from hermes_rl.servers.factory import create_role
+from hermes_rl.servers.factory import create_client
 
 CORES = 4
 FIRST = PER_CORE * CORES
@@ -87,7 +87,7 @@ def test_the_cores_are_never_left_idle() -> None:
 
 
 async def test_a_number_on_request_is_kept_and_the_servers_calls_are_not_bounded_by_less() -> None:
-    async with create_role(
+    async with create_client(
         "policy", [ServerConfig("openai", "http://127.0.0.1:9/v1", "m", max_concurrency=300)]
     ) as role:
         assert isinstance(admission(None, role), Adaptive)

@@ -17,7 +17,7 @@ from hermes_rl.runs.group_lines import group_lines
 from hermes_rl.runs.records import rollout_of, rollout_record
 from hermes_rl.servers.base import ChatReply, LedgerEntry
 from hermes_rl.tokens.sequence import Sequence, Span, ids, numbers
-from hermes_rl.tokens.transcript import Step, Transcript, Weights
+from hermes_rl.tokens.transcript import Step, Transcript, WeightVersions
 
 ROW = Row(key="row", columns={}, index=0, digest="0" * 64)
 
@@ -27,7 +27,7 @@ def rollout(index: int, score: float, *, sequences: int = 1, versions: tuple[int
     transcript, replies, messages = Transcript(), [], [{"role": "user", "content": "hi"}]
     prompt = [1, 2]
     for turn in range(2):
-        step = Step.of(prompt, [10 + turn, 9], [-0.5, -0.25 - index], weights=Weights(*versions))
+        step = Step.of(prompt, [10 + turn, 9], [-0.5, -0.25 - index], weights=WeightVersions(*versions))
         transcript.add(step)
         message = {"role": "assistant", "content": f"turn {turn}"}
         replies.append(ChatReply(message, "stop", {}, "m", "vllm", sampled=LedgerEntry.of(step)))

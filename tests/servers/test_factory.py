@@ -8,13 +8,13 @@ import pytest
 
 from hermes_rl.errors import UserError
 from hermes_rl.servers.base import Secret, ServerConfig
-from hermes_rl.servers.factory import config_from_spec, create_role
+from hermes_rl.servers.factory import config_from_spec, create_client
 from hermes_rl.spec.model.servers import Server
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "atropos"])
 def test_token_level_servers_are_made_without_asking_them_anything(kind: str) -> None:
-    role = create_role("policy", [ServerConfig(kind, "http://localhost:1/v1", model="m")])
+    role = create_client("policy", [ServerConfig(kind, "http://localhost:1/v1", model="m")])
     assert [config.type for config in role.configs] == [kind]
 
 
@@ -29,12 +29,12 @@ def test_token_level_servers_are_made_without_asking_them_anything(kind: str) ->
 )
 def test_what_cannot_work_is_refused(config: ServerConfig, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        create_role("policy", [config])
+        create_client("policy", [config])
 
 
 def test_a_role_needs_a_server() -> None:
     with pytest.raises(UserError, match="no server"):
-        create_role("judge", [])
+        create_client("judge", [])
 
 
 def test_a_server_of_a_spec() -> None:

@@ -12,9 +12,9 @@ import pytest
 from loopback_server import Answer, Loopback, Naps, completion, error
 
 from hermes_rl.errors import ServerFailure
-from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded, Reasoning, Secret, ServerConfig
-from hermes_rl.servers.factory import create_role
+from hermes_rl.servers.client import ModelClient
+from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.retry import RetryPolicy
 
 Start = Callable[[], Awaitable[Loopback]]
@@ -22,8 +22,8 @@ KEY = "key-that-must-not-be-seen"
 HI = ChatRequest([{"role": "user", "content": "hi"}])
 
 
-def role(server: Loopback, policy: RetryPolicy | None = None, **fields: Any) -> Role:
-    return create_role("policy", [ServerConfig("openai", server.url, "m", **fields)], policy)
+def role(server: Loopback, policy: RetryPolicy | None = None, **fields: Any) -> ModelClient:
+    return create_client("policy", [ServerConfig("openai", server.url, "m", **fields)], policy)
 
 
 async def test_a_plain_call(loopback: Start) -> None:
@@ -169,7 +169,7 @@ async def test_a_server_that_hangs(loopback: Start, policy: RetryPolicy) -> None
 
 async def test_nobody_is_there(policy: RetryPolicy) -> None:
     config = ServerConfig("openai", "http://127.0.0.1:9/v1", "m")
-    async with create_role("judge", [config], policy) as asked:
+    async with create_client("judge", [config], policy) as asked:
         with pytest.raises(ServerFailure, match=r"'judge'.*http://127.0.0.1:9/v1/chat/completions.*connection"):
             await asked.chat(HI)
 
@@ -235,7 +235,7 @@ async def test_secrets_are_never_shown(
         api_key=Secret(KEY),
         headers={"X-Team": Secret(team)},
     )
-    async with create_role("policy", [config], policy) as asked:
+    async with create_client("policy", [config], policy) as asked:
         with pytest.raises(ServerFailure) as caught:
             await asked.chat(HI)
     text = _everything_shown(caught.value) + caplog.text + repr(config.headers) + repr(config.api_key)
@@ -256,7 +256,7 @@ async def test_credentials_in_the_address_are_sent_but_a_key_wins(loopback: Star
     server = await loopback()
     url = server.url.replace("//", "//me:pw@")
     for key in (None, Secret(KEY)):
-        async with create_role("policy", [ServerConfig("openai", url, api_key=key)]) as asked:
+        async with create_client("policy", [ServerConfig("openai", url, api_key=key)]) as asked:
             await asked.chat(HI)
     assert [seen.headers["Authorization"].split()[0] for seen in server.seen] == ["Basic", "Bearer"]
 
@@ -316,7 +316,7 @@ async def test_no_request_but_the_calls_is_made(loopback: Start) -> None:
 
 
 def test_a_role_outlives_an_event_loop() -> None:
-    async def ask(asked: Role | None) -> Role:
+    async def ask(asked: ModelClient | None) -> ModelClient:
         server = await Loopback().start()
         asked = asked or role(server)
         config = asked.configs[0]

@@ -8,10 +8,10 @@ import pytest
 from virtual_time import VirtualLoop, simulated
 
 from hermes_rl.errors import ServerFailure
-from hermes_rl.servers import members as members_module
-from hermes_rl.servers.balance import Role
+from hermes_rl.servers import pool as pool_module
 from hermes_rl.servers.base import ChatReply, ChatRequest, ServerConfig
-from hermes_rl.servers.members import Members
+from hermes_rl.servers.client import ModelClient
+from hermes_rl.servers.pool import ServerPool
 from hermes_rl.servers.retry import AttemptFailed, RetryPolicy
 
 HI = ChatRequest([{"role": "user", "content": "hi"}])
@@ -40,14 +40,14 @@ class Flaky:
         return None
 
 
-def role_over(loop: VirtualLoop, *backends: Flaky, policy: RetryPolicy | None = None) -> tuple[Role, list[str]]:
-    role, said = Role("policy", list(backends), policy), []
-    role._members = Members(list(backends), clock=loop.time)
+def role_over(loop: VirtualLoop, *backends: Flaky, policy: RetryPolicy | None = None) -> tuple[ModelClient, list[str]]:
+    role, said = ModelClient("policy", list(backends), policy), []
+    role._pool = ServerPool(list(backends), clock=loop.time)
     role.tell(said.append)
     return role, said
 
 
-async def lanes(role: Role, count: int, until: float) -> int:
+async def lanes(role: ModelClient, count: int, until: float) -> int:
     """Calls that were answered by then; a call that fails for good raises."""
 
     async def lane() -> int:
@@ -101,7 +101,7 @@ def test_answers_that_cannot_be_used_are_no_outage() -> None:
 def test_the_module_says_it_to_the_log_where_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
     loop, server = VirtualLoop(), Flaky()
     server.down = (0.0, 30.0)
-    role = Role("judge", [server])
-    role._members = Members([server], clock=loop.time)
+    role = ModelClient("judge", [server])
+    role._pool = ServerPool([server], clock=loop.time)
     simulated(lanes(role, 8, 60.0), loop)
-    assert [record.name for record in caplog.records] == [members_module.__name__] * 2
+    assert [record.name for record in caplog.records] == [pool_module.__name__] * 2

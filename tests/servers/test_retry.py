@@ -8,7 +8,6 @@ import pytest
 from loopback_server import Naps
 
 from hermes_rl.errors import ServerFailure
-from hermes_rl.servers.redact import EXCERPT, Scrubber, public_url
 from hermes_rl.servers.retry import (
     AttemptFailed,
     RetryPolicy,
@@ -17,6 +16,7 @@ from hermes_rl.servers.retry import (
     retry_after,
     with_retries,
 )
+from hermes_rl.servers.transport import EXCERPT, Scrubber, public_url
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 529])

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_rl.servers.base import ChatRequest, ServerConfig
-from hermes_rl.servers.factory import create_role
-from hermes_rl.servers.scripted import Call, Script, ScriptedServer, Turn, deviate_script, deviations
+from hermes_rl.servers.factory import create_client
+from hermes_rl.servers.scripted import Script, ScriptedCall, ScriptedServer, ScriptedTurn, deviate_script, deviations
 from hermes_rl.servers.scripted.script import FINISHED, UNSCRIPTED
 from hermes_rl.tokens.chat import SampledTurn, chat_tokens
 from hermes_rl.tokens.tokenizer import load_tokenizer
@@ -32,7 +32,7 @@ async def _play(prior: int = 0, **fields: Any) -> list[dict[str, Any]]:
     history: list[dict[str, Any]] = list(PROMPT)
     if prior:
         history[1:1] = [{"role": "user", "content": "ping"}, {"role": "assistant", "content": "pong"}]
-    async with create_role("policy", [ServerConfig("scripted")]) as role:
+    async with create_client("policy", [ServerConfig("scripted")]) as role:
         role.register("r", Script.of(SOLUTION, prior))
         while True:
             reply = await role.chat(ChatRequest(history, TOOLS, rollout_id="r", **fields))
@@ -56,7 +56,7 @@ async def test_examples_of_the_prompt_are_no_turns() -> None:
 
 
 async def test_rollouts_are_told_apart_and_forgotten() -> None:
-    async with create_role("policy", [ServerConfig("scripted")]) as role:
+    async with create_client("policy", [ServerConfig("scripted")]) as role:
         assert role.scripted
         for name in "abc":
             role.register(name, Script.of([{"say": f"I am {name}."}]))
@@ -70,14 +70,14 @@ async def test_rollouts_are_told_apart_and_forgotten() -> None:
 
 async def test_after_the_last_turn_it_says_so() -> None:
     spoken = [*PROMPT, {"role": "assistant", "content": "done"}]
-    async with create_role("policy", [ServerConfig("scripted")]) as role:
+    async with create_client("policy", [ServerConfig("scripted")]) as role:
         role.register("r", Script.of([{"say": "done"}]))
         reply = await role.chat(ChatRequest(spoken, rollout_id="r"))
     assert (reply.message["content"], reply.finish_reason) == (FINISHED, "stop")
 
 
 async def test_a_turn_may_say_and_call() -> None:
-    async with create_role("policy", [ServerConfig("scripted")]) as role:
+    async with create_client("policy", [ServerConfig("scripted")]) as role:
         role.register("r", Script.of([{"say": "Now:", "tools": [{"name": "ls"}, {"name": "pwd"}]}]))
         message = (await role.chat(ChatRequest(PROMPT, rollout_id="r"))).message
     assert message["content"] == "Now:"
@@ -87,7 +87,7 @@ async def test_a_turn_may_say_and_call() -> None:
 
 async def test_counts_and_logprobs_are_those_of_the_tokenizer() -> None:
     tokenizer = load_tokenizer()
-    async with create_role("policy", [ServerConfig("scripted")]) as role:
+    async with create_client("policy", [ServerConfig("scripted")]) as role:
         role.register("r", Script.of(SOLUTION))
         reply = await role.chat(ChatRequest(PROMPT, TOOLS, rollout_id="r", logprobs=True))
     turn = SampledTurn(reply.finish_reason, reply.logprobs, reply.tokens)
@@ -102,7 +102,7 @@ async def test_counts_and_logprobs_are_those_of_the_tokenizer() -> None:
 
 @pytest.mark.parametrize("limit", [1, 5, 12])
 async def test_max_tokens_cuts(limit: int) -> None:
-    async with create_role("policy", [ServerConfig("scripted")]) as role:
+    async with create_client("policy", [ServerConfig("scripted")]) as role:
         role.register("r", Script.of(SOLUTION))
         reply = await role.chat(ChatRequest(PROMPT, TOOLS, rollout_id="r", max_tokens=limit))
     assert reply.finish_reason == "length"
@@ -113,7 +113,7 @@ async def test_max_tokens_cuts(limit: int) -> None:
 
 async def test_what_cannot_be_counted_is_not_counted() -> None:
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
-    async with create_role("policy", [ServerConfig("scripted")]) as role:
+    async with create_client("policy", [ServerConfig("scripted")]) as role:
         role.register("r", Script.of([{"say": "A cat."}]))
         reply = await role.chat(ChatRequest(image, rollout_id="r"))
     assert (reply.message["content"], reply.usage) == ("A cat.", {})
@@ -141,7 +141,7 @@ async def test_it_is_an_ordinary_server() -> None:
 
 
 def test_a_role_can_be_used_in_one_loop_after_another() -> None:
-    role = create_role("policy", [ServerConfig("scripted")])
+    role = create_client("policy", [ServerConfig("scripted")])
     role.register("r", Script.of([{"say": "hi"}]))
 
     async def once() -> str:
@@ -168,7 +168,7 @@ def test_groups_differ_in_who_deviates() -> None:
     assert len({deviations(8, 0.4, 0, str(key)) for key in range(50)}) > 20
 
 
-def _texts(turns: tuple[Turn, ...]) -> list[Any]:
+def _texts(turns: tuple[ScriptedTurn, ...]) -> list[Any]:
     return [turn.say for turn in turns] + [v for t in turns for c in t.tools for v in c.args.values()]
 
 
@@ -180,7 +180,7 @@ def _texts(turns: tuple[Turn, ...]) -> list[Any]:
 )
 def test_every_text_and_number_changes(say: str, content: str, number: float, seed: int) -> None:
     args = {"content": content, "number": number, "nested": [{"x": content}], "flag": True}
-    turns = (Turn(tools=(Call("t", args),)), Turn(say=say))
+    turns = (ScriptedTurn(tools=(ScriptedCall("t", args),)), ScriptedTurn(say=say))
     wrong = deviate_script(turns, Random(seed))
     assert all(a != b for a, b in zip(_texts(turns), _texts(wrong), strict=True) if a is not None)
     assert [call.name for turn in wrong for call in turn.tools] == ["t"]
@@ -189,7 +189,7 @@ def test_every_text_and_number_changes(say: str, content: str, number: float, se
 
 
 def test_a_wrong_answer_keeps_its_shape() -> None:
-    turns = (Turn(say="The answer is \\boxed{32.5}."),)
+    turns = (ScriptedTurn(say="The answer is \\boxed{32.5}."),)
     (wrong,) = deviate_script(turns, Random(1))
     assert wrong.say is not None
     inside = wrong.say.split("{")[1].split("}")[0]

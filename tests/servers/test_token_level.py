@@ -13,14 +13,14 @@ from token_policy import TokenPolicy
 from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.endings import Ending
 from hermes_rl.errors import ServerFailure
-from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded, ServerConfig, drawn_seed
-from hermes_rl.servers.factory import create_role
+from hermes_rl.servers.client import ModelClient
+from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.generation import generated, version_of
 from hermes_rl.servers.retry import RetryPolicy
 from hermes_rl.servers.wire import Malformed
 from hermes_rl.tokens.tokenizer import load_tokenizer, small_tokenizer_path
-from hermes_rl.tokens.transcript import Transcript, Weights
+from hermes_rl.tokens.transcript import Transcript, WeightVersions
 from hermes_rl.tools.python_tools import python_tool
 from hermes_rl.tools.toolkit import Toolkit
 
@@ -46,12 +46,12 @@ def adds(prompt: str, _: random.Random) -> str:
     return whole[len(turn) :] if whole.startswith(turn) else whole
 
 
-def role_of(kind: str, url: str, **more: Any) -> Role:
+def role_of(kind: str, url: str, **more: Any) -> ModelClient:
     config = ServerConfig(kind, url, "m", tokenizer=str(small_tokenizer_path()), **more)
-    return create_role("policy", [config], RetryPolicy(random=lambda: 0.0))
+    return create_client("policy", [config], RetryPolicy(random=lambda: 0.0))
 
 
-async def play(role: Role, **options: Any) -> Any:
+async def play(role: ModelClient, **options: Any) -> Any:
     try:
         return await HermesAgentLoop(role, TOOLKIT.schemas, options=LoopOptions(**options)).run(HI)
     finally:
@@ -176,7 +176,7 @@ async def test_each_step_records_the_versions_of_its_weights(kind: str) -> None:
         assert await role.weights() == 5
         await role.close()
     # 5 was not known when the second call was sent, so it may have begun with 4.
-    assert [turn.weights for turn in transcript.turns] == [Weights(4, 4), Weights(4, 5)]
+    assert [turn.weights for turn in transcript.turns] == [WeightVersions(4, 4), WeightVersions(4, 5)]
 
 
 async def test_calls_that_begin_together_go_on_where_the_path_of_the_weights_is_missing() -> None:
@@ -188,7 +188,7 @@ async def test_calls_that_begin_together_go_on_where_the_path_of_the_weights_is_
         await role.chat(ChatRequest(HI, transcript=transcript))
         await role.close()
     assert (len(policy.log), policy.told.count("/model_info")) == (9, 1)
-    assert [turn.weights for turn in transcript.turns] == [Weights()]
+    assert [turn.weights for turn in transcript.turns] == [WeightVersions()]
 
 
 @pytest.mark.parametrize("path", ["/get_weight_version", "/model_info"])
@@ -201,7 +201,7 @@ async def test_older_and_newer_sglang_tell_the_version_of_their_weights(path: st
         await role.chat(ChatRequest(HI, transcript=transcript))
         assert await role.weights() == 4
         await role.close()
-    assert [turn.weights for turn in transcript.turns] == [Weights(4, 4)]
+    assert [turn.weights for turn in transcript.turns] == [WeightVersions(4, 4)]
     assert policy.told.count("/get_weight_version") == 1 or path == "/get_weight_version"
 
 
@@ -215,7 +215,7 @@ async def test_a_server_that_tells_no_version_is_believed_to_have_none() -> None
         told = role_of("vllm", url, weights_path="/get_weight_version")
         await told.chat(ChatRequest(HI, transcript=transcript))
         await asyncio.gather(role.close(), told.close())
-    assert [turn.weights for turn in transcript.turns] == [Weights(), Weights(0, 0)]
+    assert [turn.weights for turn in transcript.turns] == [WeightVersions(), WeightVersions(0, 0)]
 
 
 @pytest.mark.parametrize("kind", DIALECTS)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.errors import UserError
-from hermes_rl.servers.turns import assistant_message
+from hermes_rl.servers.token_level import assistant_message
 from hermes_rl.tokens.parsers import PARSERS, Parsed, Status, load_parser, parse_ids, parse_text
 from hermes_rl.tokens.tokenizer import load_tokenizer
 from tests.tokens.families import FAMILIES, tokenizer_of

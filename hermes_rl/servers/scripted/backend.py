@@ -1,7 +1,7 @@
-"""A scripted server as a server of a role: started with the first call, closed with the role.
+"""`type: scripted` as a backend: it starts a scripted server with the first call and closes it with the client.
 
 Owns the pair of the server and the client that speaks to it over HTTP like to any other: in token ids where the
-tokenizer allows that, as it does by default, else in messages.
+tokenizer allows that, as the default one does, else in messages.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ScriptedBackend:
             self._server.register(rollout_id, script)
 
     def forget(self, rollout_id: str) -> None:
-        """The rollout is over."""
+        """Forget the script of a rollout that is over."""
         self._scripts.pop(rollout_id, None)
         if self._server is not None:
             self._server.forget(rollout_id)
@@ -58,10 +58,10 @@ class ScriptedBackend:
             return await client.attempt(request)
         except CannotRender:
             assert self._chat is not None
-            return await self._chat.attempt(request)  # images, for example
+            return await self._chat.attempt(request)  # messages with images, for example
 
     async def weights(self) -> int | None:
-        """The version that the server pretends to have; None where nobody asked for one."""
+        """Return the version that the server pretends to have; None where it speaks messages, which tell none."""
         client = await self._started()
         return await client.weights() if isinstance(client, TokenServer) else None
 
@@ -77,10 +77,10 @@ class ScriptedBackend:
             await server.close()
 
     async def _started(self) -> Backend:
-        """The client of a server that listens in the running loop."""
+        """Return the client of a server that listens in the running loop; start it where there is none."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            # What an earlier loop held ended with it.
+            # The server and clients of an earlier loop ended with that loop.
             self._loop, self._client, self._chat, self._server = loop, None, None, None
             self._starting = asyncio.Lock()
         async with self._starting:

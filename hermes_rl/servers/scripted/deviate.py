@@ -1,7 +1,7 @@
 """Which rollouts of a group go wrong, and how a script is made wrong.
 
-Owns both choices; they follow from the seed alone, on every machine. A wrong script differs in every
-text and number that a reward could look at, so that its score differs: tool arguments and what is said.
+Owns both choices; they follow from the seed alone, on every machine. A wrong script differs in every text and number
+that a reward could look at (tool arguments and the words of a turn), so that its score differs.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from hermes_rl.servers.scripted.script import Call, Turn
+from hermes_rl.servers.scripted.script import ScriptedCall, ScriptedTurn
 
 _ADDED = " wrong"
 """Appended where nothing else can be changed: a text without letters and digits."""
 
 
 def deviations(n: int, deviate: float, seed: int, group_key: str) -> frozenset[int]:
-    """The members of a group of `n` that go wrong: ``clamp(round(deviate × n), 1, n − 1)`` of them.
+    """Choose the members of a group of `n` that go wrong: ``clamp(round(deviate × n), 1, n − 1)`` of them.
 
-    None when `deviate` is 0, and none in a group of one, which has no other member to differ from.
+    No member goes wrong when `deviate` is 0, nor in a group of one, which has no other member to differ from.
     """
     if deviate <= 0 or n < 2:
         return frozenset()
@@ -28,8 +28,8 @@ def deviations(n: int, deviate: float, seed: int, group_key: str) -> frozenset[i
     return frozenset(Random(f"{seed}:{group_key}").sample(range(n), count))
 
 
-def deviate_script(turns: Sequence[Turn], rng: Random) -> tuple[Turn, ...]:
-    """The same turns with other arguments and other words; the tools stay the same."""
+def deviate_script(turns: Sequence[ScriptedTurn], rng: Random) -> tuple[ScriptedTurn, ...]:
+    """Return the turns with other arguments and other words; the tools stay the same."""
     by, turned = rng.randint(1, 9), rng.randint(1, 25)
 
     def wrong(value: Any) -> Any:
@@ -39,7 +39,7 @@ def deviate_script(turns: Sequence[Turn], rng: Random) -> tuple[Turn, ...]:
         replace(
             turn,
             say=None if turn.say is None else wrong(turn.say),
-            tools=tuple(Call(call.name, wrong(call.args)) for call in turn.tools),
+            tools=tuple(ScriptedCall(call.name, wrong(call.args)) for call in turn.tools),
         )
         for turn in turns
     )
@@ -60,7 +60,7 @@ def _wrong(value: Any, by: int, turned: int) -> Any:
 
 
 def _wrong_text(text: str, by: int, turned: int) -> str:
-    """Digits shifted and letters turned around the alphabet; shape and punctuation stay.
+    """Shift the digits and turn the letters around the alphabet; shape and punctuation stay.
 
     A command becomes one that does not exist rather than one that does something else.
     """

@@ -1,23 +1,36 @@
-"""A scripted answer in the form of the chat-completions API.
+"""A scripted answer, in messages or in token ids.
 
-Owns the JSON of the answer: real token counts, the cut at `max_tokens`, log-probabilities of 0.0 (a
-script leaves no choice). Leaves HTTP to `server` and the turns to `script`.
+Owns which turn a prompt of token ids asks for (its assistant headers are counted; a prompt that already holds the
+beginning of the turn gets the rest of it), real token counts, the cut at `max_tokens`, and the JSON of the chat API and
+of the three dialects of token-level servers. In messages every log-probability is 0.0, as a script leaves no choice.
+Leaves HTTP to `server` and the turns to `script`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from hermes_rl.servers.scripted.script import Script
 from hermes_rl.tokens.chat import turn_ids
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 
+LogprobOf = Callable[[int, int], float]
+"""Position in the sequence and token id → log-probability."""
+_QUESTION = ({"role": "user", "content": "u"},)
+
 
 def completion(script: Script, body: Mapping[str, Any], model: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The answer to a request's body."""
+    """Answer the body of a chat request."""
     message = script.next_message(body["messages"])
-    choice = {"index": 0, "message": message, "finish_reason": _finish_reason(message), "logprobs": None}
+    choice = {
+        "index": 0,
+        "message": message,
+        "finish_reason": "tool_calls" if message.get("tool_calls") else "stop",
+        "logprobs": None,
+    }
     answer = {
         "id": "scripted",
         "object": "chat.completion",
@@ -28,34 +41,132 @@ def completion(script: Script, body: Mapping[str, Any], model: str, tokenizer: T
     try:
         prompt, ids = turn_ids(tokenizer, body["messages"], body.get("tools"), message)
     except TemplateRefused:
-        # Images, for example: what cannot be counted is not counted.
+        # A message with an image, for example, cannot be counted.
         return answer
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     if isinstance(limit, int) and limit < len(ids):
         ids = ids[:limit]
-        choice["message"] = _cut(tokenizer, ids)
+        # A call that is not complete is no call, so a cut turn is text.
+        choice["message"] = {"role": "assistant", "content": tokenizer.decode(ids).rstrip("\ufffd")}
         choice["finish_reason"] = "length"
     if body.get("logprobs"):
-        choice["logprobs"] = {"content": [_logprob(tokenizer, token) for token in ids]}
-    return answer | {"usage": _usage(len(prompt), len(ids))}
+        choice["logprobs"] = {
+            "content": [
+                {"token": tokenizer.decode([token]), "logprob": 0.0, "bytes": None, "top_logprobs": []} for token in ids
+            ]
+        }
+    counts = {"prompt_tokens": len(prompt), "completion_tokens": len(ids)}
+    return answer | {"usage": {**counts, "total_tokens": sum(counts.values())}}
 
 
-def _finish_reason(message: Mapping[str, Any]) -> str:
-    return "tool_calls" if message.get("tool_calls") else "stop"
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request for token ids: a prompt, and how many tokens the answer may have."""
+
+    prompt: list[int]
+    max_tokens: int | None
 
 
-def _cut(tokenizer: Tokenizer, ids: list[int]) -> dict[str, Any]:
-    """A cut turn is text: a call that is not complete is no call."""
-    return {"role": "assistant", "content": tokenizer.decode(ids).rstrip("\ufffd")}
+@dataclass(frozen=True, slots=True)
+class PlayedTokens:
+    """An answer in token ids."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish: str
+    prompt: list[int]
+
+    def broken_off(self) -> PlayedTokens:
+        """Return the first half, as a server that takes new weights gives it back."""
+        half = len(self.ids) // 2
+        return replace(self, ids=self.ids[:half], logprobs=self.logprobs[:half], finish="abort")
 
 
-def _logprob(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
-    return {"token": tokenizer.decode([token]), "logprob": 0.0, "bytes": None, "top_logprobs": []}
+class TokenDialect(Protocol):
+    """The JSON of one kind of server."""
+
+    def read(self, body: Mapping[str, Any]) -> Asked: ...
+
+    def write(self, played: PlayedTokens, model: str, version: int) -> dict[str, Any]: ...
 
 
-def _usage(prompt: int, completion: int) -> dict[str, int]:
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-    }
+def play_tokens(script: Script, asked: Asked, tokenizer: Tokenizer, logprob: LogprobOf | None) -> PlayedTokens:
+    """Play the turn that follows the prompt, or the rest of a turn that the prompt has begun."""
+    spoken, begun = _place(asked.prompt, _header(tokenizer))
+    message = script.next_message([{"role": "assistant"}] * spoken)
+    whole = turn_ids(tokenizer, _QUESTION, None, message)[1]
+    ids = whole[len(begun) :] if whole[: len(begun)] == begun else whole
+    finish = "stop"
+    if asked.max_tokens is not None and asked.max_tokens < len(ids):
+        ids, finish = ids[: asked.max_tokens], "length"
+    start = len(asked.prompt)
+    logprobs = [0.0 if logprob is None else logprob(start + place, token) for place, token in enumerate(ids)]
+    return PlayedTokens(ids, logprobs, finish, asked.prompt)
+
+
+def _place(prompt: list[int], header: tuple[int, ...]) -> tuple[int, list[int]]:
+    """Count the turns before the one that is asked for, and return the ids of that one which are there already."""
+    size = len(header)
+    places = [
+        i for i in range(len(prompt) - size + 1) if prompt[i] == header[0] and tuple(prompt[i : i + size]) == header
+    ]
+    if not places:
+        return 0, []
+    return len(places) - 1, prompt[places[-1] + size :]
+
+
+@functools.lru_cache(maxsize=8)
+def _header(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the ids with which the template asks for a turn."""
+    asked = tokenizer.render(_QUESTION, None, add_generation_prompt=True)
+    told = tokenizer.render(_QUESTION, None, add_generation_prompt=False)
+    return tuple(tokenizer.encode(asked[len(told) :] if asked.startswith(told) else asked[-1:]))
+
+
+class _Vllm:
+    def read(self, body: Mapping[str, Any]) -> Asked:
+        return Asked([int(token) for token in body["prompt"]], body.get("max_tokens"))
+
+    def write(self, played: PlayedTokens, model: str, version: int) -> dict[str, Any]:
+        choice = {
+            "index": 0,
+            "text": "",
+            "token_ids": played.ids,
+            "prompt_token_ids": played.prompt,
+            "finish_reason": played.finish,
+            "logprobs": {"token_logprobs": played.logprobs},
+        }
+        count = {"prompt_tokens": len(played.prompt), "completion_tokens": len(played.ids)}
+        return {"id": "scripted", "object": "text_completion", "model": model, "choices": [choice], "usage": count}
+
+
+class _Sglang:
+    def read(self, body: Mapping[str, Any]) -> Asked:
+        return Asked([int(token) for token in body["input_ids"]], body["sampling_params"].get("max_new_tokens"))
+
+    def write(self, played: PlayedTokens, model: str, version: int) -> dict[str, Any]:
+        meta = {
+            "finish_reason": {"type": played.finish},
+            "output_token_logprobs": [
+                [value, token, None] for value, token in zip(played.logprobs, played.ids, strict=True)
+            ],
+            "weight_version": str(version),
+        }
+        return {"text": "", "output_ids": played.ids, "meta_info": meta}
+
+
+class _Legacy:
+    def read(self, body: Mapping[str, Any]) -> Asked:
+        return Asked([int(token) for token in body["prompt"]["prompt_token_ids"]], body.get("max_tokens"))
+
+    def write(self, played: PlayedTokens, model: str, version: int) -> dict[str, Any]:
+        pairs = zip(played.ids, played.logprobs, strict=True)
+        return {
+            "text": [""],
+            "finish_reasons": [played.finish],
+            "token_ids": [played.ids],
+            "logprobs": [[[{str(token): value}] for token, value in pairs]],
+        }
+
+
+VLLM, SGLANG, LEGACY = _Vllm(), _Sglang(), _Legacy()

@@ -1,7 +1,7 @@
-"""What a scripted policy plays: turns that call tools, say something, or both.
+"""The script of a scripted policy: turns that call tools, say something, or both.
 
-Owns the types and which turn is next in a conversation. Leaves the rendering of a spec's `solution`
-over a row to the caller: here the texts are final.
+Owns the types and which turn is next in a conversation. Leaves the rendering of a spec's `solution` over a row to the
+caller: the texts are final here.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Self
 
 UNSCRIPTED = "This is a scripted server without a model; no solution is written for this conversation."
 FINISHED = "That was all."
-"""Said when a conversation goes on after its last turn."""
+"""The answer in a conversation that goes on after the last turn of its script."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ScriptedCall:
     """A tool call. `args` is normally a mapping; anything else is sent as the JSON that it is."""
 
     name: str
@@ -25,21 +25,21 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ScriptedTurn:
     """One assistant message."""
 
     say: str | None = None
-    tools: tuple[Call, ...] = ()
+    tools: tuple[ScriptedCall, ...] = ()
 
     @classmethod
     def of(cls, turn: Mapping[str, Any]) -> Self:
-        """From the form that a spec has: ``{tools: [{name, args}]}``, ``{say: text}``, or both."""
+        """Make a turn from the form that a spec has: ``{tools: [{name, args}]}``, ``{say: text}``, or both."""
         say = turn.get("say")
-        calls = (Call(str(call["name"]), call.get("args") or {}) for call in turn.get("tools") or ())
+        calls = (ScriptedCall(str(call["name"]), call.get("args") or {}) for call in turn.get("tools") or ())
         return cls(None if say is None else str(say), tuple(calls))
 
     def message(self, number: int) -> dict[str, Any]:
-        """The assistant message; ids of calls differ within a conversation and are always the same."""
+        """Return the assistant message. The ids of its calls are unique in a conversation and the same in every run."""
         message: dict[str, Any] = {"role": "assistant", "content": self.say}
         if self.tools:
             message["tool_calls"] = [
@@ -52,25 +52,25 @@ class Turn:
 class Script:
     """The turns of one rollout."""
 
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[ScriptedTurn, ...] = ()
     prior: int = 0
     """Assistant messages that the prompt itself holds (examples); they are not turns."""
 
     @classmethod
     def of(cls, turns: Iterable[Mapping[str, Any]], prior: int = 0) -> Self:
-        """From turns in the form that a spec has, already rendered over a row."""
-        return cls(tuple(Turn.of(turn) for turn in turns), prior)
+        """Make a script from turns in the form that a spec has, already rendered over a row."""
+        return cls(tuple(ScriptedTurn.of(turn) for turn in turns), prior)
 
     def next_message(self, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The assistant message that follows the history."""
+        """Return the assistant message that follows the history."""
         spoken = sum(message.get("role") == "assistant" for message in history)
         number = max(0, spoken - self.prior)
         if not self.turns:
-            return Turn(UNSCRIPTED).message(number)
-        turn = self.turns[number] if number < len(self.turns) else Turn(FINISHED)
+            return ScriptedTurn(UNSCRIPTED).message(number)
+        turn = self.turns[number] if number < len(self.turns) else ScriptedTurn(FINISHED)
         return turn.message(number)
 
 
-def _tool_call(call_id: str, call: Call) -> dict[str, Any]:
+def _tool_call(call_id: str, call: ScriptedCall) -> dict[str, Any]:
     arguments = json.dumps(call.args, ensure_ascii=False, default=str)
     return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

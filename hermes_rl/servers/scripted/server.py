@@ -1,20 +1,19 @@
 """The HTTP server that plays scripts: it listens on loopback, on a port that the system chooses.
 
-Owns the routes, the scripts that were registered, and the pretence of weights that change. Leaves the answers to
-`play` (messages) and `tokens` (ids).
+Owns the routes, the registered scripts, and the pretence of weights that change, for those who try out a server whose
+weights change. Leaves the answers to `play`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 from aiohttp import web
 
-from hermes_rl.servers.scripted.play import completion
+from hermes_rl.servers.scripted.play import LEGACY, SGLANG, VLLM, LogprobOf, TokenDialect, completion, play_tokens
 from hermes_rl.servers.scripted.script import Script
-from hermes_rl.servers.scripted.tokens import LEGACY, SGLANG, VLLM, LogprobOf, TokenDialect, play_tokens
-from hermes_rl.servers.scripted.weights import Weights
 from hermes_rl.tokens.tokenizer import Tokenizer
 
 ROLLOUT_HEADER = "X-Rollout-Id"
@@ -32,16 +31,16 @@ class ScriptedServer:
         self._model = model
         self._tokenizer = tokenizer
         self._logprob = logprob
-        self.weights = Weights()
+        self.weights = ScriptedWeights()
         self._scripts: dict[str, Script] = {}
         self._runner: web.AppRunner | None = None
 
     def register(self, rollout_id: str, script: Script) -> None:
-        """Play this script for the rollout; before its first call."""
+        """Play this script for the rollout; call it before the first request."""
         self._scripts[rollout_id] = script
 
     def forget(self, rollout_id: str) -> None:
-        """The rollout is over."""
+        """Forget the script of a rollout that is over."""
         self._scripts.pop(rollout_id, None)
 
     async def start(self) -> str:
@@ -83,7 +82,7 @@ class ScriptedServer:
         return await self._ids(request, None)
 
     async def _ids(self, request: web.Request, dialect: TokenDialect | None) -> web.Response:
-        """Token ids in and out; without a dialect the body tells which one is meant."""
+        """Answer a request for token ids; without a dialect the body tells which one is meant."""
         try:
             body = json.loads(await request.read())
             dialect = dialect or (SGLANG if "input_ids" in body else LEGACY)
@@ -116,3 +115,53 @@ def _problem(body: Any) -> str | None:
 def _refused(message: str) -> web.Response:
     error = {"message": message, "type": "invalid_request_error", "code": None}
     return web.json_response({"error": error}, status=400)
+
+
+class ScriptedWeights:
+    """A version of weights that do not exist, and whether generation is stopped.
+
+    ``POST /update_weights {"version": N}``, ``POST /pause?mode=keep`` (requests wait) or ``?mode=abort`` (they come
+    back half done), ``POST /resume``, ``GET /is_paused``, ``GET /get_weight_version``.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._mode: str | None = None
+        self._going = asyncio.Event()
+
+    def add_routes(self, app: web.Application) -> None:
+        """Add the routes by which a trainer would steer a server."""
+        self._going = asyncio.Event()
+        self._going.set()
+        app.router.add_post("/pause", self._pause)
+        app.router.add_post("/resume", self._resume)
+        app.router.add_post("/update_weights", self._update)
+        app.router.add_get("/is_paused", self._paused)
+        app.router.add_get("/get_weight_version", self._version)
+
+    async def gate(self) -> bool:
+        """Wait until generation goes on; returns True where the request has to come back half done."""
+        if self._mode == "abort":
+            return True
+        await self._going.wait()
+        return False
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        self._mode = request.query.get("mode", "abort")
+        self._going.clear()
+        return web.json_response({"status": "paused"})
+
+    async def _resume(self, _: web.Request) -> web.Response:
+        self._mode = None
+        self._going.set()
+        return web.json_response({"status": "resumed"})
+
+    async def _update(self, request: web.Request) -> web.Response:
+        self.version = int((await request.json()).get("version", self.version + 1))
+        return web.json_response({"version": self.version})
+
+    async def _paused(self, _: web.Request) -> web.Response:
+        return web.json_response({"is_paused": self._mode is not None})
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return web.json_response({"weight_version": str(self.version)})

@@ -11,13 +11,23 @@ from typing import cast
 
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
-from hermes_rl.tokens.parsers.base import Call, Parsed, Parser, Status, Tools
+from hermes_rl.tokens.parsers.base import Parsed, ParsedCall, Parser, Status, Tools
 from hermes_rl.tokens.parsers.detect import ARGUMENTS, NAME, TOOL, written_calls
 from hermes_rl.tokens.parsers.reading import REASONING, marked_text, opens_reasoning
 from hermes_rl.tokens.parsers.text import without_reasoning
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 
-__all__ = ["PARSERS", "Call", "Parsed", "Parser", "Status", "load_parser", "parse_ids", "parse_text", "parser_for"]
+__all__ = [
+    "PARSERS",
+    "Parsed",
+    "ParsedCall",
+    "Parser",
+    "Status",
+    "load_parser",
+    "parse_ids",
+    "parse_text",
+    "parser_for",
+]
 
 PARSERS = {
     "hermes": "Hermes 2 and later",

@@ -1,7 +1,7 @@
 """What a parser makes of a model's turn.
 
 Owns the types, and what every format has in common: a call has a name and an object of arguments, whatever way they
-were written. A parser never raises; each block that looks like a call becomes a `Call` with a status.
+were written. A parser never raises; each block that looks like a call becomes a `ParsedCall` with a status.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ParsedCall:
     """One block as the model wrote it; `arguments` is an object where the status is OK."""
 
     raw: str
@@ -57,7 +57,7 @@ class Parsed:
 
     content: str
     reasoning: str | None = None
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ParsedCall] = field(default_factory=list)
 
 
 class Parser(Protocol):
@@ -66,31 +66,31 @@ class Parser(Protocol):
     markers: tuple[str, ...]
     """Texts that open or close something. Where a tokenizer has a token for one, only that token counts."""
 
-    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[Call]]:
+    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
         """The text without its calls, and the calls; reasoning was taken away before."""
         ...
 
 
-def made(raw: str, name: object, arguments: object, identity: str | None = None) -> Call:
+def made(raw: str, name: object, arguments: object, identity: str | None = None) -> ParsedCall:
     """A call of a name and arguments in any form: an object, its JSON as a text, or nothing."""
     if not isinstance(name, str) or not name.strip():
-        return Call(raw, Status.MISSING_NAME, id=identity)
+        return ParsedCall(raw, Status.MISSING_NAME, id=identity)
     if isinstance(arguments, str):
         try:
             arguments = loads(arguments) if arguments.strip() else {}
         except ValueError:
-            return Call(raw, Status.INVALID_JSON, name.strip(), id=identity)
+            return ParsedCall(raw, Status.INVALID_JSON, name.strip(), id=identity)
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, Mapping):
-        return Call(raw, Status.MALFORMED, name.strip(), id=identity)
-    return Call(raw, Status.OK, name.strip(), arguments, identity)
+        return ParsedCall(raw, Status.MALFORMED, name.strip(), id=identity)
+    return ParsedCall(raw, Status.OK, name.strip(), arguments, identity)
 
 
-def of_object(raw: str, value: object) -> Call:
+def of_object(raw: str, value: object) -> ParsedCall:
     """A call of ``{"name": …, "arguments" | "parameters": …}``."""
     if not isinstance(value, Mapping):
-        return Call(raw, Status.MALFORMED)
+        return ParsedCall(raw, Status.MALFORMED)
     identity = value.get("id")
     arguments = value["arguments"] if "arguments" in value else value.get("parameters")
     return made(raw, value.get("name"), arguments, identity if isinstance(identity, str) else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from hermes_rl.tokens.parsers.base import Call, Status, Tools, decode, made
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, made
 from hermes_rl.tokens.parsers.text import quoted
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -18,20 +18,20 @@ class DeepSeek:
 
     markers = (SECTION, SECTION_END, CALL, CALL_END, SEPARATOR)
 
-    def __init__(self, read: Callable[[str], Call]) -> None:
+    def __init__(self, read: Callable[[str], ParsedCall]) -> None:
         self._read = read
 
-    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[Call]]:
+    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
         start = min((place for place in (text.find(SECTION), text.find(CALL)) if place >= 0), default=-1)
         if start < 0 or quoted(text[:start], text[start + 1 :]):
             return text, []
-        calls: list[Call] = []
+        calls: list[ParsedCall] = []
         place = start
         while (found := text.find(CALL, place)) >= 0:
             begin = found + len(CALL)
             end = _end(text, begin)
             if end is None:
-                calls.append(Call(text[begin:].strip(), Status.UNCLOSED))
+                calls.append(ParsedCall(text[begin:].strip(), Status.UNCLOSED))
                 break
             calls.append(self._read(text[begin:end]))
             place = end + len(CALL_END)
@@ -51,19 +51,19 @@ def _end(text: str, begin: int) -> int | None:
     return first if first >= 0 else None
 
 
-def _fenced(body: str) -> Call:
+def _fenced(body: str) -> ParsedCall:
     raw = body.strip()
     kind, separator, rest = body.partition(SEPARATOR)
     head = _FENCED.match(rest)
     if not separator or head is None or kind.strip() != "function":
-        return Call(raw, Status.MALFORMED)
+        return ParsedCall(raw, Status.MALFORMED)
     name = head[1]
     try:
         value, end = decode(rest, head.end())
     except ValueError:
-        return Call(raw, Status.INVALID_JSON, name)
+        return ParsedCall(raw, Status.INVALID_JSON, name)
     if rest[end:].strip() not in ("```", ""):
-        return Call(raw, Status.INVALID_JSON, name)
+        return ParsedCall(raw, Status.INVALID_JSON, name)
     return made(raw, name, value)
 
 

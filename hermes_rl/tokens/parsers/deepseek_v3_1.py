@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from hermes_rl.tokens.parsers.base import Call, Status, loads, made
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, loads, made
 from hermes_rl.tokens.parsers.deepseek_v3 import SEPARATOR, DeepSeek
 
 
-def _bare(body: str) -> Call:
+def _bare(body: str) -> ParsedCall:
     raw = body.strip()
     name, separator, arguments = body.partition(SEPARATOR)
     if not separator:
-        return Call(raw, Status.MALFORMED)
+        return ParsedCall(raw, Status.MALFORMED)
     try:
         value = loads(arguments) if arguments.strip() else {}
     except ValueError:
-        return Call(raw, Status.INVALID_JSON, name.strip())
+        return ParsedCall(raw, Status.INVALID_JSON, name.strip())
     return made(raw, name, value)
 
 

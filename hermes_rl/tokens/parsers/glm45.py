@@ -6,7 +6,7 @@ import re
 from functools import partial
 from typing import Any
 
-from hermes_rl.tokens.parsers.base import Call, Status, Tools, made
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, made
 from hermes_rl.tokens.parsers.text import openings
 from hermes_rl.tokens.parsers.values import typed
 
@@ -21,11 +21,11 @@ class Glm:
 
     markers = ("<tool_call>", _CLOSING, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
-    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[Call]]:
+    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
         return openings(text, "<tool_call>", partial(_block, text, tools))
 
 
-def _block(text: str, tools: Tools | None, start: int) -> tuple[Call, int]:
+def _block(text: str, tools: Tools | None, start: int) -> tuple[ParsedCall, int]:
     key, closing = text.find("<arg_key>", start), text.find(_CLOSING, start)
     name_end = min((place for place in (key, closing) if place >= 0), default=len(text))
     name, place = text[start:name_end].strip(), name_end
@@ -35,10 +35,10 @@ def _block(text: str, tools: Tools | None, start: int) -> tuple[Call, int]:
         place = pair.end()
     end = text.find(_CLOSING, place)
     if end < 0:
-        return Call(text[start:].strip(), Status.UNCLOSED), len(text)
+        return ParsedCall(text[start:].strip(), Status.UNCLOSED), len(text)
     raw = text[start:end].strip()
     if text[place:end].strip() or "" in arguments or "\n" in name:
-        return Call(raw, Status.MALFORMED, name.partition("\n")[0]), end + len(_CLOSING)
+        return ParsedCall(raw, Status.MALFORMED, name.partition("\n")[0]), end + len(_CLOSING)
     return made(raw, name, arguments), end + len(_CLOSING)
 
 

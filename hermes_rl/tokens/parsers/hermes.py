@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from hermes_rl.tokens.parsers.base import Call, Tools
+from hermes_rl.tokens.parsers.base import ParsedCall, Tools
 from hermes_rl.tokens.parsers.text import json_block, openings
 
 
@@ -14,7 +14,7 @@ class Tagged:
     def __init__(self, opening: str, closing: str) -> None:
         self.markers = (opening, closing)
 
-    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[Call]]:
+    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
         opening, closing = self.markers
         return openings(text, opening, partial(json_block, text, closing=closing))
 

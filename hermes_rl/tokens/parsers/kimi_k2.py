@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hermes_rl.tokens.parsers.base import Call, Status, Tools, decode, loads, made
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, loads, made
 from hermes_rl.tokens.parsers.text import quoted
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -17,11 +17,11 @@ class KimiK2:
 
     markers = (_SECTION, _SECTION_END, _CALL, _ARGUMENTS, _END)
 
-    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[Call]]:
+    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
         start = min((place for place in (text.find(_SECTION), text.find(_CALL)) if place >= 0), default=-1)
         if start < 0 or quoted(text[:start], text[start + 1 :]):
             return text, []
-        calls: list[Call] = []
+        calls: list[ParsedCall] = []
         place = start
         while (found := text.find(_CALL, place)) >= 0:
             call, place = _read(text, found + len(_CALL))
@@ -29,7 +29,7 @@ class KimiK2:
         return text[:start].strip(), calls
 
 
-def _read(text: str, begin: int) -> tuple[Call, int]:
+def _read(text: str, begin: int) -> tuple[ParsedCall, int]:
     separator, end = text.find(_ARGUMENTS, begin), text.find(_END, begin)
     if separator >= 0 and (end < 0 or separator < end):
         try:
@@ -38,7 +38,7 @@ def _read(text: str, begin: int) -> tuple[Call, int]:
         except ValueError:
             pass
     if end < 0:
-        return Call(text[begin:].strip(), Status.UNCLOSED), len(text)
+        return ParsedCall(text[begin:].strip(), Status.UNCLOSED), len(text)
     return _call(text[begin:end]), end + len(_END)
 
 
@@ -48,16 +48,16 @@ def _opened(text: str, place: int) -> int:
     return place
 
 
-def _call(body: str) -> Call:
+def _call(body: str) -> ParsedCall:
     raw = body.strip()
     identity, separator, arguments = body.partition(_ARGUMENTS)
     found = _ID.fullmatch(identity.strip())
     if not separator or found is None:
-        return Call(raw, Status.MALFORMED)
+        return ParsedCall(raw, Status.MALFORMED)
     try:
         value = loads(arguments) if arguments.strip() else {}
     except ValueError:
-        return Call(raw, Status.INVALID_JSON, found["name"], id=identity.strip())
+        return ParsedCall(raw, Status.INVALID_JSON, found["name"], id=identity.strip())
     return made(raw, found["name"], value, identity.strip())
 
 

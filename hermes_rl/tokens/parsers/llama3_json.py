@@ -6,7 +6,7 @@ says that it is meant as a call.
 
 from __future__ import annotations
 
-from hermes_rl.tokens.parsers.base import Call, Status, Tools, decode, of_object
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, of_object
 
 _TAG = "<|python_tag|>"
 
@@ -16,20 +16,20 @@ class Llama3Json:
 
     markers = (_TAG,)
 
-    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[Call]]:
+    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
         body = text.strip()
         tagged = body.startswith(_TAG)
         body = body.removeprefix(_TAG).strip()
         if not body.startswith("{"):
-            return (text, []) if not tagged else ("", [Call(body, Status.MALFORMED)])
+            return (text, []) if not tagged else ("", [ParsedCall(body, Status.MALFORMED)])
         found = _read(body)
         if tagged or _meant(body, found, tools):
             return "", found
         return text, []
 
 
-def _read(text: str) -> list[Call]:
-    calls: list[Call] = []
+def _read(text: str) -> list[ParsedCall]:
+    calls: list[ParsedCall] = []
     place = 0
     while place < len(text):
         try:
@@ -38,7 +38,7 @@ def _read(text: str) -> list[Call]:
             following = text.find("};", place)
             raw = text[place : following + 1 if following >= 0 else len(text)]
             closed = following >= 0 or raw.rstrip().endswith("}")
-            calls.append(Call(raw.strip(), Status.INVALID_JSON if closed else Status.UNCLOSED))
+            calls.append(ParsedCall(raw.strip(), Status.INVALID_JSON if closed else Status.UNCLOSED))
             end = following + 1 if following >= 0 else len(text)
         else:
             calls.append(of_object(text[place:end], value))
@@ -46,12 +46,12 @@ def _read(text: str) -> list[Call]:
         while place < len(text) and text[place] in "; \t\r\n":
             place += 1
         if place < len(text) and text[place] != "{":
-            calls.append(Call(text[place:], Status.MALFORMED))
+            calls.append(ParsedCall(text[place:], Status.MALFORMED))
             break
     return calls
 
 
-def _meant(text: str, found: list[Call], tools: Tools | None) -> bool:
+def _meant(text: str, found: list[ParsedCall], tools: Tools | None) -> bool:
     """Whether a bare JSON is a call: it is one by its form, of a tool that there is."""
     if any(call.status is Status.MALFORMED and not call.name for call in found):
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hermes_rl.tokens.parsers.base import Call, Status, Tools, decode, made, of_object
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, made, of_object
 from hermes_rl.tokens.parsers.text import quoted
 
 _OPENING = "[TOOL_CALLS]"
@@ -17,7 +17,7 @@ class Mistral:
 
     markers = (_OPENING, "[CALL_ID]", "[ARGS]")
 
-    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[Call]]:
+    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
         start = 0
         while (found := text.find(_OPENING, start)) >= 0:
             start = found + len(_OPENING)
@@ -26,7 +26,7 @@ class Mistral:
         return text, []
 
 
-def _section(text: str) -> Iterator[Call]:
+def _section(text: str) -> Iterator[ParsedCall]:
     """All that follows the first marker is calls."""
     for piece in text.split(_OPENING):
         if piece.lstrip().startswith("["):
@@ -37,14 +37,14 @@ def _section(text: str) -> Iterator[Call]:
             yield _named(piece)
 
 
-def _listed(text: str) -> Iterator[Call]:
+def _listed(text: str) -> Iterator[ParsedCall]:
     """A JSON list, read one by one, so that a broken call does not take the good ones with it."""
     place = 1
     while True:
         while place < len(text) and text[place] in " \t\r\n,":
             place += 1
         if place >= len(text):
-            yield Call(text[:200], Status.UNCLOSED)
+            yield ParsedCall(text[:200], Status.UNCLOSED)
             return
         if text[place] == "]":
             return
@@ -54,7 +54,7 @@ def _listed(text: str) -> Iterator[Call]:
             following = re.compile(r'\}\s*,\s*(?=\{\s*")').search(text, place)
             broken = text[place : following.end() if following else len(text)]
             closed = following is not None or text.rstrip().endswith("]")
-            yield Call(broken.strip(" ,]"), Status.INVALID_JSON if closed else Status.UNCLOSED)
+            yield ParsedCall(broken.strip(" ,]"), Status.INVALID_JSON if closed else Status.UNCLOSED)
             if following is None:
                 return
             place = following.end()
@@ -63,27 +63,27 @@ def _listed(text: str) -> Iterator[Call]:
         place = end
 
 
-def _object(text: str) -> Call:
+def _object(text: str) -> ParsedCall:
     try:
         value, _ = decode(text, 0)
     except ValueError:
-        return Call(text, _status(text))
+        return ParsedCall(text, _status(text))
     return of_object(text, value)
 
 
-def _named(text: str) -> Call:
+def _named(text: str) -> ParsedCall:
     raw, head = text.strip(), _HEAD.match(text)
     if head is None:
-        return Call(raw, Status.MALFORMED)
+        return ParsedCall(raw, Status.MALFORMED)
     arguments = text[head.end() :]
     if not arguments.strip():
-        return Call(raw, Status.UNCLOSED, head["name"], id=head["id"])
+        return ParsedCall(raw, Status.UNCLOSED, head["name"], id=head["id"])
     try:
         value, end = decode(arguments, 0)
     except ValueError:
-        return Call(raw, _status(raw), head["name"], id=head["id"])
+        return ParsedCall(raw, _status(raw), head["name"], id=head["id"])
     if arguments[end:].strip():
-        return Call(raw, Status.INVALID_JSON, head["name"], id=head["id"])
+        return ParsedCall(raw, Status.INVALID_JSON, head["name"], id=head["id"])
     return made(raw, head["name"], value, head["id"])
 
 

@@ -6,7 +6,7 @@ import re
 from functools import partial
 from typing import Any
 
-from hermes_rl.tokens.parsers.base import Call, Status, Tools, made
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, made
 from hermes_rl.tokens.parsers.text import openings
 from hermes_rl.tokens.parsers.values import typed
 
@@ -22,24 +22,24 @@ class Qwen3Coder:
 
     markers = ("<tool_call>", "</tool_call>")
 
-    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[Call]]:
+    def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
         return openings(text, "<tool_call>", partial(_block, text, tools))
 
 
-def _block(text: str, tools: Tools | None, start: int) -> tuple[Call, int]:
+def _block(text: str, tools: Tools | None, start: int) -> tuple[ParsedCall, int]:
     end = _END.search(text, start)
     if end is None:
         closing = text.find("</tool_call>", start)
         if closing < 0:
-            return Call(text[start:].strip(), Status.UNCLOSED), len(text)
-        return Call(text[start:closing].strip(), Status.MALFORMED), closing + len("</tool_call>")
+            return ParsedCall(text[start:].strip(), Status.UNCLOSED), len(text)
+        return ParsedCall(text[start:closing].strip(), Status.MALFORMED), closing + len("</tool_call>")
     return _call(text[start : end.start()], text[start : end.end()], tools), end.end()
 
 
-def _call(body: str, block: str, tools: Tools | None) -> Call:
+def _call(body: str, block: str, tools: Tools | None) -> ParsedCall:
     raw, head = block.removesuffix("</tool_call>").strip(), _FUNCTION.match(body)
     if head is None:
-        return Call(raw, Status.MALFORMED)
+        return ParsedCall(raw, Status.MALFORMED)
     name, place = head[1].strip(), head.end()
     arguments: dict[str, Any] = {}
     while (parameter := _PARAMETER.match(body, place)) is not None:
@@ -47,7 +47,7 @@ def _call(body: str, block: str, tools: Tools | None) -> Call:
         arguments[key] = typed(tools, name, key, parameter[2])
         place = parameter.end()
     if body[place:].strip() or "" in arguments:
-        return Call(raw, Status.MALFORMED, name)
+        return ParsedCall(raw, Status.MALFORMED, name)
     return made(raw, name, arguments)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from hermes_rl.tokens.parsers.base import Call, Status, decode, of_object
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, decode, of_object
 
 _THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 _QUOTES = ("`", '"', "'", "“", "‘", "«")
@@ -44,12 +44,12 @@ def quoted(before: str, after: str) -> bool:
     return bool(line.replace("```", "").count("`") % 2) and "`" in after.partition("\n")[0]
 
 
-def openings(text: str, opening: str, read: Callable[[int], tuple[Call, int]]) -> tuple[str, list[Call]]:
+def openings(text: str, opening: str, read: Callable[[int], tuple[ParsedCall, int]]) -> tuple[str, list[ParsedCall]]:
     """The text without its blocks, and a call for each `opening` that is not quoted.
 
     `read` gets the place behind an opening and gives the call and the place behind the block.
     """
-    calls: list[Call] = []
+    calls: list[ParsedCall] = []
     content: list[str] = []
     done = looked = 0
     while (found := text.find(opening, looked)) >= 0:
@@ -69,7 +69,7 @@ def tidy(pieces: list[str], called: bool) -> str:
     return "".join(pieces) if not called else "\n".join(piece.strip() for piece in pieces if piece.strip())
 
 
-def json_block(text: str, start: int, closing: str) -> tuple[Call, int]:
+def json_block(text: str, start: int, closing: str) -> tuple[ParsedCall, int]:
     """A call from ``{…}`` up to a closing tag. A closing tag inside of a JSON text does not end it."""
     begin = start + len(text[start:]) - len(text[start:].lstrip())
     try:
@@ -78,18 +78,18 @@ def json_block(text: str, start: int, closing: str) -> tuple[Call, int]:
         return _broken(text, start, closing)
     place = text.find(closing, end)
     if place < 0:
-        return Call(text[start:].strip(), Status.UNCLOSED), len(text)
+        return ParsedCall(text[start:].strip(), Status.UNCLOSED), len(text)
     raw = text[start:place].strip()
     if text[end:place].strip():
-        return Call(raw, Status.INVALID_JSON), place + len(closing)
+        return ParsedCall(raw, Status.INVALID_JSON), place + len(closing)
     return of_object(raw, value), place + len(closing)
 
 
-def _broken(text: str, start: int, closing: str) -> tuple[Call, int]:
+def _broken(text: str, start: int, closing: str) -> tuple[ParsedCall, int]:
     place = text.find(closing, start)
     if place < 0:
-        return Call(text[start:].strip(), Status.UNCLOSED), len(text)
-    return Call(text[start:place].strip(), Status.INVALID_JSON), place + len(closing)
+        return ParsedCall(text[start:].strip(), Status.UNCLOSED), len(text)
+    return ParsedCall(text[start:place].strip(), Status.INVALID_JSON), place + len(closing)
 
 
 def between(text: str, opening: str, closing: str, start: int = 0) -> Iterator[tuple[str, bool, int]]:

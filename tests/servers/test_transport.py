@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hermes_rl.servers.turnstile import AT_ONCE, Turnstile
+from hermes_rl.servers.transport import AT_ONCE, Turnstile
 
 
 async def test_no_turn_of_the_loop_has_more_than_a_few_and_the_order_stays() -> None:

@@ -1,14 +1,17 @@
-"""A wrong address is said before the first rollout; nothing is asked of a server that is there."""
+"""What a run asks of its servers before it begins: whether anything listens, and which release of an engine it is."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from hermes_rl.errors import RunError
 from hermes_rl.servers.base import ServerConfig
-from hermes_rl.servers.reach import require_reachable
+from hermes_rl.servers.preflight import engines, require_reachable
 
 DEAD = "http://user:sk-secret@127.0.0.1:1/v1"
 
@@ -40,3 +43,31 @@ async def test_servers_that_are_not_there_are_named_without_credentials() -> Non
 
 async def test_a_scripted_server_needs_no_address() -> None:
     await require_reachable("policy", [ServerConfig("scripted")])
+
+
+async def told(path: str, answer: Any) -> list[str | None]:
+    async def say(_: web.Request) -> web.Response:
+        return web.json_response(answer)
+
+    app = web.Application()
+    app.router.add_get(path, say)
+    async with TestServer(app) as server:
+        return await engines([ServerConfig("scripted"), ServerConfig("vllm", f"{server.make_url('/v1')}")])
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "version"),
+    [
+        ("/version", {"version": "0.11.0"}, "0.11.0"),
+        ("/get_server_info", {"tp_size": 1, "version": "0.5.3"}, "0.5.3"),
+        ("/version", {"version": None}, None),
+        ("/version", ["0.11.0"], None),
+        ("/elsewhere", {}, None),
+    ],
+)
+async def test_what_it_tells(path: str, answer: Any, version: str | None) -> None:
+    assert await told(path, answer) == [None, version]
+
+
+async def test_one_that_is_not_there_tells_nothing() -> None:
+    assert await engines([ServerConfig("openai", "http://127.0.0.1:1/v1")]) == [None]

@@ -1,8 +1,8 @@
-"""A role: one name behind which one or more servers answer.
+"""The client of a model: one name behind which one or more servers answer.
 
-Owns the call as a whole: a server is chosen (`members`), failed attempts are repeated (`retry`), and
-the time is accounted for. Callers in other threads (rewards) are brought to the role's own event loop,
-so that connections and the bound on requests in flight exist once.
+Owns the call as a whole: it asks `pool` for a server, repeats failed attempts (`retry`), and accounts for the time. A
+call from another thread (a reward's) runs on the client's own event loop, so that connections and the bound on requests
+in flight exist once.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from hermes_rl.servers.base import Backend, ChatReply, ChatRequest, Message, ServerConfig, without_thinking
-from hermes_rl.servers.members import Member, Members
+from hermes_rl.servers.pool import PooledServer, ServerPool
 from hermes_rl.servers.retry import RetryPolicy, with_retries
 
 T = TypeVar("T")
 
 
 @runtime_checkable
-class Playable(Protocol):
-    """A backend that plays what was written for a rollout, instead of asking a model."""
+class PlaysScripts(Protocol):
+    """A backend that plays the script of a rollout instead of asking a model."""
 
     def register(self, rollout_id: str, script: Any) -> None: ...
 
@@ -37,18 +37,18 @@ class Versioned(Protocol):
     async def weights(self) -> int | None: ...
 
 
-class Role:
-    """What plays a part in a run: `policy`, `judge`, `user`, or a name of the spec's own."""
+class ModelClient:
+    """The model behind one role of a run: `policy`, `judge`, `user`, or a name that the spec gives."""
 
     def __init__(self, name: str, backends: Sequence[Backend], retry: RetryPolicy | None = None) -> None:
         self.name = name
         self._backends = tuple(backends)
-        self._members = Members(backends)
+        self._pool = ServerPool(backends)
         self._retry = retry or RetryPolicy()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.retries = 0
         """Attempts beyond the first, of all calls together."""
-        self._players = [backend for backend in backends if isinstance(backend, Playable)]
+        self._scripted = [backend for backend in backends if isinstance(backend, PlaysScripts)]
 
     @property
     def configs(self) -> tuple[ServerConfig, ...]:
@@ -58,21 +58,21 @@ class Role:
     @property
     def scripted(self) -> bool:
         """Whether rollouts are played from a script that has to be registered."""
-        return bool(self._players)
+        return bool(self._scripted)
 
     def register(self, rollout_id: str, script: Any) -> None:
-        """What a scripted policy plays for this rollout (`scripted.Script`); nothing for other types."""
-        for player in self._players:
-            player.register(rollout_id, script)
+        """Give the scripted servers the script (`scripted.Script`) of a rollout; other servers ignore it."""
+        for backend in self._scripted:
+            backend.register(rollout_id, script)
 
     def forget(self, rollout_id: str) -> None:
-        """The rollout is over: its script and its place at a server are free."""
-        self._members.forget(rollout_id)
-        for player in self._players:
-            player.forget(rollout_id)
+        """Forget the script and the server of a rollout that is over."""
+        self._pool.forget(rollout_id)
+        for backend in self._scripted:
+            backend.forget(rollout_id)
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        """Answer, from any event loop; raises `ServerFailure` or `ContextLengthExceeded`."""
+        """Answer a request from any event loop; raises `ServerFailure` or `ContextLengthExceeded`."""
         return await self._at_home(self._chat(request))
 
     async def chat_text(
@@ -83,7 +83,7 @@ class Role:
         temperature: float | None = None,
         max_tokens: int | None = None,
     ) -> str:
-        """The text of an answer; see `answer`."""
+        """Return the text alone; see `answer`."""
         return (await self.answer(messages, schema, temperature=temperature, max_tokens=max_tokens))[0]
 
     async def answer(
@@ -94,24 +94,24 @@ class Role:
         temperature: float | None = None,
         max_tokens: int | None = None,
     ) -> tuple[str, ChatReply]:
-        """The text of an answer, without its thinking, and the reply; with a JSON Schema the server is held to it."""
+        """Return the text without its thinking, and the reply; a JSON Schema is sent as `response_format`."""
         body = {"response_format": _json_schema(schema)} if schema is not None else None
         reply = await self.chat(ChatRequest(messages, temperature=temperature, max_tokens=max_tokens, extra_body=body))
         content = reply.message.get("content")
         return without_thinking(content) if isinstance(content, str) else "", reply
 
     async def weights(self) -> int | None:
-        """The newest version of the weights that any server has; None where none tells it."""
+        """Return the newest version of the weights that any server has; None where no server tells one."""
         telling = [backend for backend in self._backends if isinstance(backend, Versioned)]
         return await self._at_home(_newest(telling))
 
     async def close(self) -> None:
-        """Close every server; may be called twice. Another event loop may use the role afterwards."""
+        """Close every server; may be called twice. Another event loop may use the client afterwards."""
         await self._at_home(self._close())
         self._loop = None
 
     def live_here(self) -> None:
-        """Make the running event loop the role's own, so that a call from a reward's thread comes back to it."""
+        """Make the running event loop the client's own, so that a call from a reward's thread comes back to it."""
         self._home()
 
     async def __aenter__(self) -> Self:
@@ -124,51 +124,51 @@ class Role:
         await self.close()
 
     async def _chat(self, request: ChatRequest) -> ChatReply:
-        tried: list[Member] = []
+        tried: list[PooledServer] = []
 
         async def attempt() -> ChatReply:
             if self._retry.outage:
-                await self._members.up()
-            member = self._members.pick(request.rollout_id, tried)
-            tried.append(member)
-            return await self._members.attempt(member, request)
+                await self._pool.up()
+            server = self._pool.pick(request.rollout_id, tried)
+            tried.append(server)
+            return await self._pool.attempt(server, request)
 
         def elsewhere() -> bool:
             self.retries += 1
-            if self._members.untried(tried):
+            if self._pool.untried(tried):
                 return True
             tried.clear()
             return False
 
         started = time.monotonic()
-        reply, attempts = await with_retries(self._retry, self.name, attempt, elsewhere, self._members.clock)
+        reply, attempts = await with_retries(self._retry, self.name, attempt, elsewhere, self._pool.clock)
         return reply if attempts == 1 else _accounted(reply, attempts, time.monotonic() - started)
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a place at a server: more of them at a time would bring nothing."""
-        return sum(member.limiter.waiting for member in self._members)
+        """How many calls wait for a place at a server; while some do, further calls bring nothing."""
+        return sum(server.limiter.waiting for server in self._pool)
 
     @property
     def places(self) -> int:
-        """Calls that the servers are given at a time."""
-        return sum(member.limiter.limit for member in self._members)
+        """How many calls the servers are given at a time."""
+        return sum(server.limiter.limit for server in self._pool)
 
     def fix(self) -> None:
-        """As many calls at a time as the configuration allows, instead of as many as the servers do well with."""
-        for member in self._members:
-            member.limiter.fix()
+        """Give the servers always as many calls at a time as the configuration allows; stop adapting."""
+        for server in self._pool:
+            server.limiter.fix()
 
     def tell(self, say: Callable[[str], None]) -> None:
-        """Who hears that a server is down, and that it is back."""
-        self._members.say = lambda message: say(f"{self.name}: {message}")
+        """Send messages about servers that are down, or back, to `say`."""
+        self._pool.say = lambda message: say(f"{self.name}: {message}")
 
     async def _close(self) -> None:
         for backend in self._backends:
             await backend.close()
 
     def _home(self) -> asyncio.AbstractEventLoop:
-        """The event loop that the role lives on: the first one that used it, while that one runs."""
+        """Return the event loop that the client lives on: the first one that used it, while that one runs."""
         if self._loop is None or not self._loop.is_running():
             self._loop = asyncio.get_running_loop()
         return self._loop

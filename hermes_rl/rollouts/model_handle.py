@@ -7,17 +7,17 @@ from concurrent.futures import Future
 from typing import Any
 
 from hermes_rl.agent.result import Usage
-from hermes_rl.servers.balance import Role
+from hermes_rl.servers.client import ModelClient
 
 
-class RoleHandle:
+class ModelHandle:
     """What a reward can ask of a role.
 
     Attributes:
         verdicts: what it judged, by the hash of what it was asked; see `hermes_rl.scoring.judge`.
     """
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, role: ModelClient) -> None:
         self.name = role.name
         self.scripted = role.scripted
         self.verdicts: dict[str, Future[Mapping[str, Any]]] = {}

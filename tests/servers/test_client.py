@@ -12,11 +12,10 @@ import pytest
 from loopback_server import Answer, Loopback, completion, error
 
 from hermes_rl.errors import ServerFailure
-from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, ServerConfig
-from hermes_rl.servers.factory import create_role
-from hermes_rl.servers.health import Health
-from hermes_rl.servers.members import Members
+from hermes_rl.servers.client import ModelClient
+from hermes_rl.servers.factory import create_client
+from hermes_rl.servers.pool import Health, ServerPool
 from hermes_rl.servers.retry import AttemptFailed, RetryPolicy
 
 Start = Callable[[], Awaitable[Loopback]]
@@ -24,8 +23,8 @@ HI = ChatRequest([{"role": "user", "content": "hi"}])
 DEAD = "http://127.0.0.1:9/v1"
 
 
-def over(*urls: str, policy: RetryPolicy | None = None) -> Role:
-    return create_role("policy", [ServerConfig("openai", url, "m") for url in urls], policy)
+def over(*urls: str, policy: RetryPolicy | None = None) -> ModelClient:
+    return create_client("policy", [ServerConfig("openai", url, "m") for url in urls], policy)
 
 
 def of(rollout: str) -> ChatRequest:
@@ -122,10 +121,10 @@ class Fake:
         return None
 
 
-async def _ask(members: Members) -> None:
-    member = members.pick(None, [])
+async def _ask(pool: ServerPool) -> None:
+    server = pool.pick(None, [])
     try:
-        await members.attempt(member, HI)
+        await pool.attempt(server, HI)
     except AttemptFailed:
         return
 
@@ -133,22 +132,22 @@ async def _ask(members: Members) -> None:
 async def test_after_a_rest_one_probe_decides() -> None:
     now = 100.0
     bad, good = Fake("bad"), Fake("good")
-    members = Members([bad, good], clock=lambda: now)
+    pool = ServerPool([bad, good], clock=lambda: now)
     bad.broken = True
     for _ in range(20):
-        await _ask(members)
+        await _ask(pool)
     assert bad.calls == 3
     now += 1.5
-    await asyncio.gather(*(_ask(members) for _ in range(10)))
+    await asyncio.gather(*(_ask(pool) for _ in range(10)))
     assert bad.calls == 4  # the probe, while nine others went elsewhere
     now += 1.5
-    await asyncio.gather(*(_ask(members) for _ in range(10)))
+    await asyncio.gather(*(_ask(pool) for _ in range(10)))
     assert bad.calls == 4  # the second rest is longer
     bad.broken = False
     now += 1.5
-    await _ask(members)
+    await _ask(pool)
     for _ in range(10):
-        await _ask(members)
+        await _ask(pool)
     assert bad.calls > 8
 
 
@@ -168,18 +167,18 @@ def test_failures_of_one_outage_count_once() -> None:
 async def test_a_cancelled_probe_frees_its_place() -> None:
     now = 0.0
     bad = Fake("bad")
-    members = Members([bad, Fake("good")], clock=lambda: now)
+    pool = ServerPool([bad, Fake("good")], clock=lambda: now)
     bad.broken = True
     for _ in range(8):
-        await _ask(members)
+        await _ask(pool)
     now += 2
-    probe = asyncio.create_task(_ask(members))
+    probe = asyncio.create_task(_ask(pool))
     await asyncio.sleep(0)
     probe.cancel()
     await asyncio.gather(probe, return_exceptions=True)
     bad.broken = False
     for _ in range(6):
-        await _ask(members)
+        await _ask(pool)
     assert bad.calls > 5
 
 
@@ -204,7 +203,7 @@ async def test_calls_from_other_threads_use_the_same_connections_and_bound(loopb
     def reward() -> None:
         answers.append(asyncio.run(role.chat_text([{"role": "user", "content": "grade"}])))
 
-    async with create_role("judge", [config]) as role:
+    async with create_client("judge", [config]) as role:
         threads = [threading.Thread(target=reward) for _ in range(6)]
         for thread in threads:
             thread.start()
@@ -227,14 +226,14 @@ async def test_text_helper(loopback: Start) -> None:
 
 
 async def test_forgotten_rollouts_take_no_memory() -> None:
-    members = Members([Fake("a"), Fake("b")])
+    pool = ServerPool([Fake("a"), Fake("b")])
     for number in range(70_000):
-        members.pick(str(number), [])
-    assert len(members._home) == 65_536
+        pool.pick(str(number), [])
+    assert len(pool._home) == 65_536
     for number in range(70_000):
-        members.forget(str(number))
-    assert members._home == {}
-    assert [member.rollouts for member in members._members] == [0, 0]
+        pool.forget(str(number))
+    assert pool._home == {}
+    assert [server.rollouts for server in pool._servers] == [0, 0]
 
 
 async def test_closing_twice_is_fine(loopback: Start) -> None:

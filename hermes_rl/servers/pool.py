@@ -1,0 +1,246 @@
+"""The servers behind one client, and the choice among them.
+
+Owns which server takes a call: the one with the fewest requests in flight, always the same one for a rollout (that
+server has its prefix in the cache), and never one that keeps failing. Where all servers are down, calls wait, and one
+probe at a time finds out when the outage is over. Leaves how many calls a server gets at a time to `concurrency`, and
+sending to the servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from hermes_rl.servers.base import Backend, ChatReply, ChatRequest, ContextLengthExceeded
+from hermes_rl.servers.concurrency import Limiter
+from hermes_rl.servers.retry import AttemptFailed
+from hermes_rl.servers.transport import public_url
+
+logger = logging.getLogger(__name__)
+
+_THRESHOLD = 3
+"""Failures in a row after which a server is avoided; a busy server fails now and then."""
+_DOWN = 5
+"""Failures in a row without any answer, after which a server is down; single ones occur in every network."""
+_FIRST_REST = 1.0
+_LONGEST_REST = 30.0
+"""Seconds for which a failing server is left alone: the first time, and at most."""
+_LOOK = 0.05
+"""Seconds, at least, between two looks at whether a server may be probed."""
+_NOTICED = 1e-4
+"""Waiting for a place is accounted for from this many seconds on."""
+_REMEMBERED = 65_536
+"""Rollouts whose server is remembered; the oldest is forgotten first, in case nobody reports its end."""
+
+
+class Health:
+    """Whether one server deserves the next call: it is healthy, it rests, or a single call probes it after its rest."""
+
+    __slots__ = ("_failures", "_probing", "_rest", "_resting_until", "_unanswered", "down_since")
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._rest = _FIRST_REST
+        self._resting_until = 0.0
+        self._probing = False
+        self._unanswered = 0
+        self.down_since: float | None = None
+        """When the outage began; None while the server answers."""
+
+    @property
+    def resting_until(self) -> float:
+        return self._resting_until
+
+    @property
+    def healthy(self) -> bool:
+        return self._failures < _THRESHOLD
+
+    def available(self, now: float) -> bool:
+        return self.healthy or (now >= self._resting_until and not self._probing)
+
+    @property
+    def down(self) -> bool:
+        return self.down_since is not None
+
+    def began(self) -> bool:
+        """Note that a call starts; True when it is the probe of a server that has rested."""
+        probe = not self.healthy and not self._probing
+        self._probing = self._probing or probe
+        return probe
+
+    def ended(self, probe: bool) -> None:
+        """Note that a call is over, whatever came of it; after a cancelled probe another call may probe."""
+        if probe:
+            self._probing = False
+
+    def succeeded(self) -> None:
+        self._failures = self._unanswered = 0
+        self._rest = _FIRST_REST
+        self.down_since = None
+
+    def failed(self, now: float, retry_after: float | None, *, unreachable: bool = False) -> None:
+        """Note a failure; failures that arrive while the server already rests belong to the same outage."""
+        self._failures += 1
+        self._unanswered = self._unanswered + 1 if unreachable else 0
+        if self._unanswered >= _DOWN and self.down_since is None:
+            self.down_since = now
+        elif not unreachable:
+            self.down_since = None  # something answers
+        if self.healthy or now < self._resting_until:
+            return
+        self._resting_until = now + max(self._rest, min(retry_after or 0.0, _LONGEST_REST))
+        self._rest = min(self._rest * 2, _LONGEST_REST)
+
+
+@dataclass(eq=False, slots=True)
+class PooledServer:
+    """One server with everything that the pool knows about it."""
+
+    backend: Backend
+    health: Health = field(default_factory=Health)
+    in_flight: int = 0
+    rollouts: int = 0
+    """How many rollouts stay with this server."""
+    served: int = 0
+    limiter: Limiter = field(init=False)
+    announced: bool = False
+    """Whether the outage of this server has been announced."""
+
+    def __post_init__(self) -> None:
+        self.limiter = Limiter(self.backend.config.max_concurrency)
+
+    @property
+    def place(self) -> str:
+        """The server's address without secrets, for messages."""
+        return public_url(self.backend.config.base_url or self.backend.config.type)
+
+    def load(self) -> tuple[int, int, int]:
+        return self.in_flight, self.rollouts, self.served
+
+
+class ServerPool:
+    """All servers of one client."""
+
+    def __init__(self, backends: Sequence[Backend], clock: Callable[[], float] = time.monotonic) -> None:
+        self._servers = [PooledServer(backend) for backend in backends]
+        self._home: OrderedDict[str, PooledServer] = OrderedDict()
+        self.clock = clock
+        self._changed: asyncio.Event | None = None
+        self.say: Callable[[str], None] = logger.warning
+        """Gets one message when a server is down, and one when it is back."""
+
+    def __iter__(self) -> Iterator[PooledServer]:
+        return iter(self._servers)
+
+    async def up(self) -> None:
+        """Wait while every server is down; one call at a time does not wait, because it may probe."""
+        while all(server.health.down and not server.health.available(self.clock()) for server in self._servers):
+            self._changed = self._changed or asyncio.Event()
+            changed = self._changed
+            soonest = min(server.health.resting_until for server in self._servers) - self.clock()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(soonest, _LOOK)):
+                    await changed.wait()
+
+    def pick(self, rollout_id: str | None, tried: Collection[PooledServer]) -> PooledServer:
+        """Choose the server for the next attempt of a call that has already `tried` some."""
+        if len(self._servers) == 1:
+            return self._servers[0]
+        home = self._home.get(rollout_id) if rollout_id is not None else None
+        if home is not None and home not in tried and home.health.available(self.clock()):
+            return home
+        chosen = self._least_loaded(tried)
+        if rollout_id is not None:
+            self._settle(rollout_id, chosen)
+        return chosen
+
+    def untried(self, tried: Collection[PooledServer]) -> bool:
+        """Whether a server that deserves a call has not been tried by it."""
+        now = self.clock()
+        return any(server not in tried and server.health.available(now) for server in self._servers)
+
+    def forget(self, rollout_id: str) -> None:
+        """Forget the server of a rollout that is over."""
+        server = self._home.pop(rollout_id, None)
+        if server is not None:
+            server.rollouts -= 1
+
+    async def attempt(self, server: PooledServer, request: ChatRequest) -> ChatReply:
+        """Make one attempt on a server; it counts as that server's load while it lasts."""
+        asked = self.clock()
+        server.in_flight += 1
+        try:
+            await server.limiter.acquire()
+            try:
+                return await self._placed(server, request, self.clock() - asked)
+            finally:
+                server.limiter.release()
+        finally:
+            server.in_flight -= 1
+
+    async def _placed(self, server: PooledServer, request: ChatRequest, queued: float) -> ChatReply:
+        server.served += 1
+        probe = server.health.began()
+        began = self.clock()
+        try:
+            reply = await server.backend.attempt(request)
+            server.limiter.answered(self.clock() - began)
+            self._succeeded(server)
+        except ContextLengthExceeded:
+            self._succeeded(server)
+            raise
+        except AttemptFailed as failed:
+            self._failed(server, failed, probe=probe)
+            raise
+        finally:
+            server.health.ended(probe)
+            if probe:
+                self._wake()
+        if queued < _NOTICED:
+            return reply
+        return replace(reply, timing=replace(reply.timing, queued=reply.timing.queued + queued))
+
+    def _succeeded(self, server: PooledServer) -> None:
+        down_since = server.health.down_since
+        server.health.succeeded()
+        if down_since is not None:
+            self._wake()
+        if down_since is not None and server.announced:
+            server.announced = False
+            self.say(f"the server at {server.place} is back after {self.clock() - down_since:.0f} s; the run goes on")
+
+    def _failed(self, server: PooledServer, failed: AttemptFailed, *, probe: bool) -> None:
+        was_down = server.health.down
+        server.health.failed(self.clock(), failed.retry_after, unreachable=failed.unreachable)
+        if failed.overloaded:
+            server.limiter.refused()
+        failed.outage = server.health.down and all(other.health.down for other in self._servers)
+        # The first rest often ends an outage that nobody needs to hear of.
+        if probe and was_down and failed.outage and not server.announced:
+            server.announced = True
+            self.say(f"the server at {server.place} is down ({failed}); calls wait, and go on by themselves")
+
+    def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+    def _least_loaded(self, tried: Collection[PooledServer]) -> PooledServer:
+        now = self.clock()
+        available = [server for server in self._servers if server.health.available(now)]
+        fresh = [server for server in available if server not in tried]
+        if fresh or available:
+            return min(fresh or available, key=PooledServer.load)
+        return min(self._servers, key=lambda server: server.health.resting_until)
+
+    def _settle(self, rollout_id: str, server: PooledServer) -> None:
+        self.forget(rollout_id)
+        if len(self._home) >= _REMEMBERED:
+            self.forget(next(iter(self._home)))
+        self._home[rollout_id] = server
+        server.rollouts += 1

@@ -35,7 +35,7 @@ DOORS = {
     "ray": (),
 }
 """Foreign package → where it may be imported."""
-ANYWHERE = {"errors", "endings", "plugins", "shipped", "threads"}
+ANYWHERE = {"errors", "endings", "plugins", "shipped", "threads", "version"}
 """Modules of the package itself that every room may use."""
 
 

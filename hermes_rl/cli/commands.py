@@ -125,10 +125,10 @@ def version(
     show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Nothing but --version."""
-    import hermes_rl
+    from hermes_rl.version import __version__
 
     if show:
-        _print(hermes_rl.__version__)
+        _print(__version__)
         raise typer.Exit
 
 

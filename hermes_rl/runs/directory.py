@@ -18,7 +18,7 @@ import yaml
 
 from hermes_rl.errors import UserError
 from hermes_rl.runs.journal import Journal, write_atomically
-from hermes_rl.spec.fingerprint import fingerprint_parts
+from hermes_rl.spec.fingerprint import fingerprint, fingerprint_parts
 from hermes_rl.spec.model import Mode, Spec
 
 __all__ = ["Journal", "RunDirectory"]
@@ -49,19 +49,19 @@ class RunDirectory:
         Raises:
             UserError: `out` holds results of another run.
         """
-        fingerprint = spec.fingerprint(mode)
-        path = out or Path("outputs") / spec.name / f"{mode}-{model_name(spec)}-{fingerprint}"
+        what = fingerprint(spec, mode)
+        path = out or Path("outputs") / spec.name / f"{mode}-{model_name(spec)}-{what}"
         if fresh:
             path = _beside(path)
-        directory = cls(path, fingerprint)
+        directory = cls(path, what)
         held = directory.described()
         # A run that failed before its first rollout leaves nothing that could be mixed up.
         directory.require_format()
-        if held and held.get("fingerprint") != fingerprint and directory.has_rollouts:
+        if held and held.get("fingerprint") != what and directory.has_rollouts:
             changed = ", ".join(changed_parts(held, spec, mode))
             raise UserError(
                 f"{path} holds a run of something else ({held.get('name')}, {held.get('fingerprint')}; this one is "
-                f"{spec.name}, {fingerprint}{f'; changed: {changed}' if changed else ''}): nothing was touched. "
+                f"{spec.name}, {what}{f'; changed: {changed}' if changed else ''}): nothing was touched. "
                 "Choose another --out, or --fresh to start beside it"
             )
         return directory

@@ -33,6 +33,7 @@ from hermes_rl.runs.wandb_log import WandbLog, wandb_log
 from hermes_rl.sandbox.none import WARNING
 from hermes_rl.sandbox.probe import require_bubblewrap
 from hermes_rl.servers.preflight import engines, require_reachable
+from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.model import Mode, Spec
 
 
@@ -220,7 +221,7 @@ async def open_records(
 
 def plan_of(spec: Spec, mode: Mode) -> Plan:
     """How the groups of this mode are played."""
-    params, fingerprint = generation_params(spec, mode), spec.fingerprint(mode)
+    params, what = generation_params(spec, mode), fingerprint(spec, mode)
     if mode == "evaluate":
         return Plan(
             size=spec.evaluate.rollouts,
@@ -229,7 +230,7 @@ def plan_of(spec: Spec, mode: Mode) -> Plan:
             whole=False,
             concurrency=in_flight(spec, mode),
             generation_params=params,
-            fingerprint=fingerprint,
+            fingerprint=what,
         )
     section = spec.process if mode == "process" else spec.serve
     return Plan(
@@ -238,7 +239,7 @@ def plan_of(spec: Spec, mode: Mode) -> Plan:
         prefer_differing=spec.dataset.sampling == "differing",
         concurrency=in_flight(spec, mode),
         generation_params=params,
-        fingerprint=fingerprint,
+        fingerprint=what,
     )
 
 

@@ -15,6 +15,7 @@ from hermes_rl.sandbox import SandboxConfig, create_sandbox
 from hermes_rl.sandbox.packages import PLACE, package_folder
 from hermes_rl.sandbox.pool import Pool
 from hermes_rl.spec import parse_spec
+from hermes_rl.spec.fingerprint import fingerprint
 
 BASE = "dataset: {items: [{q: a}]}\nprompt: {user: x}\n"
 
@@ -113,7 +114,7 @@ def test_packages_are_written_as_pip_writes_them() -> None:
     packages = ["pytest", "numpy==2.1.0", "requests[socks]>=2,<3", "ruff ~= 0.5", "ruamel.yaml!=0.18.*"]
     spec = parse_spec(f"{BASE}sandbox: {{python: {json.dumps(packages)}}}\n")
     assert list(spec.sandbox.python) == packages
-    assert spec.fingerprint() != parse_spec(BASE).fingerprint()
+    assert fingerprint(spec) != fingerprint(parse_spec(BASE))
 
 
 @pytest.mark.parametrize(("package", "word"), [("tinytool", "ok"), ("nosuchtool", "FAIL")])

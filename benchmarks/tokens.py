@@ -26,10 +26,9 @@ from hermes_rl.runs.journal import Journal
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.generation import Sampling
 from hermes_rl.servers.vllm import Completions
-from hermes_rl.tokens.packing import packed
-from hermes_rl.tokens.rendering import Renderer, make_renderer, next_prompt
-from hermes_rl.tokens.sequence import Sequence, Span, ids, numbers
-from hermes_rl.tokens.tokenizer import load_tokenizer
+from hermes_rl.tokens.load import load_tokenizer, make_renderer
+from hermes_rl.tokens.rendering import Renderer, next_prompt
+from hermes_rl.tokens.sequence import Sequence, Span, ids, numbers, packed
 from hermes_rl.tokens.transcript import Step, Transcript
 
 MODEL_TURN = 0.020

@@ -41,7 +41,7 @@ from hermes_rl.servers.policy import Policy
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.suggest import did_you_mean
-from hermes_rl.tokens.tokenizer import as_tokenizer
+from hermes_rl.tokens.load import as_tokenizer
 
 T = TypeVar("T")
 Settings = Mapping[str, Any]

@@ -27,7 +27,8 @@ from hermes_rl.servers.retry import RetryPolicy
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.wire import Malformed
 from hermes_rl.spec.model import Spec
-from hermes_rl.tokens.rendering import Renderer, RendererRefused, RendererSettings, renderer_for
+from hermes_rl.tokens.load import renderer_for
+from hermes_rl.tokens.rendering import Renderer, RendererRefused, RendererSettings
 from hermes_rl.tokens.tokenizer import TokenizerUnavailable
 
 Message = dict[str, Any]

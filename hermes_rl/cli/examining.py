@@ -24,7 +24,8 @@ from hermes_rl.servers.transport import Transport
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Server, Spec
 from hermes_rl.spec.overrides import Overrides, parse_extra_args
-from hermes_rl.tokens.tokenizer import TokenizerUnavailable, load_tokenizer
+from hermes_rl.tokens.load import load_tokenizer
+from hermes_rl.tokens.tokenizer import TokenizerUnavailable
 from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
 
 PATIENCE = 5.0

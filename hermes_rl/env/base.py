@@ -30,7 +30,7 @@ from hermes_rl.rollouts.environment import Environment
 from hermes_rl.runs.readable import readable
 from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.servers.base import Reasoning
-from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
 from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
 from hermes_rl.tools.toolkit import Toolkit
 

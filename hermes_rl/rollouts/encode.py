@@ -13,7 +13,8 @@ from hermes_rl.agent.result import AgentResult
 from hermes_rl.rollouts.certificate import certify
 from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.tokens.chat import SampledTurn, chat_tokens
-from hermes_rl.tokens.tokenizer import Tokenizer, TokenizerUnavailable, load_tokenizer
+from hermes_rl.tokens.load import load_tokenizer
+from hermes_rl.tokens.tokenizer import Tokenizer, TokenizerUnavailable
 
 
 class Encoder:

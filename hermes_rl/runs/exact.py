@@ -33,8 +33,9 @@ def renderer_of(spec: Spec) -> Renderer:
         TokenizerUnavailable: the tokenizer cannot be had.
         RendererRefused: its template does not allow exact tokens, or leaves out the spec's tools.
     """
+    from hermes_rl.tokens.load import load_renderer
     from hermes_rl.tokens.probing import require_tools
-    from hermes_rl.tokens.rendering import RendererSettings, load_renderer
+    from hermes_rl.tokens.rendering import RendererSettings
 
     policy = spec.servers["policy"][0]
     settings = policy.renderer.model_dump(exclude_none=True) if policy.renderer is not None else None

@@ -17,7 +17,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey, RolloutState
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import ChatReply, LedgerEntry
-from hermes_rl.tokens.packing import packed, unpacked
+from hermes_rl.tokens.sequence import packed, unpacked
 from hermes_rl.tokens.transcript import WeightVersions
 from hermes_rl.tools.errors import ToolError
 

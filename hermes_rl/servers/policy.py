@@ -23,7 +23,8 @@ from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.retry import RetryPolicy
 from hermes_rl.servers.token_level import TokenServer
-from hermes_rl.tokens.rendering import Renderer, RendererSettings, renderer_for
+from hermes_rl.tokens.load import renderer_for
+from hermes_rl.tokens.rendering import Renderer, RendererSettings
 
 ROLE = "policy"
 PATIENCE = RetryPolicy(attempts=3, base=0.1, cap=2.0)

@@ -20,6 +20,7 @@ from hermes_rl.tokens.guard import Guard
 from hermes_rl.tokens.messages import for_template
 from hermes_rl.tokens.rendering import Renderer, RendererRefused, next_prompt
 from hermes_rl.tokens.sequence import Sequence, ids
+from hermes_rl.tokens.template_renderer import TemplateRenderer
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools
 from hermes_rl.tokens.transcript import Step, Transcript
 
@@ -124,8 +125,6 @@ class _Steps:
 
 @functools.lru_cache(maxsize=8)
 def _renderer(tokenizer: Tokenizer) -> Renderer:
-    from hermes_rl.tokens.template_renderer import TemplateRenderer
-
     return TemplateRenderer(tokenizer)
 
 

@@ -1,21 +1,25 @@
-"""What a trainer gets of a rollout: tokens, what of them was sampled, and the log-probabilities.
+"""What a trainer gets of a rollout: tokens, which of them were sampled, and the log-probabilities of those.
 
-Owns the compact form: 4 bytes per token and 8 more per sampled one. Masks and full-length lists of
-log-probabilities are views that are made when they are asked for.
+Owns the compact form in memory, 4 bytes per token and 8 more per sampled one, and the form in files: at most 16 bytes
+per token, usually 4 to 10. Masks and full-length lists of log-probabilities are views, made when they are asked for.
 """
 
 from __future__ import annotations
 
+import sys
+import zlib
 from array import array
-from collections.abc import Iterable, Iterator
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self, TypeVar
 
 MASKED = -100
 """The mask of a token that is not trained on."""
 MASKED_LOGPROB = 1.0
 """The log-probability at masked positions: a value that no sampled token can have."""
+Number = TypeVar("Number", int, float)
 
 
 def ids(values: Iterable[int] = ()) -> array[int]:
@@ -35,7 +39,7 @@ def numbers(values: Iterable[float] = ()) -> array[float]:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens `start` to `stop` (exclusive) of a sequence were sampled in model call `turn`, which counts from 0."""
+    """Tokens `start` to `stop` (exclusive) of a sequence, sampled in model call `turn`, which counts from 0."""
 
     turn: int
     start: int
@@ -64,7 +68,7 @@ class Sequence:
 
     @classmethod
     def of(cls, tokens: Many[int], masks: Many[int], logprobs: Many[float] | None = None) -> Self:
-        """From lists of one length; a mask is `MASKED` or the token itself. Each run of trained tokens is a turn."""
+        """Make a sequence from lists of one length; a mask is `MASKED` or the token. Each run of tokens is a turn."""
         if len({len(tokens), len(masks), len(tokens if logprobs is None else logprobs)}) != 1:
             raise ValueError("tokens, masks and logprobs differ in length")
         spans = tuple(_runs(masks))
@@ -99,7 +103,7 @@ class Sequence:
         return None if self.sampled is None else self.spread(self.sampled, MASKED_LOGPROB)
 
     def spread(self, values: Many[float], elsewhere: float) -> list[float]:
-        """Values of sampled tokens at their places, `elsewhere` at all others."""
+        """Put values of sampled tokens at their places, and `elsewhere` at all others."""
         line, taken = [elsewhere] * len(self.ids), 0
         for span in self.spans:
             count = span.stop - span.start
@@ -112,12 +116,6 @@ class Sequence:
         """The tokens that are trained on, in order."""
         return [token for span in self.spans for token in self.ids[span.start : span.stop]]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of tokens and log-probabilities in memory."""
-        numbers = 0 if self.sampled is None else len(self.sampled) * self.sampled.itemsize
-        return len(self.ids) * self.ids.itemsize + numbers
-
 
 def _runs(masks: Many[int]) -> Iterator[Span]:
     start, turn = None, 0
@@ -127,3 +125,42 @@ def _runs(masks: Many[int]) -> Iterator[Span]:
         elif mask == MASKED and start is not None:
             yield Span(turn, start, place)
             start, turn = None, turn + 1
+
+
+def packed(sequence: Sequence) -> dict[str, Any]:
+    """Write the sequence as JSON; `unpacked` gives it back to the last bit.
+
+    Ids are 32-bit and log-probabilities 64-bit numbers, little-endian, compressed and written as base64.
+    """
+    return {
+        "ids": _text(sequence.ids),
+        "spans": [[span.turn, span.start, span.stop] for span in sequence.spans],
+        "logprobs": None if sequence.sampled is None else _text(sequence.sampled),
+    }
+
+
+def unpacked(record: Mapping[str, Any]) -> Sequence:
+    """Read the sequence of a record; raises ValueError where the record holds none."""
+    try:
+        spans = tuple(Span(*map(int, span)) for span in record["spans"])
+        sampled = None if record["logprobs"] is None else _numbers(record["logprobs"], numbers())
+        return Sequence(_numbers(record["ids"], ids()), spans, sampled)
+    except (KeyError, TypeError, zlib.error) as error:
+        raise ValueError(f"this is no packed sequence: {type(error).__name__}: {error}") from error
+
+
+def _text(values: array[Any]) -> str:
+    return b64encode(zlib.compress(_little(values).tobytes(), 1)).decode("ascii")
+
+
+def _numbers(text: str, into: array[Number]) -> array[Number]:
+    into.frombytes(zlib.decompress(b64decode(text)))
+    return _little(into)
+
+
+def _little(values: array[Number]) -> array[Number]:
+    """Return the values in the byte order of files."""
+    if sys.byteorder == "big":
+        values = values[:]
+        values.byteswap()
+    return values

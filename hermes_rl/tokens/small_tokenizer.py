@@ -1,7 +1,7 @@
 """The package's own tokenizer, without `transformers`: ready in milliseconds instead of seconds.
 
-Owns the loading of `small/` and the rendering of its template, in the environment that transformers
-gives to templates. How the files were made is in `train_small`.
+Owns the loading of `small/`, and the rendering of its template in the environment that transformers gives to templates.
+`scripts/train_small_tokenizer.py` makes the files.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tools, encodable, small_tokenizer_path
+from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tools, encodable
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -52,6 +53,11 @@ class SmallTokenizer:
             )
         except (TemplateError, TypeError) as error:
             raise TemplateRefused(str(error)) from error
+
+
+def small_tokenizer_path() -> Path:
+    """The folder of the package's own tokenizer; `transformers` loads it without a network."""
+    return Path(__file__).parent / "small"
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any
 
 from hermes_rl import Policy, Rollout, Sampled, Sampling, Spec
 from hermes_rl.spec.load import parse_spec
-from hermes_rl.tokens.tokenizer import load_tokenizer
+from hermes_rl.tokens.load import load_tokenizer
 
 CODE = '''
 def add(a: int, b: int) -> int:

@@ -14,7 +14,7 @@ import hermes_rl
 from hermes_rl import Ending, Policy, Sampled, Sampling, open_env
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.hub import HubTokenizer
-from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
 from hermes_rl.tools import machine
 from tests.api.summing import COMPARED, END, TEXT, TOKENIZER, Sampler, sampled, spec_in, trained, write
 from tests.env.test_token_exact import tokenizer_folder

@@ -12,7 +12,7 @@ from hermes_rl import Ending, open_env
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.certificate import certify
 from hermes_rl.rollouts.rollout import Group
-from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
 from hermes_rl.tools import machine
 from tests.agent.scripted_chat import ScriptedChat, says
 from tests.api.summing import COMPARED, END, TEXT, TOKENIZER, Sampler, sampled, spec_in, trained, write

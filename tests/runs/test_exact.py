@@ -8,7 +8,8 @@ import pytest
 
 from hermes_rl.runs.exact import OF_SMALL
 from hermes_rl.tokens.forecast import forecast
-from hermes_rl.tokens.rendering import RendererSettings, load_renderer
+from hermes_rl.tokens.load import load_renderer
+from hermes_rl.tokens.rendering import RendererSettings
 
 
 @pytest.mark.parametrize(("system", "tools", "user"), list(itertools.product((False, True), repeat=3)))

@@ -16,8 +16,8 @@ from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import parse_spec
+from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.sequence import Sequence
-from hermes_rl.tokens.tokenizer import load_tokenizer
 from tests.tokens.families import FAMILIES, tokenizer_of
 
 TEXT = """

@@ -7,7 +7,7 @@ from pathlib import Path
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import run_process
 from hermes_rl.spec.load import load_spec
-from hermes_rl.tokens.tokenizer import load_tokenizer
+from hermes_rl.tokens.load import load_tokenizer
 from tests.runs.playing import lines
 
 SHOP = '''

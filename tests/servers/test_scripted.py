@@ -17,7 +17,7 @@ from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.scripted import Script, ScriptedCall, ScriptedServer, ScriptedTurn, deviate_script, deviations
 from hermes_rl.servers.scripted.script import FINISHED, UNSCRIPTED
 from hermes_rl.tokens.chat import SampledTurn, chat_tokens
-from hermes_rl.tokens.tokenizer import load_tokenizer
+from hermes_rl.tokens.load import load_tokenizer
 
 SOLUTION: list[dict[str, Any]] = [
     {"tools": [{"name": "write_file", "args": {"path": "a.txt", "content": "größer ☕\n12"}}]},

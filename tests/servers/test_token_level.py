@@ -19,7 +19,8 @@ from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.generation import generated, version_of
 from hermes_rl.servers.retry import RetryPolicy
 from hermes_rl.servers.wire import Malformed
-from hermes_rl.tokens.tokenizer import load_tokenizer, small_tokenizer_path
+from hermes_rl.tokens.load import load_tokenizer
+from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
 from hermes_rl.tokens.transcript import Transcript, WeightVersions
 from hermes_rl.tools.python_tools import python_tool
 from hermes_rl.tools.toolkit import Toolkit

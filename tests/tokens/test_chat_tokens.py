@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_rl.tokens.chat import ChatTokens, SampledTurn, chat_tokens, turn_ids
+from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.sequence import MASKED, MASKED_LOGPROB, Sequence
-from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer, load_tokenizer, small_tokenizer_path
+from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
+from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 
 SMALL = load_tokenizer()
 SPECIAL = sorted(SMALL.control | SMALL.markup)

@@ -14,13 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Engine
 
 from hermes_rl.errors import UserError
-from hermes_rl.tokens.tokenizer import (
-    TemplateRefused,
-    Tokenizer,
-    TokenizerUnavailable,
-    load_tokenizer,
-    small_tokenizer_path,
-)
+from hermes_rl.tokens.load import load_tokenizer
+from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
+from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer, TokenizerUnavailable
 
 SMALL = load_tokenizer()
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "größer <b>", "parameters": {}}}]
@@ -157,7 +153,7 @@ def test_a_tokenizer_without_a_chat_template_is_refused(tmp_path: Path) -> None:
 
 def test_the_small_one_needs_no_transformers() -> None:
     code = (
-        "import sys; from hermes_rl.tokens.tokenizer import load_tokenizer; import hermes_rl.tokens.chat;"
+        "import sys; from hermes_rl.tokens.load import load_tokenizer; import hermes_rl.tokens.chat;"
         "assert 'tokenizers' not in sys.modules; load_tokenizer().encode('hi');"
         "assert not {'transformers', 'torch', 'numpy'} & set(sys.modules)"
     )
@@ -169,7 +165,7 @@ def test_it_is_small() -> None:
 
 
 def test_the_committed_files_are_those_of_the_script(tmp_path: Path) -> None:
-    from hermes_rl.tokens.train_small import train
+    from scripts.train_small_tokenizer import train
 
     train(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):

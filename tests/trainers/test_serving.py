@@ -17,7 +17,7 @@ from hermes_rl.runs.deliveries import DELIVERIES, DeliveryLog
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.runs.store import RolloutStore
-from hermes_rl.tokens.tokenizer import load_tokenizer
+from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.trainers.base import Registration, TrainerState
 from hermes_rl.trainers.checks import Checks
 from hermes_rl.trainers.serving import NoHooks, Serving

@@ -18,8 +18,8 @@ from hermes_rl.servers.scripted.script import Script
 from hermes_rl.servers.scripted.server import ROLLOUT_HEADER, ScriptedServer
 from hermes_rl.servers.token_level import CannotRender, TokenServer
 from hermes_rl.servers.vllm import Completions
-from hermes_rl.tokens.rendering import RendererSettings, load_renderer
-from hermes_rl.tokens.tokenizer import load_tokenizer
+from hermes_rl.tokens.load import load_renderer, load_tokenizer
+from hermes_rl.tokens.rendering import RendererSettings
 
 _MODEL = "scripted"
 

@@ -1,7 +1,7 @@
-"""What a parser makes of a model's turn.
+"""A model's turn as a parser gives it back.
 
-Owns the types, and what every format has in common: a call has a name and an object of arguments, whatever way they
-were written. A parser never raises; each block that looks like a call becomes a `ParsedCall` with a status.
+Owns the types, and the making of calls: in every format a call has a name and an object of arguments, whatever way the
+model wrote them. A parser never raises; each block that looks like a call becomes a `ParsedCall` with a status.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class Status(StrEnum):
-    """What became of a block that looks like a call; only `OK` is executed."""
+    """The state of a block that looks like a call; only a call that is `OK` is executed."""
 
     OK = "ok"
     INVALID_JSON = "invalid_json"
@@ -47,7 +47,7 @@ class ParsedCall:
 
     @property
     def problem(self) -> str | None:
-        """What the model is told; None where there is nothing wrong."""
+        """The words by which the model learns what is wrong; None where nothing is."""
         return None if self.status is Status.OK else f"this tool call cannot be executed: {WORDS[self.status]}"
 
 
@@ -63,16 +63,18 @@ class Parsed:
 class Parser(Protocol):
     """One format of tool calls."""
 
-    markers: tuple[str, ...]
-    """Texts that open or close something. Where a tokenizer has a token for one, only that token counts."""
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that open or close something. Where a tokenizer has a token for one, only that token counts."""
+        ...
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
-        """The text without its calls, and the calls; reasoning was taken away before."""
+        """Return the text without its calls, and the calls. The text holds no reasoning."""
         ...
 
 
 def made(raw: str, name: object, arguments: object, identity: str | None = None) -> ParsedCall:
-    """A call of a name and arguments in any form: an object, its JSON as a text, or nothing."""
+    """Make a call from a name and arguments in any form: an object, its JSON as a text, or nothing."""
     if not isinstance(name, str) or not name.strip():
         return ParsedCall(raw, Status.MISSING_NAME, id=identity)
     if isinstance(arguments, str):
@@ -88,7 +90,7 @@ def made(raw: str, name: object, arguments: object, identity: str | None = None)
 
 
 def of_object(raw: str, value: object) -> ParsedCall:
-    """A call of ``{"name": …, "arguments" | "parameters": …}``."""
+    """Make a call from ``{"name": …, "arguments" | "parameters": …}``."""
     if not isinstance(value, Mapping):
         return ParsedCall(raw, Status.MALFORMED)
     identity = value.get("id")
@@ -97,7 +99,7 @@ def of_object(raw: str, value: object) -> ParsedCall:
 
 
 def loads(text: str) -> Any:
-    """JSON, with line breaks in texts as models write them; no NaN. Raises ValueError, whatever is wrong."""
+    """Read JSON, with line breaks in its texts as models write them, and without NaN; raises ValueError."""
     value, end = decode(text, _skip(text, 0))
     if text[end:].strip():
         raise ValueError("something follows")
@@ -105,7 +107,7 @@ def loads(text: str) -> Any:
 
 
 def decode(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value that begins at `start`, and where it ends. Raises ValueError."""
+    """Read the JSON value that begins at `start`; returns it and its end. Raises ValueError."""
     try:
         return _DECODER.raw_decode(text, start)
     except RecursionError:

@@ -1,4 +1,7 @@
-"""``<tool_call>{"name": …, "arguments": {…}}</tool_call>``: Hermes 2 and later, and all that took it over."""
+"""``<tool_call>{"name": …, "arguments": {…}}</tool_call>``: Hermes 2 and later.
+
+Qwen 2.5 and 3 write the same; LongCat-Flash writes it under tags of its own.
+"""
 
 from __future__ import annotations
 
@@ -19,4 +22,5 @@ class Tagged:
         return openings(text, opening, partial(json_block, text, closing=closing))
 
 
-PARSER = Tagged("<tool_call>", "</tool_call>")
+HERMES = Tagged("<tool_call>", "</tool_call>")
+LONGCAT = Tagged("<longcat_tool_call>", "</longcat_tool_call>")

@@ -61,4 +61,4 @@ def _call(body: str) -> ParsedCall:
     return made(raw, found["name"], value, identity.strip())
 
 
-PARSER = KimiK2()
+KIMI_K2 = KimiK2()

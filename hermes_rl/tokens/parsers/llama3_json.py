@@ -64,4 +64,4 @@ def _meant(text: str, found: list[ParsedCall], tools: Tools | None) -> bool:
     )
 
 
-PARSER = Llama3Json()
+LLAMA3_JSON = Llama3Json()

@@ -92,4 +92,4 @@ def _status(text: str) -> Status:
     return Status.INVALID_JSON if text.rstrip().endswith(("}", "]")) else Status.UNCLOSED
 
 
-PARSER = Mistral()
+MISTRAL = Mistral()

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, made
-from hermes_rl.tokens.parsers.text import openings
-from hermes_rl.tokens.parsers.values import typed
+from hermes_rl.tokens.parsers.text import openings, typed
 
 _END = re.compile(r"</function>\s*</tool_call>")
 _FUNCTION = re.compile(r"\s*<function=([^>\n]*)>")
@@ -51,4 +50,4 @@ def _call(body: str, block: str, tools: Tools | None) -> ParsedCall:
     return made(raw, name, arguments)
 
 
-PARSER = Qwen3Coder()
+QWEN3_CODER = Qwen3Coder()

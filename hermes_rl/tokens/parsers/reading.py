@@ -1,7 +1,8 @@
-"""From token ids to text in which only a marker's own token is a marker.
+"""From the token ids of a turn to its text, reasoning and calls.
 
-A model may write the letters of ``<tool_call>`` without its token, in prose about tools for example. Where the
-tokenizer has a token for a marker, the letters alone are given a break, which is taken out of what was parsed.
+Owns which token is a marker. A model may write the letters of ``<tool_call>`` without its token, for example in prose
+about tools. Where the tokenizer has a token for a marker, the letters alone get a break before they are parsed, and the
+result loses it again. Leaves the formats to their parsers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hermes_rl.tokens.parsers.base import Parsed
+from hermes_rl.tokens.parsers.base import Parsed, Parser, Tools
+from hermes_rl.tokens.parsers.text import without_reasoning
 from hermes_rl.tokens.tokenizer import Tokenizer
 
 _BREAK = "\ufdd0"
@@ -22,10 +24,43 @@ REASONING = (*_OPENING, "</think>", "[/THINK]")
 _TAIL = 16
 
 
+def parse_ids(
+    parser: Parser,
+    tokenizer: Tokenizer,
+    completion: Sequence[int],
+    prompt: Sequence[int],
+    stops: Sequence[int],
+    tools: Tools | None,
+) -> Parsed:
+    """Parse a turn; never raises. The end of `prompt` is enough: it tells whether the prompt has opened reasoning.
+
+    Control tokens at the end are no part of the turn: a server may stop at other ends than the template's, because a
+    model's generation_config.json can name several.
+    """
+    ended = list(completion)
+    while ended and (ended[-1] in stops or _ends(tokenizer.decode([ended[-1]]), tokenizer, parser)):
+        ended.pop()
+    text, plain = marked_text(tokenizer, ended, parser.markers)
+    found = parse_text(parser, text, tools, prefilled=opens_reasoning(tokenizer, prompt))
+    return plain(found)
+
+
+def _ends(token: str, tokenizer: Tokenizer, parser: Parser) -> bool:
+    """Whether a token is a control token without a meaning for the parser."""
+    return token in tokenizer.control and token not in (*parser.markers, *REASONING)
+
+
+def parse_text(parser: Parser, text: str, tools: Tools | None = None, *, prefilled: bool = False) -> Parsed:
+    """Parse a turn from its text, which has no control tokens at its end."""
+    reasoning, rest = without_reasoning(text, prefilled=prefilled)
+    content, calls = parser.calls(rest, tools)
+    return Parsed(content, reasoning, calls)
+
+
 def marked_text(
     tokenizer: Tokenizer, ids: Sequence[int], markers: Sequence[str]
 ) -> tuple[str, Callable[[Parsed], Parsed]]:
-    """The text, and what takes the breaks out of a result again."""
+    """Return the text with breaks, and the function that takes them out of a result again."""
     text = tokenizer.decode(ids)
     special = [one for one in (*markers, *REASONING) if one in tokenizer.control or one in tokenizer.markup]
     if not any(one in text for one in special):

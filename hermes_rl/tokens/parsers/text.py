@@ -1,17 +1,34 @@
-"""Reading of a turn's text: reasoning, quoted passages, and blocks between two tags."""
+"""Reading a turn's text: reasoning, quoted passages, blocks between two tags, and values of arguments.
+
+Owns the reading that several formats share. A format in the style of XML has no types of its own, so the tool's schema
+tells the type of a value.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from hermes_rl.tokens.parsers.base import ParsedCall, Status, decode, of_object
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, loads, of_object
 
 _THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 _QUOTES = ("`", '"', "'", "“", "‘", "«")
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+    "object": (dict,),
+    "array": (list,),
+}
 
 
 def without_reasoning(text: str, *, prefilled: bool = False) -> tuple[str | None, str]:
-    """Reasoning at the beginning, and the rest; `prefilled`: the prompt has opened it. Unclosed: all is reasoning."""
+    """Split off the reasoning at the beginning; returns it and the rest.
+
+    `prefilled` says that the prompt has opened the reasoning. Where nothing closes it, the whole text is reasoning.
+    """
     for opening, closing in _THINKING:
         opened = text.lstrip().startswith(opening)
         if not opened and not prefilled and not _closes_first(text, opening, closing):
@@ -27,13 +44,13 @@ def without_reasoning(text: str, *, prefilled: bool = False) -> tuple[str | None
 
 
 def _closes_first(text: str, opening: str, closing: str) -> bool:
-    """A closing tag without an opening one: the prompt held that."""
+    """Whether a tag is closed that was not opened here: the prompt opened it."""
     end = text.find(closing)
     return end >= 0 and not 0 <= text.find(opening) < end and "`" not in text[:end]
 
 
 def quoted(before: str, after: str) -> bool:
-    """Whether what stands between two texts is quoted: in code, behind a quotation mark, or inside of reasoning."""
+    """Whether a passage between two texts is quoted: in code, behind a quotation mark, or inside of reasoning."""
     if any(before.count(opening) > before.count(closing) for opening, closing in _THINKING):
         return True
     if before.count("```") % 2:
@@ -45,9 +62,9 @@ def quoted(before: str, after: str) -> bool:
 
 
 def openings(text: str, opening: str, read: Callable[[int], tuple[ParsedCall, int]]) -> tuple[str, list[ParsedCall]]:
-    """The text without its blocks, and a call for each `opening` that is not quoted.
+    """Read a call at each `opening` that is not quoted; returns the text without the blocks, and the calls.
 
-    `read` gets the place behind an opening and gives the call and the place behind the block.
+    `read` gets the place behind an opening and returns the call and the place behind the block.
     """
     calls: list[ParsedCall] = []
     content: list[str] = []
@@ -65,12 +82,12 @@ def openings(text: str, opening: str, read: Callable[[int], tuple[ParsedCall, in
 
 
 def tidy(pieces: list[str], called: bool) -> str:
-    """What stands around calls, without the blank lines that set them apart; a text without calls as it is."""
+    """Join the text around calls, without the blank lines that set them apart; a text without calls stays as it is."""
     return "".join(pieces) if not called else "\n".join(piece.strip() for piece in pieces if piece.strip())
 
 
 def json_block(text: str, start: int, closing: str) -> tuple[ParsedCall, int]:
-    """A call from ``{…}`` up to a closing tag. A closing tag inside of a JSON text does not end it."""
+    """Read a call from ``{…}`` up to a closing tag; a closing tag inside of a JSON text does not end it."""
     begin = start + len(text[start:]) - len(text[start:].lstrip())
     try:
         value, end = decode(text, begin)
@@ -92,13 +109,40 @@ def _broken(text: str, start: int, closing: str) -> tuple[ParsedCall, int]:
     return ParsedCall(text[start:place].strip(), Status.INVALID_JSON), place + len(closing)
 
 
-def between(text: str, opening: str, closing: str, start: int = 0) -> Iterator[tuple[str, bool, int]]:
-    """Pieces between two tags: text, whether it was closed, where it ends."""
-    while (found := text.find(opening, start)) >= 0:
-        begin = found + len(opening)
-        end = text.find(closing, begin)
-        if end < 0:
-            yield text[begin:], False, len(text)
-            return
-        start = end + len(closing)
-        yield text[begin:end], True, start
+def typed(tools: Tools | None, tool: str, name: str, text: str) -> Any:
+    """Return an argument's value in the type of its schema, or the text itself where that is impossible or unknown."""
+    allowed = _allowed(_schema(tools, tool, name))
+    if not allowed or allowed == {"string"}:
+        return text
+    try:
+        value = loads(text.lower() if text in ("True", "False", "None") else text)
+    except ValueError:
+        return text
+    if isinstance(value, str):
+        return text
+    return value if "string" not in allowed or any(_is(value, kind) for kind in allowed) else text
+
+
+def _is(value: Any, kind: str) -> bool:
+    return isinstance(value, _TYPES.get(kind, ())) and (kind == "boolean" or not isinstance(value, bool))
+
+
+def _schema(tools: Tools | None, tool: str, name: str) -> Mapping[str, Any]:
+    for entry in tools or ():
+        function = entry.get("function", entry)
+        if isinstance(function, Mapping) and function.get("name") == tool:
+            properties = (function.get("parameters") or {}).get("properties") or {}
+            found = properties.get(name)
+            return found if isinstance(found, Mapping) else {}
+    return {}
+
+
+def _allowed(schema: Mapping[str, Any]) -> set[str]:
+    """Return the JSON types that a schema allows; the set is empty where it names none."""
+    given = schema.get("type")
+    found = {given} if isinstance(given, str) else set(given) if isinstance(given, list | tuple) else set()
+    for branch in (*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())):
+        found |= _allowed(branch) if isinstance(branch, Mapping) else set()
+    if not found and schema.get("enum"):
+        found = {kind for kind in _TYPES for value in schema["enum"] if _is(value, kind)}
+    return found

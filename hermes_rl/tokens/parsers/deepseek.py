@@ -1,11 +1,15 @@
-"""DeepSeek V3 and R1: ``<｜tool▁call▁begin｜>function<｜tool▁sep｜>name`` and a fenced block of JSON."""
+"""DeepSeek: a section of calls.
+
+V3 and R1 write ``<｜tool▁call▁begin｜>function<｜tool▁sep｜>name`` and a fenced block of JSON; V3.1 writes
+``<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>``.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
-from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, made
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, loads, made
 from hermes_rl.tokens.parsers.text import quoted
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -67,4 +71,17 @@ def _fenced(body: str) -> ParsedCall:
     return made(raw, name, value)
 
 
-PARSER = DeepSeek(_fenced)
+def _bare(body: str) -> ParsedCall:
+    raw = body.strip()
+    name, separator, arguments = body.partition(SEPARATOR)
+    if not separator:
+        return ParsedCall(raw, Status.MALFORMED)
+    try:
+        value = loads(arguments) if arguments.strip() else {}
+    except ValueError:
+        return ParsedCall(raw, Status.INVALID_JSON, name.strip())
+    return made(raw, name, value)
+
+
+DEEPSEEK_V3 = DeepSeek(_fenced)
+DEEPSEEK_V3_1 = DeepSeek(_bare)

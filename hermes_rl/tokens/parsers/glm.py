@@ -1,4 +1,7 @@
-"""GLM-4.5: ``<tool_call>name`` and pairs of ``<arg_key>…</arg_key><arg_value>…</arg_value>`` up to ``</tool_call>``."""
+"""GLM-4.5: ``<tool_call>name`` and pairs of ``<arg_key>…</arg_key><arg_value>…</arg_value>`` up to ``</tool_call>``.
+
+GLM-4.7 and 5 write the same without line breaks.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,7 @@ from functools import partial
 from typing import Any
 
 from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, made
-from hermes_rl.tokens.parsers.text import openings
-from hermes_rl.tokens.parsers.values import typed
+from hermes_rl.tokens.parsers.text import openings, typed
 
 _CLOSING = "</tool_call>"
 _PAIR = re.compile(
@@ -42,4 +44,4 @@ def _block(text: str, tools: Tools | None, start: int) -> tuple[ParsedCall, int]
     return made(raw, name, arguments), end + len(_CLOSING)
 
 
-PARSER = Glm()
+GLM = Glm()

@@ -1,8 +1,8 @@
-"""How the package's own small tokenizer was made: ``python -m hermes_rl.tokens.train_small``.
+"""Makes the package's own small tokenizer: ``python scripts/train_small_tokenizer.py``.
 
-Owns the training text, which it generates from a list of words and a few shapes of code, JSON and
-prose; no foreign text goes in. The result in `small/` is committed, so nobody has to run this. It is
-a byte-level BPE: every byte has a token, so any text comes back exactly.
+Owns the training text, which it generates from a list of words and a few shapes of code, JSON and prose; no foreign
+text goes in. The result in `hermes_rl/tokens/small/` is committed, so nobody has to run this. It is a byte-level BPE:
+every byte has a token, so any text comes back exactly.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from hermes_rl.tokens.small_tokenizer import CONTROL, MARKUP
+from hermes_rl.tokens.small_tokenizer import CONTROL, MARKUP, small_tokenizer_path
 
 VOCABULARY = 3072
 
@@ -132,4 +132,4 @@ def _config() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    train(Path(__file__).parent / "small")
+    train(small_tokenizer_path())

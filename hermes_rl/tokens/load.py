@@ -1,0 +1,122 @@
+"""Where tokenizers and renderers come from: by name, from a folder, or from an object that the caller has.
+
+Owns the choice between the implementations. A tokenizer is the package's own (`small_tokenizer`) or one of the hub
+(`hub`); a renderer is a hand-written one of a model family (`families`) or works with any chat template
+(`template_renderer`). A tokenizer that cannot be had is refused, never replaced by another, and so is a template that
+does not allow exact tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from hermes_rl.errors import UserError
+from hermes_rl.tokens.families import family_of, family_renderer
+from hermes_rl.tokens.hub import HubTokenizer, wrapped
+from hermes_rl.tokens.probing import QUESTION, TOOL
+from hermes_rl.tokens.rendering import AUTO, Renderer, RendererRefused, RendererSettings
+from hermes_rl.tokens.small_tokenizer import small_tokenizer, small_tokenizer_path
+from hermes_rl.tokens.template_renderer import TemplateRenderer
+from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
+
+TEMPLATE = "template"
+OWN = "hermes-rl/"
+"""Begins the names of the package's own tokenizers, which no family knows."""
+_LOADING = Lock()
+"""Servers of one model ask at once, and a library that another thread is importing cannot be used yet."""
+
+
+def load_tokenizer(name_or_path: str | None = None) -> Tokenizer:
+    """Load the tokenizer of a hub name or folder, or the small one; raises `TokenizerUnavailable`.
+
+    The first call is slow (an import, perhaps a download): make it once and in a thread.
+    """
+    if name_or_path is None or Path(name_or_path) == small_tokenizer_path():
+        return small_tokenizer()
+    return HubTokenizer(name_or_path)
+
+
+def as_tokenizer(given: Any) -> Tokenizer:
+    """Load a tokenizer by its hub name or folder, or the small one (None), or wrap one of `transformers`.
+
+    Raises:
+        TokenizerUnavailable: it cannot be had, or has no chat template.
+        UserError: `given` is none of these.
+    """
+    if given is None or isinstance(given, str | Path):
+        return load_tokenizer(None if given is None else str(given))
+    if hasattr(given, "apply_chat_template"):
+        return wrapped(given)
+    if all(hasattr(given, name) for name in ("encode", "decode", "render", "control", "markup")):
+        return given  # type: ignore[no-any-return]
+    raise UserError(
+        f"a tokenizer is a hub name, a folder, or a tokenizer object of transformers, not {type(given).__name__}"
+    )
+
+
+def make_renderer(tokenizer: Tokenizer, settings: RendererSettings | None = None) -> Renderer:
+    """Make the renderer that the settings ask for. It takes a moment: call it once and in a thread.
+
+    Raises:
+        RendererRefused: the template does not allow exact tokens, or the family does not fit the tokenizer.
+        UserError: there is no renderer or no parser of that name.
+    """
+    settings = settings or RendererSettings()
+    name = settings.name
+    if name == AUTO:
+        name = TEMPLATE if tokenizer.name.startswith(OWN) else family_of(tokenizer.name) or TEMPLATE
+    if name != TEMPLATE and settings.name != AUTO:
+        return family_renderer(name, tokenizer, settings)
+    if name != TEMPLATE:
+        with suppress(RendererRefused):  # a model of that name with another tokenizer
+            family = family_renderer(name, tokenizer, settings)
+            if _agrees(family, tokenizer):
+                return family
+    renderer = TemplateRenderer(tokenizer, settings)
+    _ = renderer.parser  # where no parser reads the template's calls, this raises now and not in the first turn
+    return renderer
+
+
+def _agrees(family: Renderer, tokenizer: Tokenizer) -> bool:
+    """Whether a family that was guessed by the model's name begins as the tokenizer's own template does."""
+    messages = [{"role": "system", "content": "s"}, QUESTION]
+    for tools in (None, [TOOL]):
+        try:
+            own = tokenizer.encode(tokenizer.render(messages, tools, add_generation_prompt=True))
+            if family.first(messages, tools).tolist() != own:
+                return False
+        except TemplateRefused:
+            return False
+    return True
+
+
+def load_renderer(tokenizer: str | None, settings: RendererSettings) -> Renderer:
+    """Return the renderer for a tokenizer by its name (None: the small one); it is made once. Call it in a thread.
+
+    Raises:
+        TokenizerUnavailable: the tokenizer cannot be had.
+        RendererRefused: its template does not allow exact tokens.
+    """
+    with _LOADING:
+        return _loaded(tokenizer, settings)
+
+
+def renderer_for(tokenizer: Any, settings: RendererSettings) -> Renderer:
+    """Return the renderer for any tokenizer that `as_tokenizer` takes.
+
+    Raises:
+        UserError: `tokenizer` is none of these; otherwise as `load_renderer`.
+    """
+    if tokenizer is None or isinstance(tokenizer, str | Path):
+        return load_renderer(None if tokenizer is None else str(tokenizer), settings)
+    with _LOADING:
+        return make_renderer(as_tokenizer(tokenizer), settings)
+
+
+@functools.lru_cache(maxsize=16)
+def _loaded(tokenizer: str | None, settings: RendererSettings) -> Renderer:
+    return make_renderer(load_tokenizer(tokenizer), settings)

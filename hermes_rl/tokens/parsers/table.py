@@ -1,0 +1,134 @@
+"""The formats of tool calls by the names that people know, and which of them a tokenizer writes.
+
+Owns the table, and the search for the format that a chat template writes: the template writes a call, and each parser
+tries to read it. A new format is one file beside this one and one line in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hermes_rl.errors import UserError
+from hermes_rl.plugins import did_you_mean
+from hermes_rl.tokens.parsers.base import Parser, Status
+from hermes_rl.tokens.parsers.deepseek import DEEPSEEK_V3, DEEPSEEK_V3_1
+from hermes_rl.tokens.parsers.glm import GLM
+from hermes_rl.tokens.parsers.hermes import HERMES, LONGCAT
+from hermes_rl.tokens.parsers.kimi_k2 import KIMI_K2
+from hermes_rl.tokens.parsers.llama3_json import LLAMA3_JSON
+from hermes_rl.tokens.parsers.mistral import MISTRAL
+from hermes_rl.tokens.parsers.qwen3_coder import QWEN3_CODER
+from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
+
+_FORMATS: dict[str, tuple[str, Parser]] = {
+    "hermes": ("Hermes 2 and later", HERMES),
+    "mistral": ("Mistral, all versions", MISTRAL),
+    "llama3_json": ("Llama 3", LLAMA3_JSON),
+    "qwen": ("Qwen 2.5 and 3", HERMES),
+    "qwen3_coder": ("Qwen3-Coder, Qwen 3.5 and later", QWEN3_CODER),
+    "deepseek_v3": ("DeepSeek V3 and R1", DEEPSEEK_V3),
+    "deepseek_v3_1": ("DeepSeek V3.1", DEEPSEEK_V3_1),
+    "kimi_k2": ("Kimi K2", KIMI_K2),
+    "longcat": ("LongCat-Flash", LONGCAT),
+    "glm45": ("GLM-4.5", GLM),
+    "glm47": ("GLM-4.7 and 5", GLM),
+}
+PARSERS = {name: models for name, (models, _) in _FORMATS.items()}
+"""Formats and the models that write them."""
+ALIASES = {"llama4_json": "llama3_json", "deepseek_v31": "deepseek_v3_1"}
+"""Names that other projects have for the same formats."""
+NAME, ARGUMENTS = "toolxq7z", {"x": "argxq7z"}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": NAME,
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}},
+    },
+}
+_SAID, _RESULT = "saidxq7z", "resultxq7z"
+_QUESTION: dict[str, Any] = {"role": "user", "content": "u"}
+_CUTS = 6
+
+
+def load_parser(name: str) -> Parser:
+    """Return the parser of that name; raises UserError where there is none."""
+    name = ALIASES.get(name, name)
+    if name not in PARSERS:
+        raise UserError(
+            f"there is no tool parser {name!r}{did_you_mean(name, list(PARSERS))} (there are: {', '.join(PARSERS)})"
+        )
+    return _FORMATS[name][1]
+
+
+def parser_for(name: str | None, tokenizer: Tokenizer) -> Parser:
+    """Return the parser of that name; without a name, the one that reads the calls of the tokenizer's template.
+
+    Raises:
+        UserError: no parser reads them.
+    """
+    if name is not None:
+        return load_parser(name)
+    try:
+        candidates = list(written_calls(tokenizer))
+    except TemplateRefused:
+        candidates = []
+    if not candidates:
+        return load_parser("hermes")  # the template has no tools, so nothing will be called
+    for known in PARSERS:
+        if any(_reads(load_parser(known), written) for written in candidates):
+            return load_parser(known)
+    raise UserError(
+        f"the chat template of {tokenizer.name} writes tool calls in a form that no parser reads: {candidates[0]!r}. "
+        f"Name the nearest under renderer.tool_parser ({', '.join(PARSERS)})"
+    )
+
+
+def _reads(parser: Parser, written: str) -> bool:
+    found = parser.calls(written, [TOOL])[1]
+    return [(call.status, call.name, call.arguments) for call in found] == [(Status.OK, NAME, ARGUMENTS)]
+
+
+def written_calls(tokenizer: Tokenizer) -> Iterator[str]:
+    """Let the template write a call; yields it, cut at each control token behind it. Raises `TemplateRefused`."""
+    text = _turn(tokenizer)
+    inner = text.rfind(str(ARGUMENTS["x"]))
+    if inner < 0:
+        return
+    places = sorted({place for token in tokenizer.control for place in _found(text, token, inner)})[:_CUTS]
+    for place in places or [len(text)]:
+        yield text[:place]
+    yield text
+
+
+def _turn(tokenizer: Tokenizer) -> str:
+    """Return the rendered text from the beginning of an assistant turn with a call to the result of the call."""
+    with_text = tokenizer.render(_conversation(_SAID), [TOOL], add_generation_prompt=False)
+    if _SAID in with_text:
+        return _before_result(with_text.rpartition(_SAID)[2])
+    text = tokenizer.render(_conversation(""), [TOOL], add_generation_prompt=False)
+    asked = tokenizer.render([_QUESTION], [TOOL], add_generation_prompt=True)
+    same = next((i for i, pair in enumerate(zip(text, asked, strict=False)) if pair[0] != pair[1]), len(asked))
+    common = text[:same]
+    ends = [place + len(token) for token in (*tokenizer.control, "\n") if (place := common.rfind(token)) >= 0]
+    return _before_result(text[max(ends, default=len(common)) :])
+
+
+def _before_result(text: str) -> str:
+    return text.partition(_RESULT)[0]
+
+
+def _conversation(said: str) -> list[dict[str, Any]]:
+    call = {"id": "callxq7z0", "type": "function", "function": {"name": NAME, "arguments": ARGUMENTS}}
+    return [
+        _QUESTION,
+        {"role": "assistant", "content": said, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "callxq7z0", "name": NAME, "content": _RESULT},
+    ]
+
+
+def _found(text: str, token: str, start: int) -> Iterator[int]:
+    place = text.find(token, start)
+    if place >= 0:
+        yield place

@@ -1,7 +1,8 @@
 """Which sandbox a reward looks into: the rollout's own, or a fresh one with the rollout's artifacts laid in.
 
-Owns when each lives. Artifacts are taken before the first reward; the rollout's own sandbox is given back as soon as
-no reward that is still to come looks into it; a fresh one lives as long as its reward.
+Owns when each lives, and that nothing of the agent runs in the rollout's own before a reward. Artifacts are taken
+before the first reward; the rollout's own sandbox is given back as soon as no reward that is still to come looks into
+it; a fresh one lives as long as its reward.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class RewardMachines:
     async def __call__(self, reward: GradedReward) -> AsyncIterator[ToolContext]:
         await self._give_back()
         if not reward.fresh or not _looks(reward):
+            if _looks(reward):
+                await self.runtime.settle()  # what another reward has run may have left processes of the agent
             yield ToolContext(self.runtime.task_id)
             if reward.name in self._waiting:
                 self._waiting.remove(reward.name)

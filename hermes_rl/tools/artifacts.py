@@ -1,8 +1,9 @@
 """What is kept of a rollout's sandbox: taken when the agent has ended, laid into the sandboxes of fresh rewards.
 
-Owns taking (a file, a folder, or what a command prints), the digest, and laying. Symlinks inside of a folder are left
-out: whatever they point at would be somebody else's file elsewhere. What cannot be taken is the agent's doing; it is
-an artifact with a `problem`, and rewards that need it see that.
+Owns taking (a file, a folder, or what a command prints), the digest, and laying. What a command has started is killed
+at its end, so that nothing of the agent runs while rewards look. Symlinks inside of a folder are left out: whatever
+they point at would be somebody else's file elsewhere. What cannot be taken is the agent's doing; it is an artifact
+with a `problem`, and rewards that need it see that.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.base import Sandbox
+from hermes_rl.tools.clean_git import with_clean_git
 
 LIMIT = 64 << 20
 """Bytes that all artifacts of one rollout may have together."""
@@ -127,7 +129,12 @@ async def _file(sandbox: Sandbox, source: str, path: str, mode: int, budget: _Bu
 
 
 async def _output(sandbox: Sandbox, command: str, budget: _Budget, timeout: float) -> bytes:
-    done = await sandbox.run(command, timeout=timeout, output_limit=max(budget.left, 0) * 2, merge_stderr=False)
+    limit = max(budget.left, 0) * 2
+    try:
+        done = await sandbox.run(with_clean_git(command), timeout=timeout, output_limit=limit, merge_stderr=False)
+    finally:
+        if sandbox.alive and not sandbox.config.keep_processes:
+            await sandbox.kill_all()
     if done.exit_code != 0:
         tail = done.stderr.decode("utf-8", "replace")[-400:]
         raise OSError(0, f"exit status {done.exit_code}: {tail}", command)

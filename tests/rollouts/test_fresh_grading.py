@@ -246,3 +246,37 @@ def _counting(alive: list[int]) -> Any:
             super().__init__(*given, **named)
 
     return Counting
+
+
+DAEMONS = """
+dataset: {items: [{q: hi, c: "true"}]}
+prompt: {user: "{{ q }}"}
+toolsets: [terminal]
+artifacts: {work: {command: "setsid sleep 7791 >/dev/null 2>&1 & echo work"}}
+rewards:
+  first: {fn: "look.py:first"}
+  second: {fn: "look.py:second"}
+solution: {turns: [{tools: [{name: terminal, args: {command: "{{ c }}"}}]}]}
+servers: {policy: {type: scripted, deviate: 0}}
+process: {group_size: 1, groups: 1}
+"""
+LOOKS_FOR = """
+def alone(ctx):
+    return not ctx.terminal("cat /proc/[0-9]*/cmdline | tr '\\\\0' ' ' | grep -o 'sleep 779[0-9]'")["output"]
+
+def first(ctx):
+    found = alone(ctx)
+    ctx.terminal("(trap '' TERM; exec setsid sleep 7792) >/dev/null 2>&1 &")
+    return found
+
+def second(ctx):
+    return alone(ctx)
+"""
+
+
+async def test_no_process_of_an_artifact_or_of_a_reward_is_there_for_the_next_reward(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(DAEMONS)
+    (tmp_path / "look.py").write_text(LOOKS_FOR)
+    await run_process(load_spec(tmp_path / "spec.yaml"), Launch("process", out=tmp_path / "run"))
+    line = json.loads((tmp_path / "run/rollouts.jsonl").read_text())
+    assert {name: reward["value"] for name, reward in line["rewards"].items()} == {"first": 1, "second": 1}

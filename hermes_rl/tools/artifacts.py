@@ -8,6 +8,7 @@ with a `problem`, and rewards that need it see that.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,6 +68,9 @@ class Artifact:
 class _TooMuchError(Exception):
     """More than may be kept."""
 
+    def __init__(self) -> None:
+        super().__init__(f"more than {LIMIT >> 20} MiB or {MOST_FILES} files and folders")
+
 
 @dataclass
 class _Budget:
@@ -77,7 +81,7 @@ class _Budget:
         self.left -= size
         self.files -= 1
         if self.left < 0 or self.files < 0:
-            raise _TooMuchError(f"more than {LIMIT >> 20} MiB or {MOST_FILES} files")
+            raise _TooMuchError
 
 
 async def take(sandbox: Sandbox, requests: Sequence[Request], timeout: float) -> dict[str, Artifact]:
@@ -99,6 +103,8 @@ async def take(sandbox: Sandbox, requests: Sequence[Request], timeout: float) ->
 
 
 def _said(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno == errno.E2BIG:
+        return str(_TooMuchError())
     return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
@@ -114,9 +120,11 @@ async def _files(sandbox: Sandbox, request: Request, budget: _Budget, timeout: f
     pending = [""]
     while pending:
         inner = pending.pop()
-        for info in await sandbox.list_dir(f"{request.path}/{inner}" if inner else request.path):
+        folder = f"{request.path}/{inner}" if inner else request.path
+        for info in await sandbox.list_dir(folder, limit=MOST_FILES):
             path = f"{inner}/{info.name}" if inner else info.name
             if info.kind == "directory":
+                budget.spend(0)  # it takes a look of its own
                 pending.append(path)
             elif info.kind == "file":
                 yield await _file(sandbox, f"{request.path}/{path}", path, info.mode, budget)

@@ -7,8 +7,7 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 
-import typer
-
+from hermes_rl.cli.echo import echo
 from hermes_rl.data.check import check_spec
 from hermes_rl.errors import HermesRLError, Problem, UserError
 from hermes_rl.runs.exact import foretold
@@ -38,7 +37,7 @@ def validate_specs(specs: Sequence[str], *, deep: bool, as_json: bool) -> int:
             if not verdict.problems:
                 _play(verdict)
     if as_json:
-        typer.echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=2, ensure_ascii=False))
+        echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=2, ensure_ascii=False))
     else:
         for verdict in verdicts:
             _print(verdict)
@@ -119,12 +118,12 @@ def _play(verdict: Verdict) -> None:
 
 def _print(verdict: Verdict) -> None:
     for kind, score in (verdict.scores or {}).items():
-        typer.echo(f"  {kind:<12} {'not scored' if score is None else f'{score:.3f}'}")
+        echo(f"  {kind:<12} {'not scored' if score is None else f'{score:.3f}'}")
     for problem in verdict.problems:
-        typer.echo(str(problem), err=True)
+        echo(str(problem), err=True)
     for warning in verdict.warnings:
-        typer.echo(f"warning: {warning}", err=True)
+        echo(f"warning: {warning}", err=True)
     if verdict.tokens is not None:
-        typer.echo(f"note: {verdict.tokens}", err=True)
+        echo(f"note: {verdict.tokens}", err=True)
     if not verdict.problems:
-        typer.echo(f"{verdict.spec}: valid")
+        echo(f"{verdict.spec}: valid")

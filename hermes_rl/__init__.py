@@ -11,47 +11,74 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hermes_rl.agent.loop import HermesAgentLoop
     from hermes_rl.agent.result import AgentResult
+    from hermes_rl.api.environment import open_env
+    from hermes_rl.api.sync import sync
     from hermes_rl.endings import Ending
     from hermes_rl.env.base import HermesAgentBaseEnv
     from hermes_rl.env.config import HermesAgentEnvConfig
     from hermes_rl.env.spec_env import SpecEnv, compile_spec
+    from hermes_rl.rollouts.examples import Example
+    from hermes_rl.rollouts.rollout import Group, Rollout
     from hermes_rl.scoring.value import Score
+    from hermes_rl.servers.generation import Sampled, Sampling
+    from hermes_rl.servers.policy import Policy
     from hermes_rl.spec.load import load_spec
     from hermes_rl.spec.model import Spec
     from hermes_rl.tools.context import ToolContext
     from hermes_rl.tools.errors import ToolError
+    from hermes_rl.tools.machine import clear_task_env_overrides, register_task_env_overrides
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "AgentResult": "hermes_rl.agent.result",
     "Ending": "hermes_rl.endings",
+    "Example": "hermes_rl.rollouts.examples",
+    "Group": "hermes_rl.rollouts.rollout",
     "HermesAgentBaseEnv": "hermes_rl.env.base",
     "HermesAgentEnvConfig": "hermes_rl.env.config",
     "HermesAgentLoop": "hermes_rl.agent.loop",
+    "Policy": "hermes_rl.servers.policy",
+    "Rollout": "hermes_rl.rollouts.rollout",
+    "Sampled": "hermes_rl.servers.generation",
+    "Sampling": "hermes_rl.servers.generation",
     "Score": "hermes_rl.scoring.value",
     "Spec": "hermes_rl.spec.model",
     "SpecEnv": "hermes_rl.env.spec_env",
     "ToolContext": "hermes_rl.tools.context",
     "ToolError": "hermes_rl.tools.errors",
+    "clear_task_env_overrides": "hermes_rl.tools.machine",
+    "register_task_env_overrides": "hermes_rl.tools.machine",
     "compile_spec": "hermes_rl.env.spec_env",
     "load_spec": "hermes_rl.spec.load",
+    "open_env": "hermes_rl.api.environment",
+    "sync": "hermes_rl.api.sync",
 }
 
 __all__ = [
     "AgentResult",
     "Ending",
+    "Example",
+    "Group",
     "HermesAgentBaseEnv",
     "HermesAgentEnvConfig",
     "HermesAgentLoop",
+    "Policy",
+    "Rollout",
+    "Sampled",
+    "Sampling",
     "Score",
     "Spec",
     "SpecEnv",
     "ToolContext",
     "ToolError",
     "__version__",
+    "clear_task_env_overrides",
     "compile_spec",
     "load_spec",
+    "open_env",
+    "register_task_env_overrides",
+    "sync",
 ]
 
 

@@ -30,15 +30,20 @@ PATIENCE = 0.5
 def wait_for_loop(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
     """Run `work` on a loop of another thread and wait for its result; the opposite of `in_thread`.
 
+    Whatever ends the wait before the work has ended, such as Ctrl-C, cancels the work.
+
     Raises:
         LoopGoneError: the loop has ended; a bare wait for its answer would never end.
     """
     future = asyncio.run_coroutine_threadsafe(work, loop)
-    while not future.done():
-        concurrent.futures.wait([future], timeout=PATIENCE)
-        if not future.done() and not loop.is_running():
-            future.cancel()
-            raise LoopGoneError
+    try:
+        while not future.done():
+            concurrent.futures.wait([future], timeout=PATIENCE)
+            if not future.done() and not loop.is_running():
+                raise LoopGoneError
+    except BaseException:
+        future.cancel()
+        raise
     return future.result()
 
 

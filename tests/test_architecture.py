@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hermes_rl"
 DOORS = {
     "atroposlib": "env/",
-    "tenacity": "env/",
     "wandb": "runs/tracker.py",
     "datasets": "data/hub.py",
     "transformers": "tokens/hub.py",
@@ -23,7 +22,7 @@ DOORS = {
     "math_verify": "scoring/",
     "openai": "env/",
     "typer": "cli/",
-    "aiohttp": ("servers/", "env/", "cli/", "sandbox/docker_engine.py"),
+    "aiohttp": ("servers/", "trainers/", "env/", "cli/", "sandbox/docker_engine.py"),
     "jinja2": ("spec/", "tokens/"),
     "yaml": ("spec/", "runs/directory.py", "env/program.py"),
     "mcp": "tools/mcp_client.py",
@@ -136,8 +135,10 @@ def test_the_public_names_are_the_ones_listed() -> None:
     for name in hermes_rl.__all__:
         assert getattr(hermes_rl, name) is not None
     assert set(hermes_rl.__all__) == {
-        "AgentResult", "Ending", "HermesAgentBaseEnv", "HermesAgentEnvConfig", "HermesAgentLoop", "Score", "Spec",
-        "SpecEnv", "ToolContext", "ToolError", "__version__", "compile_spec", "load_spec",
+        "AgentResult", "Ending", "Example", "Group", "HermesAgentBaseEnv", "HermesAgentEnvConfig", "HermesAgentLoop",
+        "Policy", "Rollout", "Sampled", "Sampling", "Score", "Spec", "SpecEnv", "ToolContext", "ToolError",
+        "__version__", "clear_task_env_overrides", "compile_spec", "load_spec", "open_env",
+        "register_task_env_overrides", "sync",
     }  # fmt: skip
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         hermes_rl.nothing  # noqa: B018

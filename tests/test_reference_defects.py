@@ -20,7 +20,7 @@ The parts are shown elsewhere:
   tests/agent/test_loop_tool_calls.py::test_calls_of_one_turn_run_together_and_are_answered_in_order
   tests/agent/test_loop_tool_calls.py::test_a_tool_that_hangs_is_given_up_and_the_conversation_goes_on
 - a cancelled rollout leaks its sandbox →
-  tests/env/test_spec_env.py::test_a_worker_that_atropos_cancels_leaves_no_sandbox
+  tests/env/test_handwritten.py::test_a_cancelled_group_leaves_no_sandbox
   tests/sandbox/test_release.py::test_cancelled_start_leaves_nothing
 - a cut answer counts as a natural end →
   tests/agent/test_loop_endings.py::test_the_last_reply_names_the_ending

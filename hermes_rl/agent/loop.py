@@ -15,7 +15,7 @@ from typing import Any
 from hermes_rl.agent.history import kept_message, sendable
 from hermes_rl.agent.managed import ManagedState
 from hermes_rl.agent.result import AgentResult, Message, ToolCall, reasoning_of, text_of, tokens_of
-from hermes_rl.agent.server import as_chat_server
+from hermes_rl.agent.server import CompletionAdapter, as_chat_server
 from hermes_rl.agent.user import SimulatedUser
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, ServerFailure
@@ -122,6 +122,8 @@ class HermesAgentLoop:
         result.finished_naturally = result.ending.finished_naturally
         if result.transcript is not None and result.transcript.turns:
             result.managed_state = ManagedState(result.transcript)
+        elif isinstance(self.server, CompletionAdapter):
+            result.managed_state = self.server.state()
         return result
 
     async def _play(self, result: AgentResult, runtime: ToolRuntime) -> Ending:

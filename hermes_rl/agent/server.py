@@ -58,6 +58,11 @@ class CompletionAdapter:
             timing=Timing(generating=seconds),
         )
 
+    def state(self) -> Mapping[str, Any] | None:
+        """What a foreign server that tracks tokens has kept; None where it keeps nothing."""
+        get_state = getattr(self._server, "get_state", None)
+        return get_state() if callable(get_state) else None
+
     async def close(self) -> None:
         """Its owner closes it."""
 

@@ -20,10 +20,11 @@ app = typer.Typer(
 )
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    epilog="Every field of Atropos is accepted too: --env.<field> VALUE, --openai.<field> VALUE.",
-)
+_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+_EPILOG = "Every field of Atropos is accepted too: --env.<field> VALUE, --openai.<field> VALUE."
+
+
+@app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def run(
     context: typer.Context,
     spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.")],
@@ -42,16 +43,20 @@ def run(
     raise typer.Exit(run_spec(request))
 
 
-@app.command()
+@app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def validate(
     specs: Annotated[list[str], typer.Argument(help="Paths, or names of shipped specs.")],
     deep: Annotated[bool, typer.Option("--deep", help="Also play the solution and judge the rewards.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,
+    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
 ) -> None:
     """Check specs, the code and data that they name, and their templates; no network, no model."""
+    from hermes_rl.cli.options import Options, separated
     from hermes_rl.cli.validating import validate_specs
 
-    raise typer.Exit(validate_specs(specs, deep=deep, as_json=as_json))
+    named, flags = separated(specs)
+    raise typer.Exit(validate_specs(named, Options(tuple(sets or ()), flags, env_file), deep=deep, as_json=as_json))
 
 
 @app.command(name="list")
@@ -79,15 +84,25 @@ def schema() -> None:
     _print(json.dumps(spec_json_schema(), indent=2, ensure_ascii=False))
 
 
-@app.command()
+@app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def doctor(
-    spec: Annotated[str | None, typer.Argument(help="A spec whose servers and tokenizer are checked too.")] = None,
+    spec: Annotated[
+        list[str] | None, typer.Argument(metavar="[SPEC]", help="A spec whose servers and tokenizer are checked too.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,
+    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
 ) -> None:
     """Say what works on this machine: sandbox, tokenizer, servers."""
     from hermes_rl.cli.examining import examine, print_checks
+    from hermes_rl.cli.options import Options, separated
+    from hermes_rl.errors import UserError
 
-    raise typer.Exit(print_checks(examine(spec), as_json=as_json))
+    named, flags = separated(spec or [])
+    if len(named) > 1 or (not named and (flags or sets)):
+        raise UserError("doctor looks at one spec: hermes-rl doctor SPEC [--set KEY=VALUE] [--openai.<field> VALUE]")
+    options = Options(tuple(sets or ()), flags, env_file)
+    raise typer.Exit(print_checks(examine(named[0] if named else None, options), as_json=as_json))
 
 
 @app.command()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from hermes_rl.cli.echo import echo
+from hermes_rl.cli.options import Options
+from hermes_rl.cli.policy import policy_of
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.tooling import named_toolsets
 from hermes_rl.runs.exact import TOKEN_LEVEL, forecast_of, tokenizer_of
@@ -20,6 +21,7 @@ from hermes_rl.servers.factory import config_from_spec, token_server
 from hermes_rl.servers.transport import Transport
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Server, Spec
+from hermes_rl.spec.overrides import Overrides, parse_extra_args
 from hermes_rl.tokens.tokenizer import TokenizerUnavailable, load_tokenizer
 from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
 
@@ -43,21 +45,35 @@ class Check:
         return "ok" if self.ok else "FAIL" if self.needed else "note"
 
 
-def examine(source: str | None) -> list[Check]:
-    """Look at the sandbox, and at what a spec needs.
+def examine(source: str | None, options: Options) -> list[Check]:
+    """Look at the sandbox, and at what a spec with these options needs.
 
     Raises:
-        SpecError: the spec is wrong.
+        UserError: the spec or an option is wrong.
     """
-    spec = load_spec(source) if source is not None else None
-    checks = asyncio.run(_sandboxes(spec.sandbox.backend if spec is not None else "bubblewrap"))
+    environ = options.environ()
+    spec = _load(source, options.overrides(), environ) if source is not None else None
+    checks = asyncio.run(_sandboxes(spec.sandbox.backend if spec is not None else "bubblewrap", environ))
     if spec is None:
         return [*checks, _tokenizer(None)]
     if "policy" in spec.servers:
         checks.append(_tokenizer(tokenizer_of(spec)))
         checks += _tokens(spec)
-    checks += _toolsets(spec)
-    return [*checks, *asyncio.run(_servers(spec)), *asyncio.run(_exactness(spec))]
+    checks += _toolsets(spec, environ)
+    return [*checks, *asyncio.run(_servers(spec, environ)), *asyncio.run(_exactness(spec, environ))]
+
+
+def _load(source: str, overrides: Overrides, environ: Mapping[str, str]) -> Spec:
+    """The spec, with the policy that the environment names where it has none, as a run would take it."""
+    spec = load_spec(source, overrides=overrides, environ=environ)
+    named = policy_of(environ) if "policy" not in spec.servers else None
+    if named is None:
+        return spec
+    return load_spec(
+        source,
+        overrides=replace(overrides, sets=(*overrides.sets, *parse_extra_args((), [named]).sets)),
+        environ=environ,
+    )
 
 
 def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:
@@ -72,13 +88,13 @@ def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:
     return 0 if all(check.ok or not check.needed for check in checks) else 1
 
 
-async def _sandboxes(backend: str) -> list[Check]:
+async def _sandboxes(backend: str, environ: Mapping[str, str]) -> list[Check]:
     """The one that is asked for has to work."""
     fence = probe()
     bubblewrap = Check("sandbox bubblewrap", fence.ok, fence.detail, None if fence.ok else fence.remedy)
     checks = {"bubblewrap": bubblewrap, "docker": await _docker()}
     if backend in NAMES_OF_REMOTE:
-        lacking = missing(backend)
+        lacking = missing(backend, environ)
         checks[backend] = Check(f"sandbox {backend}", lacking is None, lacking or "nothing is known to be missing")
     found = [replace(check, needed=name == backend) for name, check in checks.items()]
     return [*found, *map(_sandbox_part, parts())]
@@ -108,9 +124,9 @@ def _tokenizer(name: str | None) -> Check:
     return Check(title, True, f"{len(tokenizer.control)} control tokens")
 
 
-def _toolsets(spec: Spec) -> list[Check]:
+def _toolsets(spec: Spec, environ: Mapping[str, str]) -> list[Check]:
     """Those of hermes-agent; ours need nothing but the sandbox."""
-    hermes = HermesToolsets(os.environ)
+    hermes = HermesToolsets(environ)
     far = dict.fromkeys(name for _, name in named_toolsets(spec) if name in NAMES)
     found = {name: hermes.problem(name) for name in far}
     return [Check(f"toolset {name}", problem is None, problem or "works") for name, problem in found.items()]
@@ -126,13 +142,13 @@ def _tokens(spec: Spec) -> list[Check]:
         return [Check("tokens", False, str(error), "another tokenizer or renderer, or `type: openai`")]
 
 
-async def _exactness(spec: Spec) -> list[Check]:
+async def _exactness(spec: Spec, environ: Mapping[str, str]) -> list[Check]:
     """What the token-level servers of the policy show about themselves."""
     checks = []
     for server in spec.servers.get("policy", ()):
         if server.type not in TOKEN_LEVEL:
             continue
-        asked = token_server(config_from_spec(server, os.environ))
+        asked = token_server(config_from_spec(server, environ, api_key=_key(spec)))
         try:
             found = await examine_server(asked, spec.agent.temperature, spec.agent.top_p)
         finally:
@@ -141,12 +157,18 @@ async def _exactness(spec: Spec) -> list[Check]:
     return checks
 
 
-async def _servers(spec: Spec) -> list[Check]:
+def _key(spec: Spec) -> str | None:
+    """The key that the command line gives the policy."""
+    return spec.policy_api_key.get_secret_value() if spec.policy_api_key is not None else None
+
+
+async def _servers(spec: Spec, environ: Mapping[str, str]) -> list[Check]:
     servers = [(role, server) for role, given in spec.servers.items() for server in given]
-    return list(await asyncio.gather(*(_server(role, server) for role, server in servers)))
+    keys = {"policy": _key(spec)}
+    return list(await asyncio.gather(*(_server(role, one, environ, keys.get(role)) for role, one in servers)))
 
 
-async def _server(role: str, server: Server) -> Check:
+async def _server(role: str, server: Server, environ: Mapping[str, str], key: str | None) -> Check:
     """Ask for the list of models, with the key that calls have; it costs nothing."""
     title = f"server {role} ({server.type})"
     if server.type == "scripted":
@@ -154,7 +176,7 @@ async def _server(role: str, server: Server) -> Check:
     if server.base_url is None:
         return Check(title, False, "it has no base_url", f"set servers.{role}.base_url")
     try:
-        transport = Transport(config_from_spec(server, os.environ))
+        transport = Transport(config_from_spec(server, environ, api_key=key))
     except UserError as error:
         return Check(title, False, str(error), "set it, or name another variable")
     try:

@@ -39,12 +39,19 @@ def with_policy(load: Load, environ: Mapping[str, str]) -> Spec:
     spec = load(())
     if "policy" in spec.servers:
         return spec
-    if environ.get("OPENAI_BASE_URL") and environ.get("OPENAI_MODEL"):
-        key = "OPENAI_API_KEY" if environ.get("OPENAI_API_KEY") else None
-        return load((_setting(environ["OPENAI_BASE_URL"], environ["OPENAI_MODEL"], key),))
+    if (named := policy_of(environ)) is not None:
+        return load((named,))
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UserError(HELP)
     return load((_ask(environ),))
+
+
+def policy_of(environ: Mapping[str, str]) -> str | None:
+    """The policy that OPENAI_BASE_URL and OPENAI_MODEL name, as the text of a `--set`."""
+    if not (environ.get("OPENAI_BASE_URL") and environ.get("OPENAI_MODEL")):
+        return None
+    key = "OPENAI_API_KEY" if environ.get("OPENAI_API_KEY") else None
+    return _setting(environ["OPENAI_BASE_URL"], environ["OPENAI_MODEL"], key)
 
 
 def _setting(base_url: str, model: str, key_env: str | None) -> str:

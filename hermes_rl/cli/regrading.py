@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hermes_rl.cli.echo import echo
-from hermes_rl.cli.running import environment, evaluation_lines, run_interruptible
+from hermes_rl.cli.options import environment
+from hermes_rl.cli.running import evaluation_lines, run_interruptible
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.regrade import Regraded, Request, regrade
 from hermes_rl.spec.overrides import parse_extra_args

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hermes_rl.cli.echo import echo
+from hermes_rl.cli.options import environment
 from hermes_rl.cli.policy import with_policy
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
@@ -22,7 +23,6 @@ from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.overrides import parse_extra_args
-from hermes_rl.spec.substitution import read_env_file
 
 T = TypeVar("T")
 
@@ -66,15 +66,6 @@ def run_spec(request: Request) -> int:
         return INTERRUPTED
     finally:
         progress.end()
-
-
-def environment(env_file: Path | None) -> dict[str, str]:
-    """The process's environment, which wins, with the lines of `env_file`; neither is changed.
-
-    Raises:
-        UserError: the file cannot be read, or a line is not KEY=VALUE.
-    """
-    return {**(read_env_file(env_file) if env_file is not None else {}), **os.environ}
 
 
 def _load(request: Request, environ: Mapping[str, str], more: tuple[str, ...]) -> Spec:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from hermes_rl.cli.echo import echo
+from hermes_rl.cli.options import Options
 from hermes_rl.data.check import check_spec
 from hermes_rl.errors import HermesRLError, Problem, UserError
-from hermes_rl.runs.exact import foretold
+from hermes_rl.runs.exact import foretold, unknown_renderers
 from hermes_rl.spec.load import load_draft, load_spec
 from hermes_rl.spec.model import Spec
+from hermes_rl.spec.overrides import Overrides
 from hermes_rl.spec.validate import in_order
 
 
@@ -29,13 +31,18 @@ class Verdict:
     """Mean score of each kind of answer, where they were played."""
 
 
-def validate_specs(specs: Sequence[str], *, deep: bool, as_json: bool) -> int:
-    """Check each spec and print what is wrong; status 2 where anything is."""
-    verdicts = [judge(spec) for spec in specs]
+def validate_specs(specs: Sequence[str], options: Options, *, deep: bool, as_json: bool) -> int:
+    """Check each spec and print what is wrong; status 2 where anything is.
+
+    Raises:
+        UserError: the options are wrong.
+    """
+    overrides, environ = options.overrides(), options.environ()
+    verdicts = [judge(spec, overrides, environ) for spec in specs]
     if deep:
         for verdict in verdicts:
             if not verdict.problems:
-                _play(verdict)
+                _play(verdict, overrides, environ)
     if as_json:
         echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=2, ensure_ascii=False))
     else:
@@ -44,11 +51,11 @@ def validate_specs(specs: Sequence[str], *, deep: bool, as_json: bool) -> int:
     return 2 if any(verdict.problems for verdict in verdicts) else 0
 
 
-def judge(source: str) -> Verdict:
+def judge(source: str, overrides: Overrides | None = None, environ: Mapping[str, str] | None = None) -> Verdict:
     """Load and check one spec; whatever is wrong becomes a problem, not an exception."""
     verdict = Verdict(source)
     try:
-        draft, wrong = load_draft(source)
+        draft, wrong = load_draft(source, overrides=overrides, environ=environ)
         if draft is None:
             verdict.problems = wrong
             return verdict
@@ -61,10 +68,14 @@ def judge(source: str) -> Verdict:
     except UserError as error:
         verdict.problems = [Problem(source, None, None, str(error))]
         return verdict
+    problems += unknown_renderers(draft.spec)
     verdict.problems = in_order([*wrong, *problems])
     if not wrong:  # a warning may be about what was left out
-        verdict.tokens = foretold(draft.spec) if not problems else None
-        verdict.warnings = [*warnings, *_lacking(draft.spec)]
+        try:
+            verdict.tokens = foretold(draft.spec) if not problems else None
+        except UserError as error:
+            verdict.problems = [draft.spec.problem(("servers", "policy"), f"its tokens cannot be exact: {error}")]
+        verdict.warnings = [*warnings, *_lacking(draft.spec, os.environ if environ is None else environ)]
     return verdict
 
 
@@ -90,24 +101,24 @@ def _known_distributions(spec: Spec) -> Collection[str]:
     return DISTRIBUTIONS
 
 
-def _lacking(spec: Spec) -> list[Problem]:
+def _lacking(spec: Spec, environ: Mapping[str, str]) -> list[Problem]:
     """What the spec's toolsets lack on this machine."""
     if spec.toolsets.replay or not _names_toolsets(spec):
         return []
     from hermes_rl.rollouts.tooling import toolset_problems
     from hermes_rl.tools.hermes_toolsets import HermesToolsets
 
-    return toolset_problems(spec, HermesToolsets(os.environ))
+    return toolset_problems(spec, HermesToolsets(environ))
 
 
-def _play(verdict: Verdict) -> None:
+def _play(verdict: Verdict, overrides: Overrides, environ: Mapping[str, str]) -> None:
     """Judge the rewards of a spec by playing it; see `hermes_rl.runs.deep`."""
     import asyncio
 
     from hermes_rl.runs.deep import examine
 
     try:
-        report = asyncio.run(examine(load_spec(verdict.spec, demo=True)))
+        report = asyncio.run(examine(load_spec(verdict.spec, overrides=overrides, demo=True, environ=environ)))
     except HermesRLError as error:
         verdict.problems = [Problem(verdict.spec, None, None, str(error))]
         return

@@ -12,7 +12,7 @@ from typing import Any
 
 from hermes_rl.data.derive import derive
 from hermes_rl.data.rows import Row
-from hermes_rl.data.sources import is_on_hub, local_files, open_source
+from hermes_rl.data.sources import is_fetched, is_on_hub, open_source, taken_for_local
 from hermes_rl.errors import Problem, SpecError, UserError
 from hermes_rl.spec import check
 from hermes_rl.spec.findings import Findings
@@ -20,7 +20,7 @@ from hermes_rl.spec.model import Source, Spec
 from hermes_rl.spec.nodes import NodePath
 
 SAMPLES = 100
-"""Rows that templates are rendered with; all rows are read."""
+"""Rows that templates are rendered with; all rows are read, but of a stream only so many."""
 
 
 def check_spec(
@@ -49,17 +49,19 @@ def check_spec(
 
 
 def _checked_rows(spec: Spec, findings: Findings) -> list[Row]:
+    if (taken := taken_for_local(spec)) is not None:
+        findings.warning(("dataset", "path"), taken)
     source, path = _local(spec, findings)
     if source is None:
         return []
     rows: list[Row] = []
     for split in _splits(spec, source):
         try:
-            if source.items is None and (source.streaming or local_files(source, split) is None):
-                findings.warning((*path, "path"), "rows that only the datasets package reads were not checked")
+            if is_fetched(source):
+                findings.warning((*path, "path"), "files at an address are not fetched; their rows were not checked")
                 continue
             opened = open_source(source, split, spec.seed)
-            rows += derive(spec, opened.read())
+            rows += islice(derive(spec, opened.read()), None if opened.finite else SAMPLES)
         except SpecError as error:
             findings.extend(list(error.problems), [])
         except UserError as error:
@@ -87,7 +89,8 @@ def _local(spec: Spec, findings: Findings) -> tuple[Source | None, NodePath]:
 def _splits(spec: Spec, source: Source) -> Iterator[str]:
     yield source.split
     rule = spec.dataset.eval
-    if rule is not None and rule.split is not None and isinstance(source.data_files, Mapping):
+    has_splits = source is spec.dataset or isinstance(source.data_files, Mapping)
+    if rule is not None and rule.split is not None and has_splits:
         yield rule.split
 
 

@@ -48,7 +48,10 @@ def _sorted(error: Exception, source: Source, split: str) -> UserError:
     cause: BaseException | None = error
     while cause is not None:
         if any(kind.__name__ in _OUT_OF_REACH for kind in type(cause).__mro__) or _is_server_error(cause):
-            return HubOutOfReachError(f"dataset {source.path}: the hub is out of reach ({_first_line(cause)})")
+            return HubOutOfReachError(
+                f"dataset {source.path}: the hub is out of reach ({_first_line(cause)}); the name was taken for a "
+                "dataset on the hub, as there is no file or folder of that name beside the spec"
+            )
         cause = cause.__cause__ or cause.__context__
     return UserError(f"dataset {source.path}, split {split}: {_first_line(error)}")
 

@@ -15,7 +15,7 @@ from hermes_rl.data.hashing import combined
 from hermes_rl.data.hub import HubOutOfReachError
 from hermes_rl.data.order import ordered, shuffled, shuffled_stream
 from hermes_rl.data.rows import Row, Rows
-from hermes_rl.data.sources import Opened, is_on_hub, open_source
+from hermes_rl.data.sources import Opened, is_on_hub, open_source, taken_for_local
 from hermes_rl.data.split import eval_digests, is_eval
 from hermes_rl.errors import UserError
 from hermes_rl.spec.model import Source, Spec
@@ -53,6 +53,8 @@ def _source(spec: Spec, notify: Notify) -> tuple[Source, Opened]:
     """The dataset itself or its fallback, with the split that training rows come from."""
     dataset = spec.dataset
     if not is_on_hub(dataset):
+        if (taken := taken_for_local(spec)) is not None:
+            notify(taken)
         return dataset, open_source(dataset, dataset.split, spec.seed)
     if spec.demo:
         if dataset.fallback is None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hermes_rl.errors import UserError
-from hermes_rl.spec.model import Source, thaw
-from hermes_rl.spec.paths import FILE_FORMATS
-from hermes_rl.spec.suggest import choices
+from hermes_rl.spec.model import Source, Spec, thaw
+from hermes_rl.spec.paths import ENDINGS, FILE_FORMATS, may_mean_hub
+from hermes_rl.spec.suggest import choices, did_you_mean
 
 Raw = Mapping[str, Any]
 READABLE = ("json", "csv")
@@ -53,10 +54,44 @@ def open_source(source: Source, split: str, seed: int) -> Opened:
 
         rows = read_files(str(source.path), patterns)
         return Opened(lambda: iter(rows), finite=True)
+    if not is_on_hub(source):
+        _require_readable(str(source.path))
     from hermes_rl.data.hub import load_hub
 
     loaded = load_hub(source, split)
     return Opened(lambda: iter(loaded), finite=not source.streaming)
+
+
+def taken_for_local(spec: Spec) -> str | None:
+    """What to say where `dataset.path` may be a name on the hub, and something beside the spec is called so too."""
+    written, taken = spec.written_at(("dataset", "path")), spec.dataset.path
+    if (
+        written is None
+        or taken is None
+        or not may_mean_hub(written)
+        or not (taken.startswith("/") and Path(taken).is_dir())
+    ):
+        return None
+    return f"`{written}` is taken for {taken}, not for the hub's dataset of that name; `./{written}` says so outright"
+
+
+def _require_readable(path: str) -> None:
+    """Refuse a path of this machine that `datasets` would not understand."""
+    if path in FILE_FORMATS or Path(path).is_dir():
+        return
+    if not Path(path).exists():
+        beside = [entry.name for entry in Path(path).parent.iterdir()] if Path(path).parent.is_dir() else []
+        raise UserError(f"{path}: no such file or folder{did_you_mean(Path(path).name, beside)}")
+    endings = ", ".join(ENDINGS)
+    raise UserError(f"{path}: its ending names no format ({endings}); write {{path: FORMAT, data_files: FILE}}")
+
+
+def is_fetched(source: Source) -> bool:
+    """True where reading rows needs the network: a dataset on the hub, or files at an address."""
+    files: Any = thaw(source.data_files)
+    listed = files.values() if isinstance(files, dict) else [files]
+    names = [name for entry in listed for name in ([entry] if isinstance(entry, str) else entry or ())]
+    return is_on_hub(source) or any(_URL.match(name) for name in names)
 
 
 def local_files(source: Source, split: str) -> list[str] | None:
@@ -73,7 +108,8 @@ def local_files(source: Source, split: str) -> list[str] | None:
             raise UserError(f"dataset.data_files has no split `{split}`{choices(split, files)}")
         files = files[split]
     elif split != "train":
-        raise UserError(f"dataset.data_files without splits is `train`; write {{train: …, {split}: …}} for `{split}`")
+        splits = f"{{path: {source.path}, data_files: {{train: …, {split}: …}}}}"
+        raise UserError(f"files without splits are `train`; for `{split}` write dataset: {splits}")
     patterns = [files] if isinstance(files, str) else list(files)
     return None if any(_URL.match(pattern) for pattern in patterns) else patterns
 

@@ -7,30 +7,28 @@ at its public hooks; nothing in the installed package is changed.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
-from atroposlib.envs.base import BaseEnv, EvalHandlingEnum
+from atroposlib.envs.base import BaseEnv
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ReasoningConfig, ServerBaseline
 
 from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.env.collecting import Collecting
 from hermes_rl.env.config import HermesAgentEnvConfig
 from hermes_rl.env.handwritten import HandWritten, sandbox_config
-from hermes_rl.env.pressure import Pressure
-from hermes_rl.env.sending import Sending
+from hermes_rl.env.items import CollectsByHand, WithOwnCode
 from hermes_rl.env.servers import HermesServer, HermesServerManager
-from hermes_rl.env.too_long import TooLong
 from hermes_rl.env.tracking import Tracking
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.runs.readable import readable
+from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.servers.base import Reasoning
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
@@ -38,11 +36,20 @@ from hermes_rl.tools.toolkit import Toolkit
 
 logger = logging.getLogger(__name__)
 
-LAST_EVALUATIONS = 600.0
-"""Seconds that evaluations may still take when the trainer has had its last step."""
+
+_NEVER_CALLED = {
+    "add_train_workers": "a group begins as soon as the trainer, the servers and the machine have room for it",
+    "env_step_checks": "override evaluate, save_checkpoint or wandb_log",
+    "get_server_info": "the trainer's answer is taken as it comes",
+    "get_status": "the trainer's answer is taken as it comes",
+    "handle_env": "override collect_trajectories or postprocess_histories",
+    "handle_send_to_api": "override postprocess_histories, which has the last word on a group",
+    "register_env": "override setup",
+}
+"""Methods of BaseEnv's loops that nothing calls here, and what to do instead."""
 
 
-class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # type: ignore[misc]
+class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
     """An agent environment for Atropos: tools, a sandbox per rollout, a reward.
 
     Args:
@@ -53,10 +60,6 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
     name: str | None = None
     env_config_cls: Any = HermesAgentEnvConfig
     server_cls: Any = HermesServer
-    # BaseEnv's own
-    checkpoint_interval: int
-    running_items: dict[str, Any]
-
     default_toolsets: ClassVar[list[str] | None] = None
     """Toolsets where the configuration names none."""
 
@@ -75,6 +78,7 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
             config.wandb_name = self.name or type(self).__name__  # run-api refuses an environment without a name
         if config.group_size == 1:
             config.ensure_scores_are_not_same = False  # a group of one is always the same, and would never be sent
+        self._require_hooks_that_are_called()
         self.config = config
         self._encoder = self._make_encoder()
         self._initialise_base(config, configs)
@@ -82,8 +86,26 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
         self.server = self._make_server(configs)
         self._core: Environment = self._make_core()
         self._group_numbers = itertools.count()
-        self._evaluation_is_due = False
-        self._too_long = TooLong("drop", self._sequence_counts)
+
+    def _require_hooks_that_are_called(self) -> None:
+        """Refuse a subclass that overrides what is never called.
+
+        Raises:
+            UserError: which method, and what to do instead.
+        """
+        for name, instead in _NEVER_CALLED.items():
+            if getattr(type(self), name) is not getattr(BaseEnv, name):
+                raise UserError(f"{type(self).__name__}.{name} is never called: {instead}")
+
+    def _environment(self) -> Environment:
+        """The environment as a run conducts it: with the code of a subclass where there is any."""
+        cls, core = type(self), self._core
+        own = (HermesAgentBaseEnv.collect_trajectory, HermesAgentBaseEnv.collect_trajectories)
+        if (cls.collect_trajectory, cls.collect_trajectories) != own:
+            return cast(Environment, CollectsByHand(self, core))
+        if cls.postprocess_histories is not BaseEnv.postprocess_histories:
+            return cast(Environment, WithOwnCode(self, core))
+        return core
 
     def _initialise_base(self, config: HermesAgentEnvConfig, configs: list[APIServerConfig]) -> None:
         """Run BaseEnv's constructor, kept from opening the output file and from a tokenizer that cannot be had.
@@ -123,6 +145,14 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
         first = [{"role": "system", "content": system}] if system else []
         return [*first, {"role": "user", "content": self.format_prompt(item)}]
 
+    def sandbox_for(self, item: Any) -> SandboxConfig:
+        """The sandbox that an item is played in: what the terminal_* fields of the configuration describe.
+
+        Override it where items have an image, files, variables or a working directory of their own:
+        ``dataclasses.replace(super().sandbox_for(item), image=item["docker_image"])``.
+        """
+        return sandbox_config(self.config)
+
     async def compute_reward(self, item: Any, result: AgentResult, ctx: Any) -> Any:
         """The reward of a rollout; runs in a worker thread, so `ctx` is used without await.
 
@@ -150,6 +180,10 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
         """What makes tokens of conversations, with the environment's own tokenizer."""
         return Encoder.load(self.config.tokenizer_name)
 
+    def _use_managed_server(self) -> bool:
+        """Whether the servers say which tokens they sampled, so that a managed server can be had."""
+        return bool(self.server.token_level)
+
     def _resolve_tools_for_group(self) -> tuple[list[dict[str, Any]], set[str]]:
         """Tool schemas and valid names for one group; drawn anew at each call from a distribution."""
         toolkit = self._toolkit_for(f"group-{next(self._group_numbers)}")
@@ -165,13 +199,17 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
             logger.warning("%s: enabled_toolsets is not set, so every available toolset is used", self.name)
         return Toolkit(resolve_toolsets(enabled, config.disabled_toolsets or ()))
 
-    # ------------------------------------------------------------------ Atropos' loops
+    def _state_at_step(self) -> Any:
+        """What is to be restored with the trainer's step, as JSON."""
+        return None
 
-    async def handle_env(self, item_uuid: str) -> Any:
-        """As BaseEnv's; an item that Atropos has cancelled meanwhile is left alone."""
-        if item_uuid not in self.running_items:
-            return None
-        return await super().handle_env(item_uuid)
+    def _restore_state(self, state: Any) -> None:
+        """Take up what `_state_at_step` gave."""
+
+    def _note_step(self) -> None:
+        """The trainer is at another step."""
+
+    # ------------------------------------------------------------------ what is logged
 
     async def add_rollouts_for_wandb(self, scored_data: Any, item: Any = None) -> None:
         """Keep readable text of a few rollouts of each group."""
@@ -193,61 +231,20 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
         finally:
             self.config.data_dir_to_save_evals = folder
 
+    # ------------------------------------------------------------------ modes
+
     async def env_manager(self) -> None:
         """Serve until the trainer has its steps; releases everything, also when cancelled."""
-        self._keep_groups()
+        from hermes_rl.env.serve import serve_environment
+
         try:
-            await super().env_manager()
-            await self._finish_evaluations()
+            await self.setup()
+            await serve_environment(self)
         finally:
             await self.shut_down()
 
-    async def env_step_checks(self) -> None:
-        """As BaseEnv's, but no multiple of `steps_per_eval` or of the checkpoint interval goes by unseen.
-
-        The trainer's step is looked at now and then and may jump. BaseEnv compares remainders, which misses a multiple
-        where the step jumps by a whole interval (every step, where the interval is 1), and it skips an evaluation while
-        another one runs. Here a jump over several multiples is one evaluation, since the weights are those of one step
-        only, and an evaluation that is due while another one runs follows it.
-        """
-        before, now = self.curr_step, self.status_dict["current_step"]
-        evaluation, checkpoint = self.config.steps_per_eval, self.checkpoint_interval
-        self.config.steps_per_eval = self.checkpoint_interval = -1
-        try:
-            await super().env_step_checks()
-        finally:
-            self.config.steps_per_eval, self.checkpoint_interval = evaluation, checkpoint
-        if checkpoint > 0 and before // checkpoint < now // checkpoint:
-            self.save_checkpoint(now // checkpoint * checkpoint)
-        if evaluation > 0 and before // evaluation < now // evaluation:
-            self._evaluation_is_due = True
-        self._begin_evaluation()
-
-    def _begin_evaluation(self) -> None:
-        """Begin the evaluation that is due, unless another one runs."""
-        if not self._evaluation_is_due or (self.eval_runner is not None and not self.eval_runner.done()):
-            return
-        self._evaluation_is_due = False
-        self.eval_runner = asyncio.create_task(self.evaluate())
-        if self.config.eval_handling == EvalHandlingEnum.STOP_TRAIN:
-            self.backlog.extend(running["item"] for running in self.running_items.values())
-            for worker in self.workers:
-                worker.cancel()
-            self.workers, self.running_items = set(), {}
-
-    async def _finish_evaluations(self) -> None:
-        """Wait for the evaluations of the last steps, for a bounded time: the model server may end with its trainer."""
-        try:
-            async with asyncio.timeout(LAST_EVALUATIONS):
-                while self.eval_runner is not None:
-                    await asyncio.wait([self.eval_runner])
-                    self.eval_runner = None
-                    self._begin_evaluation()
-        except TimeoutError:
-            logger.error("the evaluation of the last step is given up: it took more than %g seconds", LAST_EVALUATIONS)
-
     async def process_manager(self) -> None:
-        """Write groups of `collect_trajectories`, several at a time; a failing group ends nothing."""
+        """Write groups until there are `total_steps`, several at a time; a failing group ends nothing."""
         from hermes_rl.env.processing import process_by_hand
 
         try:
@@ -266,14 +263,9 @@ class HermesAgentBaseEnv(Collecting, Pressure, Sending, Tracking, BaseEnv):  # t
             await self.shut_down()
 
     async def shut_down(self) -> None:
-        """End what is in flight, wait until its sandboxes are released, close the servers."""
-        tasks = [task for task in (*self.workers, *self.eval_workers, self.eval_runner) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Close the servers, and finish what is logged."""
         await self.server.close()
         await self._end_tracking()
-        self._close_groups()
 
     @classmethod
     def cli(cls) -> None:

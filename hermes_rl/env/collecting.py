@@ -1,7 +1,4 @@
-"""Collecting rollouts and groups for Atropos' hooks, and for whoever asks without Atropos.
-
-Owns `groups`, `collect_trajectory` and `collect_trajectories`: whole groups or none, tokens included.
-"""
+"""Collecting rollouts and groups for Atropos' hooks, and for whoever asks without a trainer: whole groups or none."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Any
 
 from hermes_rl.data.rows import Row
 from hermes_rl.env.assemble import FURTHER, assemble, checked, layered
-from hermes_rl.env.handwritten import row_of
+from hermes_rl.env.items import group_id, items_of, row_of
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
@@ -46,14 +43,14 @@ class Collecting:
     async def groups(
         self, rows: Sequence[Any] | None = None, policy: ChatServer | None = None
     ) -> AsyncGenerator[Group, None]:
-        """Yield groups of rollouts with their tokens, without any trajectory API.
+        """Yield groups of rollouts with their tokens, without any trainer.
 
         Args:
             rows: items to play, once each; None: those of `get_next_item` until it returns None.
             policy: another policy than the environment's own.
         """
         plan = Plan(size=self.config.group_size, repeat=False, concurrency=self._rollouts_in_flight)
-        run = Run(self._core, self._items_as_rows(rows), plan, encoder=self._encoder, policy=policy)
+        run = Run(self._core, self._items(rows), plan, encoder=self._encoder, policy=policy)
         async with aclosing(run.groups()) as playing:
             async for group in playing:
                 yield group
@@ -63,29 +60,21 @@ class Collecting:
         """Rollouts that `groups` and `process` play at a time."""
         return max(1, int(self.max_num_workers)) * int(self.config.group_size)
 
-    async def _items_as_rows(self, rows: Sequence[Any] | None) -> AsyncIterator[Row]:
-        for item in rows or ():
-            yield self._seated_item(item)[0]
-        while rows is None and (item := await self.get_next_item()) is not None:
-            yield self._seated_item(item)[0]
+    def _items(self, rows: Sequence[Any] | None) -> list[Row] | AsyncIterator[Row]:
+        if rows is not None:
+            return [row_of(item, number) for number, item in enumerate(rows)]
+        env: Any = self
+        return items_of(env, pauses=False)
 
-    def _seated_item(self, item: Any) -> tuple[Row, str]:
-        """An item as a row, with an id for the group that is played on it."""
+    def _named(self, item: Any) -> tuple[Row, str]:
+        """An item as a row, with the id of its group: the one of the run that asks for it, else one of its own."""
         number = next(self._group_numbers)
-        row = item if isinstance(item, Row) else row_of(item, number)
-        return row, f"{row.key}:{number}"
-
-    def _number_of(self, item: Any, count: int) -> int:
-        """Which of all items this one is, over restarts; `count` have been handed out before it."""
-        return count
-
-    def _seated_for_a_trainer(self, item: Any) -> tuple[Row, str]:
-        """The same for a trainer; a restart may find the group again by its id."""
-        return self._seated_item(item)
+        row = row_of(item, number)
+        return row, group_id() or f"{row.key}:{number}"
 
     async def collect_trajectory(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         """Play and grade one rollout; (None, []) where infrastructure failed it for good."""
-        row, group = self._seated_item(item)
+        row, group = self._named(item)
         rollout = await RolloutRunner(self._core, store=_Tracked(self)).member(RolloutKey(row, group, 0, 1))
         if rollout.error is not None:
             logger.error("rollout %s was not graded (%s): %s", rollout.id, rollout.ending, rollout.error)
@@ -99,19 +88,15 @@ class Collecting:
         """Play a group: whole, or None. An overridden `collect_trajectory` is called once per member."""
         if type(self).collect_trajectory is not Collecting.collect_trajectory:
             return await self._collect_by_hand(item)
-        row, group_id = self._seated_for_a_trainer(item)
+        row, group_id = self._named(item)
         runner = RolloutRunner(self._core, store=_Tracked(self), encode=self._encoder.encode)
         group = await runner.start(row, group_id, self.config.group_size)
-        self._track_group(group)
         if group.dropped is not None:
             self._track_dropped(group)
             return None, []
         await self._encoder.encode_group(group)
         layers = await asyncio.to_thread(self._layers_of, group)
         return layers if len(layers) > 1 else layers[0], []
-
-    def _track_group(self, group: Group) -> None:
-        """Hear of every group that has ended."""
 
     async def _collect_by_hand(self, item: Any) -> tuple[Any, list[Any]]:
         calls = [asyncio.create_task(self._one_by_hand(item)) for _ in range(self.config.group_size)]

@@ -40,6 +40,13 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]
     terminal_backend: str = Field(default="local", description="Sandbox backend; local means the default sandbox.")
     terminal_timeout: float = Field(default=120, gt=0, description="Seconds per command.")
     terminal_lifetime: float = Field(default=3600, gt=0, description="Seconds that a sandbox may live.")
+    terminal_image: str | None = Field(
+        default=None, description="Image of the sandbox: a folder or archive for the default one, else by name."
+    )
+    terminal_workdir: str | None = Field(default=None, description="Working directory in the sandbox.")
+    terminal_network: bool | list[str] = Field(default=False, description="Network of the sandbox, or its hosts.")
+    terminal_env: dict[str, str] = Field(default_factory=dict, description="Environment variables in the sandbox.")
+    eval_size: int = Field(default=20, ge=0, description="Items of an evaluation, for environments that read it.")
     dataset_name: str | None = Field(default=None, description="Dataset, for environments that load one.")
     dataset_split: str = Field(default="train", description="Split of the dataset.")
     prompt_field: str = Field(default="prompt", description="Column that holds the prompt.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -28,16 +27,19 @@ REWARD = "reward"
 """Name under which the value of `compute_reward` is recorded."""
 
 
-def row_of(item: Any, index: int = 0) -> Row:
-    """An item of `get_next_item`, which may be anything, as a row; its key is a hash of what it prints as."""
-    digest = hashlib.sha256(repr(item).encode("utf-8", "surrogatepass")).hexdigest()
-    return Row(key=digest[:16], columns=item, index=index, digest=digest)
-
-
 def sandbox_config(config: Any) -> SandboxConfig:
     """The sandbox that the configuration's terminal_* fields describe."""
     backend = "bubblewrap" if config.terminal_backend == "local" else config.terminal_backend
-    return SandboxConfig(backend=backend, timeout=config.terminal_timeout, lifetime=config.terminal_lifetime)
+    network = config.terminal_network
+    return SandboxConfig(
+        backend=backend,
+        image=config.terminal_image,
+        workdir=config.terminal_workdir,
+        env=dict(config.terminal_env),
+        network=network if isinstance(network, bool) else tuple(network),
+        timeout=config.terminal_timeout,
+        lifetime=config.terminal_lifetime,
+    )
 
 
 class HandWritten:
@@ -75,7 +77,8 @@ class HandWritten:
     @asynccontextmanager
     async def machine(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
         toolkit = self._env._toolkit_for(key.group)
-        async with ToolRuntime(sandbox_config(self._env.config), task_id=_unique(key), toolkit=toolkit) as runtime:
+        sandbox = self._env.sandbox_for(key.row.columns)
+        async with ToolRuntime(sandbox, task_id=_unique(key), toolkit=toolkit, run=True) as runtime:
             yield runtime
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:

@@ -1,49 +1,224 @@
-"""Serve mode: feed a trainer through Atropos' trajectory API."""
+"""Serve mode: an environment feeds a trainer, and its hooks are called on the way."""
 
 from __future__ import annotations
 
-import asyncio
+import logging
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
-from tenacity import RetryError
+from atroposlib.envs.base import EvalHandlingEnum
 
-from hermes_rl.env.spec_env import SpecEnv, compile_spec
-from hermes_rl.errors import RunError, UserError
+from hermes_rl.env.items import items_of
+from hermes_rl.errors import HermesRLError, UserError
+from hermes_rl.rollouts.rollout import Group
+from hermes_rl.runs.budget import Budget
+from hermes_rl.runs.deliveries import DELIVERIES, DeliveryLog
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.exact import TOKEN_LEVEL, renderer_of
-from hermes_rl.runs.opening import Launch, require_runnable
-from hermes_rl.runs.provenance import provenance
-from hermes_rl.servers.engine import engines
+from hermes_rl.runs.groups_file import GroupsFile
+from hermes_rl.runs.journal import Journal
+from hermes_rl.runs.opening import Launch, open_run
+from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.run import Plan, Run
 from hermes_rl.spec.model import Spec
+from hermes_rl.tokens.sequence import MASKED
+from hermes_rl.trainers.atropos import AtroposTrainer
+from hermes_rl.trainers.base import Registered, Registration, Trainer
+from hermes_rl.trainers.checks import Checks
+from hermes_rl.trainers.serving import Serving
+from hermes_rl.trainers.too_long import TooLong
+
+if TYPE_CHECKING:
+    from hermes_rl.env.base import HermesAgentBaseEnv
+    from hermes_rl.env.spec_env import SpecEnv
+
+logger = logging.getLogger(__name__)
 
 _UNTOLD = ("openai", "vllm", "scripted")
 """Server types that tell no version of their weights by themselves."""
 
 
-async def run_serve(spec: Spec, launch: Launch, cls: type[SpecEnv] | None = None) -> RunDirectory:
-    """Play until the trainer has had its steps; `cls` is the environment class of the spec, where it is a subclass.
+async def run_serve(
+    spec: Spec, launch: Launch, cls: type[SpecEnv] | None = None, trainer: Trainer | None = None
+) -> RunDirectory:
+    """Play until the trainer has had its steps.
+
+    Args:
+        spec: what is served.
+        launch: where the run lies.
+        cls: the environment class of the spec, where it is a subclass.
+        trainer: who is served; None: Atropos' trajectory API at `serve.api_url`.
 
     Raises:
         UserError: the spec cannot serve, or there is no trajectory API at its address.
-        RunError: the trajectory API was lost.
+        RunError: the trainer was lost.
     """
-    await require_runnable(spec, launch).close()
+    from hermes_rl.env.spec_env import compile_spec
+
     require_exact(spec)
-    if spec.servers["policy"][0].type in TOKEN_LEVEL:
-        await asyncio.to_thread(renderer_of, spec)
-    await _reach(spec.serve.api_url)
     cls = cls or compile_spec(spec, launch.environ)
     env = cls(*cls.config_init())
-    if env._encoder.tokenizer is None:
-        raise UserError(f"serve needs the policy's tokenizer: {env._encoder.missing}. Set servers.policy.tokenizer")
-    launch.progress.note(f"serving {spec.name} to {spec.serve.api_url}; waiting for a trainer")
-    with RunDirectory.choose(spec, "serve", launch.out, fresh=launch.fresh) as directory:
-        told = await engines(env._compiled.policy.configs)
-        directory.describe(spec, provenance(spec, "serve", None, env._encoder.tokenizer, engines=told))
-        env._compiled.artifact_folder = directory.artifacts
-        env._record_to(directory, launch.progress)
-        await _manage(env)
-        return directory
+    try:
+        if trainer is None:
+            await _reach(spec.serve.api_url)
+            trainer = atropos_trainer(env.config, launch.progress)
+        if env._encoder.tokenizer is None:
+            raise UserError(f"serve needs the policy's tokenizer: {env._encoder.missing}. Set servers.policy.tokenizer")
+        launch.progress.note(f"serving {spec.name} to {spec.serve.api_url}; waiting for a trainer")
+        async with open_run(spec, launch, env._own_code()) as opened:
+            env._use(opened)
+            await env.setup()
+            serve, directory = spec.serve, opened.directory
+            with closing(DeliveryLog(directory.journal(DELIVERIES), trainer.name)) as log:
+                serving = Serving(
+                    opened.run,
+                    trainer,
+                    _registration(env),
+                    log,
+                    Checks(
+                        group_size=serve.group_size,
+                        exact=not serve.allow_inexact,
+                        uniform=not serve.drop_uniform,
+                        longest=serve.max_token_length,
+                        max_staleness=serve.max_staleness,
+                        keep_stale=serve.on_stale == "keep",
+                        too_long=TooLong(serve.on_too_long, env._training_counts.sequences),
+                        counts=env._training_counts.dropped,
+                    ),
+                    EnvHooks(env),
+                    file=opened.records.groups_file,
+                    version=opened.compiled.policy.weights,
+                )
+                await serving.play()
+            return directory
+    finally:
+        if trainer is not None:
+            await trainer.close()
+        await env.shut_down()
+
+
+async def serve_environment(env: HermesAgentBaseEnv, trainer: Trainer | None = None) -> None:
+    """Serve an environment that was set up; what is sent is recorded where `data_path_to_save_groups` says."""
+    config = env.config
+    trainer = trainer or atropos_trainer(config, Progress())
+    path = config.data_path_to_save_groups
+    with ExitStack() as stack:
+        file = stack.enter_context(closing(GroupsFile(Journal(Path(path)), ""))) if path is not None else None
+        options = env._core.options("train")
+        params = {"temperature": options.temperature, "top_p": options.top_p}
+        size = int(config.group_size)
+        run = Run(
+            env._environment(),
+            items_of(env, pauses=True),
+            Plan(
+                size=size,
+                repeat=False,
+                drop_uniform=bool(config.ensure_scores_are_not_same),
+                concurrency=env._rollouts_in_flight,
+                generation_params={name: value for name, value in params.items() if value is not None},
+            ),
+            encoder=env._encoder,
+            budget=Budget(),
+            progress=Progress(),
+        )
+        checks = Checks(
+            group_size=size,
+            uniform=not config.ensure_scores_are_not_same,
+            too_long=TooLong("drop", env._training_counts.sequences),
+            counts=env._training_counts.dropped,
+        )
+        journal = Journal(Path(f"{path}.deliveries")) if path is not None else None
+        log = stack.enter_context(closing(DeliveryLog(journal, trainer.name)))
+        try:
+            await Serving(run, trainer, _registration(env), log, checks, EnvHooks(env), file=file).play()
+        finally:
+            await trainer.close()
+
+
+def atropos_trainer(config: Any, progress: Progress) -> AtroposTrainer:
+    """The client of the trajectory API that the configuration names."""
+    return AtroposTrainer(
+        url=config.rollout_server_url,
+        total_steps=int(config.total_steps),
+        batches_ahead=int(config.max_batches_offpolicy),
+        batch_size=int(config.batch_size),
+        min_batch_allocation=config.min_batch_allocation,
+        include_messages=bool(config.include_messages),
+        say=progress.note,
+    )
+
+
+def _registration(env: HermesAgentBaseEnv) -> Registration:
+    config = env.config
+    return Registration(
+        name=config.wandb_name,
+        group_size=int(config.group_size),
+        max_token_length=int(config.max_token_length),
+        weight=float(config.inference_weight),
+    )
+
+
+class EnvHooks:
+    """Calls the hooks of an environment while it serves: `evaluate`, `wandb_log`, `save_checkpoint` and the like."""
+
+    def __init__(self, env: HermesAgentBaseEnv) -> None:
+        self._env = env
+        self.evaluate_every = int(env.config.steps_per_eval)
+        shares = {EvalHandlingEnum.STOP_TRAIN: 0.0, EvalHandlingEnum.LIMIT_TRAIN: float(env.config.eval_limit_ratio)}
+        self.evaluation_share = shares.get(env.config.eval_handling, 1.0)
+
+    async def registered(self, answer: Registered, step: int) -> None:
+        env = self._env
+        env.env_id, env.curr_step, env.wandb_prepend = answer.session, step, answer.run_name
+        env.checkpoint_dir, env.checkpoint_interval = answer.checkpoint_folder, answer.checkpoint_every or -1
+        env.wandb_project = env.wandb_project or answer.project
+        env.wandb_group = env.wandb_group or answer.run_group
+        env.max_token_len = answer.longest + 1 if answer.longest is not None else -1
+        if step > 0 and answer.checkpoint_folder:
+            env.load_checkpoint()
+        env._begin_tracking()
+
+    async def stepped(self, before: int, now: int) -> None:
+        env, every = self._env, self._env.checkpoint_interval
+        if every > 0 and before // every < now // every:
+            env.save_checkpoint(now // every * every)
+        env.curr_step = now
+        env._note_step()
+        if env.items_sent_this_step >= env.config.min_items_sent_before_logging:
+            env.items_sent_this_step = 0
+            await env.wandb_log({})
+
+    async def evaluate(self, step: int) -> None:
+        try:
+            await self._env.evaluate()
+        except HermesRLError as error:
+            logger.error("the evaluation at step %d failed: %s", step, error)
+        except Exception:
+            logger.exception("the evaluation at step %d failed", step)
+
+    async def sending(self, group: Group, lines: list[dict[str, Any]]) -> None:
+        env = self._env
+        env._training_counts.add_group(group)
+        env.items_sent_this_step += len(lines)
+        for line in lines:
+            env.completion_lengths += [len(mask) - mask.count(MASKED) for mask in line["masks"]]
+        await env.add_rollouts_for_wandb(lines[0], group.row.columns)
+        await env.cleanup()
+
+    async def left_out(self, group: Group, cause: str, detail: str) -> None:
+        counts = self._env._training_counts
+        counts.add_group(group)
+        if group.dropped is None:
+            counts.dropped[cause] += 1
+        logger.warning("group %s was not sent (%s): %s", group.id, cause, detail)
+        await self._env.cleanup()
+
+    def state(self) -> Any:
+        return self._env._state_at_step()
+
+    def restore(self, state: Any) -> None:
+        self._env._restore_state(state)
 
 
 def require_exact(spec: Spec) -> None:
@@ -63,17 +238,6 @@ def require_exact(spec: Spec) -> None:
         "serve: a chat server does not say which tokens it sampled, so a trainer would train on a reconstruction "
         "without log-probabilities. Set serve.allow_inexact: true to accept that"
     )
-
-
-async def _manage(env: SpecEnv) -> None:
-    try:
-        await env.env_manager()
-    except (RetryError, aiohttp.ClientError) as error:
-        cause = error.last_attempt.exception() if isinstance(error, RetryError) else error
-        raise RunError(
-            f"the trajectory API at {env.config.rollout_server_url} was lost: {type(cause).__name__}: {cause}. "
-            "The same command goes on when it is back"
-        ) from error
 
 
 async def _reach(url: str) -> None:

@@ -6,7 +6,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from atroposlib.envs.server_handling.server_baseline import APIServer, APIServerConfig, ReasoningConfig
@@ -14,11 +18,14 @@ from atroposlib.envs.server_handling.server_manager import ServerManager
 from openai.types.chat.chat_completion import ChatCompletion
 from openai.types.completion import Completion
 
-from hermes_rl.errors import NotYetAvailable
+from hermes_rl.agent.managed import ManagedState
+from hermes_rl.errors import HermesRLError, NotYetAvailable
+from hermes_rl.runs.exact import TOKEN_LEVEL
 from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.servers.balance import Role
-from hermes_rl.servers.base import ChatReply, ChatRequest, Reasoning, Secret, ServerConfig
+from hermes_rl.servers.base import ChatReply, ChatRequest, Reasoning, Secret, ServerConfig, drawn_seed
 from hermes_rl.servers.factory import create_role
+from hermes_rl.tokens.transcript import Transcript
 
 _REQUEST_FIELDS = ("tools", "temperature", "top_p", "max_tokens", "seed", "stop", "extra_body", "logprobs")
 
@@ -77,6 +84,30 @@ def completion_of(replies: list[ChatReply]) -> ChatCompletion:
     )
 
 
+def text_completion_of(replies: list[ChatReply]) -> Completion:
+    """Replies as one OpenAI Completion with a choice each."""
+    return Completion.model_validate(
+        {
+            "id": f"cmpl-{id(replies):x}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": replies[0].model,
+            "choices": [
+                {
+                    "index": index,
+                    "text": reply.message.get("content") or "",
+                    "finish_reason": "length" if reply.finish_reason == "length" else "stop",
+                }
+                for index, reply in enumerate(replies)
+            ],
+        }
+    )
+
+
+def _count(kwargs: dict[str, Any]) -> int:
+    return int(kwargs.get("n") or 1)
+
+
 class HermesServer(APIServer):  # type: ignore[misc]
     """One server for atroposlib's `server_cls` hook; never polls, and is healthy until a call says otherwise."""
 
@@ -91,10 +122,10 @@ class HermesServer(APIServer):  # type: ignore[misc]
         raise NotYetAvailable("call env.server.chat_completion(...)")
 
     async def _completion_wrapper(self, **kwargs: Any) -> Completion:
-        raise NotYetAvailable("text completions are not available; call env.server.chat_completion(...)")
+        raise NotYetAvailable("call env.server.completion(...)")
 
     async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> tuple[list[Any], ...]:
-        raise NotYetAvailable("call env.server.chat_completion(...): tokens are kept by the agent loop")
+        raise NotYetAvailable("call env.server.tokens_and_logprobs_completion(...)")
 
 
 class HermesServerManager(ServerManager):  # type: ignore[misc]
@@ -125,18 +156,148 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         """The fast path of the agent loop."""
         return await self.role.chat(request)
 
+    @property
+    def token_level(self) -> bool:
+        """Whether every server says which tokens it sampled."""
+        return all(config.type in TOKEN_LEVEL or config.type == "scripted" for config in self.role.configs)
+
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         """OpenAI-style: messages, n, temperature, max_tokens, tools, … → ChatCompletion with n choices.
 
         Raises:
             ServerFailure: no server gave a usable answer after all retries.
         """
-        import asyncio
-
         request = request_of(kwargs, self.reasoning_config)
-        count = int(kwargs.get("n") or 1)
-        return completion_of(list(await asyncio.gather(*(self.role.chat(request) for _ in range(count)))))
+        return completion_of(await self._several(request, kwargs))
+
+    async def completion(self, **kwargs: Any) -> Completion:
+        """OpenAI-style: a text as `prompt` (or ids as `input_ids`), n, max_tokens, … → Completion with n choices.
+
+        Raises:
+            NotImplementedError: the servers are chat servers, which take no bare text.
+            ServerFailure: no server gave a usable answer after all retries.
+        """
+        replies = await self._several(self._bare(kwargs), kwargs)
+        return text_completion_of(replies)
+
+    async def tokens_and_logprobs_completion(
+        self, **kwargs: Any
+    ) -> tuple[list[int], list[list[int]], list[list[float]], list[str]]:
+        """As `completion`, in tokens: of the prompt, of each choice, their log-probabilities, and why each ended."""
+        request = self._bare(kwargs)
+        transcripts = [Transcript() for _ in range(_count(kwargs))]
+        replies = await self._several(request, kwargs, transcripts)
+        sequences = [transcript.sequences()[0] for transcript in transcripts]
+        start = sequences[0].spans[0].start
+        return (
+            sequences[0].ids[:start].tolist(),
+            [sequence.ids[start:].tolist() for sequence in sequences],
+            [(sequence.logprobs or [])[start:] for sequence in sequences],
+            [reply.finish_reason or "stop" for reply in replies],
+        )
+
+    async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
+        """Log-probabilities of a prompt's own tokens are not asked for yet."""
+        raise NotImplementedError(
+            "get_logprobs is not available: servers are asked for what they sample, not for the likelihood of a text"
+        )
+
+    @asynccontextmanager
+    async def managed_server(
+        self, tokenizer: Any = None, base_url: str | None = None, preserve_think_blocks: bool = False
+    ) -> AsyncIterator[ManagedServer]:
+        """A server that remembers what it samples, as ``get_state()["nodes"]``; for one rollout or one group.
+
+        The arguments are accepted for compatibility: the tokenizer is that of the servers' configuration, calls stay
+        with one server by themselves, and thinking is kept as the chat template has it.
+
+        Raises:
+            NotImplementedError: the servers are chat servers, which do not say which tokens they sampled.
+        """
+        self._require_tokens()
+        yield ManagedServer(self)
+
+    def _bare(self, kwargs: dict[str, Any]) -> ChatRequest:
+        self._require_tokens()
+        given = {key: value for key, value in kwargs.items() if key not in ("prompt", "input_ids")}
+        prompt = kwargs["input_ids"] if kwargs.get("input_ids") is not None else kwargs["prompt"]
+        return replace(request_of({**given, "messages": [], "skip_reasoning": True}, None), prompt=prompt)
+
+    def _require_tokens(self) -> None:
+        if not self.token_level:
+            raise NotImplementedError(
+                "a chat server does not say which tokens it sampled: use server_type vllm or sglang for token ids"
+            )
+
+    async def _several(
+        self, request: ChatRequest, kwargs: dict[str, Any], transcripts: Sequence[Transcript] | None = None
+    ) -> list[ChatReply]:
+        """As many answers as `n` asks for, each with noise of its own; the first that fails ends the others."""
+        calls = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(_count(kwargs)):
+                    seed = drawn_seed(request.seed, "choice", number) if number else request.seed
+                    transcript = transcripts[number] if transcripts is not None else request.transcript
+                    calls.append(group.create_task(self.role.chat(replace(request, seed=seed, transcript=transcript))))
+        except* HermesRLError as errors:
+            raise errors.exceptions[0] from None
+        return [call.result() for call in calls]
 
     async def close(self) -> None:
         """Release the connections."""
         await self.role.close()
+
+
+class ManagedServer:
+    """Calls whose tokens are remembered: what Atropos' environments get of `server.managed_server()`.
+
+    Completions of one conversation extend one sequence; each of several choices has one of its own. An agent loop
+    takes it as its server.
+    """
+
+    def __init__(self, manager: HermesServerManager) -> None:
+        self._manager = manager
+        self._transcripts: list[Transcript] = []
+
+    @property
+    def sandbox(self) -> SandboxConfig | None:
+        """What an agent loop plays in."""
+        return self._manager.sandbox
+
+    async def chat(self, request: ChatRequest) -> ChatReply:
+        """A call of an agent loop, which keeps a transcript of its own."""
+        if request.transcript is not None and not any(one is request.transcript for one in self._transcripts):
+            self._transcripts.append(request.transcript)
+        return await self._manager.role.chat(request)
+
+    async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
+        """As `HermesServerManager.chat_completion`."""
+        request = request_of(kwargs, self._manager.reasoning_config)
+        return completion_of(await self._manager._several(request, kwargs, self._for(kwargs)))
+
+    async def completion(self, **kwargs: Any) -> Completion:
+        """As `HermesServerManager.completion`."""
+        request = self._manager._bare(kwargs)
+        return text_completion_of(await self._manager._several(request, kwargs, self._for(kwargs)))
+
+    async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
+        """As `HermesServerManager.get_logprobs`."""
+        return await self._manager.get_logprobs(**kwargs)
+
+    def _for(self, kwargs: dict[str, Any]) -> list[Transcript]:
+        """A single choice goes on with the conversation; several are conversations of their own from here on."""
+        count = _count(kwargs)
+        if count == 1 and self._transcripts:
+            return self._transcripts[-1:]
+        made = [Transcript() for _ in range(count)]
+        self._transcripts += made
+        return made
+
+    def get_state(self) -> dict[str, Any]:
+        """``{"nodes": […]}``: every sequence so far, with tokens, masked_tokens and logprobs."""
+        return {"nodes": [node for one in self._transcripts if one.turns for node in ManagedState(one)["nodes"]]}
+
+    def reset(self) -> None:
+        """Forget what was sampled."""
+        self._transcripts = []

@@ -13,8 +13,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
-import aiohttp
-
 from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.runs.tracker import Tracker
 from hermes_rl.runs.training import TrainingMetrics
@@ -39,7 +37,8 @@ class Tracking:
     completion_lengths: list[int]
     max_token_len: int
 
-    _wandb_mode: Literal["online", "offline", "disabled"] = "online"
+    _wandb_mode: Literal["online", "offline", "disabled"] | None = None
+    """None leaves it to wandb, which looks at WANDB_MODE."""
     _wandb_folder: Path | None = None
     """Where wandb keeps its files; None: below the working directory."""
     _wandb_run: Tracker | None = None
@@ -72,19 +71,6 @@ class Tracking:
     def _training_metrics(self) -> dict[str, Any]:
         """The training metrics since the last call."""
         return self._training_counts.take()
-
-    async def setup_wandb(self) -> None:
-        """Begin a wandb run where `use_wandb` asks for it, in the project that the trainer has named."""
-        if not self.config.use_wandb:
-            return
-        while self.wandb_project is None:
-            url = f"{self.config.rollout_server_url}/wandb_info"
-            async with aiohttp.ClientSession() as session, session.get(url) as answer:
-                info = await answer.json()
-            self.wandb_project, self.wandb_group = info["project"], info["group"]
-            if self.wandb_project is None:
-                await asyncio.sleep(1)
-        self._begin_tracking()
 
     def _begin_tracking(self) -> None:
         """Begin a wandb run where `use_wandb` asks for it; without a trainer, in a project named as the environment."""

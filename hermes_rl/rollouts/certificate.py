@@ -1,6 +1,6 @@
 """The proof that a group may be trained on: what is trained is what the server sampled, in the context it saw.
 
-The two sides are independent: the servers' answers say what was sampled (`servers.base.Sampled`), the sequences are
+The two sides are independent: the servers' answers say what was sampled (`servers.base.LedgerEntry`), the sequences are
 what a trainer gets. A certificate compares them, and names what does not fit.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hermes_rl.rollouts.rollout import Group, Rollout
-from hermes_rl.servers.base import Sampled, sampled_digest
+from hermes_rl.servers.base import LedgerEntry, sampled_digest
 from hermes_rl.tokens.sequence import Sequence, Span
 
 
@@ -57,7 +57,7 @@ def certify(group: Group) -> Certificate:
     )
 
 
-def sampled_of(rollout: Rollout) -> list[Sampled]:
+def sampled_of(rollout: Rollout) -> list[LedgerEntry]:
     """What the servers said that they sampled, call by call."""
     replies = rollout.result.replies if rollout.result is not None else []
     return [reply.sampled for reply in replies if reply.sampled is not None]
@@ -97,7 +97,7 @@ def _turns(sequences: list[Sequence]) -> Iterator[tuple[Sequence, Span]]:
     return ((sequence, span) for sequence in sequences for span in sequence.spans)
 
 
-def _turn(sequence: Sequence, span: Span, sampled: Sampled) -> Iterator[str]:
+def _turn(sequence: Sequence, span: Span, sampled: LedgerEntry) -> Iterator[str]:
     if sequence.sampled is None:
         yield f"turn {span.turn} has no log-probabilities"
         return

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from pydantic import ValidationError
+
 from hermes_rl.agent.loop import LoopOptions
 from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.agent.user import SimulatedUser, user_id
@@ -44,9 +46,11 @@ from hermes_rl.servers.base import Reasoning
 from hermes_rl.servers.factory import config_from_spec, create_role
 from hermes_rl.servers.scripted import Script
 from hermes_rl.spec.model import NO_TOOLSETS, Agent, Spec
+from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import has_template, render_section
 from hermes_rl.tools.artifacts import Artifact, Request
 from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.toolkit import Toolkit
 
 POLICY = "policy"
 
@@ -80,6 +84,7 @@ class CompiledSpec:
         self.images: dict[str, set[str]] = {}
         """Digests of the images that graded rollouts were played in, by the name that the spec has for each."""
         self._folder = spec.folder
+        self._environ = environ
         self.sandbox: SandboxConfig | None = None
         """That of every row, where no template makes them differ; known once it is first needed."""
 
@@ -94,7 +99,20 @@ class CompiledSpec:
 
     @property
     def policy(self) -> Role:
+        """The model that acts.
+
+        Raises:
+            UserError: the spec names none.
+        """
+        if POLICY not in self.roles:
+            raise UserError("servers.policy is missing: name the model that acts")
         return self.roles[POLICY]
+
+    def played_by(self, policy: Role) -> CompiledSpec:
+        """The same environment with another policy; tools, sandboxes and rewards are shared, and closed with this."""
+        other = copy.copy(self)
+        other.roles = {**self.roles, POLICY: policy}
+        return other
 
     async def open(self, row: Row) -> None:
         """Start what the tools of all rollouts need; `row` stands for any. A rollout does it where nobody did.
@@ -124,8 +142,15 @@ class CompiledSpec:
     ) -> None:
         await self.close()
 
-    def options(self, split: str) -> LoopOptions:
+    def options(self, split: str, sampling: Mapping[str, Any] | None = None) -> LoopOptions:
+        """The bounds of one rollout; `sampling` are settings of `agent` that take the place of the spec's.
+
+        Raises:
+            UserError: `agent` has no such setting, or its value is wrong.
+        """
         agent = self.spec.agent_for("evaluate" if split == "eval" else "process")
+        if sampling:
+            agent = _changed(agent, sampling)
         # A scripted policy plays with certainty and says so; chat servers in general may refuse to be asked.
         return replace(loop_options(agent, self.spec), logprobs=self.policy.scripted)
 
@@ -133,6 +158,10 @@ class CompiledSpec:
         return with_thinking(
             messages_of(self.spec.prompt, row, self._folder), self.spec.env.get("custom_thinking_prompt")
         )
+
+    def toolkit(self, row: Row, group: str) -> Toolkit:
+        """The tools that a rollout of this row has in this group; those of tool servers once they are open."""
+        return self.tooling.toolkit(group, self._state(row))
 
     @asynccontextmanager
     async def machine(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
@@ -144,7 +173,7 @@ class CompiledSpec:
             role.live_here()
         self._register_scripts(key)
         try:
-            made = ToolRuntime(config, task_id=key.id, toolkit=toolkit, state=state, factory=self.pool.create)
+            made = ToolRuntime(config, task_id=key.id, toolkit=toolkit, state=state, factory=self.pool.create, run=True)
             async with made as runtime:
                 yield runtime
         finally:
@@ -153,7 +182,7 @@ class CompiledSpec:
     def _sandbox_of(self, row: Row) -> SandboxConfig:
         if self.sandbox is not None:
             return self.sandbox
-        config = sandbox_config(self.spec, row)
+        config = sandbox_config(self.spec, row, self._environ)
         if not has_template(self.spec.sandbox.model_dump(exclude_unset=True)):
             self.sandbox = config
         return config
@@ -184,7 +213,7 @@ class CompiledSpec:
         self, name: str, group: str, row: Row, artifacts: Callable[[], Mapping[str, Artifact]]
     ) -> KeptMachines:
         """Sandboxes for the rewards of a rollout of an earlier run; tools of tool servers are not there."""
-        config, toolkit = sandbox_config(self.spec, row), self.tooling.shared(group)
+        config, toolkit = sandbox_config(self.spec, row, self._environ), self.tooling.shared(group)
         return KeptMachines(name, config, toolkit, artifacts, self.pool.create)
 
     def _artifacts(self, row: Row) -> list[Request]:
@@ -236,7 +265,7 @@ class CompiledSpec:
 
     def script(self, key: RolloutKey, prior: int) -> Script:
         """What a scripted policy plays in a key; `prior` assistant messages are in the prompt."""
-        return policy_script(self.spec, key, prior)
+        return policy_script(self.spec, self.policy.configs[0], key, prior)
 
     def _forget(self, key: RolloutKey) -> None:
         self.policy.forget(key.id)
@@ -255,6 +284,18 @@ def _played(rollout: Rollout) -> AgentResult:
     """The result of a rollout that is graded, which has one."""
     assert rollout.result is not None
     return rollout.result
+
+
+def _changed(agent: Agent, sampling: Mapping[str, Any]) -> Agent:
+    for name in sampling:
+        if name not in Agent.model_fields:
+            raise UserError(f"sampling: there is no setting {name!r}{choices(name, Agent.model_fields)}")
+    try:
+        given = Agent.model_validate(dict(sampling))
+    except ValidationError as error:
+        problems = [f"sampling.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        raise UserError("\n".join(problems)) from error
+    return agent.model_copy(update={name: getattr(given, name) for name in sampling})
 
 
 def loop_options(agent: Agent, spec: Spec) -> LoopOptions:

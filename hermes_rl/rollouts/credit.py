@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from statistics import fmean, pstdev
 
-from hermes_rl.rollouts.rollout import Group, Rollout
+from hermes_rl.rollouts.rollout import LEAST_SPREAD, Group, Rollout
 from hermes_rl.tokens.sequence import Sequence
-
-_LEAST_SPREAD = 1e-6
 
 
 def turn_advantages(group: Group) -> list[list[float]] | None:
@@ -20,8 +18,8 @@ def turn_advantages(group: Group) -> list[list[float]] | None:
     if not any(rollout.credit for rollout in group.rollouts):
         return None
     scores = group.scores
-    mean, spread = fmean(scores), max(pstdev(scores), _LEAST_SPREAD)
-    if pstdev(scores) < _LEAST_SPREAD:
+    mean, spread = fmean(scores), max(pstdev(scores), LEAST_SPREAD)
+    if pstdev(scores) < LEAST_SPREAD:
         spread = max((pstdev(one.credit) for one in group.rollouts if one.credit), default=0.0) or 1.0
     return [_of(rollout, score, mean, spread) for rollout, score in zip(group.rollouts, scores, strict=True)]
 

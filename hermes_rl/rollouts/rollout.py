@@ -9,17 +9,24 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from hermes_rl.agent.result import AgentResult
+from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.errors import Failure
+from hermes_rl.errors import Failure, UserError
+from hermes_rl.rollouts.examples import Example, examples_of
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.tokens.sequence import Sequence as TokenSequence
 
 if TYPE_CHECKING:
     from hermes_rl.rollouts.certificate import Certificate
+
+Normalise = Literal["std", "mean", "none"]
+"""How scores become advantages."""
+LEAST_SPREAD = 1e-6
+"""Scores that differ by less are equal."""
 
 
 class RolloutState(StrEnum):
@@ -43,7 +50,8 @@ class RolloutState(StrEnum):
 class RolloutKey:
     """Which rollout it is: the row, the group, the member of how many, and the attempt at it (from 0).
 
-    `epoch` counts the passes over the rows from 0.
+    `epoch` counts the passes over the rows from 0. `mark` tells two plays of one member apart, where the same group may
+    be played again, even at the same time; it is part of the id and of the seed.
     """
 
     row: Row
@@ -52,12 +60,13 @@ class RolloutKey:
     size: int
     attempt: int = 0
     epoch: int = 0
+    mark: str = ""
 
     @property
     def id(self) -> str:
         """A name that is the same after a restart; each attempt has its own."""
         attempt = f"r{self.attempt}" if self.attempt else ""
-        return f"{self.group}-{self.index}{attempt}"
+        return f"{self.group}-{self.index}{attempt}{self.mark}"
 
     def seed(self, base: int) -> int:
         """The seed from which the rollout's model calls have theirs, 31 bits.
@@ -65,7 +74,7 @@ class RolloutKey:
         It is a function of the spec's seed, the group and the member. Every attempt has the same one, so that where a
         server samples by it a failure leaves no trace in the results.
         """
-        digest = hashlib.sha256(f"{base}:{self.group}-{self.index}".encode()).digest()
+        digest = hashlib.sha256(f"{base}:{self.group}-{self.index}{self.mark}".encode()).digest()
         return int.from_bytes(digest[:4], "big") >> 1
 
 
@@ -105,6 +114,27 @@ class Rollout:
     def id(self) -> str:
         return self.key.id
 
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation, the prompt included."""
+        return self.result.messages if self.result is not None else []
+
+    @property
+    def turns(self) -> int:
+        """Model calls of the policy."""
+        return self.result.turns_used if self.result is not None else 0
+
+    def examples(self, *, one: bool = False) -> list[Example]:
+        """What a trainer gets of it: an example for each of its sequences, none where its tokens are not known.
+
+        Args:
+            one: it has to be exactly one, for a trainer that takes no more.
+
+        Raises:
+            UserError: one is asked for, and there is none, or there are several.
+        """
+        return examples_of(self, one=one)
+
     def scored(self, score: float) -> None:
         """Give it its score."""
         self.score, self.state = score, RolloutState.SCORED
@@ -142,11 +172,30 @@ class Group:
     detail: str | None = None
     certificate: Certificate | None = None
     """Made with its tokens."""
+    parts: list[dict[str, Any]] | None = None
+    """Its lines, where an environment's own code has made them instead of rollouts."""
 
     @property
     def scores(self) -> list[float]:
         """One score per rollout, in order, of those that were graded."""
         return [rollout.score for rollout in self.rollouts if rollout.score is not None]
+
+    def advantages(self, normalise: Normalise = "std") -> list[float | None]:
+        """One advantage per rollout, in order; None for one without a score, which is no part of the comparison.
+
+        Args:
+            normalise: "std": the score less the group's mean, in units of its standard deviation; "mean": less the
+                mean; "none": the score itself. Where all scores are equal, "std" and "mean" give 0.
+
+        Raises:
+            UserError: there is no such way to normalise.
+        """
+        if normalise not in get_args(Normalise):
+            raise UserError(f"normalise is {', '.join(get_args(Normalise))}, not {normalise!r}")
+        scores = self.scores
+        mean = fmean(scores) if scores and normalise != "none" else 0.0
+        spread = pstdev(scores) if scores and normalise == "std" else 1.0
+        return [None if one.score is None else (one.score - mean) / max(spread, LEAST_SPREAD) for one in self.rollouts]
 
     @property
     def uniform(self) -> bool:

@@ -72,6 +72,7 @@ class RolloutRunner:
         prepare: what an ended group goes through before it is handed on, while other groups are played.
         on_played: told of every rollout that was played, failed attempts included, before another begins in its place.
         replays: how often a rollout that infrastructure failed is played again.
+        mark: tells its rollouts from others of the same groups; see `RolloutKey`.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class RolloutRunner:
         prepare: Callable[[Group], Awaitable[None]] | None = None,
         on_played: Callable[[Rollout], None] = _ignore,
         replays: int = REPLAYS,
+        mark: str = "",
     ) -> None:
         self.environment = environment
         self.options = options or environment.options(split)
@@ -94,7 +96,7 @@ class RolloutRunner:
         self.policy = policy if policy is not None else environment.policy
         self.store: Recorded = store if store is not None else Unrecorded()
         self.encode, self.prepare, self.on_played = encode, prepare, on_played
-        self.replays = replays
+        self.replays, self.mark = replays, mark
         self.open = 0
         """Members of started groups that have not ended."""
 
@@ -116,7 +118,7 @@ class RolloutRunner:
         members: list[asyncio.Task[Rollout]] = []
         for index in range(size):
             place = _OpenMember(self, on_change)
-            key = RolloutKey(row, group, index, size, epoch=epoch)
+            key = RolloutKey(row, group, index, size, epoch=epoch, mark=self.mark)
             member = asyncio.create_task(self.member(key, place.leave))
             member.add_done_callback(place.leave)
             members.append(member)

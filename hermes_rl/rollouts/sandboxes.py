@@ -15,8 +15,8 @@ from hermes_rl.spec.model import File, Sandbox, Spec
 from hermes_rl.spec.templates import render, render_section
 
 
-def sandbox_config(spec: Spec, row: Row) -> SandboxConfig:
-    """The sandbox for a row.
+def sandbox_config(spec: Spec, row: Row, environ: Mapping[str, str] | None = None) -> SandboxConfig:
+    """The sandbox for a row; `environ` has the addresses and keys of backends on other machines.
 
     Raises:
         TemplateError: a template does not work for this row.
@@ -35,6 +35,7 @@ def sandbox_config(spec: Spec, row: Row) -> SandboxConfig:
         timeout=spec.command_timeout,
         lifetime=section.lifetime,
         keep_processes=section.keep_processes,
+        environ=environ,
     )
 
 

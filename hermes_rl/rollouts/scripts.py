@@ -10,18 +10,17 @@ from typing import Any
 
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import RolloutKey
+from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.scripted import Script, Turn, deviate_script, deviations
 from hermes_rl.spec.model import Spec, is_template
 from hermes_rl.spec.templates import render
 
 
-def policy_script(spec: Spec, key: RolloutKey, prior: int) -> Script:
-    """What the policy plays in a key; `prior` is the number of assistant messages in the prompt."""
-    server = spec.servers["policy"][0]
-    seed = spec.seed if server.seed is None else server.seed
+def policy_script(spec: Spec, server: ServerConfig, key: RolloutKey, prior: int) -> Script:
+    """What a scripted policy plays in a key; `prior` is the number of assistant messages in the prompt."""
     turns = gold_turns(spec, key.row)
-    if key.index in deviations(key.size, server.deviate, seed, key.group):
-        turns = deviate_script(turns, Random(f"{seed}:{key.group}-{key.index}"))
+    if key.index in deviations(key.size, server.deviate, server.seed, key.group):
+        turns = deviate_script(turns, Random(f"{server.seed}:{key.group}-{key.index}"))
     return Script(turns, prior)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +22,8 @@ from hermes_rl.spec.model import Mode, Spec
 
 __all__ = ["Journal", "RunDirectory"]
 
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 2
 """Of the files of a run directory: what `run.json` says under `format`."""
@@ -105,6 +108,9 @@ class RunDirectory:
         except BlockingIOError as error:
             self._lock.close()
             raise UserError(f"another run is using {self.path}; wait for it, or choose another --out") from error
+        except OSError:
+            # Some network file systems have no locks; a run there is as safe as its user's care.
+            logger.warning("%s is on a file system without locks: see to it that no second run uses it", self.path)
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes_rl.errors import UserError
+from hermes_rl.errors import Problem, UserError
 from hermes_rl.spec.model import Spec
 
 if TYPE_CHECKING:  # most specs are checked without a renderer, whose parts take long to import
@@ -64,8 +64,38 @@ def forecast_of(spec: Spec) -> Forecast:
         raise RendererRefused(f"the chat template of {renderer.tokenizer.name} refuses a rollout: {error}") from error
 
 
+def unknown_renderers(spec: Spec) -> list[Problem]:
+    """Renderers and formats of tool calls that do not exist, each at its place."""
+    problems = []
+    for role, servers in spec.servers.items():
+        for index, server in enumerate(servers):
+            if server.renderer is None:
+                continue
+            from hermes_rl.tokens.families import require_family
+            from hermes_rl.tokens.parsers import load_parser
+
+            asked = (
+                ("tool_parser", server.renderer.tool_parser, load_parser),
+                ("name", server.renderer.name, require_family),
+            )
+            for key, name, require in asked:
+                try:
+                    if name is not None and name not in ("auto", "template"):
+                        require(name)
+                except UserError as error:
+                    server_path = (
+                        ("servers", role, index) if spec.is_written(("servers", role, index)) else ("servers", role)
+                    )
+                    problems.append(spec.problem((*server_path, "renderer", key), str(error)))
+    return problems
+
+
 def foretold(spec: Spec) -> str | None:
-    """What can be told about a rollout's sequences without a network; None where the tokenizer is not at hand."""
+    """What can be told about a rollout's sequences without a network; None where the tokenizer is not at hand.
+
+    Raises:
+        UserError: the policy is a token-level server, and no run with this renderer can begin.
+    """
     policy = spec.servers.get("policy")
     if not policy or policy[0].type not in (*TOKEN_LEVEL, "scripted"):
         return None
@@ -77,4 +107,6 @@ def foretold(spec: Spec) -> str | None:
     try:
         return str(forecast_of(spec))
     except UserError as error:
+        if policy[0].type in TOKEN_LEVEL:
+            raise
         return f"its tokens cannot be exact: {error}"

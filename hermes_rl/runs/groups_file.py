@@ -43,8 +43,14 @@ class GroupsFile:
                     f"{size} to go on, or use --fresh to start beside it"
                 )
 
-    def reconcile(self, store: RolloutStore, changed: Set[str] = frozenset()) -> set[str]:
+    def groups(self) -> set[str]:
+        """Every group that is in the file."""
+        return {line["group"] for line in self.journal.read(*GROUP_KEYS)}
+
+    def reconcile(self, store: RolloutStore, changed: Set[str] = frozenset(), *, compare: bool = True) -> set[str]:
         """The groups that are written as their rollouts are; the others, and those `changed`, are taken out.
+
+        Without `compare` scores may be others than those of the rollouts: an environment's own code has made them.
 
         Raises:
             UserError: a file elsewhere holds groups whose rollouts are not here.
@@ -63,7 +69,7 @@ class GroupsFile:
             seen = layers.setdefault(group, set())
             extra = extra or layer in seen
             seen.add(layer)
-            if group in changed or line["scores"] != store.scores(group):
+            if group in changed or (compare and line["scores"] != store.scores(group)):
                 wrong.add(group)
             totals[group] = line.get("layers", 1)
         right = {group for group, seen in layers.items() if group not in wrong and seen == set(range(totals[group]))}

@@ -7,9 +7,9 @@ lies there to what the spec says now, describes the run, and gives a `SpecRun` t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from hermes_rl.data.load import Rows, Split, load_rows
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.rollouts.environment import Environment
 from hermes_rl.runs.budget import Budget
 from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.exact import TOKEN_LEVEL, renderer_of, tokenizer_of
@@ -26,7 +27,7 @@ from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.provenance import provenance
 from hermes_rl.runs.regrading import bring_up_to_date
 from hermes_rl.runs.rows import RowSource
-from hermes_rl.runs.run import Plan, Run
+from hermes_rl.runs.run import Plan, PlaysGroups, Run
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.wandb_log import WandbLog, wandb_log
 from hermes_rl.sandbox.none import WARNING
@@ -79,7 +80,19 @@ class SpecRun:
         return self.records.store
 
 
-def require_runnable(spec: Spec, launch: Launch) -> CompiledSpec:
+@dataclass
+class OwnCode:
+    """What a class that was made of a spec does by its own code, instead of the spec or beside it.
+
+    `rows` are the items that it hands out; None: the spec's rows.
+    """
+
+    compiled: CompiledSpec
+    environment: Environment
+    rows: RowSource | None = None
+
+
+def require_runnable(spec: Spec, launch: Launch, compiled: CompiledSpec | None = None) -> CompiledSpec:
     """The compiled spec, once everything was looked at that can be found wrong without a server.
 
     Raises:
@@ -91,26 +104,33 @@ def require_runnable(spec: Spec, launch: Launch) -> CompiledSpec:
         raise UserError(f"dataset.eval is `only`: every row is for evaluation, so {launch.mode} cannot use any")
     if launch.mode == "evaluate" and spec.dataset.eval is None:
         raise UserError("dataset.eval is missing: say which rows are for evaluation, such as {fraction: 0.1} or `only`")
-    compiled = CompiledSpec(spec, launch.environ)
+    return require_machine(compiled or CompiledSpec(spec, launch.environ), launch.progress.note)
+
+
+def require_machine(compiled: CompiledSpec, note: Callable[[str], None]) -> CompiledSpec:
+    """The compiled spec, once it is known that its sandbox works on this machine, where a rollout may use it.
+
+    Raises:
+        UserError: it does not, and what to do.
+    """
     if _may_use_sandbox(compiled):
-        _require_sandbox(spec, launch.progress)
+        _require_sandbox(compiled.spec, note)
     return compiled
 
 
 @asynccontextmanager
-async def open_run(spec: Spec, launch: Launch, compiled: CompiledSpec | None = None) -> AsyncIterator[SpecRun]:
+async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> AsyncIterator[SpecRun]:
     """Open the run; what it has found out is in `run.json` when it closes.
 
     Args:
         spec: what is run.
         launch: in which mode, and where.
-        compiled: the spec compiled already; it is closed with the run.
+        own: what a class made of the spec does by its own code.
 
     Raises:
         UserError: the spec cannot run here, its rows cannot be had, or another run lies in the directory.
     """
-    if compiled is None:
-        compiled = require_runnable(spec, launch)
+    compiled = require_runnable(spec, launch, own.compiled if own is not None else None)
     split: Split = "eval" if launch.mode == "evaluate" else "train"
     async with compiled:
         await require_reachable("policy", compiled.policy.configs)
@@ -120,7 +140,7 @@ async def open_run(spec: Spec, launch: Launch, compiled: CompiledSpec | None = N
         encoder = await _encoder(spec, split)
         source = RowSource(rows)
         await compiled.open(await source.require_first(split))
-        plan = plan_of(spec, launch.mode)
+        plan, environment = plan_of(spec, launch.mode), own.environment if own is not None else compiled
         with RunDirectory.choose(spec, launch.mode, launch.out, fresh=launch.fresh) as directory:
             compiled.artifact_folder = directory.artifacts
             _say_what_is_new(directory, spec, launch)
@@ -130,10 +150,10 @@ async def open_run(spec: Spec, launch: Launch, compiled: CompiledSpec | None = N
                 logging = wandb_log(spec, directory.path) if launch.mode != "serve" else nullcontext(WandbLog(None))
                 with logging as log:
                     run = Run(
-                        compiled,
-                        source,
-                        plan,
-                        store=records.store,
+                        environment,
+                        source if own is None or own.rows is None else own.rows,
+                        plan if own is None or own.rows is None else replace(plan, repeat=False),
+                        store=None if isinstance(environment, PlaysGroups) else records.store,
                         encoder=encoder if split == "train" else None,
                         budget=budget_of(spec, launch.mode),
                         progress=launch.progress,
@@ -268,10 +288,10 @@ def _say_what_is_new(directory: RunDirectory, spec: Spec, launch: Launch) -> Non
         )
 
 
-def _require_sandbox(spec: Spec, progress: Progress) -> None:
+def _require_sandbox(spec: Spec, note: Callable[[str], None]) -> None:
     """Stop where the sandbox cannot work here; never go on without the fence unless the spec says so."""
     if spec.sandbox.backend == "none":
-        progress.note(f"WARNING: {WARNING}")
+        note(f"WARNING: {WARNING}")
     elif spec.sandbox.backend == "bubblewrap":
         require_bubblewrap()
 

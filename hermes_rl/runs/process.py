@@ -16,8 +16,8 @@ from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.formats import write_format
 from hermes_rl.runs.groups_file import GroupsFile
 from hermes_rl.runs.opening import Launch, SpecRun, open_run
-from hermes_rl.runs.run import Run
-from hermes_rl.runs.wandb_log import WandbLog
+from hermes_rl.runs.run import MakesLines, Run
+from hermes_rl.runs.wandb_log import GroupLog, WandbLog
 from hermes_rl.spec.model import Spec
 
 MANY = 10
@@ -80,15 +80,15 @@ class Processing:
         run: what gives the groups.
         file: where they go.
         target: how many are in the file in the end.
-        log: of wandb.
+        log: told of every group.
     """
 
-    def __init__(self, run: Run, file: GroupsFile, target: int, log: WandbLog | None = None) -> None:
+    def __init__(self, run: Run, file: GroupsFile, target: int, log: GroupLog | None = None) -> None:
         self.run, self.file, self.target, self.log = run, file, target, log or WandbLog(None)
         self.summary = ProcessSummary()
         self._done: set[str] = set()
-        self._lines: dict[str, list[bytes]] = {}
-        """What is to be written of groups that have ended, by their id."""
+        self._lines: dict[str, tuple[list[dict[str, Any]], list[bytes]]] = {}
+        """What is to be written of groups that have ended, by their id: the lines, and their JSON."""
 
     async def play(self, changed: Set[str] = frozenset()) -> ProcessSummary:
         """Write the groups that are missing; those `changed` since they were written are written again.
@@ -103,7 +103,7 @@ class Processing:
         playing = run.groups(skip=self._skip, demand=self, prepare=self._prepare)
         async with aclosing(playing):
             async for group in playing:
-                self._take(group)
+                await self._take(group)
         if self.complete < self.target and summary.stopped is None:
             raise RunError(self._nothing_left())
         summary.attempts = run.attempts
@@ -133,8 +133,10 @@ class Processing:
         """Find out what is there already; returns how many rollouts there are of groups that are not complete."""
         store = self.run.store
         if store is None:
+            self._done = self.file.groups()
+            self.summary.there = len(self._done)
             return 0
-        written = self.file.reconcile(store, changed)
+        written = self.file.reconcile(store, changed, compare=not isinstance(self.run.environment, MakesLines))
         drop = self.run.plan.drop_uniform
         self._done = written | {group for group in store.groups if store.left_out(group, drop_uniform=drop)}
         self.summary.there = len(written)
@@ -146,17 +148,18 @@ class Processing:
     async def _prepare(self, group: Group) -> None:
         """Make the lines of a group; what takes long here holds up no other group."""
         if not self.run.left_out(group):
-            self._lines[group.id] = await self.file.encoded(await self.run.lines(group))
+            lines = await self.run.lines(group)
+            self._lines[group.id] = lines, await self.file.encoded(lines)
 
-    def _take(self, group: Group) -> None:
-        lines = self._lines.pop(group.id, None)
+    async def _take(self, group: Group) -> None:
+        lines, encoded = self._lines.pop(group.id, ([], []))
         if lines:
-            self.file.write(lines)
+            self.file.write(encoded)
             self.summary.written += 1
         elif group.dropped is None:
             self._discard()
         self._give_up()
-        self.log.group(group, self.complete if lines else None)
+        await self.log.group(group, self.complete if lines else None, lines)
         self.run.progress.step(self.complete, group)
 
     def _nothing_left(self) -> str:

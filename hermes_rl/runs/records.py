@@ -17,7 +17,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.rollouts.certificate import sampled_of
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey, RolloutState
 from hermes_rl.scoring.value import RewardValue
-from hermes_rl.servers.base import ChatReply, Sampled
+from hermes_rl.servers.base import ChatReply, LedgerEntry
 from hermes_rl.tokens.packing import packed, unpacked
 from hermes_rl.tokens.transcript import Weights
 from hermes_rl.tools.errors import ToolError
@@ -171,7 +171,7 @@ def _replies(line: Mapping[str, Any], said: list[dict[str, Any]]) -> Iterator[Ch
         yield ChatReply({}, None, {}, model, kind, sampling=sampling)
         return
     for message, (count, digest, prompt, check, before, after) in zip(messages, line["sampled"], strict=True):
-        sampled = Sampled(count, bytes.fromhex(digest), prompt, check, Weights(before, after))
+        sampled = LedgerEntry(count, bytes.fromhex(digest), prompt, check, Weights(before, after))
         yield ChatReply(message, None, {}, model, kind, sampled=sampled, sampling=sampling)
 
 

@@ -32,6 +32,9 @@ from hermes_rl.servers.base import ChatServer
 BURST = 1000
 """Rollouts that begin in one turn of the event loop; many thousands would stop it for seconds."""
 
+HOPELESS = 100_000
+"""Rows in succession that are set aside, after which no other is waited for: a source may repeat the same for ever."""
+
 Skip = Callable[[Row, str, int], bool]
 """Whether a row is passed by, from the row, the id that its group would have, and the epoch."""
 
@@ -51,6 +54,7 @@ class Plan:
         replays: how often a rollout that infrastructure failed is played again.
         generation_params: how the policy samples, for the lines of groups.
         fingerprint: of the run, for the lines of groups.
+        mark: ends the id of each group, so that no other run has the same ids; nothing for a run that is gone on with.
     """
 
     size: int
@@ -63,6 +67,7 @@ class Plan:
     replays: int = REPLAYS
     generation_params: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
+    mark: str = ""
 
 
 class Demand(Protocol):
@@ -225,7 +230,9 @@ class Run:
 
     async def lines(self, group: Group) -> list[dict[str, Any]]:
         """The lines of a group for a file or a trainer; see `hermes_rl.runs.group_lines`."""
-        made = group_lines(group, self.plan.generation_params, self.plan.fingerprint)
+        made = group.parts
+        if made is None:
+            made = group_lines(group, self.plan.generation_params, self.plan.fingerprint)
         return await self.environment.lines(group, made) if isinstance(self.environment, MakesLines) else made
 
     def left_out(self, group: Group) -> bool:
@@ -236,16 +243,20 @@ class Run:
 
     async def _following(self, skip: Skip) -> AsyncIterator[tuple[Row, str, int]]:
         """Each row that is to be played, with the id of its group and the epoch."""
-        epoch = 0
+        epoch = passed_by = 0
         seen: Counter[str] = Counter()
         while True:
             empty = True
             async for row in self.rows:
                 if row.key in self.quarantine:
+                    passed_by += 1
+                    if passed_by > HOPELESS:
+                        return
+                    await asyncio.sleep(0)
                     continue
-                empty = False
+                empty, passed_by = False, 0
                 at = epoch if self.plan.repeat else seen[row.key]
-                group = f"{row.key}:{at}" if self.plan.repeat or at else row.key
+                group = (f"{row.key}:{at}" if self.plan.repeat or at else row.key) + self.plan.mark
                 if not self.plan.repeat:
                     seen[row.key] += 1
                 if self.store is not None:
@@ -281,7 +292,7 @@ class Run:
         async def prepare(group: Group) -> None:
             if group.id not in self._recorded:
                 self.curriculum.count(group.row.key, [rollout.score for rollout in group.rollouts])
-            if self.encoder is not None and not self.left_out(group):
+            if self.encoder is not None and group.parts is None and not self.left_out(group):
                 await self.encoder.encode_group(group)
             if further is not None:
                 await further(group)

@@ -27,7 +27,7 @@ class Tracker:
         project: str,
         name: str,
         *,
-        mode: Literal["online", "offline", "disabled"] = "online",
+        mode: Literal["online", "offline", "disabled"] | None = None,
         group: str | None = None,
         config: Mapping[str, Any] | None = None,
         folder: Path | None = None,

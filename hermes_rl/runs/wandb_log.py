@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.readable import readable
 from hermes_rl.runs.tracker import Tracker
 from hermes_rl.runs.training import TrainingMetrics
 from hermes_rl.spec.model import Spec
+from hermes_rl.spec.model.modes import Wandb
 
 KEPT, PER_GROUP = 32, 1
 """Groups of which rollouts are shown, and rollouts shown of each, where `env:` does not say."""
+
+
+class GroupLog(Protocol):
+    """What is told of every group of process mode."""
+
+    async def group(self, group: Group, written: int | None, lines: Sequence[dict[str, Any]]) -> None:
+        """A group has ended; it was the n-th that was `written`, with these lines, or was left out."""
+        ...
 
 
 class WandbLog:
@@ -27,7 +36,7 @@ class WandbLog:
         self.training = TrainingMetrics()
         self.texts: deque[list[tuple[str, float]]] = deque(maxlen=kept)
 
-    def group(self, group: Group, written: int | None) -> None:
+    async def group(self, group: Group, written: int | None, lines: Sequence[dict[str, Any]]) -> None:
         """Count a group, and log it where it is the n-th that was `written`."""
         if self.tracker is None:
             return
@@ -67,12 +76,17 @@ def wandb_log(spec: Spec, folder: Path) -> Iterator[WandbLog]:
         log.close()
 
 
+def mode_of(asked: Wandb) -> Literal["online", "offline", "disabled"] | None:
+    """The mode that a spec names; None where it names none, so that wandb looks at WANDB_MODE itself."""
+    return asked.mode if "mode" in asked.model_fields_set else None
+
+
 def _tracker(spec: Spec, folder: Path) -> Tracker | None:
     asked = spec.wandb
     if asked is None or asked.mode == "disabled":
         return None
     project, name = asked.project or spec.name, asked.name or spec.name
-    return Tracker(project, name, mode=asked.mode, config=spec.resolved(), folder=folder)
+    return Tracker(project, name, mode=mode_of(asked), config=spec.resolved(), folder=folder)
 
 
 def _shown(spec: Spec) -> dict[str, Any]:

@@ -69,3 +69,6 @@ class SandboxConfig:
     """Seconds after which the sandbox is killed; None is without end."""
     keep_processes: bool = False
     """Leave the agent's processes running while rewards look at the sandbox."""
+    environ: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
+    """Where backends on other machines find their addresses and keys; None: the process's environment. It may hold
+    secrets, so it is never shown, and nothing of it gets into the sandbox."""

@@ -82,7 +82,7 @@ class RemoteSandbox(Sandbox):
     async def start(self) -> None:
         try:
             farewell, _ = scripts.command(scripts.KILL, named=f"{MARK}={self.id}", signal="9", folder=self._box)
-            await self._link.start(self.config.backend, self.machine.arguments, farewell)
+            await self._link.start(self.config.backend, self.machine.arguments, farewell, self.config.environ)
             await self._prepare()
         except BaseException:
             await self.close()

@@ -43,8 +43,14 @@ class Link:
     def open(self) -> bool:
         return self._closing is None and self._reader is not None and not self._reader.done()
 
-    async def start(self, backend: str, arguments: Mapping[str, Any], farewell: str) -> None:
-        """Start the machine; raises `SandboxFailure` where it cannot be had."""
+    async def start(
+        self, backend: str, arguments: Mapping[str, Any], farewell: str, environ: Mapping[str, str] | None = None
+    ) -> None:
+        """Start the machine, with the variables of `environ` (None: the process's own) for its program.
+
+        Raises:
+            SandboxFailure: it cannot be had.
+        """
         self._home = tempfile.mkdtemp(prefix="hermes-rl-")
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -53,7 +59,7 @@ class Link:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             # Its connections lie in TMPDIR; two machines must not share one.
-            env={**os.environ, "HERMES_HOME": self._home, "TMPDIR": self._home},
+            env={**(os.environ if environ is None else environ), "HERMES_HOME": self._home, "TMPDIR": self._home},
             limit=LINE_LIMIT,
             start_new_session=True,
         )

@@ -41,26 +41,27 @@ class Machine:
     """Bytes of a file that one command can take; 0 is without a bound of its own."""
 
 
-def missing(backend: str) -> str | None:
+def missing(backend: str, environ: Mapping[str, str] | None = None) -> str | None:
     """What this backend lacks here, and what to do; None where nothing is known to be missing."""
+    environ = os.environ if environ is None else environ
     if find_spec("tools") is None or find_spec("model_tools") is None:
         return f"the backend {backend} is hermes-agent's: pip install 'hermes-rl[hermes]'"
     if backend == "ssh":
-        absent = [name for name in ("TERMINAL_SSH_HOST", "TERMINAL_SSH_USER") if not os.environ.get(name)]
+        absent = [name for name in ("TERMINAL_SSH_HOST", "TERMINAL_SSH_USER") if not environ.get(name)]
         if absent:
             return f"set {' and '.join(absent)} (and TERMINAL_SSH_PORT, TERMINAL_SSH_KEY where they differ)"
         return (
             None if shutil.which("ssh") and shutil.which("scp") else "install the programs ssh and scp (openssh-client)"
         )
     if backend == "modal":
-        keys = os.environ.get("MODAL_TOKEN_ID") and os.environ.get("MODAL_TOKEN_SECRET")
+        keys = environ.get("MODAL_TOKEN_ID") and environ.get("MODAL_TOKEN_SECRET")
         if find_spec("modal") is None:
             return "pip install modal"
         return None if keys or Path("~/.modal.toml").expanduser().exists() else "set MODAL_TOKEN_ID, MODAL_TOKEN_SECRET"
     if backend == "daytona":
         if find_spec("daytona") is None:
             return "pip install daytona"
-        return None if os.environ.get("DAYTONA_API_KEY") else "set DAYTONA_API_KEY"
+        return None if environ.get("DAYTONA_API_KEY") else "set DAYTONA_API_KEY"
     return None if shutil.which("apptainer") or shutil.which("singularity") else "install apptainer or singularity"
 
 
@@ -77,7 +78,7 @@ def machine(config: SandboxConfig) -> Machine:
             f"sandbox.limits.{unable[0]} cannot be enforced by the backend {backend}; leave it out, or set "
             "limits.best_effort: true"
         )
-    lacking = missing(backend)
+    lacking = missing(backend, config.environ)
     if lacking is not None:
         raise UserError(f"the sandbox backend {backend} cannot be used: {lacking}")
     if backend == "ssh":
@@ -104,14 +105,15 @@ def machine(config: SandboxConfig) -> Machine:
 def _ssh(config: SandboxConfig) -> Machine:
     if config.image is not None:
         raise UserError("sandbox.image: the backend ssh has no images; the machine is the one that it connects to")
-    port = os.environ.get("TERMINAL_SSH_PORT") or "22"
+    environ = os.environ if config.environ is None else config.environ
+    port = environ.get("TERMINAL_SSH_PORT") or "22"
     if not port.isdigit():
         raise UserError(f"TERMINAL_SSH_PORT is {port!r}, which is no port")
     arguments = {
-        "host": os.environ["TERMINAL_SSH_HOST"],
-        "user": os.environ["TERMINAL_SSH_USER"],
+        "host": environ["TERMINAL_SSH_HOST"],
+        "user": environ["TERMINAL_SSH_USER"],
         "port": int(port),
-        "key_path": os.environ.get("TERMINAL_SSH_KEY", ""),
+        "key_path": environ.get("TERMINAL_SSH_KEY", ""),
         "timeout": int(config.timeout),
     }
     return Machine(arguments, shared=True)

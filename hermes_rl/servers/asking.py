@@ -11,10 +11,10 @@ import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from hermes_rl.servers.base import ChatRequest, ServerConfig, Timing
-from hermes_rl.servers.generation import ABORT, Dialect, Generated, Sampling
+from hermes_rl.servers.generation import ABORT, Dialect, Sampled, Sampling
 from hermes_rl.servers.retry import AttemptFailed
 from hermes_rl.servers.transport import Answer, Transport, excerpt
 from hermes_rl.servers.weights import Pauses, Versions
@@ -40,7 +40,7 @@ class Run:
     sampling: dict[str, Any] = field(default_factory=dict)
     """How the server was asked to sample, in its own terms."""
 
-    def take(self, piece: Generated, timing: Timing) -> None:
+    def take(self, piece: Sampled, timing: Timing) -> None:
         self.ids.extend(piece.ids)
         self.logprobs.extend(piece.logprobs)
         self.finish, self.model = piece.finish, piece.model
@@ -54,6 +54,26 @@ class Run:
         self.timing = replace(self.timing, paused=self.timing.paused + seconds)
 
 
+class TokenSource(Protocol):
+    """Where sampled tokens come from: a server, or a function in this process."""
+
+    async def sample(self, sampling: Sampling, request: ChatRequest) -> Run:
+        """Sample once; raises `AttemptFailed` or `ContextLengthExceeded`."""
+        ...
+
+    async def weights(self) -> int | None:
+        """The version of the weights now; None where it is not known."""
+        ...
+
+    async def context_length(self) -> int | None:
+        """The longest conversation in tokens; None where it is not known."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections; may be called twice."""
+        ...
+
+
 class Asker:
     """Asks one server.
 
@@ -62,9 +82,9 @@ class Asker:
     """
 
     def __init__(
-        self, transport: Transport, config: ServerConfig, dialects: Sequence[Dialect], headers_for: HeadersFor | None
+        self, config: ServerConfig, dialects: Sequence[Dialect], headers_for: HeadersFor | None = None
     ) -> None:
-        self._transport, self._config, self._headers_for = transport, config, headers_for
+        self._transport, self._config, self._headers_for = Transport(config), config, headers_for
         self._dialects = list(dialects)
         self._use(self._dialects[0])
 
@@ -72,10 +92,22 @@ class Asker:
         """The version of the server's weights now; None where it does not tell."""
         return await self._versions.after()
 
+    async def context_length(self) -> int | None:
+        """The longest conversation, where the server tells it in its list of models."""
+        _, data = await self._transport.get_json("models")
+        entries = data.get("data") if isinstance(data, dict) else None
+        lengths = [one.get("max_model_len") for one in entries or () if isinstance(one, dict)]
+        return next((length for length in lengths if isinstance(length, int)), None)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._transport.close()
+
     def _use(self, dialect: Dialect) -> None:
         self._dialect = dialect
         own = self._config.weights_path
-        self._versions = Versions(self._transport, (own,) if own else dialect.weights_paths)
+        paths = (own,) if own else dialect.weights_paths
+        self._versions = Versions(self._transport, paths, self._config.version)
         self._pauses = Pauses(self._transport, dialect.paused_path)
 
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Run:
@@ -99,7 +131,7 @@ class Asker:
                 await asyncio.sleep(0.1)
         raise AttemptFailed(f"the server aborted a generation {_MOST_ABORTS} times")
 
-    async def _piece(self, sampling: Sampling, request: ChatRequest, run: Run) -> tuple[Generated, Timing]:
+    async def _piece(self, sampling: Sampling, request: ChatRequest, run: Run) -> tuple[Sampled, Timing]:
         """One answer of the server; while it is paused it is waited for, which is no failure."""
         while True:
             seen = self._pauses.seconds
@@ -138,10 +170,10 @@ class Asker:
         return True
 
     async def _post(self, dialect: Dialect, sampling: Sampling, headers: Mapping[str, str] | None) -> Answer:
-        body = sampling.written(dialect.body(sampling, self._config))
+        body = sampling.written(dialect.body(sampling, self._config.current()))
         return await self._transport.post(dialect.path, body, headers)
 
-    def _read(self, answer: Answer) -> Generated:
+    def _read(self, answer: Answer) -> Sampled:
         try:
             return self._dialect.read(json.loads(answer.raw))
         except Malformed as error:

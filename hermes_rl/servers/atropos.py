@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hermes_rl.servers.base import ServerConfig
-from hermes_rl.servers.generation import NAMES, PROMPT, Generated, Sampling, generated
+from hermes_rl.servers.generation import NAMES, PROMPT, Sampled, Sampling, generated
 from hermes_rl.servers.wire import Malformed
 
 
@@ -29,7 +29,7 @@ class LegacyGenerate:
             **sampling.parameters(self),
         }
 
-    def read(self, data: Any) -> Generated:
+    def read(self, data: Any) -> Sampled:
         """`logprobs` is [completion][position][{id: logprob}]; ids are the keys where `token_ids` is not sent."""
         if not isinstance(data, dict):
             raise Malformed("the answer is not a JSON object")

@@ -104,8 +104,9 @@ class Role:
         return await self._at_home(_newest(telling))
 
     async def close(self) -> None:
-        """Close every server; may be called twice."""
+        """Close every server; may be called twice. Another event loop may use the role afterwards."""
         await self._at_home(self._close())
+        self._loop = None
 
     def live_here(self) -> None:
         """Make the running event loop the role's own, so that a call from a reward's thread comes back to it."""

@@ -11,8 +11,8 @@ import hashlib
 import re
 import zlib
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from hermes_rl.errors import HermesRLError
@@ -73,6 +73,14 @@ class ServerConfig:
     """Share of a group's rollouts that a `scripted` server plays wrong."""
     seed: int = 0
     """Seed of the deviations."""
+    naming: Callable[[], str] | None = None
+    """Says the model's name for each request, where a trainer changes it with the weights."""
+    version: Callable[[], int | None] | None = None
+    """Says the version of the weights, where a trainer tells it; None, or an answer of None: the server is asked."""
+
+    def current(self) -> ServerConfig:
+        """The configuration with the model's name as it is now."""
+        return self if self.naming is None else replace(self, model=self.naming())
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +117,8 @@ class ChatRequest:
     """Calls of one rollout go to one server of the role, for its prefix cache."""
     transcript: Transcript | None = None
     """What the rollout has sampled so far; a token-level server goes on from it, and adds to it."""
+    prompt: str | Sequence[int] | None = None
+    """A text, or token ids, that is gone on with as it is, instead of messages; token-level servers alone can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +136,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class LedgerEntry:
     """What a token-level server said that it sampled in one call, kept to be compared with what is trained on."""
 
     count: int
@@ -140,7 +150,7 @@ class Sampled:
     weights: Weights = field(default_factory=Weights)
 
     @classmethod
-    def of(cls, step: Step) -> Sampled:
+    def of(cls, step: Step) -> LedgerEntry:
         """What a step is to be found with again."""
         digest = sampled_digest(step.completion, step.logprobs)
         return cls(len(step.completion), digest, len(step.prompt), zlib.crc32(step.prompt), step.weights)
@@ -188,7 +198,7 @@ class ChatReply:
     """One per sampled token, where they were asked for and sent."""
     tokens: list[str] | None = None
     """The text of each sampled token, beside `logprobs`."""
-    sampled: Sampled | None = None
+    sampled: LedgerEntry | None = None
     """From token-level servers."""
     sampling: Mapping[str, Any] | None = None
     """How a token-level server was asked to sample, in its own terms, without seed and limit of tokens."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from hermes_rl.errors import UserError
 from hermes_rl.servers.base import ContextLengthExceeded
-from hermes_rl.servers.generation import Generated, Sampling
+from hermes_rl.servers.generation import Sampled, Sampling
 from hermes_rl.servers.retry import AttemptFailed
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.tokens.tokenizer import TemplateRefused
@@ -58,11 +58,11 @@ async def _asked(
     return [*findings, Finding(True, f"version of the weights: {told}")]
 
 
-async def _many(server: TokenServer, sampling: Sampling) -> list[Generated]:
+async def _many(server: TokenServer, sampling: Sampling) -> list[Sampled]:
     return list(await asyncio.gather(*(server.sample(replace(sampling, seed=seed)) for seed in range(PROBES))))
 
 
-def _noise(answers: Sequence[Generated]) -> list[Finding]:
+def _noise(answers: Sequence[Sampled]) -> list[Finding]:
     """One token in one context has one log-probability; what differs is the machine's own noise."""
     spread = max((max(values) - min(values) for values in _by_token(answers).values()), default=0.0)
     if spread <= NOISE:
@@ -76,7 +76,7 @@ def _noise(answers: Sequence[Generated]) -> list[Finding]:
     ]
 
 
-def _raw(warm: Sequence[Generated], cold: Sequence[Generated], temperature: float, top_p: float | None) -> Finding:
+def _raw(warm: Sequence[Sampled], cold: Sequence[Sampled], temperature: float, top_p: float | None) -> Finding:
     """Whether log-probabilities are those before temperature, which only fits sampling at 1."""
     at_one, at_less = _by_token(warm), _by_token(cold)
     both = [(at_one[token][0], at_less[token][0]) for token in at_one.keys() & at_less.keys()]
@@ -95,7 +95,7 @@ def _raw(warm: Sequence[Generated], cold: Sequence[Generated], temperature: floa
     )
 
 
-def _by_token(answers: Sequence[Generated]) -> dict[int, list[float]]:
+def _by_token(answers: Sequence[Sampled]) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
     for answer in answers:
         if answer.ids:

@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from hermes_rl.errors import UserError
+from hermes_rl.servers.asking import Asker
 from hermes_rl.servers.atropos import LegacyGenerate
 from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import Backend, Secret, ServerConfig
@@ -32,7 +33,7 @@ _TOKEN_LEVEL: dict[str, tuple[type[Dialect], ...]] = {
     "atropos": (LegacyGenerate,),
 }
 """Ways to ask, in the order in which they are tried."""
-_PLAIN = frozenset(field.name for field in fields(ServerConfig)) - {"api_key", "headers"}
+_PLAIN = frozenset(field.name for field in fields(ServerConfig)) - {"api_key", "headers", "naming", "version"}
 
 
 def create_role(name: str, configs: Sequence[ServerConfig], retry: RetryPolicy | None = None) -> Role:
@@ -67,7 +68,7 @@ def config_from_spec(
 
 def token_server(config: ServerConfig) -> TokenServer:
     """A token-level server by itself; raises KeyError for other types."""
-    return TokenServer(config, [dialect() for dialect in _TOKEN_LEVEL[config.type]])
+    return TokenServer(config, Asker(config, [dialect() for dialect in _TOKEN_LEVEL[config.type]]))
 
 
 def _backend(role: str, config: ServerConfig) -> Backend:

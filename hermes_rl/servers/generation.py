@@ -92,13 +92,16 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
-    """One answer; ids and log-probabilities have one length."""
+class Sampled:
+    """One answer; ids and log-probabilities have one length.
 
-    ids: list[int]
-    logprobs: list[float]
-    finish: str
-    """stop, length or abort."""
+    The token that ended the turn is the last of the ids where the model sampled it.
+    """
+
+    ids: Sequence[int]
+    logprobs: Sequence[float]
+    finish: str = "stop"
+    """stop; length, at `Sampling.max_tokens`; abort: broken off to take new weights, it is asked to go on."""
     version: int | None = None
     """Of the weights, where the answer tells it."""
     model: str | None = None
@@ -123,12 +126,12 @@ class Dialect(Protocol):
         """The request's JSON."""
         ...
 
-    def read(self, data: Any) -> Generated:
+    def read(self, data: Any) -> Sampled:
         """The answer's JSON; raises `Malformed`."""
         ...
 
 
-def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: Any = None) -> Generated:
+def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: Any = None) -> Sampled:
     """An answer that was checked.
 
     Raises:
@@ -146,7 +149,7 @@ def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: 
         raise Malformed(f"the server broke its answer off ({finish})")
     if not ids and reason != ABORT:
         raise Malformed("the answer has no tokens")
-    return Generated(list(ids), values, reason, version_of(version), model if isinstance(model, str) else None)
+    return Sampled(list(ids), values, reason, version_of(version), model if isinstance(model, str) else None)
 
 
 def version_of(value: Any) -> int | None:

@@ -30,7 +30,7 @@ class OpenAIServer:
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
         """Wait for a free place, send once, read the answer."""
-        payload = encode(chat_body(request, self._config))
+        payload = encode(chat_body(request, self._config.current()))
         headers = self._headers_for(request) if self._headers_for is not None else None
         answer = await self._transport.post(PATH, payload, headers)
         if answer.status == 200:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hermes_rl.servers.base import ServerConfig
-from hermes_rl.servers.generation import NAMES, PROMPT, Generated, Sampling, generated
+from hermes_rl.servers.generation import NAMES, PROMPT, Sampled, Sampling, generated
 from hermes_rl.servers.wire import Malformed
 
 
@@ -43,7 +43,7 @@ class Generate:
             "return_text_in_logprobs": False,
         }
 
-    def read(self, data: Any) -> Generated:
+    def read(self, data: Any) -> Sampled:
         first = data[0] if isinstance(data, list) and data else data
         meta = first.get("meta_info") if isinstance(first, dict) else None
         if not isinstance(meta, dict):

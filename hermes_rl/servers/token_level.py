@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.servers.asking import Asker, HeadersFor, Run
-from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, Sampled, ServerConfig
-from hermes_rl.servers.generation import Dialect, Generated, Sampling
+from hermes_rl.servers.asking import Run, TokenSource
+from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, LedgerEntry, ServerConfig
+from hermes_rl.servers.generation import Sampled, Sampling
 from hermes_rl.servers.retry import AttemptFailed
-from hermes_rl.servers.transport import Transport
 from hermes_rl.servers.turns import assistant_message, cut_message
 from hermes_rl.tokens.rendering import Renderer, RendererSettings, load_renderer, next_prompt
+from hermes_rl.tokens.sequence import ids
 from hermes_rl.tokens.tokenizer import TemplateRefused
 from hermes_rl.tokens.transcript import Prompt, Step, Transcript, Weights
 
@@ -38,15 +38,16 @@ class TokenServer:
     """One server of a role; used from one event loop at a time.
 
     Args:
-        dialects: ways to ask it, tried in order until the server knows one.
+        source: where its tokens come from.
+        make_renderer: gives the renderer, in a thread; default: the one that the configuration names.
     """
 
     def __init__(
-        self, config: ServerConfig, dialects: Sequence[Dialect], headers_for: HeadersFor | None = None
+        self, config: ServerConfig, source: TokenSource, make_renderer: Callable[[], Renderer] | None = None
     ) -> None:
         self._config = config
-        self._transport = Transport(config)
-        self._asker = Asker(self._transport, config, dialects, headers_for)
+        self._source = source
+        self._make_renderer = make_renderer or self._load_renderer
         self._renderer: Renderer | None = None
         self._context: int | None = None
 
@@ -58,9 +59,11 @@ class TokenServer:
         """Render, sample, parse; adds to the request's transcript when the answer is good."""
         renderer = await self._ready()
         transcript = request.transcript if request.transcript is not None else Transcript()
+        if request.prompt is not None:
+            return await self._complete(renderer, transcript, request)
         prompt = await self._prompt(renderer, transcript, request)
         room = self._room(request, prompt.ids)
-        run = await self._asker.sample(Sampling.of(request, prompt.ids, room, renderer.stop_ids, prompt.text), request)
+        run = await self._source.sample(Sampling.of(request, prompt.ids, room, renderer.stop_ids, prompt.text), request)
         step = Step(prompt.ids, run.ids, run.logprobs, run.finish, Weights(run.before, run.after))
         if run.finish == "length":
             message = cut_message(renderer.tokenizer, step.completion)
@@ -72,28 +75,43 @@ class TokenServer:
         texts = [renderer.tokenizer.decode([one]) for one in step.completion] if request.logprobs else None
         return self._reply(step, run, message, texts)
 
+    async def _complete(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> ChatReply:
+        """Go on with a text or with token ids as they are: nothing is rendered, and nothing parsed."""
+        assert request.prompt is not None
+        given = renderer.tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
+        prompt = Prompt(ids(given))
+        room = self._room(request, prompt.ids)
+        run = await self._source.sample(Sampling.of(request, prompt.ids, room, renderer.stop_ids, prompt.text), request)
+        step = Step(prompt.ids, run.ids, run.logprobs, run.finish, Weights(run.before, run.after))
+        transcript.add(step)
+        message = {"role": "assistant", "content": renderer.tokenizer.decode(step.completion)}
+        return self._reply(step, run, message, None)
+
     async def renderer(self) -> Renderer:
         """How conversations become tokens; raises UserError where that is not possible."""
         return await self._ready()
 
-    async def sample(self, sampling: Sampling) -> Generated:
+    async def sample(self, sampling: Sampling) -> Sampled:
         """One bare request; raises as `attempt`."""
-        run = await self._asker.sample(sampling, ChatRequest(()))
-        return Generated(run.ids.tolist(), run.logprobs.tolist(), run.finish, run.after, run.model)
+        run = await self._source.sample(sampling, ChatRequest(()))
+        return Sampled(run.ids.tolist(), run.logprobs.tolist(), run.finish, run.after, run.model)
 
     async def weights(self) -> int | None:
         """The version of the server's weights now; None where it does not tell."""
-        return await self._asker.weights()
+        return await self._source.weights()
 
     async def close(self) -> None:
-        await self._transport.close()
+        await self._source.close()
 
     async def _ready(self) -> Renderer:
         if self._renderer is None:
-            settings = RendererSettings.of(self._config.renderer)
-            self._renderer = await asyncio.to_thread(load_renderer, self._tokenizer_name(), settings)
-            self._context = await self._context_length()
+            renderer = await asyncio.to_thread(self._make_renderer)
+            self._context = await self._source.context_length()
+            self._renderer = renderer
         return self._renderer
+
+    def _load_renderer(self) -> Renderer:
+        return load_renderer(self._tokenizer_name(), RendererSettings.of(self._config.renderer))
 
     def _tokenizer_name(self) -> str | None:
         if self._config.type == "scripted":
@@ -102,13 +120,6 @@ class TokenServer:
         if not name:
             raise UserError(f"a server of type {self._config.type!r} needs a model or a tokenizer")
         return name
-
-    async def _context_length(self) -> int | None:
-        """The longest conversation, where the server tells it in its list of models."""
-        _, data = await self._transport.get_json("models")
-        entries = data.get("data") if isinstance(data, dict) else None
-        lengths = [one.get("max_model_len") for one in entries or () if isinstance(one, dict)]
-        return next((length for length in lengths if isinstance(length, int)), None)
 
     async def _prompt(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> Prompt:
         given = renderer, transcript, request.messages, request.tools
@@ -140,7 +151,7 @@ class TokenServer:
             server_type=self._config.type,
             logprobs=None if texts is None else step.logprobs.tolist(),
             tokens=texts,
-            sampled=Sampled.of(step),
+            sampled=LedgerEntry.of(step),
             sampling=run.sampling,
             timing=run.timing,
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hermes_rl.servers.base import ServerConfig
-from hermes_rl.servers.generation import NAMES, PROMPT, Generated, Sampling, generated
+from hermes_rl.servers.generation import NAMES, PROMPT, Sampled, Sampling, generated
 from hermes_rl.servers.wire import Malformed
 
 
@@ -40,7 +40,7 @@ class Completions:
             **sampling.parameters(self),
         }
 
-    def read(self, data: Any) -> Generated:
+    def read(self, data: Any) -> Sampled:
         choices = data.get("choices") if isinstance(data, dict) else None
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             raise Malformed("the answer has no choices")

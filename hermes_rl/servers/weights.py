@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from hermes_rl.servers.generation import version_of
+from hermes_rl.servers.retry import AttemptFailed
 from hermes_rl.servers.transport import Transport
 
+LONGEST_PAUSE = 3600.0
+"""Seconds after which a server that says that it is paused is taken for one that fails."""
 LOOK = 0.25
 """Seconds between two looks at whether a server is paused."""
 _VERSIONS = ("weight_version", "version", "update_count", "step")
@@ -30,22 +33,29 @@ class Versions:
     Args:
         paths: where it may tell it, in the order in which they are asked; one that the server does not have is asked
             once.
+        pushed: says the version where a trainer tells it; then the server is not asked.
     """
 
-    def __init__(self, transport: Transport, paths: Sequence[str]) -> None:
-        self._transport, self._paths = transport, list(paths)
+    def __init__(
+        self, transport: Transport, paths: Sequence[str], pushed: Callable[[], int | None] | None = None
+    ) -> None:
+        self._transport, self._paths, self._pushed = transport, list(paths), pushed or (lambda: None)
         self.known: int | None = None
         """The newest that was heard of: a lower bound of what the server has."""
         self._reading: asyncio.Task[None] | None = None
 
     async def before(self) -> int | None:
         """A lower bound, before something is sent."""
+        if (pushed := self._pushed()) is not None:
+            return pushed
         if self.known is None:
             await self._read()
         return self.known
 
     async def after(self, told: int | None = None) -> int | None:
         """What the server has now; `told` by the answer itself, where it does that."""
+        if (pushed := self._pushed()) is not None:
+            return pushed
         if told is not None:
             self._hear(told)
             return told
@@ -110,9 +120,15 @@ class Pauses:
         return _field(data, _PAUSED) is True
 
     async def over(self) -> float:
-        """Wait until the server is not paused; seconds that took."""
+        """Wait until the server is not paused; seconds that took.
+
+        Raises:
+            AttemptFailed: it was still paused after an hour, which no exchange of weights takes.
+        """
         started = time.monotonic()
-        while await self.now():  # noqa: ASYNC110 - it is another machine that is waited for
+        while await self.now():
+            if time.monotonic() - started > LONGEST_PAUSE:
+                raise AttemptFailed(f"the server has said for {LONGEST_PAUSE / 60:.0f} minutes that it is paused")
             await asyncio.sleep(LOOK)
         return time.monotonic() - started
 

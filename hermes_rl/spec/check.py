@@ -65,10 +65,13 @@ def _check_code(spec: Spec, findings: Findings) -> None:
     references = list(code_references(spec))
     if not references:
         return
-    from hermes_rl.spec.check_code import check_reference
+    from hermes_rl.spec.check_code import check_reference, check_tool
     from hermes_rl.spec.check_state import check_state_tools
 
     there = {path: check_reference(path, text, kind, findings) for path, text, kind in references}
+    for path, reference, _ in references:
+        if there[path] and path[-1] == "python":
+            check_tool(path, reference, findings)
     if there.get(("state",)):
         check_state_tools(spec, findings)
 

@@ -34,6 +34,34 @@ def check_reference(path: NodePath, reference: str, kind: str, findings: Finding
     return True
 
 
+def check_tool(path: NodePath, reference: str, findings: Findings) -> None:
+    """Whether a model can call the function of a tool: it has a docstring, and every parameter has a type.
+
+    A decorated function may have other parameters than it shows, so it is left to the run.
+    """
+    file, _, name = reference.rpartition(":")
+    node = defined(Path(file)).get(name) if file.endswith(".py") else None
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.decorator_list:
+        return
+    fault = uncallable(node)
+    if fault is None and not ast.get_docstring(node):
+        fault = "has no docstring; its first paragraph is what the model is told"
+    if fault is not None:
+        findings.problem(path, f"tool `{name}` {fault}")
+
+
+def uncallable(node: ast.FunctionDef | ast.AsyncFunctionDef, *, bound: bool = False) -> str | None:
+    """Why a model cannot call a function or method; `bound` leaves out self."""
+    given = node.args
+    unnamed = [f"*{one.arg}" for one in (given.vararg, given.kwarg) if one is not None]
+    unnamed += [one.arg for one in given.posonlyargs][1 if bound else 0 :]
+    if unnamed:
+        return f"has a parameter that a model cannot give ({unnamed[0]}); name it and type it"
+    named = [*given.args[1 if bound and not given.posonlyargs else 0 :], *given.kwonlyargs]
+    untyped = [one.arg for one in named if one.annotation is None]
+    return f"has a parameter without a type: `{untyped[0]}`; the model is told its type" if untyped else None
+
+
 def _of_kind(names: Mapping[str, ast.AST], kind: str) -> list[str]:
     """What the file itself defines and could be meant: imports are there too, but nobody names them in a spec."""
     wanted = (ast.ClassDef,) if kind == "class" else (ast.FunctionDef, ast.AsyncFunctionDef)

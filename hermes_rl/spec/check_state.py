@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from hermes_rl.spec.check_code import uncallable
 from hermes_rl.spec.findings import Findings
 from hermes_rl.spec.model.spec import Spec
 from hermes_rl.spec.nodes import NodePath
@@ -36,7 +37,10 @@ def check_state_tools(spec: Spec, findings: Findings) -> None:
         return
     file, _, class_name = spec.state.rpartition(":")
     members = _members(Path(file), class_name)
+    methods = _methods(Path(file), class_name)
     for path, name in places:
+        if name in methods and (fault := uncallable(methods[name], bound=True)) is not None:
+            findings.problem(path, f"tool `{name}` {fault}")
         if members is None:
             findings.warning(path, f"whether the state has `{name}` was not checked")
         elif name not in members.names:
@@ -55,6 +59,17 @@ def _named(spec: Spec) -> Iterator[tuple[NodePath, str]]:
     for index, tool in enumerate(spec.user.tools if spec.user else ()):
         if tool.state is not None:
             yield ("user", "tools", index, "state"), tool.state
+
+
+def _methods(file: Path, name: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The methods that the class itself defines; a decorated one may have other parameters than it shows."""
+    try:
+        node = defined(file).get(name)
+    except CodeError:
+        return {}
+    members = names_in(node.body) if isinstance(node, ast.ClassDef) else {}
+    functions = {each: one for each, one in members.items() if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return {each: one for each, one in functions.items() if not one.decorator_list}
 
 
 def _members(file: Path, name: str) -> _Members | None:

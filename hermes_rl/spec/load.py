@@ -61,21 +61,24 @@ def load_spec(
     return _Loading(path.stem, environ, overrides, demo, mode, confined=not resolved).finish(root, problems)
 
 
-def load_draft(source: str | Path) -> tuple[Draft | None, list[Problem]]:
+def load_draft(
+    source: str | Path, *, overrides: Overrides | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[Draft | None, list[Problem]]:
     """As `load_spec`, but of a spec with problems the parts without them; None where nothing is left to check.
 
     Raises:
         UserError: there is no such spec.
     """
     try:
-        return Draft(load_spec(source), has_rows=True), []
+        return Draft(load_spec(source, overrides=overrides, environ=environ), has_rows=True), []
     except SpecError as error:
         problems = list(error.problems)
     path, name = find_spec(source)
     root, unreadable = read_spec_file(path, name)
     if root is None or unreadable:
         return None, problems  # what could not be read may be what the rest depends on
-    tree, _ = _Loading(path.stem, None)._prepared(root)
+    loading = _Loading(path.stem, environ, overrides)
+    tree, _ = loading._prepared(loading._overridden(root)[0])
     return salvage(validate(tree)), problems
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hermes_rl.errors import Problem
-from hermes_rl.spec.nodes import MappingNode, Mark, Node, NodePath, ScalarNode, SequenceNode, locate
+from hermes_rl.spec.nodes import MappingNode, Mark, Node, NodePath, ScalarNode, SequenceNode, find, locate
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +28,11 @@ class Origin:
     def is_written(self, path: NodePath) -> bool:
         """True where the whole path exists."""
         return len(locate(self.root, path)[0]) == len(path)
+
+    def written_at(self, path: NodePath) -> str | None:
+        """The text of the scalar at `path` as it was written."""
+        node = find(self.root, path)
+        return node.text if isinstance(node, ScalarNode) else None
 
     def folder_of(self, path: NodePath) -> Path:
         """The folder that a relative path written at `path` starts from."""

@@ -1,7 +1,11 @@
-"""Relative paths → absolute ones, each from the folder of the file that wrote it."""
+"""Relative paths → absolute ones, each from the folder of the file that wrote it.
+
+Also decides what `dataset.path` means: a format, files, a folder, or a dataset on the hub.
+"""
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,10 +13,16 @@ from pathlib import Path
 
 from hermes_rl.spec import places
 from hermes_rl.spec.model.base import is_template
-from hermes_rl.spec.nodes import MappingNode, Node, NodePath, ScalarNode, find, rewrite
+from hermes_rl.spec.nodes import Entry, MappingNode, Node, NodePath, ScalarNode, find, rewrite
 
 FILE_FORMATS = frozenset({"json", "csv", "parquet", "arrow", "text", "xml", "webdataset", "imagefolder", "audiofolder"})
 """Names in `dataset.path` that mean a format of local files, not a dataset on the hub."""
+ENDINGS = {
+    ".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow",
+    ".txt": "text",
+}  # fmt: skip
+"""Endings of data files, also with `.gz` behind them, and the format that each means."""
+_HUB_NAME = re.compile(r"\w[\w.-]*(?:/[\w.-]+)?")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 _DATA_FILES = (("dataset", "data_files"), ("dataset", "fallback", "data_files"))
 _DATASETS = (("dataset", "path"), ("dataset", "fallback", "path"))
@@ -20,6 +30,7 @@ _DATASETS = (("dataset", "path"), ("dataset", "fallback", "path"))
 
 def absolute(root: MappingNode) -> Node:
     """The tree with absolute paths. Templates stay: what they render to starts from the spec's folder."""
+    root = _with_formats(root)
 
     def change(path: NodePath, node: ScalarNode) -> ScalarNode:
         if (
@@ -31,9 +42,61 @@ def absolute(root: MappingNode) -> Node:
             return node
         folder = node.mark.source.folder
         value = _code(node.value, folder) if places.is_in(path, places.CODE) else _join(folder, node.value)
-        return replace(node, value=value, text=value)
+        return replace(node, value=value)
 
     return rewrite(root, change)
+
+
+def file_format(path: str) -> str | None:
+    """The format that the ending of a file's name means."""
+    return ENDINGS.get(Path(path.removesuffix(".gz")).suffix.lower())
+
+
+def may_mean_hub(written: str) -> bool:
+    """True for text that could as well be the name of a dataset on the hub."""
+    return _HUB_NAME.fullmatch(written) is not None
+
+
+def _with_formats(root: MappingNode) -> MappingNode:
+    """`{path: questions.jsonl}` in full: `{path: json, data_files: questions.jsonl}`."""
+    for block in (("dataset",), ("dataset", "fallback")):
+        root = _with_format(root, block)
+    return root
+
+
+def _with_format(node: MappingNode, block: NodePath) -> MappingNode:
+    if block:
+        inner = node.get(str(block[0]))
+        return (
+            node.having(**{str(block[0]): _with_format(inner, block[1:])}) if isinstance(inner, MappingNode) else node
+        )
+    path = node.get("path")
+    if not isinstance(path, ScalarNode) or not isinstance(path.value, str) or node.get("data_files") is not None:
+        return node
+    kind = _format_of(path.value, path.mark.source.folder)
+    if kind is None or is_template(path.value):
+        return node
+    files = Entry(node.entries["path"].key, path)
+    named = node.having(path=replace(path, value=kind, written=None))
+    return replace(named, entries={**named.entries, "data_files": files})
+
+
+def _format_of(value: str, folder: Path) -> str | None:
+    """The format of the file or files that `dataset.path` names; None where it names something else."""
+    if _URL.match(value):
+        return file_format(value)
+    if glob.has_magic(value) and file_format(value) is None:
+        found = glob.iglob(_join(folder, value), recursive=True)  # noqa: PTH207 - pathlib globs below one folder only
+        kinds = {file_format(name) for name in found if Path(name).is_file()}
+        return kinds.pop() if len(kinds) == 1 else None
+    return None if _is_folder(_join(folder, value)) else file_format(value)
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def names_host_file(path: NodePath, value_at: Callable[[NodePath], object]) -> bool:
@@ -72,8 +135,8 @@ def _value(root: MappingNode, path: NodePath) -> object:
 
 
 def looks_local(value: str, folder: Path) -> bool:
-    """True for a path: it starts like one, or there is something of that name."""
-    if value.startswith((".", "/", "~")):
+    """True for a path: it starts like one, is a pattern of several, or there is something of that name."""
+    if value.startswith((".", "/", "~")) or (glob.has_magic(value) and not _URL.match(value)):
         return True
     return not _URL.match(value) and "\0" not in value and len(value) < 4096 and _exists(folder / value)
 

@@ -22,11 +22,38 @@ _MOST_NODES = 1_000_000
 _DEEPEST = 100
 _BRACES = re.compile(r"\{\{|\{%|\$\{")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_AFTER_SIGN = "\0 \t\r\n\x85\u2028\u2029"
+_UNQUOTED = re.compile(r"expected ',' or '[]}]', but got '.+'|mapping values are not .*|.* cannot start any token")
 _QUOTE = 'quote it: "{}"'
 
 
 class _UnreadableError(Exception):
     """The text cannot be split into events any further; what was found so far stands."""
+
+
+class _Loader(yaml.Loader):
+    """PyYAML's splitting of text into events, with the rule of YAML 1.2 for `?` inside `{}` and `[]`.
+
+    YAML 1.1 ends a plain text at every question mark there; in 1.2 only one with a blank behind it, where a value
+    may begin, is a sign of its own.
+    """
+
+    def check_key(self) -> bool:
+        return self.peek(1) in _AFTER_SIGN
+
+    def check_plain(self) -> bool:
+        question = self.peek() == "?" and self.peek(1) not in _AFTER_SIGN + ",[]{}"
+        return question or bool(super().check_plain())
+
+    def scan_plain(self) -> Any:
+        if not self.flow_level:
+            return super().scan_plain()
+        look = self.peek
+        vars(self)["peek"] = lambda index=0: "x" if (char := look(index)) == "?" else char
+        try:
+            return super().scan_plain()
+        finally:
+            del vars(self)["peek"]
 
 
 class _Reader:
@@ -64,7 +91,7 @@ class _Reader:
 
     def _parse(self, text: str) -> Iterator[Any]:
         try:
-            yield from yaml.parse(text)
+            yield from yaml.parse(text, Loader=_Loader)
         except yaml.MarkedYAMLError as error:
             self.problems.append(self._syntax(error))
         except yaml.reader.ReaderError as error:
@@ -82,6 +109,8 @@ class _Reader:
         if braces:
             column = braces[-1].start()
             message = f"an unquoted {braces[-1][0]} breaks the flow mapping; quote the whole value"
+        elif _UNQUOTED.fullmatch(message):
+            message += f"; if the {written[column : column + 1] or 'line'} is part of a text, put the text in quotes"
         return Mark(self.source, line + 1, column + 1).problem(message)
 
     def _mark(self, mark: Any) -> Mark:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hermes_rl.spec.fault import Fault, address, entries, exactly_one, section
 from hermes_rl.spec.nodes import NodePath
-from hermes_rl.spec.paths import FILE_FORMATS
+from hermes_rl.spec.paths import FILE_FORMATS, file_format
 
 SOURCES = ("path", "items", "generator")
 PATH_KEYS = ("name", "split", "data_files", "revision", "streaming")
@@ -32,6 +32,9 @@ def _formats(data: dict[str, Any]) -> Iterator[Fault]:
         name = source.get("path")
         if isinstance(name, str) and name in FILE_FORMATS and "data_files" not in source:
             yield Fault((*path, "path"), f"`{name}` is a format of files; say which in `data_files`")
+        elif isinstance(name, str) and (kind := file_format(name)) and "data_files" in source:
+            message = f"`path` names a file already; leave one out, or write `path: {kind}`"
+            yield Fault((*path, "data_files"), message, at="key")
 
 
 def _fallback(data: dict[str, Any]) -> Iterator[Fault]:

@@ -58,12 +58,21 @@ def family_renderer(name: str, tokenizer: Tokenizer, settings: RendererSettings)
         UserError: there is no such family.
         RendererRefused: it needs tokens that the tokenizer does not have.
     """
+    return FamilyRenderer(require_family(name), tokenizer, settings)
+
+
+def require_family(name: str) -> str:
+    """The family's own name for a name as people write it, with or without dots and dashes.
+
+    Raises:
+        UserError: there is no such family.
+    """
     names = family_names()
     known = {one.replace(".", "").replace("-", ""): one for one in names}
     wanted = known.get(name.replace(".", "").replace("-", "").replace("_", ""))
     if wanted is None:
         raise UserError(f"there is no renderer {name!r}{did_you_mean(name, names)} (template, {', '.join(names)})")
-    return FamilyRenderer(wanted, tokenizer, settings)
+    return wanted
 
 
 class FamilyRenderer:

@@ -5,6 +5,7 @@ Owns everything that is particular to that library. Code of a repository is neve
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import socket
@@ -26,9 +27,9 @@ PATIENCE = 5.0
 class HubTokenizer:
     """See `tokenizer.Tokenizer`."""
 
-    def __init__(self, name_or_path: str) -> None:
+    def __init__(self, name_or_path: str, tokenizer: Any = None) -> None:
         self.name = name_or_path
-        self._tokenizer = _load(name_or_path)
+        self._tokenizer = _load(name_or_path) if tokenizer is None else tokenizer
         self._engine = _engine_of(self._tokenizer)
         self._lock = Lock()
         added = self._tokenizer.added_tokens_decoder.values()
@@ -60,6 +61,16 @@ class HubTokenizer:
             # A template is foreign code; what it raises is a statement about the messages.
             raise TemplateRefused(f"{type(error).__name__}: {error}") from error
         return text
+
+
+def wrapped(tokenizer: Any) -> HubTokenizer:
+    """A tokenizer object of `transformers`; a copy of it, since its padding and truncation are switched off.
+
+    Raises:
+        TokenizerUnavailable: it has no chat template.
+    """
+    name = str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
+    return HubTokenizer(name, _with_template(copy.deepcopy(tokenizer), name))
 
 
 @functools.cache
@@ -106,6 +117,10 @@ def _load(name_or_path: str) -> Any:
             f"the tokenizer {name_or_path!r} cannot be had: {first_line}\n"
             "Name one that can be had under `tokenizer` of the server (a hub name or a folder)."
         ) from error
+    return _with_template(tokenizer, name_or_path)
+
+
+def _with_template(tokenizer: Any, name: str) -> Any:
     if not getattr(tokenizer, "chat_template", None):
-        raise TokenizerUnavailable(f"the tokenizer {name_or_path!r} has no chat template")
+        raise TokenizerUnavailable(f"the tokenizer {name!r} has no chat template")
     return tokenizer

@@ -103,11 +103,48 @@ class TemplateRenderer:
         try:
             ended = self.tokenizer.render(before, tools, add_generation_prompt=False)
             whole = self.tokenizer.render([*before, *after], tools, add_generation_prompt=True)
+            opening = self.tokenizer.render(before[:-1], tools, add_generation_prompt=True)
             with_tools, without = (self._suffix(join, after, given) for given in (tools, None))
         except TemplateRefused:
             return False
         self._needs_tools[join] = with_tools != without
-        return with_tools is not None and whole.startswith(self._without_end(ended))
+        if with_tools is None:
+            return False
+        return whole.startswith(self._without_end(ended)) or self._stands_as_written(whole, opening, before[-1])
+
+    def _stands_as_written(self, whole: str, opening: str, turn: dict[str, Any]) -> bool:
+        """Whether the turn stands in `whole` as a model writes it behind `opening`.
+
+        Some templates write the last turn otherwise than an earlier one: Qwen3's puts an empty block of thinking into
+        it, which no model has sampled. So how the turn looks as the last one says nothing; here it is looked for
+        with all that it has, and without a block of thinking where it has none.
+        """
+        if not whole.startswith(opening):
+            return False
+        rest = whole[len(opening) :]
+        ends = [rest.find(stop) for stop in self._stops if stop in rest]
+        if not ends:
+            return False
+        body = rest[: min(ends)]
+        thought, called = turn.get("reasoning_content"), ("toolxq7z", '"v"') if turn.get("tool_calls") else ()
+        wanted = [part for part in (thought, turn.get("content"), *called) if part]
+        if not wanted or not all(part in body for part in wanted):
+            return False
+        return bool(thought) or self._thinking_mark is None or self._thinking_mark not in body
+
+    @functools.cached_property
+    def _thinking_mark(self) -> str | None:
+        """What the template writes in front of a turn's thinking; None where it writes no thinking."""
+        turn = thinking(said("said"), True)
+        anchored = {**turn, "reasoning_content": ANCHOR}
+        try:
+            opening = self.tokenizer.render([QUESTION], None, add_generation_prompt=True)
+            text = self.tokenizer.render([QUESTION, anchored], None, add_generation_prompt=False)
+        except TemplateRefused:
+            return None
+        place = text.find(ANCHOR)
+        start = len(opening) if text.startswith(opening) else 0
+        return text[start:place].strip() or None if place >= 0 else None
 
     def _without_end(self, text: str) -> str:
         """The text up to the last thing that was said: how a turn ends may depend on what follows."""

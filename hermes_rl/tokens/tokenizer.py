@@ -76,6 +76,26 @@ def load_tokenizer(name_or_path: str | None = None) -> Tokenizer:
     return HubTokenizer(name_or_path)
 
 
+def as_tokenizer(given: Any) -> Tokenizer:
+    """The tokenizer that a hub name, a folder or None names, or that a tokenizer object of `transformers` is.
+
+    Raises:
+        TokenizerUnavailable: it cannot be had, or has no chat template.
+        UserError: it is nothing of that.
+    """
+    if given is None or isinstance(given, str | Path):
+        return load_tokenizer(None if given is None else str(given))
+    if hasattr(given, "apply_chat_template"):
+        from hermes_rl.tokens.hub import wrapped
+
+        return wrapped(given)
+    if all(hasattr(given, name) for name in ("encode", "decode", "render", "control", "markup")):
+        return given  # type: ignore[no-any-return]
+    raise UserError(
+        f"a tokenizer is a hub name, a folder, or a tokenizer object of transformers, not {type(given).__name__}"
+    )
+
+
 def encodable(text: str) -> str:
     """The text with lone surrogates, which have no UTF-8 form, as replacement characters."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -153,7 +153,8 @@ class ToolContext:
     def upload_file(self, local: str | Path, remote: str) -> dict[str, Any]:
         """Copy a file of this machine into the sandbox, as `write_file` does."""
         source = Path(local)
-        return self.write_file(remote, source.read_bytes(), source.stat().st_mode & 0o777)
+        written = self.write_file(remote, source.read_bytes(), source.stat().st_mode & 0o777)
+        return {"exit_code": 1 if "error" in written else 0, "output": written.get("error", ""), **written}
 
     def upload(self, local: str | Path, remote: str) -> dict[str, Any]:
         """Copy a file or a folder of this machine into the sandbox, in the place of whatever is there."""
@@ -203,6 +204,12 @@ class ToolContext:
         toolkit = runtime.toolkit
         if toolkit.get(name) is None:
             toolkit = Toolkit(tool for each in toolsets().values() for tool in each.tools)
+        if toolkit.get(name) is None:
+            # An answer that says so would be taken for what the tool found, and become a wrong score.
+            raise UserError(
+                f"the rollout has no tool {name!r}, so a reward cannot call it: add its toolset to the toolsets that "
+                "are enabled"
+            )
         call = {"id": "reward", "function": {"name": name, "arguments": args}}
         outcomes = self._wait(runtime, execute_calls([call], toolkit, runtime, turn=0))
         return outcomes[0].content
@@ -234,9 +241,9 @@ class ToolContext:
             self._wait(own, fresh.close())
 
     def cleanup(self) -> None:
-        """Release the rollout's sandbox."""
+        """Release the sandbox of a task of one's own; that of a rollout of a run is released by the run."""
         runtime = find_runtime(self.task_id)
-        if runtime is not None:
+        if runtime is not None and not runtime.of_a_run:
             self._wait(runtime, runtime.close())
 
     def web_search(self, query: str, limit: int = 5) -> Any:

@@ -220,6 +220,8 @@ class HermesSession:
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """What the tool answers; `ToolServerFailure` where its process is lost."""
         async with self._connecting:
+            if self._reading is not None and self._reading.done():
+                raise ToolServerFailure("hermes-agent's process has ended between two calls")
             if self._writer is None:
                 reader, self._writer = await self._toolsets.connect()
                 self._reading = asyncio.create_task(self._read(reader))

@@ -11,6 +11,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -52,6 +53,7 @@ class ToolRuntime:
         state: Any = None,
         factory: SandboxFactory = create_sandbox,
         loop: asyncio.AbstractEventLoop | None = None,
+        run: bool = False,
     ) -> None:
         self.task_id = task_id or f"task-{uuid.uuid4().hex[:12]}"
         self.config = sandbox or SandboxConfig()
@@ -74,6 +76,8 @@ class ToolRuntime:
         """The loop that the sandbox lives on."""
         self.factory = factory
         """Where its sandbox comes from, new or waiting."""
+        self.of_a_run = run
+        """A run plays the rollout, and releases its sandbox itself once all rewards have looked at it."""
         self._sandbox: Sandbox | None = None
         self._starting = asyncio.Lock()
         self._closed = False
@@ -180,7 +184,53 @@ def runtime_for(
     `ToolContext(task_id).cleanup()`.
     """
     runtime = _live.get(task_id) if task_id is not None else None
-    return runtime or ToolRuntime(sandbox, task_id=task_id, toolkit=toolkit, loop=own_loop())
+    if runtime is not None:
+        return runtime
+    return ToolRuntime(_overridden(task_id, sandbox), task_id=task_id, toolkit=toolkit, loop=own_loop())
+
+
+_OVERRIDES: dict[str, dict[str, Any]] = {}
+_IMAGES = ("docker_image", "modal_image", "singularity_image", "daytona_image")
+
+
+def register_task_env_overrides(task_id: str, overrides: Mapping[str, Any]) -> None:
+    """Say what the sandbox of a task is to be like, before its first tool call; hermes-agent's name for it.
+
+    Args:
+        task_id: of the task, as it is given to `HermesAgentLoop` or `ToolContext`.
+        overrides: `env_type` is the backend; `docker_image`, `modal_image`, `singularity_image` or `daytona_image` the
+            image; `cwd` the working directory.
+
+    Raises:
+        UserError: an override is not known.
+    """
+    unknown = sorted(set(overrides) - {"env_type", "cwd", *_IMAGES})
+    if unknown:
+        known = ", ".join(("env_type", "cwd", *_IMAGES))
+        raise UserError(f"task {task_id!r}: unknown override {unknown[0]!r}; known are {known}")
+    _OVERRIDES[task_id] = dict(overrides)
+
+
+def clear_task_env_overrides(task_id: str) -> None:
+    """Forget what `register_task_env_overrides` said."""
+    _OVERRIDES.pop(task_id, None)
+
+
+def _overridden(task_id: str | None, sandbox: SandboxConfig | None) -> SandboxConfig | None:
+    given = _OVERRIDES.get(task_id or "")
+    if not given:
+        return sandbox
+    found: dict[str, Any] = {}
+    if "cwd" in given:
+        found["workdir"] = given["cwd"]
+    image = next((given[name] for name in _IMAGES if given.get(name)), None)
+    if image is not None:
+        found["image"] = image
+    backend = given.get("env_type") or next((n.removesuffix("_image") for n in _IMAGES if given.get(n)), None)
+    if backend is not None:
+        found["backend"] = "bubblewrap" if backend == "local" else backend
+        found["network"] = True if backend in ("modal", "daytona") else (sandbox or SandboxConfig()).network
+    return replace(sandbox or SandboxConfig(), **found)
 
 
 def _register(runtime: ToolRuntime) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from hermes_rl.data.check import check_spec
 from hermes_rl.data.files import read_files
 from hermes_rl.data.hashing import digest
 from hermes_rl.data.load import Split, load_rows
 from hermes_rl.data.rows import Rows
-from hermes_rl.errors import UserError
+from hermes_rl.errors import SpecError, UserError
 from hermes_rl.spec import Spec, parse_spec
 
 
@@ -113,6 +115,86 @@ def test_json_lines_lists_and_single_objects(tmp_path: Path) -> None:
     assert rows[0] == {"q": "a", "z": None}
 
 
+def test_files_are_named_by_path_alone(tmp_path: Path) -> None:
+    lines = '{"q": "a"}\n{"q": "b"}\n'
+    (tmp_path / "q.jsonl").write_text(lines)
+    (tmp_path / "q.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (tmp_path / "q.json").write_text('[{"q": "a"}, {"q": "b"}]')
+    (tmp_path / "q.csv").write_text("q\na\nb\n")
+    (tmp_path / "parts").mkdir()
+    for name in "ab":
+        (tmp_path / "parts" / f"{name}.jsonl").write_text(json.dumps({"q": name}))
+    for path in (
+        "q.jsonl",
+        "./q.jsonl",
+        "q.jsonl.gz",
+        "q.json",
+        "q.csv",
+        "parts/*",
+        "parts/?.jsonl",
+        tmp_path / "q.csv",
+    ):
+        spec = spec_of(f"  path: {path}\n", tmp_path)
+        assert [row.columns for row in load(spec)] == [{"q": "a"}, {"q": "b"}], path
+        assert check_spec(spec)[0] == [], path
+
+
+def test_parquet_and_folders_are_read_alike_by_run_and_validate(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    (tmp_path / "data").mkdir()
+    pyarrow.parquet.write_table(pyarrow.table({"q": ["a", "b"]}), tmp_path / "q.parquet")
+    for split, name in (("train", "a"), ("test", "b")):
+        (tmp_path / "data" / f"{split}.jsonl").write_text(json.dumps({"q": name}))
+    assert [row.columns["q"] for row in load(spec_of("  path: q.parquet\n", tmp_path))] == ["a", "b"]
+    folder = spec_of("  path: data\n  eval: {split: test}\n", tmp_path)
+    assert [row.columns["q"] for side in ("train", "eval") for row in load(folder, side)] == ["a", "b"]
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 is not enough")
+    for path in ("q.parquet", "data", "bad.parquet"):
+        spec = spec_of(f"  path: {path}\n  columns: {{upper: '{{{{ question }}}}'}}\n", tmp_path)
+        with pytest.raises(UserError) as failed:
+            load(spec)
+        problems, _ = check_spec(spec)
+        assert [problem.message for problem in problems] and problems[0].message in str(failed.value)
+
+
+def test_a_name_that_the_hub_may_have_too_is_said_to_be_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "squad").mkdir()
+    (tmp_path / "squad" / "train.jsonl").write_text('{"q": "a"}')
+    said: list[str] = []
+    spec = spec_of("  path: squad\n", tmp_path)
+    assert len(load_rows(spec, "train", notify=said.append)) == 1
+    assert "taken for" in said[0] and str(tmp_path / "squad") in said[0]
+    assert [warning.line for warning in check_spec(spec)[1] if "taken for" in warning.message] == [3]
+    load_rows(spec_of("  path: ./squad\n", tmp_path), "train", notify=said.append)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ("  path: p.jsonl\n", "no such file; did you mean `q.jsonl`?"),
+        ("  path: ./nothing\n", "no such file or folder"),
+        ("  path: q.xlsx\n", "its ending names no format"),
+        ("  path: q.jsonl\n  eval: {split: test}\n", "data_files: {train: …, test: …}}"),
+    ],
+)
+def test_a_path_that_cannot_be_read_is_told_by_validate_too(tmp_path: Path, dataset: str, message: str) -> None:
+    (tmp_path / "q.jsonl").write_text('{"q": "a"}\n')
+    (tmp_path / "q.xlsx").write_text("x")
+    spec = spec_of(dataset, tmp_path)
+    with pytest.raises(UserError, match=re.escape(message)):
+        load(spec, "eval" if "eval" in dataset else "train")
+    (problem,) = check_spec(spec)[0]
+    assert message in problem.message and (problem.line, problem.column) == (3, 9)
+
+
+def test_a_file_is_not_named_twice(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="`path` names a file already"):
+        spec_of("  path: q.jsonl\n  data_files: p.jsonl\n", tmp_path)
+
+
 def test_csv(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('id,n,x,text\n007,1,1.5,"a, b"\n008,,2,\n')
     rows = load(spec_of("  {path: csv, data_files: a.csv}", tmp_path))
@@ -163,7 +245,7 @@ def test_broken_files(tmp_path: Path) -> None:
 
 def test_a_split_that_the_files_do_not_have(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"q": 1}\n')
-    with pytest.raises(UserError, match=r"write \{train: …, test: …\}"):
+    with pytest.raises(UserError, match=r"data_files: \{train: …, test: …\}"):
         load(spec_of("  path: json\n  data_files: a.jsonl\n  eval: {split: test}\n", tmp_path), "eval")
     with pytest.raises(UserError, match="no split `test`; did you mean `tests`"):
         files = "{train: a.jsonl, tests: a.jsonl}"

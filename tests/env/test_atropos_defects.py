@@ -22,9 +22,11 @@ Shown elsewhere:
 - health checks are billed →
   tests/env/test_handwritten.py::test_no_health_check_is_billed_and_the_key_is_sent
 - a group that is cancelled leaks →
-  tests/env/test_spec_env.py::test_a_worker_that_atropos_cancels_leaves_no_sandbox
-- an item that was cancelled meanwhile is a TypeError →
-  tests/env/test_handwritten.py::test_an_item_that_was_cancelled_meanwhile_is_left_alone
+  tests/env/test_handwritten.py::test_a_cancelled_group_leaves_no_sandbox
+- a group of the wrong size, without tokens, not finite, too long or with a message without content is sent →
+  tests/trainers/test_checks.py
+- a group that the API refuses is lost without a word, groups of one are not counted →
+  tests/trainers/test_atropos.py
 - the cause of a failing call is hidden →
   tests/servers/test_retry.py::test_every_cause_is_kept
 """
@@ -32,8 +34,6 @@ Shown elsewhere:
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import math
 import os
 import socket
@@ -41,22 +41,22 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from atroposlib.envs.base import EvalHandlingEnum
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
-from tenacity import RetryError
 
 from hermes_rl import HermesAgentEnvConfig, SpecEnv, compile_spec, load_spec
+from hermes_rl.env.items import row_of
+from hermes_rl.env.serve import EnvHooks, serve_environment
 from hermes_rl.env.settings import env_config
-from hermes_rl.errors import NotYetAvailable, RunError, ServerFailure
-from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.progress import Progress
+from hermes_rl.errors import RunError, ServerFailure
+from hermes_rl.rollouts.rollout import Group
 from hermes_rl.spec.overrides import parse_extra_args
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from hermes_rl.trainers.base import Registered
 from tests.env.canned import NOBODY, Api, Canned, group, item, listening, make
-from tests.env.trainer import trajectory_api
 from tests.runs.offline_wandb import history
+from tests.trainers.collects import Collects
 
 ROOT = Path(__file__).parents[2]
 
@@ -161,177 +161,27 @@ async def test_a_rollout_that_never_works_drops_its_group_and_raises_nothing(sco
 # ---------------------------------------------------------------------- what is sent
 
 
-async def send(env: Canned, api: Api, scored: Any) -> None:
-    env.config.rollout_server_url = api.url
-    await env.handle_send_to_api(scored)
+async def served(env: Canned, *, steps: int = 1) -> list[tuple[Group, list[dict[str, Any]]]]:
+    """What a trainer of so many steps, one group each, gets of an environment."""
+    trainer = Collects(steps)
+    await env.setup()
+    await serve_environment(env, trainer)
+    await env.shut_down()
+    return trainer.groups
 
 
-async def test_log_probabilities_are_a_list_also_where_there_are_none(api: Api) -> None:
-    """Trainers take the length of inference_logprobs, and BaseEnv sends None."""
-    await send(make(), api, group(0.0, 1.0))
-    await send(make(), api, group(0.0, 1.0, inference_logprobs=None))
-    assert [sent["inference_logprobs"] for sent in api.groups] == [[], []]
-
-
-@pytest.mark.parametrize("scores", [(1.0,), (0.0, 1.0, 0.5), ()])
-async def test_a_group_of_the_wrong_size_never_leaves(
-    scores: tuple[float, ...], api: Api, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The API keeps it in its queue for ever."""
-    env = make()
-    await send(env, api, group(*scores))
-    assert api.posted == []
-    assert env._dropped_groups == {"wrong_size": 1}
-    assert "instead of 2 members" in caplog.text
-
-
-async def test_a_part_of_a_list_that_cannot_be_used_does_not_hold_up_the_rest(api: Api) -> None:
-    """As above, for environments that give a list of groups."""
-    await send(make(), api, [group(1.0), group(0.0, 1.0), None, group(0.5, 1.0)])
-    ((path, body),) = api.posted
-    assert path == "/scored_data_list"
-    assert [sent["scores"] for sent in body] == [[0.0, 1.0], [0.5, 1.0]]
-
-
-async def test_groups_that_are_sent_are_kept_in_the_file_that_is_there(tmp_path: Path, api: Api) -> None:
-    """BaseEnv renames an existing file in the configuration."""
-    path = tmp_path / "groups.jsonl"
-    for score in (0.25, 0.5):
-        env = make(data_path_to_save_groups=str(path))
-        env._keep_groups()
-        await send(env, api, group(score, 1.0))
-        await env.shut_down()
-    assert [json.loads(line)["scores"] for line in path.read_text().splitlines()] == [[0.25, 1.0], [0.5, 1.0]]
-
-
-@pytest.mark.parametrize("score", [math.nan, math.inf])
-async def test_a_score_that_is_not_finite_never_leaves(score: float, api: Api) -> None:
-    """/batch answers 500, loses the whole batch and counts the step."""
-    env = make()
-    await send(env, api, group(0.0, score))
-    assert api.posted == []
-    assert env._dropped_groups == {"not_finite": 1}
-
-
-async def test_every_message_that_is_sent_has_content(api: Api) -> None:
-    """The API answers 422 to a message without the key, and BaseEnv drops the group without a word."""
-    call = {"role": "assistant", "tool_calls": []}
-    await send(make(include_messages=True), api, group(0.0, 1.0, messages=[[call]] * 2))
-    assert [message["content"] for sent in api.groups for line in sent["messages"] for message in line] == [None] * 2
-
-
-async def test_a_group_that_is_too_long_for_the_trainer_is_counted_and_said(
-    api: Api, caplog: pytest.LogCaptureFixture
-) -> None:
-    """BaseEnv leaves it out with a line that does not say how long it was."""
-    env = make()
-    env.max_token_len = 3
-    await send(env, api, group(0.0, 1.0))
-    assert api.posted == []
-    assert env._training_metrics()["train/groups_dropped/too_long"] == 1
-    assert "a sequence has 3 tokens, and the trainer takes up to 2" in caplog.text
-    env.max_token_len = 4
-    await send(env, api, group(0.0, 1.0))
-    assert len(api.posted) == 1
-
-
-async def test_a_bound_of_the_spec_holds_beside_the_trainers() -> None:
-    """BaseEnv looks at the trainer's alone."""
-    env = spec_env("serve.max_token_length=100")
-    env.max_token_len = 4096
-    await env.handle_send_to_api(group(0.0, 1.0, 1.0, 1.0) | {"tokens": [[1] * 101] * 4})
-    assert env._dropped_groups == {"too_long": 1}
-
-
-async def test_a_group_without_tokens_is_counted_and_said(api: Api, caplog: pytest.LogCaptureFixture) -> None:
-    """BaseEnv takes the length of None."""
-    env = make()
-    await send(env, api, {**group(0.0, 1.0), "tokens": None, "masks": None})
-    assert env._dropped_groups == {"no_tokens": 1}
-    assert "tokens of its rollouts cannot be known" in caplog.text
-
-
-async def test_a_refusal_of_the_api_is_said_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
-    """BaseEnv names the status alone, in a log line, and goes on."""
-    env = make(include_messages=True)
-    async with trajectory_api() as url:
-        env.config.rollout_server_url = url
-        await env.handle_send_to_api(group(0.0, 1.0, messages=[[{"content": "a role is missing"}]] * 2))
-    assert "422" in caplog.text
-    assert "Message must have 'role' and 'content' fields" in caplog.text
-
-
-# ---------------------------------------------------------------------- groups of one, and the API
-
-
-async def register(url: str, env: Canned) -> None:
-    """A trainer begins, then the environment registers."""
-    trainer = {
-        "wandb_group": "g", "wandb_project": "p", "batch_size": 8, "max_token_len": 64, "checkpoint_dir": "",
-        "save_checkpoint_interval": -1, "starting_step": 0, "num_steps": 5,
-    }  # fmt: skip
-    async with aiohttp.ClientSession(raise_for_status=True) as session:
-        async with session.post(f"{url}/register", json=trainer):
-            pass
-        async with session.get(f"{url}/batch"):
-            pass
-    env.config.rollout_server_url = url
-    await env.register_env()
-    await env.get_server_info()
-
-
-@pytest.mark.slow
-async def test_groups_of_one_are_sent_and_those_of_others_counted() -> None:
-    """A group of one is "uniform"; and /status-env leaves out the groups of others where all have one member."""
-    one, other = make(group_size=1), make(group_size=1)
-    async with trajectory_api() as url:
-        await register(url, one)
-        other.config.rollout_server_url = url
-        await other.register_env()
-        for env, count in ((one, 1), (other, 3)):
-            for _ in range(count):
-                await env.handle_send_to_api(group(1.0))
-        await one.get_status()
-    assert one.status_dict["queue_size"] == 4
-    assert one.status_dict["self_queue_size"] == 1
-
-
-@pytest.mark.slow
-async def test_the_weight_of_an_environment_is_its_share_of_the_groups_in_flight() -> None:
-    """BaseEnv tells its own servers' semaphores, which no call here goes through."""
-
-    class Waiting(Canned):
-        async def collect_trajectories(self, item: Any) -> tuple[None, list[Any]]:
-            await asyncio.sleep(60)
-            return None, []
-
-    async with trajectory_api() as url:
-        fields: dict[str, Any] = {"max_num_workers": 8, "max_batches_offpolicy": 50}
-        envs = [make(Waiting, inference_weight=weight, **fields) for weight in (1.0, 3.0, -1.0)]
-        await register(url, envs[0])
-        for env in envs[1:]:
-            env.config.rollout_server_url = url
-            await env.register_env()
-            await env.get_server_info()
-        for env in envs:
-            await env.setup()
-            await env.get_status()
-            await env.add_train_workers()
-        assert [len(env.running_items) for env in envs] == [2, 6, 8], "-1 is outside of what is shared"
-        await asyncio.gather(*(env.shut_down() for env in envs))
-
-
-@pytest.mark.slow
 async def test_an_environment_without_a_name_registers_under_its_class() -> None:
     """serve with wandb_name unset gets a 422 and crashes."""
 
     class Nameless(Canned):
         name = None
 
-    env = make(Nameless)
-    async with trajectory_api() as url:
-        await register(url, env)
-    assert env.wandb_prepend == "Nameless_0"
+    env, trainer = make(Nameless, ensure_scores_are_not_same=False), Collects(1)
+    await env.setup()
+    await serve_environment(env, trainer)
+    assert trainer.registration is not None
+    assert trainer.registration.name == "Nameless"
+    await env.shut_down()
 
 
 # ---------------------------------------------------------------------- the constructor
@@ -402,10 +252,9 @@ async def test_invented_tokens_are_not_to_be_had_where_a_user_switched_them_on(m
     """As above, where the variable is in the environment already."""
     monkeypatch.setenv("ATROPOS_ALLOW_DUMMY_MANAGED_SERVER", "1")
     env = make()
-    async with env.server.managed_server(tokenizer=env.tokenizer) as managed:
-        with pytest.raises(RetryError) as raised:
-            await managed.chat_completion(messages=[{"role": "user", "content": "hi"}], max_tokens=5)
-    assert isinstance(raised.value.last_attempt.exception(), NotYetAvailable)
+    with pytest.raises(NotImplementedError, match="does not say which tokens it sampled"):
+        async with env.server.managed_server(tokenizer=env.tokenizer):
+            pass
 
 
 # ---------------------------------------------------------------------- evaluations and checkpoints
@@ -420,47 +269,6 @@ async def test_evaluations_of_an_environment_by_hand_have_a_folder_per_step(tmp_
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {f"step-{step}/{name}" for step in (10, 20) for name in ("metrics.json", "samples.jsonl")}
     assert env.config.data_dir_to_save_evals == str(tmp_path)
-
-
-async def test_evaluations_of_a_spec_have_a_folder_per_step(tmp_path: Path) -> None:
-    """As above."""
-    env = spec_env("evaluate.rollouts=1")
-    await env.setup()
-    with RunDirectory(tmp_path) as directory:
-        env._record_to(directory, Progress(quiet=True))
-        for env.curr_step in (10, 20):
-            await env.evaluate()
-    await env.shut_down()
-    steps = {path.parent.name: json.loads(path.read_text()) for path in (tmp_path / "eval").glob("*/metrics.json")}
-    assert set(steps) == {"step-10", "step-20"}
-
-
-async def test_a_trainers_checkpoint_brings_back_the_place_in_the_dataset(tmp_path: Path) -> None:
-    """save_checkpoint saves nothing by default; and it is loaded only after setup."""
-    env, again = spec_env(), spec_env()
-    for one in (env, again):
-        one.checkpoint_dir, one.wandb_prepend = str(tmp_path), "terminal-files_0"
-        await one.setup()
-    expected = [(await env.get_next_item()).key for _ in range(5)]
-    env._position = 2
-    env.save_checkpoint(10)
-    again.curr_step = 10
-    again.load_checkpoint()
-    assert [(await again.get_next_item()).key for _ in range(3)] == expected[2:]
-    assert again._position == 5
-
-
-async def test_rollouts_of_a_restarted_environment_are_not_played_again(tmp_path: Path) -> None:
-    """What was played and not sent is offered again, from the run directory."""
-    for _ in range(2):
-        env = spec_env("serve.group_size=2")
-        await env.setup()
-        with RunDirectory(tmp_path) as directory:
-            env._record_to(directory, Progress(quiet=True))
-            await env.collect_trajectories(await env.get_next_item())
-            await env.shut_down()
-    ids = [json.loads(line)["id"] for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
-    assert len(ids) == len(set(ids)) == 2
 
 
 # ---------------------------------------------------------------------- wandb
@@ -506,16 +314,19 @@ async def test_process_and_evaluate_log_where_wandb_was_asked_for(tmp_path: Path
     assert [step["eval/mean_reward"] for step in history(folders[1])] == [0.5]
 
 
-async def test_serve_logs_offline_in_the_trainers_project_under_the_environments_name(tmp_path: Path, api: Api) -> None:
+async def test_serve_logs_offline_in_the_trainers_project_under_the_environments_name(tmp_path: Path) -> None:
     """BaseEnv logs into whichever run the process began first."""
-    envs = [make(Offline, use_wandb=True, rollout_server_url=api.url) for _ in range(2)]
+    envs = [make(Offline, use_wandb=True, min_items_sent_before_logging=0) for _ in range(2)]
+    answers = [Registered(project="the-trainers", run_group="together", run_name=f"canned_{n}") for n in range(2)]
     for number, env in enumerate(envs):
-        env._wandb_folder, env.wandb_prepend, env.curr_step = tmp_path / str(number), f"canned_{number}", 3
+        env._wandb_folder = tmp_path / str(number)
         env._wandb_folder.mkdir()
-        await env.setup_wandb()
-        assert (env.wandb_project, env.wandb_group) == ("the-trainers", "trained-together")
+        await EnvHooks(env).registered(answers[number], 3)
+        assert (env.wandb_project, env.wandb_group) == ("the-trainers", "together")
+    messages = [[{"role": "user", "content": "hi"}]] * 2
     for number, env in enumerate(envs):
-        await env.handle_send_to_api(group(0.0, 1.0, messages=[[{"role": "user", "content": "hi"}]] * 2))
+        sent = Group("one", row_of(number), [], parts=[group(0.0, 1.0, messages=messages)])
+        await EnvHooks(env).sending(sent, sent.parts or [])
         await env.wandb_log({"train/mine": number})
     for env in envs:
         await env.shut_down()
@@ -536,7 +347,7 @@ async def test_an_evaluation_after_the_last_step_is_logged(tmp_path: Path) -> No
     assert history(tmp_path) == [{"eval/mean_reward": 0.25}]
 
 
-async def test_constant_rewards_give_finite_metrics(api: Api) -> None:
+async def test_constant_rewards_give_finite_metrics() -> None:
     """Statistics of constant rewards become complex or NaN."""
 
     class Logged:
@@ -550,8 +361,9 @@ async def test_constant_rewards_give_finite_metrics(api: Api) -> None:
 
     env = make(ensure_scores_are_not_same=False)
     env._wandb_run = logged = Logged()  # type: ignore[assignment]
-    for _ in range(3):
-        await send(env, api, group(1.0, 1.0))
+    for number in range(3):
+        sent = Group(str(number), row_of(number), [], parts=[group(1.0, 1.0)])
+        await EnvHooks(env).sending(sent, sent.parts or [])
         env._training_counts.scores.extend([1.0, 1.0])
         env.task_duration.append(0.1)
     await env.wandb_log()
@@ -561,13 +373,13 @@ async def test_constant_rewards_give_finite_metrics(api: Api) -> None:
     assert all(math.isfinite(value) for value in numbers.values())
 
 
+@pytest.mark.parametrize(("left_out", "sent"), [(True, [0.0, 1.0]), (False, [1.0, 1.0])])
 async def test_uniform_groups_are_left_out_where_asked_for_and_sent_where_not(
-    api: Api, caplog: pytest.LogCaptureFixture
+    left_out: bool, sent: list[float]
 ) -> None:
-    """process forces the filter off; ours is what the configuration says."""
-    with caplog.at_level(logging.WARNING):
-        await send(make(), api, group(1.0, 1.0))
-    assert api.posted == []
-    assert "same" in caplog.text
-    await send(make(ensure_scores_are_not_same=False), api, group(1.0, 1.0))
-    assert len(api.posted) == 1
+    """A group of equal scores is dropped with a line in a debug log."""
+    scores = iter([1.0, 1.0, 0.0, 1.0, *[0.5, 0.25] * 100])
+    env = make(play=lambda number: item(next(scores)), ensure_scores_are_not_same=left_out, max_num_workers=1)
+    ((_, lines), *_) = await served(env)
+    assert lines[0]["scores"] == sent
+    assert env._dropped_groups == ({"uniform": 1} if left_out else {})

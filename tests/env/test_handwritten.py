@@ -275,10 +275,6 @@ async def test_a_cancelled_group_leaves_no_sandbox(model: WriterModel, monkeypat
     await env.shut_down()
 
 
-async def test_an_item_that_was_cancelled_meanwhile_is_left_alone(model: WriterModel) -> None:
-    assert await make(model).handle_env("gone") is None
-
-
 def test_a_bare_server_baseline_stands_for_the_ports_that_atropos_means() -> None:
     config = HermesAgentEnvConfig(tokenizer_name=str(small_tokenizer_path()))
     env = Greetings(config, ServerBaseline(model_name="m"))

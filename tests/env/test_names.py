@@ -35,7 +35,7 @@ COMMON = """
 """.split()  # noqa: SIM905
 PUBLIC = {
     "compute_reward", "curriculum_state", "default_toolsets", "environ", "format_messages", "format_prompt", "groups",
-    "restore_curriculum", "shut_down", "spec",
+    "restore_curriculum", "sandbox_for", "shut_down", "spec",
 }  # fmt: skip
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from canned import Api, Canned, group, item, listening, make
 
 from hermes_rl import HermesAgentBaseEnv, HermesAgentEnvConfig
 from hermes_rl.env.assemble import FURTHER
 from hermes_rl.env.serve import require_exact
-from hermes_rl.env.too_long import TooLong
 from hermes_rl.errors import UserError
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.tokens.tokenizer import load_tokenizer, small_tokenizer_path
+from hermes_rl.trainers.too_long import TooLong
+from tests.env.canned import Api, group, item, listening, make
 from tests.servers.token_policy import TokenPolicy
 
 EXACT = {"exact": True, "problems": [], "oldest": 3}
@@ -27,66 +27,6 @@ EXACT = {"exact": True, "problems": [], "oldest": 3}
 async def api() -> AsyncIterator[Api]:
     async with listening() as started:
         yield started
-
-
-async def send(env: Canned, api: Api, scored: Any) -> None:
-    env.config.rollout_server_url = api.url
-    await env.handle_send_to_api(scored)
-
-
-async def test_a_group_without_a_certificate_is_refused_where_exactness_is_asked_for(api: Api) -> None:
-    env = make()
-    env._allow_inexact = False
-    await send(env, api, group(0.0, 1.0))
-    await send(env, api, group(0.0, 1.0, certificate={"problems": ["a turn is missing"]}))
-    assert (api.posted, env._dropped_groups) == ([], {"uncertified": 2})
-    await send(env, api, group(0.0, 1.0, certificate=EXACT))
-    assert len(api.posted) == 1
-
-
-@pytest.mark.parametrize(("keep", "sent"), [(False, 1), (True, 3)])
-async def test_weights_are_compared_with_those_of_the_moment_of_sending(keep: bool, sent: int, api: Api) -> None:
-    env = make()
-    env._max_staleness, env._keep_stale = 2, keep
-    version: int | None = 5
-
-    async def now() -> int | None:
-        return version
-
-    env._weights_now = now  # type: ignore[method-assign]
-    await send(env, api, group(0.0, 1.0, certificate=EXACT))
-    version = 6
-    await send(env, api, group(0.0, 1.0, certificate=EXACT))
-    version = None
-    await send(env, api, group(0.0, 1.0, certificate=EXACT))
-    assert (len(api.posted), env._dropped_groups) == (sent, {"stale": 2})
-
-
-async def test_a_stated_policy_for_what_is_too_long(api: Api) -> None:
-    long = group(0.0, 1.0, inference_logprobs=[[1.0, -0.5, -0.25]] * 2)
-    long["tokens"] = [[1, 2], [1, 2, 3]]
-    long["masks"], long["inference_logprobs"][0] = [[-100, 2], [-100, 2, 3]], [1.0, -0.5]
-    for policy in ("truncate", "mask"):
-        env = make()
-        env.max_token_len, env._too_long = 3, TooLong(policy, env._sequence_counts)  # type: ignore[arg-type]
-        await send(env, api, long)
-    cut, masked = api.groups
-    assert (cut["tokens"], cut["masks"]) == ([[1, 2], [1, 2]], [[-100, 2], [-100, 2]])
-    assert cut["inference_logprobs"] == [[1.0, -0.5]] * 2
-    assert (masked["tokens"], masked["masks"]) == ([[1, 2], [1]], [[-100, 2], [-100]])
-    assert masked["overrides"] == [{}, {"set_advantage_to_zero": True}]
-    assert env._training_metrics()["train/sequences_masked"] == 1
-
-
-async def test_layers_leave_together_or_not_at_all(api: Api) -> None:
-    env = make()
-    layers = [group(0.0, 1.0, layer=0), group(0.0, 1.0, layer=1)]
-    await send(env, api, layers)
-    ((path, body),) = api.posted
-    assert (path, len(body)) == ("/scored_data_list", 2)
-    layers[1]["tokens"] = [[1, 2, 3]]
-    await send(env, api, layers)
-    assert (len(api.posted), env._dropped_groups) == (1, {"wrong_size": 1})
 
 
 async def test_further_sequences_of_a_hand_written_environment_become_layers() -> None:

@@ -93,14 +93,3 @@ def test_a_hook_that_the_spec_answers_is_refused_by_name(name: str, section: str
     mine = type("Mine", (parent,), {name: lambda self, *args: None})
     with pytest.raises(UserError, match=rf"Mine\.{name} is never called: the spec's `{section}` says that"):
         mine(*mine.config_init())
-
-
-@pytest.mark.parametrize(("key", "value"), [("process.drop_uniform", "true"), ("budget.max_tokens", "5")])
-def test_what_the_hooks_cannot_keep_is_refused_by_name(tmp_path: Path, key: str, value: str) -> None:
-    spec = tmp_path / "mine.yaml"
-    section, _, field = key.partition(".")
-    spec.write_text(f"extends: {ROOT / 'specs' / 'terminal-files.yaml'}\nname: mine\n{section}: {{{field}: {value}}}\n")
-    done = program(CODE.replace("terminal-files", str(spec)), "process", cwd=tmp_path)
-    assert done.returncode == 2
-    assert f"{key} has no effect on a class that overrides evaluate, get_next_item" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -15,7 +15,7 @@ from hermes_rl.rollouts.credit import turn_advantages
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.group_lines import group_lines
 from hermes_rl.runs.records import rollout_of, rollout_record
-from hermes_rl.servers.base import ChatReply, Sampled
+from hermes_rl.servers.base import ChatReply, LedgerEntry
 from hermes_rl.tokens.sequence import Sequence, Span, ids, numbers
 from hermes_rl.tokens.transcript import Step, Transcript, Weights
 
@@ -30,7 +30,7 @@ def rollout(index: int, score: float, *, sequences: int = 1, versions: tuple[int
         step = Step.of(prompt, [10 + turn, 9], [-0.5, -0.25 - index], weights=Weights(*versions))
         transcript.add(step)
         message = {"role": "assistant", "content": f"turn {turn}"}
-        replies.append(ChatReply(message, "stop", {}, "m", "vllm", sampled=Sampled.of(step)))
+        replies.append(ChatReply(message, "stop", {}, "m", "vllm", sampled=LedgerEntry.of(step)))
         messages.append(message)
         prompt = [1, 2, 10, 9, 5] if sequences == 1 else [1, 7]
     result = AgentResult(messages=messages, prompt_length=1, replies=replies, transcript=transcript, turns_used=2)

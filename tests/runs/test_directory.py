@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -140,3 +143,25 @@ def test_a_line_without_a_key_that_is_needed_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"lines\.jsonl:2: this line has no 'a'"):
         list(journal.read("a"))
     journal.close()
+
+
+def test_a_file_system_without_locks_is_said_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with RunDirectory(tmp_path / "run") as directory:
+        directory.write_json("run.json", {})
+    assert "is on a file system without locks" in caplog.text
+
+
+def test_a_run_of_an_earlier_form_is_refused_by_name(tmp_path: Path) -> None:
+    spec = load_spec("terminal-files")
+    (tmp_path / "rollouts.jsonl").write_text('{"id": "row:0-0"}\n')
+    (tmp_path / "run.json").write_text(json.dumps({"fingerprint": spec.fingerprint("process")}))
+    with pytest.raises(UserError, match=r"earlier version of hermes-rl \(format 1 .* --fresh"):
+        RunDirectory.choose(spec, "process", tmp_path)
+    (tmp_path / "rollouts.jsonl").write_text("")
+    assert RunDirectory.choose(spec, "process", tmp_path).path == tmp_path

@@ -24,7 +24,7 @@ from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import Limits, Sandbox, SandboxConfig, create_sandbox, remote_scripts
 from hermes_rl.sandbox.remote import RemoteSandbox
 from hermes_rl.sandbox.remote_jobs import parts
-from hermes_rl.sandbox.remote_machines import NAMES, missing
+from hermes_rl.sandbox.remote_machines import NAMES, machine, missing
 from hermes_rl.sandbox.remote_worker import BASE, CLASSES
 
 ELSEWHERE = {"test_kill_all_ends_daemons_and_keeps_files"}
@@ -177,6 +177,28 @@ def test_what_such_a_machine_cannot_do_is_said(ssh: SandboxConfig, monkeypatch: 
         create_sandbox(SandboxConfig(backend="ssh", network=True, image="debian"))
     monkeypatch.delenv("TERMINAL_SSH_HOST")
     assert "TERMINAL_SSH_HOST" in (missing("ssh") or "")
+
+
+def test_addresses_and_keys_may_come_from_elsewhere_than_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TERMINAL_SSH_HOST", "TERMINAL_SSH_USER", "TERMINAL_SSH_PORT", "TERMINAL_SSH_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    given = {"TERMINAL_SSH_HOST": "box", "TERMINAL_SSH_USER": "me", "TERMINAL_SSH_PORT": "2222", "KEY": "sk-4711"}
+    assert "TERMINAL_SSH_HOST" in (missing("ssh") or "")
+    assert "TERMINAL_SSH_HOST" not in (missing("ssh", given) or "")
+    config = SandboxConfig(backend="ssh", network=True, environ=given)
+    asked = machine(config).arguments
+    assert (asked["host"], asked["user"], asked["port"]) == ("box", "me", 2222)
+    assert "sk-4711" not in repr(config)
+
+
+@pytest.mark.slow
+async def test_a_sandbox_over_ssh_takes_its_address_from_the_variables_that_it_is_given(
+    ssh: SandboxConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = dict(os.environ)
+    monkeypatch.setenv("TERMINAL_SSH_PORT", "1")
+    async with create_sandbox(replace(ssh, environ=given)) as sandbox:
+        assert (await sandbox.run("echo there")).output == "there\n"
 
 
 @pytest.mark.skipif("DAYTONA_API_KEY" in os.environ, reason="there is a key")

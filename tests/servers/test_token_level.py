@@ -312,6 +312,18 @@ async def test_a_server_that_refuses_while_it_is_paused_is_waited_for() -> None:
     assert [reply.attempts for reply in result.replies] == [1, 1]
 
 
+async def test_a_server_that_never_ends_its_pause_is_a_failure_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes_rl.servers.weights.LONGEST_PAUSE", 0.4)
+    policy = TokenPolicy(SMALL, adds)
+    async with policy.running() as url:
+        role = role_of("vllm", url)
+        policy.mode = "refuse"
+        with pytest.raises(ServerFailure, match="that it is paused"):
+            async with asyncio.timeout(60):
+                await play(role)
+        await role.close()
+
+
 async def test_a_prompt_beyond_the_context_is_the_policys_doing() -> None:
     policy = TokenPolicy(SMALL, adds)
     async with policy.running() as url:

@@ -81,6 +81,29 @@ def test_keys_that_other_readers_take_for_booleans() -> None:
     assert read("on: 1\noff: 2\nyes: 3\n2001-01-01: 4\n") == {"on": 1, "off": 2, "yes": 3, "2001-01-01": 4}
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{question: What is 1+1?}", {"question": "What is 1+1?"}),
+        ("{a: x?, b: [Why?, how? so, ?yes]}", {"a": "x?", "b": ["Why?", "how? so", "?yes"]}),
+        ("{at: http://host/?a=1, really?: 1}", {"at": "http://host/?a=1", "really?": 1}),
+        ("{? key : value}", {"key": "value"}),
+    ],
+)
+def test_a_question_mark_in_a_flow_mapping_is_text(text: str, value: object) -> None:
+    assert read(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [("{q: why: so}", 8), ("{q: see [1]}", 9), ("q: why: so", 7), ("{q: %}", 5)],
+)
+def test_text_that_breaks_its_mapping_is_to_be_quoted(text: str, column: int) -> None:
+    _, problems = read_text(text, SOURCE)
+    assert [(problem.line, problem.column) for problem in problems] == [(1, column)]
+    assert "in quotes" in problems[0].message, problems[0].message
+
+
 def test_raw_keeps_text_and_place() -> None:
     root, problems = read_text("a: !raw '{{ x }}'\nb: !raw 12\n", SOURCE)
     assert isinstance(root, MappingNode) and not problems

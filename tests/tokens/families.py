@@ -66,6 +66,13 @@ QWEN3 = (
 {% endif -%}
 """
 )
+# The last turn has a block of thinking even where the model has not thought.
+QWEN3_HYBRID = QWEN3.replace(
+    """{% if m.reasoning_content and loop.index0 > ns.last -%}
+{{ '<think>\n' ~ m.reasoning_content ~ '\n</think>\n\n' }}{% endif %}""",
+    """{% if loop.index0 > ns.last and (loop.last or m.reasoning_content) -%}
+{{ '<think>\n' ~ (m.reasoning_content or '') ~ '\n</think>\n\n' }}{% endif %}""",
+)
 HERMES = (
     TOOLS_IN_SYSTEM
     + """
@@ -363,6 +370,7 @@ _PLAIN = frozenset({"text_with_calls"})
 _NOTHING: frozenset[str] = frozenset()
 FAMILIES = {
     "qwen3": Family(QWEN3, _CHATML, write_hermes, "<|im_end|>", None, _MARKUP),
+    "qwen3 hybrid": Family(QWEN3_HYBRID, _CHATML, write_hermes, "<|im_end|>", None, _MARKUP),
     "hermes": Family(HERMES, _CHATML, write_hermes, "<|im_end|>", None, _MARKUP),
     "qwen3_coder": Family(CODER, _CHATML, write_coder, "<|im_end|>", None, _MARKUP, keeps=_PLAIN),
     "llama3": Family(LLAMA3, _LLAMA, write_llama3, "<|eot_id|>", None, most_calls=1, keeps=_NOTHING),

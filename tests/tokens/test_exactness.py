@@ -87,7 +87,7 @@ def test_tool_calls_stay_in_one_sequence(name: str, change: str) -> None:
     assert [one.how for one in played.transcript.turns] == ["first", *["extended"] * 3]
 
 
-SEQUENCES_OF_A_NEW_QUESTION = {"qwen3": 2, "qwen3 of renderers": 2, "mistral": 2, "gpt-oss": 2}
+SEQUENCES_OF_A_NEW_QUESTION = {"qwen3": 2, "qwen3 hybrid": 2, "qwen3 of renderers": 2, "mistral": 2, "gpt-oss": 2}
 """Templates that rewrite what was before: thinking is dropped, tools move, an end is written otherwise."""
 
 
@@ -98,6 +98,16 @@ def test_a_new_question_begins_a_sequence_only_where_the_template_rewrites(name:
     played.play(turn())
     check(played)
     assert len(played.transcript.branches) == SEQUENCES_OF_A_NEW_QUESTION.get(name, 1)
+
+
+@pytest.mark.parametrize("thoughts", [(None, None), ("hm", None), (None, "hm"), ("hm", "well")])
+def test_a_block_of_thinking_that_only_the_last_turn_has_splits_nothing(thoughts: tuple[str | None, ...]) -> None:
+    played = begun("qwen3 hybrid")
+    for thought in thoughts:
+        played.play(turn(said="", calls=CALL, reasoning=thought))
+    played.play(turn())
+    check(played)
+    assert len(played.transcript.branches) == 1
 
 
 @pytest.mark.parametrize("renderer", ["template", "qwen3"])

@@ -88,7 +88,7 @@ async def test_files_and_folders_go_in_and_out(ctx: ToolContext, tmp_path: Path)
         assert ctx.terminal("tests/run.sh")["output"] == "ran\n"
         assert ctx.download_dir("tests", tmp_path / "back") == {"success": True, "files": 2}
         assert (tmp_path / "back" / "sub" / odd).read_bytes() == data
-        ctx.upload_file(tmp_path / "tree" / "sub" / odd, "one")
+        assert ctx.upload_file(tmp_path / "tree" / "sub" / odd, "one")["exit_code"] == 0
         assert ctx.download_file("one", tmp_path / "new" / "one") == {"success": True, "bytes": len(data)}
         assert (tmp_path / "new" / "one").read_bytes() == data
         assert not ctx.download_file("missing", tmp_path / "x")["success"]
@@ -156,15 +156,16 @@ async def test_restore_without_a_sandbox_starts_none(ctx: ToolContext, runtime: 
 async def test_call_tool(ctx: ToolContext) -> None:
     answer = await asyncio.to_thread(ctx.call_tool, "terminal", {"command": "echo hi"})
     assert json.loads(answer)["output"] == "hi"
-    assert "error" in json.loads(await asyncio.to_thread(ctx.call_tool, "nope", {}))
+    with pytest.raises(UserError, match="the rollout has no tool 'nope'"):
+        await asyncio.to_thread(ctx.call_tool, "nope", {})
 
 
 @pytest.mark.parametrize("name", ["web_search", "web_extract", "browser_navigate", "browser_snapshot"])
 async def test_tools_that_reach_outside_are_those_of_the_rollout(name: str) -> None:
     arguments = {"web_extract": [["https://a.example"]], "browser_snapshot": []}.get(name, ["x"])
     async with ToolRuntime() as bare:
-        told = await asyncio.to_thread(getattr(ToolContext(bare.task_id), name), *arguments)
-        assert "there is no tool named" in told["error"]
+        with pytest.raises(UserError, match=f"the rollout has no tool '{name}', so a reward cannot call it"):
+            await asyncio.to_thread(getattr(ToolContext(bare.task_id), name), *arguments)
 
 
 async def test_after_release(ctx: ToolContext) -> None:

@@ -19,7 +19,7 @@ from searxng import Searches, searxng
 
 from hermes_rl.errors import ToolServerFailure, UserError
 from hermes_rl.tools.distributions import DISTRIBUTIONS
-from hermes_rl.tools.hermes_toolsets import NAMES, REFUSED, HermesToolsets
+from hermes_rl.tools.hermes_toolsets import NAMES, REFUSED, HermesSession, HermesToolsets
 from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.toolkit import Toolkit
 
@@ -160,3 +160,27 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_of_it_is_imported_here() -> None:
     assert "model_tools" not in sys.modules
     assert inspect.getmodule(HermesToolsets) is sys.modules["hermes_rl.tools.hermes_toolsets"]
+
+
+async def test_a_process_that_ended_between_two_calls_is_lost_and_not_waited_for() -> None:
+    async def answers_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        said = json.loads(await reader.readline())
+        writer.write(json.dumps({"id": said["id"], "answer": "found"}).encode() + b"\n")
+        writer.close()
+
+    server = await asyncio.start_server(answers_once, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+
+    class Connected:
+        async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            return await asyncio.open_connection(host, port)
+
+    session = HermesSession(Connected())  # type: ignore[arg-type]
+    assert await session.call("web_search", {"query": "a"}) == "found"
+    assert session._reading is not None
+    await asyncio.wait([session._reading])
+    with pytest.raises(ToolServerFailure, match="has ended between two calls"):
+        async with asyncio.timeout(10):
+            await session.call("web_search", {"query": "b"})
+    await session.close()
+    server.close()

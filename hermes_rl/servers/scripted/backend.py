@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hermes_rl.errors import UserError
+from hermes_rl.servers.asking import Asker
 from hermes_rl.servers.base import Backend, ChatReply, ChatRequest, ServerConfig
 from hermes_rl.servers.openai import OpenAIServer
 from hermes_rl.servers.scripted.script import Script
@@ -99,7 +100,7 @@ class ScriptedBackend:
             await asyncio.to_thread(load_renderer, config.tokenizer, RendererSettings.of(config.renderer))
         except UserError:
             return self._chat  # its template does not allow exact tokens
-        return TokenServer(config, [Completions()], headers_for=_rollout_header)
+        return TokenServer(config, Asker(config, [Completions()], headers_for=_rollout_header))
 
 
 def _rollout_header(request: ChatRequest) -> Mapping[str, str]:

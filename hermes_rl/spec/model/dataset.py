@@ -55,7 +55,9 @@ class Source(Section):
     """Where rows come from: exactly one of path, items, generator."""
 
     path: str | None = Field(
-        None, description="Dataset on the hub, a local folder, or json, csv, parquet, text with data_files."
+        None,
+        description="A file (questions.jsonl), pattern or folder beside this file, a dataset on the hub, or a format "
+        "(json, csv, parquet, text) with data_files.",
     )
     name: str | None = Field(None, description="Configuration of the dataset on the hub.")
     split: str = Field("train", description="Split that training rows come from.")

@@ -126,6 +126,10 @@ class Spec(Section):
         """True where the key stands in the spec itself, not just in the defaults."""
         return self._origin is not None and self._origin.is_written(path)
 
+    def written_at(self, path: NodePath) -> str | None:
+        """The text of a value before it was made an absolute path; None where none was written."""
+        return self._origin.written_at(path) if self._origin is not None else None
+
     def template_problem(self, path: NodePath, error: TemplateError) -> Problem:
         """The problem of a template at the line that is to blame, inside a block where it is one."""
         row = f" (row {error.row})" if error.row else ""

@@ -33,10 +33,13 @@ PARSERS = {
     "glm47": "GLM-4.7 and 5",
 }
 """Formats and the models that write them."""
+ALIASES = {"llama4_json": "llama3_json", "deepseek_v31": "deepseek_v3_1"}
+"""Names that other projects have for the same formats."""
 
 
 def load_parser(name: str) -> Parser:
     """The parser of that name; raises UserError where there is none."""
+    name = ALIASES.get(name, name)
     if name not in PARSERS:
         raise UserError(
             f"there is no tool parser {name!r}{did_you_mean(name, list(PARSERS))} (there are: {', '.join(PARSERS)})"

@@ -1,0 +1,1 @@
+"""The Python API: a spec as something to play, whoever trains."""

@@ -1,0 +1,550 @@
+"""`open_env`: a spec as something to play from Python, without a command line and without a trainer.
+
+Owns what is played with what: the policy, the sampling and the record of each play, and the release of everything
+when the environment closes. Playing itself is `rollouts.runner` and `runs.run`; iterating over groups is `groups`, a
+rollout whose turns come from the caller is `session`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack
+from itertools import chain, islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+
+from hermes_rl.api.groups import Groups
+from hermes_rl.api.session import Session, Stepped
+from hermes_rl.data.load import Split, load_rows
+from hermes_rl.data.rows import Row, Rows
+from hermes_rl.errors import UserError
+from hermes_rl.rollouts.compiled import CompiledSpec
+from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
+from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
+from hermes_rl.runs.directory import RunDirectory
+from hermes_rl.runs.exact import TOKEN_LEVEL
+from hermes_rl.runs.opening import budget_of, open_records, require_machine
+from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.provenance import provenance
+from hermes_rl.runs.rows import RowSource
+from hermes_rl.runs.run import Plan, Run
+from hermes_rl.runs.store import RolloutStore
+from hermes_rl.servers.base import ServerConfig
+from hermes_rl.servers.policy import Policy
+from hermes_rl.spec.load import load_spec
+from hermes_rl.spec.model import Spec
+from hermes_rl.spec.suggest import did_you_mean
+from hermes_rl.tokens.tokenizer import as_tokenizer
+
+T = TypeVar("T")
+Settings = Mapping[str, Any]
+"""Settings of the spec's `agent` that hold for one play: temperature, top_p, max_tokens, max_turns, …"""
+SEARCHED = 10_000
+"""Rows of an endless dataset among which a key is looked for."""
+
+logger = logging.getLogger(__name__)
+
+
+def open_env(
+    spec: Spec | str | Path, *, environ: Mapping[str, str] | None = None, record: str | Path | None = None
+) -> Env:
+    """An environment from a spec; use it with `async with`, or call `open` and `close`.
+
+    Args:
+        spec: a loaded spec, a path, or the name of a shipped one.
+        environ: where `${VAR}` and the keys of servers are looked up; default: the process's environment.
+        record: a run directory that every rollout is written to. What is there already is not played again: a play
+            with the same `group` and `index`, and the groups of `groups`, are answered from it. None records nothing.
+
+    Raises:
+        UserError: the spec has problems, or code that it names cannot be loaded.
+    """
+    loaded = spec if isinstance(spec, Spec) else load_spec(spec, environ=environ)
+    return Env(loaded, environ=environ, record=None if record is None else Path(record))
+
+
+class Env:
+    """A spec that can be played. Everything is released when it closes, also what is being played.
+
+    Whatever fails that is not the policy's doing (a server, a sandbox, a judge) never raises out of a play: the rollout
+    has the score None then, and `ending` and `error` say why. Mistakes of the user raise `UserError`.
+    """
+
+    def __init__(self, spec: Spec, *, environ: Mapping[str, str] | None, record: Path | None) -> None:
+        self.spec = spec
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The event loop that it is open on; None while it is not."""
+        self._compiled = CompiledSpec(spec, environ)
+        self._record = record
+        self._directory: RunDirectory | None = None
+        self._store: RolloutStore | None = None
+        self._stack = AsyncExitStack()
+        self._rows: dict[str, Rows] = {}
+        self._by_key: dict[str, Row] = {}
+        self._policies: set[Policy] = set()
+        self._encoders: WeakKeyDictionary[Policy, Encoder] = WeakKeyDictionary()
+        self._own_encoder: Encoder | None = None
+        self._preparing = asyncio.Lock()
+        self._members: WeakValueDictionary[tuple[str, int | None], asyncio.Lock] = WeakValueDictionary()
+        self._busy: set[asyncio.Task[Any]] = set()
+        self._groups: WeakSet[Groups] = WeakSet()
+        self._sessions: WeakSet[Session] = WeakSet()
+        self._closed = False
+
+    # ------------------------------------------------------------------ opening and closing
+
+    async def open(self) -> Self:
+        """Load the rows and start what the tools of all rollouts share.
+
+        Raises:
+            UserError: the dataset cannot be loaded, the sandbox does not work here, or the record is of another run.
+            RunError: a tool server cannot be started.
+        """
+        if self.loop is not None or self._closed:
+            raise UserError("an environment is opened once; open_env gives another one")
+        self.loop = asyncio.get_running_loop()
+        try:
+            require_machine(self._compiled, logger.warning)
+            await self._stack.enter_async_context(self._compiled)
+            await asyncio.to_thread(self._load_rows)
+            if self._record is not None:
+                self._directory = self._stack.enter_context(RunDirectory.choose(self.spec, "process", self._record))
+                self._compiled.artifact_folder = self._directory.artifacts
+            for rows in self._rows.values():
+                first = await RowSource(rows).first()
+                if first is not None:
+                    await self._compiled.open(first)
+                    break
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def close(self) -> None:
+        """End what is being played and release everything; may be called twice."""
+        self._closed = True
+        for session in list(self._sessions):
+            await session.close()
+        for groups in list(self._groups):
+            await groups.close()
+        for task in list(self._busy):
+            task.cancel()
+        await asyncio.gather(*self._busy, return_exceptions=True)
+        policies, self._policies = self._policies, set()
+        for policy in policies:
+            await policy.leave()
+        if self._directory is not None:
+            self._directory.add_images(self._compiled.images)
+        await self._stack.aclose()
+        self.loop = None
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _load_rows(self) -> None:
+        splits: list[Split] = ["train"] if self.spec.dataset.eval is None else ["train", "eval"]
+        for split in splits:
+            self._rows[split] = load_rows(self.spec, split, notify=logger.warning)
+
+    def _require_open(self) -> None:
+        if self.loop is None or self._closed:
+            raise UserError("the environment is not open: play within `async with hermes_rl.open_env(…) as env`")
+
+    # ------------------------------------------------------------------ rows
+
+    def rows(self, split: str = "train") -> Rows:
+        """The rows of a split, each with a `key` that is the same in every run; maybe without end (see `length`)."""
+        self._require_open()
+        if split not in ("train", "eval"):
+            raise UserError(f"there are the splits train and eval, not {split!r}")
+        if split not in self._rows:
+            raise UserError("the spec keeps no rows for evaluation; see dataset.eval")
+        return self._rows[split]
+
+    def row(self, key: str) -> Row:
+        """The row with that key, of either split.
+
+        Raises:
+            UserError: there is none; of an endless dataset, none among the first ten thousand.
+        """
+        self._require_open()
+        if not self._by_key:
+            for rows in self._rows.values():
+                found = rows if rows.length is not None else islice(rows, SEARCHED)
+                self._by_key |= {row.key: row for row in found}
+        if key not in self._by_key:
+            raise UserError(f"there is no row with the key {key!r}{did_you_mean(key, self._by_key)}; see env.rows()")
+        return self._by_key[key]
+
+    def prompt(self, row: Row | str) -> list[dict[str, Any]]:
+        """The messages that a rollout of the row begins with."""
+        return self._compiled.prompt(self._row(row))
+
+    def tools(self, row: Row | str, group: str | None = None) -> list[dict[str, Any]]:
+        """OpenAI schemas of the tools that a rollout of the row has.
+
+        Where the spec draws toolsets for each group, they are those of `group`.
+        """
+        return self._compiled.toolkit(self._row(row), group or self._row(row).key).schemas
+
+    def _row(self, row: Row | str) -> Row:
+        self._require_open()
+        if isinstance(row, Row):
+            return row
+        if isinstance(row, str):
+            return self.row(row)
+        raise UserError(f"a row is one of env.rows(), or its key, not {type(row).__name__}")
+
+    # ------------------------------------------------------------------ playing
+
+    async def play(
+        self,
+        row: Row | str,
+        policy: Policy | None = None,
+        group: str | None = None,
+        index: int = 0,
+        size: int = 1,
+        split: str = "train",
+        sampling: Settings | None = None,
+        replays: int = REPLAYS,
+    ) -> Rollout:
+        """Play one rollout and score it; cancelling the wait for it releases its sandbox.
+
+        Args:
+            row: what it is played on, or its key.
+            policy: the model that acts; default: the spec's.
+            group: the rollouts of one group have the same tools where the spec draws them, and a record finds a rollout
+                by its group and index. Without a record a group may come again, even at the same time. Default: a
+                group of its own.
+            index: which member of its group it is, from 0.
+            size: members of the group.
+            split: "train", or "eval" for the agent's settings in evaluation.
+            sampling: settings of the spec's `agent` for this rollout, such as `{"temperature": 0.7}`.
+            replays: how often it is played again after a failure that was not the policy's doing.
+
+        Raises:
+            UserError: something asked for is wrong; a spec whose rewards compare the members of a group needs
+                `play_group` for more than one.
+        """
+        self._require_open()
+        if not 0 <= index < size:
+            raise UserError(f"a group of {size} has members from 0 to {size - 1}, not {index}")
+        if size > 1 and self._compiled.has_group_rewards:
+            raise UserError(
+                f"{', '.join(self._comparing())} compares the members of a group, which are played together: use "
+                "env.play_group(row, n)"
+            )
+        row = self._row(row)
+        group, mark = self._named(row, group)
+        key = RolloutKey(row, group, index, size, mark=mark)
+
+        async def work() -> Rollout:
+            runner = await self._runner(policy, size, split, sampling, replays, mark)
+            async with self._member(group, index):
+                return await _one(runner, key)
+
+        return await self._owned(work())
+
+    async def play_group(
+        self,
+        row: Row | str,
+        n: int,
+        policy: Policy | None = None,
+        group: str | None = None,
+        split: str = "train",
+        sampling: Settings | None = None,
+        replays: int = REPLAYS,
+    ) -> Group:
+        """Play `n` rollouts of one row, to be compared with each other; see `play`.
+
+        A group is whole or dropped: where a member failed for good, the others end, `dropped` names the ending and
+        `detail` says why.
+        """
+        self._require_open()
+        _require_size(n)
+        row = self._row(row)
+        group, mark = self._named(row, group)
+
+        async def work() -> Group:
+            runner = await self._runner(policy, n, split, sampling, replays, mark)
+            encoder = await self._encoder(policy)
+
+            async def prepare(played: Group) -> None:
+                if played.dropped is None:
+                    await encoder.encode_group(played)
+
+            runner.prepare = prepare
+            async with self._member(group, None):
+                return await runner.start(row, group, n)
+
+        return await self._owned(work())
+
+    def groups(
+        self,
+        n: int,
+        policy: Policy | None = None,
+        rows: Iterable[Row | str] | AsyncIterable[Row] | None = None,
+        concurrency: int | None = None,
+        ahead: int = 0,
+        drop_uniform: bool = False,
+        max_staleness: int | None = None,
+        split: str = "train",
+        sampling: Settings | None = None,
+        replays: int = REPLAYS,
+    ) -> Groups:
+        """Groups of `n` rollouts, in the order in which they end: `async for group in env.groups(8): …`.
+
+        Nothing begins before the first group is asked for, and no group begins while nobody asks for one, but for those
+        `ahead`; what was begun by then is played to its end. Groups that failed for good are handed out as well, with
+        `dropped` and without scores. With a record, groups that are there are handed out again without being played.
+
+        Groups that are not handed out are counted in `left_out` of the returned object: "uniform" and "stale".
+
+        Args:
+            n: rollouts of a group.
+            policy: the model that acts; default: the spec's.
+            rows: rows or their keys, each played once; default: all rows of the split, over and over.
+            concurrency: rollouts at a time; default: as many as the machine and the servers carry.
+            ahead: finished groups that may wait for somebody to ask for them, while further ones are played.
+            drop_uniform: groups whose scores are all equal are not handed out.
+            max_staleness: a group is not handed out where its oldest weights are, at that moment, more versions than
+                this behind those of the policy.
+            split: "train" or "eval".
+            sampling, replays: as for `play`.
+
+        Raises:
+            UserError: something asked for is wrong; while iterating, also where `max_staleness` is asked for and the
+                policy does not tell the version of its weights.
+            RunError: more groups failed than the spec's budget allows.
+        """
+        self._require_open()
+        _require_size(n)
+        if (concurrency is not None and concurrency < 1) or ahead < 0:
+            raise UserError("`concurrency` is at least 1, and `ahead` at least 0")
+
+        async def run() -> Run:
+            runner = await self._runner(policy, n, split, sampling, replays, "", concurrency)
+            plan = Plan(
+                size=n,
+                split=split,
+                repeat=rows is None,
+                drop_uniform=drop_uniform,
+                prefer_differing=self.spec.dataset.sampling == "differing",
+                concurrency=concurrency,
+                mark="" if self._store is not None else f"~{_fresh()}",
+            )
+            return Run(
+                runner.environment,
+                self.rows(split) if rows is None else self._given(rows),
+                plan,
+                store=self._store,
+                encoder=await self._encoder(policy),
+                budget=budget_of(self.spec, "serve"),
+                progress=_Logged(quiet=True),
+                policy=self._role(policy),
+                runner=runner,
+            )
+
+        made = Groups(run, ahead=ahead, weights=lambda: self._role(policy).weights(), max_staleness=max_staleness)
+        self._groups.add(made)
+        return made
+
+    async def session(
+        self,
+        row: Row | str,
+        *,
+        group: str | None = None,
+        split: str = "train",
+        sampling: Settings | None = None,
+        tokenizer: Any = None,
+        renderer: str | Mapping[str, Any] | None = None,
+        context: int | None = None,
+    ) -> Session:
+        """A rollout whose turns come from the caller; tools, simulated user, budgets, endings and rewards stay ours.
+
+        Args:
+            row, group, split, sampling: as for `play`; it is the only member of its group.
+            tokenizer: a hub name, a folder or a tokenizer object of `transformers`, so that a turn may be token ids;
+                default: that of the spec's policy where it is token-level or scripted, else a turn is a message.
+            renderer: as `renderer` of a server in a spec; its name is enough.
+            context: tokens of the longest conversation; None: no bound.
+
+        Raises:
+            UserError: something asked for is wrong, or the tokenizer cannot be had.
+        """
+        self._require_open()
+        row = self._row(row)
+        name, mark = self._named(row, group)
+        stepped = await Stepped.make(self.spec, tokenizer, renderer, context)
+        world = self._compiled.played_by(stepped.role)
+        runner = RolloutRunner(
+            world,
+            split=split,
+            options=world.options(split, sampling),
+            store=await self._opened_store(1),
+            encode=stepped.encode,
+            replays=0,
+        )
+        made = Session(stepped, lambda: self._owned(_one(runner, RolloutKey(row, name, 0, 1, mark=mark))))
+        self._sessions.add(made)
+        return made
+
+    # ------------------------------------------------------------------ what a play is made of
+
+    async def _runner(
+        self,
+        policy: Policy | None,
+        size: int,
+        split: str,
+        sampling: Settings | None,
+        replays: int,
+        mark: str,
+        concurrency: int | None = None,
+    ) -> RolloutRunner:
+        role = self._role(policy)
+        world = self._compiled if policy is None else self._compiled.played_by(role)
+        options = world.options(split, sampling)
+        if policy is not None and policy not in self._policies:
+            self._policies.add(policy)
+            policy.enter()
+        encoder = await self._encoder(policy)
+        return RolloutRunner(
+            world,
+            split=split,
+            concurrency=concurrency,
+            options=options,
+            store=await self._opened_store(size),
+            encode=encoder.encode,
+            replays=replays,
+            mark=mark,
+        )
+
+    def _role(self, policy: Policy | None) -> Any:
+        if policy is not None and not isinstance(policy, Policy):
+            raise UserError(
+                f"a policy is made with hermes_rl.Policy.sampling, .chat or .server; {type(policy).__name__} is none"
+            )
+        return policy.role if policy is not None else self._compiled.policy
+
+    async def _encoder(self, policy: Policy | None) -> Encoder:
+        """What gives tokens to the rollouts of this policy; made once."""
+        async with self._preparing:
+            known = self._own_encoder if policy is None else self._encoders.get(policy)
+            if known is not None:
+                return known
+            if policy is None:
+                self._own_encoder = made = await _encoder_of(self._compiled.policy.configs[0])
+            elif policy.tokenizer is not None:
+                self._encoders[policy] = made = Encoder(await asyncio.to_thread(as_tokenizer, policy.tokenizer))
+            else:
+                self._encoders[policy] = made = await _encoder_of(policy.role.configs[0])
+            return made
+
+    async def _opened_store(self, size: int) -> RolloutStore | None:
+        """The record, opened with the first play; None where nothing is recorded."""
+        directory = self._directory
+        if directory is None:
+            return None
+        async with self._preparing:
+            compared = self._compiled.has_group_rewards
+            there = self._store.size if self._store is not None else directory.described().get("group_size", size)
+            if compared and there != size:
+                raise UserError(
+                    f"{directory.path} holds groups of {there}, whose members {', '.join(self._comparing())} compares; "
+                    f"groups of {size} need a record of their own"
+                )
+            if self._store is None:
+                rows, progress = self._all_rows(), _Logged(quiet=True)
+                opening = open_records(directory, self._compiled, rows, "evaluate", size, progress)
+                records = await self._stack.enter_async_context(opening)
+                made_with = provenance(
+                    self.spec, "process", rows.fingerprint, tool_servers=self._compiled.tooling.fingerprints
+                )
+                directory.describe(self.spec, {**made_with, "grading": records.grading.record(), "group_size": size})
+                self._store = records.store
+            return self._store
+
+    def _all_rows(self) -> Rows:
+        """Of both splits, in which a reward that has changed finds the rows of what was recorded."""
+        train, rest = self._rows["train"], [rows for rows in self._rows.values() if rows.length is not None]
+        if train.length is None:
+            return train
+        return Rows.of(list(chain.from_iterable(rest)), fingerprint=train.fingerprint)
+
+    def _comparing(self) -> list[str]:
+        """The rewards that compare the members of a group."""
+        return [f"rewards.{one.name}" for one in self._compiled.grader.rewards if one.function.group_level]
+
+    def _named(self, row: Row, group: str | None) -> tuple[str, str]:
+        """The id of a group, and what tells this play of it from others; a record finds it by the id alone."""
+        if group is None:
+            return f"{row.key}~{_fresh()}", ""
+        return group, "" if self._directory is not None else f"~{_fresh()}"
+
+    def _member(self, group: str, index: int | None) -> asyncio.Lock:
+        """Held while a member is played, so that the same one asked for again meanwhile is taken from the record."""
+        return self._members.setdefault((group, index), asyncio.Lock())
+
+    def _given(self, rows: Iterable[Row | str] | AsyncIterable[Row]) -> Rows | Iterator[Row] | AsyncIterable[Row]:
+        if isinstance(rows, Rows | AsyncIterable):
+            return rows
+        return (self._row(row) for row in rows)
+
+    async def _owned(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of work that ends with the environment at the latest."""
+        task = asyncio.create_task(work)
+        self._busy.add(task)
+        task.add_done_callback(self._busy.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if self._closed and current is not None and not current.cancelling():
+                raise UserError("the environment was closed while this was played") from None
+            raise
+
+
+class _Logged(Progress):
+    """Says what a user has to know to Python's own log."""
+
+    def note(self, message: str) -> None:
+        logger.warning(message)
+
+
+async def _one(runner: RolloutRunner, key: RolloutKey) -> Rollout:
+    """One rollout; a reward that compares the members of a group gets it as a group of one."""
+    if not runner.environment.has_group_rewards:
+        return await runner.member(key)
+    return (await runner.start(key.row, key.group, 1)).rollouts[0]
+
+
+async def _encoder_of(config: ServerConfig) -> Encoder:
+    """What gives tokens to rollouts of a server; those of token-level servers have theirs already."""
+    if config.type == "scripted":
+        return await asyncio.to_thread(Encoder.load, config.tokenizer)
+    if config.type in TOKEN_LEVEL:
+        return Encoder(None, "nothing was sampled")
+    name = config.tokenizer or (config.model if config.type == "openai" else "")
+    if not name:
+        return Encoder(None, "the policy names neither a model nor a tokenizer")
+    return await asyncio.to_thread(Encoder.load, name)
+
+
+def _require_size(n: int) -> None:
+    if n < 1:
+        raise UserError(f"a group has at least 1 rollout, not {n}")
+
+
+def _fresh() -> str:
+    return uuid.uuid4().hex[:8]

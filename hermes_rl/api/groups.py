@@ -1,0 +1,140 @@
+"""`Groups`: iterating over the groups of a run, and what is held back from the one who iterates.
+
+Owns how far ahead is played, and which groups are not handed out. What is played next, and when, is `runs.run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self
+
+from hermes_rl.errors import UserError
+from hermes_rl.rollouts.rollout import Group
+from hermes_rl.runs.run import Run
+
+
+class Groups:
+    """Groups as they end; close it, or leave its `async with`, to end what is in flight.
+
+    Cancelling the wait for a group ends the iteration and releases all that is in flight.
+
+    Attributes:
+        left_out: how many groups were not handed out, by the reason: "uniform" or "stale".
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Awaitable[Run]],
+        *,
+        ahead: int,
+        weights: Callable[[], Awaitable[int | None]],
+        max_staleness: int | None,
+    ) -> None:
+        self.left_out: Counter[str] = Counter()
+        self._weights, self._max_staleness = weights, max_staleness
+        self._playing = _played(make, ahead)
+        self._asking: asyncio.Task[Group | None] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Group:
+        if self._asking is not None:
+            raise UserError("somebody else waits for a group of this iteration already; use one for each")
+        self._asking = asyncio.create_task(self._next())
+        try:
+            group = await self._asking
+        finally:
+            self._asking = None
+        if group is None:
+            raise StopAsyncIteration
+        return group
+
+    async def close(self) -> None:
+        """End the iteration and wait until everything in flight is released; may be called twice."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+        await self._playing.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _next(self) -> Group | None:
+        async for run, group in self._playing:
+            reason = await self._held_back(run, group)
+            if reason is None:
+                return group
+            self.left_out[reason] += 1
+        return None
+
+    async def _held_back(self, run: Run, group: Group) -> str | None:
+        """Why a group is not handed out now."""
+        if group.dropped is not None:
+            return None
+        if run.left_out(group):
+            return "uniform"
+        if self._max_staleness is None:
+            return None
+        now, oldest = await self._weights(), group.certificate.oldest if group.certificate is not None else None
+        if now is None or oldest is None:
+            raise UserError(
+                "max_staleness: the policy does not tell the version of its weights. Set `policy.version` before the "
+                "first group, give the policy a `version`, or let each answer carry one"
+            )
+        return "stale" if now - oldest > self._max_staleness else None
+
+
+async def _played(make: Callable[[], Awaitable[Run]], ahead: int) -> AsyncGenerator[tuple[Run, Group], None]:
+    run = await make()
+
+    class Wanted:
+        """Groups until a budget of the spec is used up."""
+
+        @property
+        def satisfied(self) -> bool:
+            return run.budget.used_up() is not None
+
+        def wants(self, running: int) -> bool:
+            return True
+
+    async with aclosing(run.groups(demand=Wanted())) as playing:
+        if not ahead:
+            async for group in playing:
+                yield run, group
+            return
+        async with aclosing(_ahead(playing, ahead)) as waiting:
+            async for group in waiting:
+                yield run, group
+
+
+async def _ahead(playing: AsyncGenerator[Group, None], most: int) -> AsyncGenerator[Group, None]:
+    """The same groups; up to `most` that have ended wait while nobody asks."""
+    ended: asyncio.Queue[Group | None] = asyncio.Queue()
+    room = asyncio.Semaphore(most)
+
+    async def pump() -> None:
+        try:
+            while await room.acquire() and (group := await anext(playing, None)) is not None:
+                ended.put_nowait(group)
+        finally:
+            ended.put_nowait(None)
+
+    pumping = asyncio.create_task(pump())
+    try:
+        while (group := await ended.get()) is not None:
+            room.release()
+            yield group
+        await pumping  # what ended it otherwise is raised here
+    finally:
+        pumping.cancel()
+        await asyncio.gather(pumping, return_exceptions=True)

@@ -1,0 +1,285 @@
+"""`Session`: one rollout whose turns come from the caller, one `step` at a time.
+
+It is a rollout like any other, with a policy whose answers wait for `step`: tools, simulated user, budgets, endings and
+rewards are the spec's. Owns the hand-over between the rollout and the one who steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+from hermes_rl.errors import UserError
+from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.rollouts.rollout import Rollout
+from hermes_rl.runs.exact import TOKEN_LEVEL, tokenizer_of
+from hermes_rl.servers.asking import Run
+from hermes_rl.servers.balance import Role
+from hermes_rl.servers.base import ChatReply, ChatRequest, ServerConfig, Timing
+from hermes_rl.servers.calling import CALLABLE, assistant, numbers_of
+from hermes_rl.servers.generation import Sampling, generated
+from hermes_rl.servers.retry import RetryPolicy
+from hermes_rl.servers.token_level import TokenServer
+from hermes_rl.servers.wire import Malformed
+from hermes_rl.spec.model import Spec
+from hermes_rl.tokens.rendering import Renderer, RendererRefused, RendererSettings, make_renderer
+from hermes_rl.tokens.tokenizer import Tokenizer, TokenizerUnavailable, as_tokenizer
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the policy is asked now; `Session.step` answers it."""
+
+    messages: list[Message]
+    """The whole conversation so far."""
+    tools: list[dict[str, Any]]
+    """OpenAI schemas of the tools that may be called."""
+    max_tokens: int | None
+    """Of this turn; None: no bound."""
+    prompt_ids: list[int] | None = None
+    """The conversation as tokens; None where there is no tokenizer."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens that end a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the caller stepped with: a message, or the tokens of one."""
+
+    message: Message | None = None
+    ids: array[int] | None = None
+    logprobs: array[float] | None = None
+    finish: str = "stop"
+    version: int | None = None
+
+
+class _Said(Exception):
+    def __init__(self, message: Message) -> None:
+        self.message = message
+
+
+class Stepped:
+    """The policy of a session: it asks whoever steps, and waits for the answer.
+
+    It is a `Backend` for messages, and the `TokenSource` of a token server where there is a tokenizer.
+    """
+
+    def __init__(self, renderer: Renderer | None, context: int | None) -> None:
+        self._config, self._context = ServerConfig(CALLABLE, model="stepped"), context
+        self._encoder = Encoder(
+            renderer.tokenizer if renderer is not None else None, "the session has no tokenizer and no token ids"
+        )
+        self._tokens = TokenServer(self._config, self, lambda: renderer) if renderer is not None else None
+        self.role = Role("policy", [self], RetryPolicy(attempts=1))
+        self.turns: asyncio.Queue[Turn] = asyncio.Queue()
+        self.waiting: asyncio.Future[_Answer] | None = None
+        """Where the answer to the turn that was handed out belongs; None while there is no such turn."""
+        self.unknown_logprobs = False
+        """Whether some token was given without its log-probability."""
+
+    @classmethod
+    async def make(
+        cls, spec: Spec, tokenizer: Any, renderer: str | Mapping[str, Any] | None, context: int | None
+    ) -> Stepped:
+        """With the tokenizer that is given, else with that of the spec's policy where it can be had."""
+        settings = RendererSettings.of({"name": renderer} if isinstance(renderer, str) else renderer)
+        if tokenizer is not None:
+            return cls(await asyncio.to_thread(lambda: make_renderer(as_tokenizer(tokenizer), settings)), context)
+        policy = spec.servers.get("policy")
+        if not policy or policy[0].type not in (*TOKEN_LEVEL, "scripted"):
+            return cls(None, context)
+        try:
+            return cls(await asyncio.to_thread(lambda: make_renderer(_tokenizer(spec), settings)), context)
+        except (TokenizerUnavailable, RendererRefused):
+            return cls(None, context)
+
+    @property
+    def config(self) -> ServerConfig:
+        return self._config
+
+    @property
+    def takes_ids(self) -> bool:
+        """Whether a turn may be token ids."""
+        return self._tokens is not None
+
+    async def attempt(self, request: ChatRequest) -> ChatReply:
+        """Wait for the caller's turn."""
+        started = time.monotonic()
+        try:
+            if self._tokens is not None:
+                return await self._tokens.attempt(request)
+            message = (await self._ask(request, None)).message
+            assert message is not None, "without a tokenizer a turn is a message"
+        except _Said as said:
+            message = said.message
+        return ChatReply(
+            message=message,
+            finish_reason="tool_calls" if message.get("tool_calls") else "stop",
+            usage={},
+            model=self._config.model,
+            server_type=self._config.type,
+            timing=Timing(queued=time.monotonic() - started),
+        )
+
+    async def sample(self, sampling: Sampling, request: ChatRequest) -> Run:
+        """The ids that the caller stepped with. What it takes to find them is not the agent's working time."""
+        started = time.monotonic()
+        answer = await self._ask(request, sampling)
+        if answer.message is not None:
+            raise _Said(answer.message)
+        assert answer.ids is not None
+        known = answer.logprobs is not None
+        self.unknown_logprobs = self.unknown_logprobs or not known
+        run = Run(ids=answer.ids, finish=answer.finish, before=answer.version, after=answer.version)
+        run.logprobs = answer.logprobs if answer.logprobs is not None else array("d", bytes(8 * len(answer.ids)))
+        run.timing = Timing(queued=time.monotonic() - started)
+        return run
+
+    async def _ask(self, request: ChatRequest, sampling: Sampling | None) -> _Answer:
+        self.waiting = asyncio.get_running_loop().create_future()
+        self.turns.put_nowait(
+            Turn(
+                messages=[dict(message) for message in request.messages],
+                tools=[dict(tool) for tool in request.tools or ()],
+                max_tokens=request.max_tokens if sampling is None else sampling.max_tokens,
+                prompt_ids=None if sampling is None else sampling.prompt.tolist(),
+                stop_ids=() if sampling is None else sampling.stop_ids,
+            )
+        )
+        return await self.waiting
+
+    async def encode(self, rollout: Rollout) -> None:
+        """Give the rollout its tokens; log-probabilities only where all of them are known."""
+        await self._encoder.encode(rollout)
+        if self.unknown_logprobs and rollout.sequences is not None:
+            rollout.sequences = [replace(sequence, sampled=None) for sequence in rollout.sequences]
+
+    async def weights(self) -> int | None:
+        """Not known here; each step may carry a version."""
+        return None
+
+    async def context_length(self) -> int | None:
+        """As it was given."""
+        return self._context
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+class Session:
+    """One rollout that is stepped from outside; close it, or leave its `async with`, to release its sandbox."""
+
+    def __init__(self, stepped: Stepped, play: Callable[[], Awaitable[Rollout]]) -> None:
+        self._stepped, self._play = stepped, play
+        self._task: asyncio.Task[Rollout] | None = None
+        self._stop_ids: tuple[int, ...] = ()
+        self._closed = False
+        self.rollout: Rollout | None = None
+        """The rollout with its score, once it has ended; None before, and where the session was closed before."""
+
+    async def start(self) -> Turn | None:
+        """Begin; the first turn, or None where the rollout ended before it (`rollout.error` says why).
+
+        Raises:
+            UserError: it was begun already, or something in the spec does not work for the row.
+        """
+        if self._task is not None or self._closed:
+            raise UserError("a session is started once; env.session gives another one")
+        self._task = asyncio.ensure_future(self._played())
+        return await self._next(self._task)
+
+    async def step(
+        self,
+        answer: Message | str | Sequence[int],
+        *,
+        logprobs: Sequence[float] | None = None,
+        finish: str | None = None,
+        version: int | None = None,
+    ) -> Turn | None:
+        """Answer the turn; the next one, or None where the rollout has ended (see `rollout`).
+
+        Args:
+            answer: an assistant message, its text, or the token ids of the turn, which become it exactly.
+            logprobs: a log-probability for each of the ids, where they are known.
+            finish: "stop", or "length" for ids that were cut; default: what the last of them says.
+            version: of the weights that sampled the ids.
+
+        Raises:
+            UserError: no turn waits for an answer, it is none, or ids are given where there is no tokenizer.
+        """
+        waiting = self._stepped.waiting
+        if self._task is None or waiting is None or waiting.done():
+            raise UserError("no turn waits for an answer: the session has not been started, or has ended")
+        if isinstance(answer, Mapping | str):
+            if logprobs is not None:
+                raise UserError("log-probabilities belong to token ids, not to a message")
+            given = _Answer(assistant(answer))
+        else:
+            given = self._sampled(answer, logprobs, finish, version)
+        waiting.set_result(given)
+        return await self._next(self._task)
+
+    @property
+    def done(self) -> bool:
+        """Whether the rollout has ended."""
+        return self.rollout is not None
+
+    async def close(self) -> None:
+        """End the rollout, if it has not ended, and wait until its sandbox is released; may be called twice."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _played(self) -> Rollout:
+        return await self._play()
+
+    def _sampled(
+        self, answer: Any, logprobs: Sequence[float] | None, finish: str | None, version: int | None
+    ) -> _Answer:
+        if not self._stepped.takes_ids:
+            raise UserError("this session has no tokenizer, so a turn is a message: give env.session a `tokenizer`")
+        try:
+            ids = numbers_of(answer, int)
+            values = [0.0] * len(ids) if logprobs is None else numbers_of(logprobs, float)
+            ended = bool(ids) and ids[-1] in self._stop_ids
+            cut = self._most is not None and len(ids) >= self._most and not ended
+            found = generated(ids, values, finish or ("length" if cut else "stop"))
+        except (Malformed, TypeError, ValueError) as error:
+            raise UserError(f"step takes a message, a text, or token ids: {error}") from error
+        known = None if logprobs is None else array("d", found.logprobs)
+        return _Answer(ids=array("i", found.ids), logprobs=known, finish=found.finish, version=version)
+
+    _most: int | None = None
+
+    async def _next(self, playing: asyncio.Task[Rollout]) -> Turn | None:
+        asked = asyncio.create_task(self._stepped.turns.get())
+        try:
+            await asyncio.wait({asked, playing}, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                turn = asked.result()
+                self._stop_ids, self._most = turn.stop_ids, turn.max_tokens
+                return turn
+        finally:
+            asked.cancel()
+        self.rollout = playing.result()
+        return None
+
+
+def _tokenizer(spec: Spec) -> Tokenizer:
+    return as_tokenizer(tokenizer_of(spec))

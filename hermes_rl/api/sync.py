@@ -1,0 +1,195 @@
+"""`sync`: the blocking twin of an environment, for callers without an event loop of their own.
+
+The environment lives on a loop in a thread of its own, and every call waits for its answer. Several threads may call at
+the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from hermes_rl.api.environment import Env
+from hermes_rl.api.groups import Groups
+from hermes_rl.api.session import Session, Turn
+from hermes_rl.data.rows import Row, Rows
+from hermes_rl.errors import UserError
+from hermes_rl.rollouts.rollout import Group, Rollout
+from hermes_rl.threads import wait_for_loop
+
+T = TypeVar("T")
+
+
+def sync(env: Env) -> SyncEnv:
+    """The same calls, blocking: `with hermes_rl.sync(hermes_rl.open_env(…)) as env: …`.
+
+    An environment that is open already stays on its own loop, and is called from other threads than that one.
+    """
+    return SyncEnv(env)
+
+
+class SyncEnv:
+    """See `environment.Env`; its methods block until they have their result. Ctrl-C ends what is waited for."""
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self._loop = env.loop
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="hermes-rl-sync", daemon=True)
+            self._thread.start()
+            try:
+                self._call(self._env.open())
+            except BaseException:
+                self._end()
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread is None:
+            return  # whoever opened it closes it
+        try:
+            self._call(self._env.close())
+        finally:
+            self._end()
+
+    def rows(self, split: str = "train") -> Rows:
+        """See `Env.rows`."""
+        return self._env.rows(split)
+
+    def row(self, key: str) -> Row:
+        """See `Env.row`."""
+        return self._env.row(key)
+
+    def prompt(self, row: Row | str) -> list[dict[str, Any]]:
+        """See `Env.prompt`."""
+        return self._env.prompt(row)
+
+    def tools(self, row: Row | str, group: str | None = None) -> list[dict[str, Any]]:
+        """See `Env.tools`."""
+        return self._env.tools(row, group)
+
+    def play(self, row: Row | str, *args: Any, **kwargs: Any) -> Rollout:
+        """See `Env.play`, which has the same arguments."""
+        return self._call(self._env.play(row, *args, **kwargs))
+
+    def play_group(self, row: Row | str, n: int, *args: Any, **kwargs: Any) -> Group:
+        """See `Env.play_group`, which has the same arguments."""
+        return self._call(self._env.play_group(row, n, *args, **kwargs))
+
+    def groups(self, n: int, *args: Any, **kwargs: Any) -> SyncGroups:
+        """See `Env.groups`, which has the same arguments; a plain iterator."""
+        return SyncGroups(self, self._call(_made(self._env, n, *args, **kwargs)))
+
+    def session(self, row: Row | str, **kwargs: Any) -> SyncSession:
+        """See `Env.session`, which has the same arguments."""
+        return SyncSession(self, self._call(self._env.session(row, **kwargs)))
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        loop = self._loop
+        if loop is None:
+            work.close()
+            raise UserError("the environment is not open: play within `with hermes_rl.sync(…) as env`")
+        with suppress(RuntimeError):
+            if asyncio.get_running_loop() is loop:
+                work.close()
+                raise UserError("a blocking call on the environment's own loop would never end: await the environment")
+        return wait_for_loop(work, loop)
+
+    def _end(self) -> None:
+        """Stop the loop, once what is left on it was cancelled."""
+        loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        assert loop is not None and thread is not None
+        wait_for_loop(_cancel_the_rest(), loop)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+class SyncGroups(Iterator[Group]):
+    """See `groups.Groups`."""
+
+    def __init__(self, env: SyncEnv, groups: Groups) -> None:
+        self._env, self._groups = env, groups
+        self.left_out = groups.left_out
+
+    def __next__(self) -> Group:
+        group = self._env._call(_following(self._groups))
+        if group is None:
+            raise StopIteration
+        return group
+
+    def close(self) -> None:
+        """See `Groups.close`."""
+        self._env._call(self._groups.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class SyncSession:
+    """See `session.Session`."""
+
+    def __init__(self, env: SyncEnv, session: Session) -> None:
+        self._env, self._session = env, session
+
+    def start(self) -> Turn | None:
+        """See `Session.start`."""
+        return self._env._call(self._session.start())
+
+    def step(self, answer: Any, **kwargs: Any) -> Turn | None:
+        """See `Session.step`, which has the same arguments."""
+        return self._env._call(self._session.step(answer, **kwargs))
+
+    @property
+    def rollout(self) -> Rollout | None:
+        return self._session.rollout
+
+    @property
+    def done(self) -> bool:
+        """See `Session.done`."""
+        return self._session.done
+
+    def close(self) -> None:
+        """See `Session.close`."""
+        self._env._call(self._session.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+async def _made(env: Env, *args: Any, **kwargs: Any) -> Groups:
+    return env.groups(*args, **kwargs)
+
+
+async def _following(groups: Groups) -> Group | None:
+    return await anext(groups, None)
+
+
+async def _cancel_the_rest() -> None:
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+    loop = asyncio.get_running_loop()
+    await loop.shutdown_asyncgens()
+    await loop.shutdown_default_executor()

@@ -1,0 +1,81 @@
+"""Examples: a rollout as the lists that nearly every trainer takes.
+
+A sequence becomes a prompt (all that came before the first sampled token) and a response, with a mask of 0 and 1 over
+the response. How groups look for Atropos is `hermes_rl.runs.group_lines`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hermes_rl.errors import UserError
+from hermes_rl.tokens.sequence import Sequence
+
+if TYPE_CHECKING:
+    from hermes_rl.rollouts.rollout import Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One sequence of a rollout. `response_ids`, `mask` and `logprobs` have one length."""
+
+    prompt_ids: list[int]
+    """What the model saw before it sampled for the first time."""
+    response_ids: list[int]
+    """What it sampled, and what tools and users said in between."""
+    mask: list[int]
+    """1 where a token was sampled and is trained on; all 0 for a rollout that the spec masks."""
+    logprobs: list[float] | None
+    """As they were sampled, 0.0 where the mask is 0; None where the server gave none."""
+    weights: tuple[int | None, int | None]
+    """The oldest and the newest version of the weights that sampled it; None where it is not known."""
+
+
+def examples_of(rollout: Rollout, *, one: bool) -> list[Example]:
+    """An example for each sequence; see `Rollout.examples`."""
+    sequences = rollout.sequences or []
+    if one and len(sequences) != 1:
+        raise UserError(f"rollout {rollout.id}: {_why_not_one(rollout, len(sequences))}")
+    return [_example(rollout, sequence) for sequence in sequences]
+
+
+def _why_not_one(rollout: Rollout, count: int) -> str:
+    if count:
+        return (
+            f"it has {count} sequences and one example is asked for: the policy did not see all of it in one context. "
+            "Train on all of its examples, or choose a renderer that keeps earlier turns (thinking_retention: all)"
+        )
+    if rollout.error is not None:
+        return f"it has no tokens, because it was not scored ({rollout.ending}: {rollout.error})"
+    return "its tokens are not known: name a token-level policy, or the tokenizer of the one that there is"
+
+
+def _example(rollout: Rollout, sequence: Sequence) -> Example:
+    first = sequence.spans[0].start if sequence.spans else len(sequence)
+    mask, logprobs = [0] * len(sequence), None
+    if not rollout.masked:
+        for span in sequence.spans:
+            mask[span.start : span.stop] = [1] * (span.stop - span.start)
+    if sequence.sampled is not None:
+        logprobs = [0.0] * len(sequence) if rollout.masked else sequence.spread(sequence.sampled, 0.0)
+    tokens = sequence.tokens
+    return Example(
+        prompt_ids=tokens[:first],
+        response_ids=tokens[first:],
+        mask=mask[first:],
+        logprobs=None if logprobs is None else logprobs[first:],
+        weights=_weights(rollout, sequence),
+    )
+
+
+def _weights(rollout: Rollout, sequence: Sequence) -> tuple[int | None, int | None]:
+    """Of the turns in this sequence; not known as soon as it is not known of one."""
+    replies = rollout.result.replies if rollout.result is not None else []
+    ledger = [reply.sampled for reply in replies if reply.sampled is not None]
+    turns = [ledger[span.turn].weights for span in sequence.spans if span.turn < len(ledger)]
+    before = [weights.before for weights in turns if weights.before is not None]
+    after = [weights.after for weights in turns if weights.after is not None]
+    if not turns or len(before) < len(turns) or len(after) < len(turns):
+        return None, None
+    return min(before), max(after)

@@ -1,0 +1,117 @@
+"""What a trainer was sent: which groups, in which order, and how many of them it had used at each of its steps.
+
+Kept in `deliveries.jsonl` beside the rollouts. After a crash of this program nothing is sent again but what was under
+way; after one of the trainer, what the trainer says it has lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hermes_rl.runs.journal import Journal
+
+DELIVERIES = "deliveries.jsonl"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """At a step of the trainer: how many groups it had taken out of its queue, and the state of the environment."""
+
+    step: int
+    taken: int
+    state: dict[str, Any]
+
+
+@dataclass
+class DeliveryLog:
+    """The record of what one trainer was sent; it is read again at a start.
+
+    Attributes:
+        journal: the file; None: the record ends with the process.
+        trainer: the name of the trainer; lines about others are left alone.
+        delivered: groups that the trainer has, in the order in which it got them.
+        doubtful: groups that were under way when an earlier start ended.
+        left_out: groups that are not to be sent, with the cause.
+        marks: one per step that the trainer was seen at.
+        session: what the trainer gave at its last registration, by which it knows us.
+    """
+
+    journal: Journal | None
+    trainer: str
+    delivered: list[str] = field(default_factory=list)
+    doubtful: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)
+    session: Any = None
+
+    def __post_init__(self) -> None:
+        self._known: set[str] = set()
+        for line in self.journal.read("trainer", "event") if self.journal is not None else ():
+            if line["trainer"] == self.trainer:
+                self._take(line)
+
+    def settled(self, group: str) -> bool:
+        """Whether the trainer has the group, or is not to have it."""
+        return group in self._known or group in self.left_out
+
+    def _take(self, line: dict[str, Any]) -> None:
+        event, group = line["event"], line.get("group", "")
+        if event == "sending":
+            self.doubtful.append(group)
+        elif event == "delivered":
+            self.doubtful = [one for one in self.doubtful if one != group]
+            self.delivered.append(group)
+            self._known.add(group)
+        elif event == "left_out":
+            self.doubtful = [one for one in self.doubtful if one != group]
+            self.left_out[group] = line["cause"]
+        elif event == "lost":
+            self._known -= set(line["groups"])
+            self.delivered = [one for one in self.delivered if one in self._known]
+            self.marks = [mark for mark in self.marks if mark.taken <= len(self.delivered)]
+        elif event == "registered":
+            self.session, self.doubtful = line["session"], []
+        elif event == "step":
+            self.marks.append(Mark(line["step"], line["taken"], line["state"]))
+
+    def _write(self, event: str, **more: Any) -> None:
+        line = {"trainer": self.trainer, "event": event, **more}
+        if self.journal is not None:
+            self.journal.append(line)
+        self._take(line)
+
+    def sending(self, group: str) -> None:
+        """The group is about to leave."""
+        self._write("sending", group=group)
+
+    def has(self, group: str) -> None:
+        """The trainer has the group."""
+        self._write("delivered", group=group)
+
+    def leave_out(self, group: str, cause: str) -> None:
+        """The group is not to be sent, now or later."""
+        self._write("left_out", group=group, cause=cause)
+
+    def lost(self, groups: list[str]) -> None:
+        """The trainer has lost these groups: they are sent again."""
+        if groups:
+            self._write("lost", groups=groups)
+
+    def registered(self, session: Any) -> None:
+        """The trainer knows us by this from now on; what was in doubt and did not arrive is sent again."""
+        self._write("registered", session=session)
+
+    def step(self, step: int, queued: int, state: dict[str, Any]) -> None:
+        """The trainer is at a step, with so many of our groups still in its queue."""
+        self._write("step", step=step, taken=max(0, len(self.delivered) - queued), state=state)
+
+    def at(self, step: int) -> Mark:
+        """The last mark that is not beyond a step."""
+        before = [mark for mark in self.marks if mark.step <= step]
+        return before[-1] if before else Mark(step, 0, {})
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.journal is not None:
+            self.journal.close()

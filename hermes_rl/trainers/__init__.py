@@ -1,0 +1,1 @@
+"""Feeding trainers: the seam that a trainer stands behind, and the mode that serves one."""

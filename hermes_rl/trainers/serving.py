@@ -1,0 +1,299 @@
+"""Serving a trainer: the groups of a run, sent one after another to whatever stands behind the trainers' seam."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from hermes_rl.data.rows import Row
+from hermes_rl.errors import RunError
+from hermes_rl.rollouts.quarantine import Quarantine
+from hermes_rl.rollouts.rollout import Group
+from hermes_rl.runs.deliveries import DeliveryLog
+from hermes_rl.runs.groups_file import GroupsFile
+from hermes_rl.runs.run import Run
+from hermes_rl.trainers.base import GroupRefused, Registered, Registration, Trainer, TrainerState
+from hermes_rl.trainers.checks import Checks
+
+logger = logging.getLogger(__name__)
+
+LOOK = 0.1
+"""Seconds between two looks at the trainer."""
+LAST_EVALUATIONS = 600.0
+"""Seconds that evaluations may still take when the trainer has had its last step."""
+
+
+class Hooks(Protocol):
+    """What an environment does beside sending groups; see `hermes_rl.env.serve.EnvHooks`."""
+
+    evaluate_every: int
+    """Steps between two evaluations; 0 or less: never."""
+    evaluation_share: float
+    """The share of the groups in flight that go on while an evaluation runs: 1 all, 0 none begins."""
+
+    async def registered(self, answer: Registered, step: int) -> None:
+        """The trainer has answered the registration."""
+        ...
+
+    async def stepped(self, before: int, now: int) -> None:
+        """The trainer's step has changed."""
+        ...
+
+    async def evaluate(self, step: int) -> None:
+        """Evaluate with the weights of this step."""
+        ...
+
+    async def sending(self, group: Group, lines: list[dict[str, Any]]) -> None:
+        """A group is about to be sent."""
+        ...
+
+    async def left_out(self, group: Group, cause: str, detail: str) -> None:
+        """A group is not sent."""
+        ...
+
+    def state(self) -> Any:
+        """What is to be restored with the trainer's step, as JSON."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Take up what `state` gave at the step at which the trainer goes on."""
+        ...
+
+
+class Serving:
+    """Feeds a trainer until it has had its steps; it is the demand of the run's groups.
+
+    Args:
+        run: what gives the groups.
+        trainer: what takes them.
+        registration: what the trainer is told about the environment.
+        log: what the trainer was sent.
+        checks: what the trainer can use; the longest sequence that it takes is added to them.
+        hooks: what the environment does beside.
+        file: where groups that are sent are written too.
+        version: tells the newest version of the policy's weights, where the trainer does not.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        trainer: Trainer,
+        registration: Registration,
+        log: DeliveryLog,
+        checks: Checks,
+        hooks: Hooks,
+        *,
+        file: GroupsFile | None = None,
+        version: Callable[[], Awaitable[int | None]] | None = None,
+    ) -> None:
+        self.run, self.trainer, self.registration = run, trainer, registration
+        self.log, self.checks, self.hooks, self.file = log, checks, hooks, file
+        self.version = version
+        self.state = TrainerState(step=0, wants=0)
+        self.sent = 0
+        """Groups that this start has sent."""
+        self.stopped: str | None = None
+        self._unseen = 0
+        """Groups that were sent since the trainer was last looked at."""
+        self._outbox: asyncio.Queue[Group] = asyncio.Queue()
+        self._lines: dict[str, list[dict[str, Any]]] = {}
+        self._written = set() if file is None else {line["group"] for line in file.journal.read("group")}
+        self._evaluation: asyncio.Task[None] | None = None
+        self._due: int | None = None
+        """The step of an evaluation that waits for the one that is running."""
+        self._before_evaluation = 0
+        """Groups that were in flight when the evaluation began."""
+
+    async def play(self) -> None:
+        """Serve until the trainer has had its steps, or a budget is used up.
+
+        Raises:
+            RunError: the trainer is lost, too many groups failed, or no row is left to play.
+        """
+        await self._register()
+        tasks = [asyncio.create_task(work) for work in (self._consume(), self._send_all(), self._follow())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            await self._finish_evaluations()
+        finally:
+            if self._evaluation is not None:
+                tasks.append(self._evaluation)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------ what is wanted (`runs.run.Demand`)
+
+    @property
+    def satisfied(self) -> bool:
+        self.stopped = self.stopped or self.run.budget.used_up()
+        return self.stopped is not None or self.state.finished
+
+    def wants(self, running: int) -> bool:
+        if self._evaluation is not None and running >= self._before_evaluation * self.hooks.evaluation_share:
+            return False
+        plan = self.run.plan
+        if plan.concurrency is not None and running >= max(1, round(plan.concurrency // plan.size * self.state.share)):
+            return False
+        return running + self._outbox.qsize() + self._unseen < self.state.wants
+
+    # ------------------------------------------------------------------ the trainer
+
+    async def _register(self) -> None:
+        answer = await self.trainer.register(self.registration, self.log)
+        for group in answer.arrived:
+            self.log.has(group)
+        self.log.lost(list(answer.lost))
+        going_on = bool(self.log.delivered or answer.lost)
+        self.log.registered(answer.session)
+        self.state = await self.trainer.state()
+        if not self.log.marks:
+            self.log.step(self.state.step, 0, {})
+        mark = self.log.at(self.state.step)
+        self.run.quarantine = Quarantine(mark.state.get("quarantined") or ())
+        if mark.state.get("environment") is not None:
+            self.hooks.restore(mark.state["environment"])
+        bounds = [bound for bound in (self.checks.longest, answer.longest) if bound is not None]
+        self.checks.longest = min(bounds, default=None)
+        await self.hooks.registered(answer, self.state.step)
+        if going_on:
+            said = f", {len(answer.lost)} groups that it had not received are sent again" if answer.lost else ""
+            self.run.progress.note(f"going on at step {self.state.step}{said}; nothing that was played is played again")
+
+    async def _follow(self) -> None:
+        """Look at the trainer again and again, until it has had its steps."""
+        while not self.satisfied:
+            await asyncio.sleep(LOOK)
+            before, self.state = self.state.step, await self.trainer.state()
+            self._unseen = 0
+            if self.state.step != before:
+                self._mark()
+                await self._stepped(before, self.state.step)
+            self._begin_evaluation()
+            self.run.wake()
+
+    def _mark(self) -> None:
+        """Record what the trainer has used by this step."""
+        state = {"quarantined": self.run.quarantine.record(), "environment": self.hooks.state()}
+        self.log.step(self.state.step, self.state.queued, state)
+
+    async def _stepped(self, before: int, now: int) -> None:
+        """A jump over several multiples of `evaluate_every` is one evaluation: the weights are those of one step."""
+        every = self.hooks.evaluate_every
+        if every > 0 and before // every < now // every:
+            self._due = now
+        await self.hooks.stepped(before, now)
+
+    # ------------------------------------------------------------------ evaluations
+
+    def _begin_evaluation(self) -> None:
+        """Begin the evaluation that is due, unless another one runs: then it follows that one."""
+        if self._evaluation is not None and self._evaluation.done():
+            self._evaluation.result()
+            self._evaluation = None
+        if self._due is None or self._evaluation is not None:
+            return
+        step, self._due = self._due, None
+        self._before_evaluation = self.run.runner.open // self.run.plan.size
+        self._evaluation = asyncio.create_task(self.hooks.evaluate(step))
+
+    async def _finish_evaluations(self) -> None:
+        """Wait for the evaluations of the last steps, for a bounded time: the model server may end with its trainer."""
+        try:
+            async with asyncio.timeout(LAST_EVALUATIONS):
+                self._begin_evaluation()
+                while self._evaluation is not None:
+                    await asyncio.wait([self._evaluation])
+                    self._begin_evaluation()
+        except TimeoutError:
+            logger.error("the evaluation of the last step is given up: it took more than %g seconds", LAST_EVALUATIONS)
+
+    # ------------------------------------------------------------------ groups
+
+    async def _consume(self) -> None:
+        """Take the groups of the run as they end; sending them holds up none that is played."""
+        async with aclosing(self.run.groups(skip=self._skip, demand=self, prepare=self._prepare)) as playing:
+            async for group in playing:
+                if group.dropped is not None:
+                    await self.hooks.left_out(group, str(group.dropped), group.detail or "")
+                elif self.run.left_out(group):
+                    await self.hooks.left_out(group, "uniform", f"all of its scores are the same, {group.scores[:1]}")
+                else:
+                    self._outbox.put_nowait(group)
+        if self.satisfied:
+            await asyncio.Event().wait()  # what ends the run is heard of elsewhere
+        aside = self.run.quarantine.record()
+        if not aside:
+            raise RunError("there are no more rows to play, and the trainer has not had its steps")
+        raise RunError(f"every row was set aside, as each failed again and again. The last: {aside[-1]['detail']}")
+
+    def _skip(self, row: Row, group: str, epoch: int) -> bool:
+        if self.log.settled(group):
+            return True
+        store = self.run.store
+        return store is not None and store.left_out(group, drop_uniform=self.run.plan.drop_uniform)
+
+    async def _prepare(self, group: Group) -> None:
+        if not self.run.left_out(group):
+            self._lines[group.id] = await self.run.lines(group)
+
+    async def _send_all(self) -> None:
+        while True:
+            group = await self._outbox.get()
+            self._unseen += 1  # until the trainer has been looked at again it counts as on its way
+            try:
+                await self._send(group, self._lines.pop(group.id, []))
+            except GroupRefused as refused:
+                self.log.leave_out(group.id, refused.cause)
+                await self.hooks.left_out(group, refused.cause, refused.detail)
+
+    async def _send(self, group: Group, lines: list[dict[str, Any]]) -> None:
+        """One at a time, so that never more than one group is in doubt."""
+        if not lines:
+            raise GroupRefused("no_lines", "the environment's own code has made nothing of it")
+        version = self.state.version
+        if version is None and self.version is not None and self.checks.max_staleness is not None:
+            version = await self.version()
+        usable = self.checks.usable(lines, version)
+        await self.hooks.sending(group, usable)
+        if self.file is not None and group.id not in self._written:
+            self.file.write(await self.file.encoded(usable))
+            self._written.add(group.id)
+        self.log.sending(group.id)
+        await self.trainer.send(group, usable)
+        self.log.has(group.id)
+        self.sent += 1
+        self.run.progress.show(f"step {self.state.step} · {self.sent} groups sent", usable[0]["scores"])
+
+
+class NoHooks:
+    """An environment that does nothing but send groups."""
+
+    evaluate_every = 0
+    evaluation_share = 1.0
+
+    async def registered(self, answer: Registered, step: int) -> None:
+        """Nothing follows from it."""
+
+    async def stepped(self, before: int, now: int) -> None:
+        """Nothing follows from it."""
+
+    async def evaluate(self, step: int) -> None:
+        """There is nothing to evaluate on."""
+
+    async def sending(self, group: Group, lines: list[dict[str, Any]]) -> None:
+        """Nothing is logged."""
+
+    async def left_out(self, group: Group, cause: str, detail: str) -> None:
+        logger.warning("group %s was not sent (%s): %s", group.id, cause, detail)
+
+    def state(self) -> Any:
+        return None
+
+    def restore(self, state: Any) -> None:
+        """There is nothing to restore."""

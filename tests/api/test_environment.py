@@ -1,0 +1,512 @@
+"""`open_env`: rows, plays and groups, with a policy that is a function, and what is certain about them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hermes_rl
+from hermes_rl import Ending, Policy, Sampled, Sampling, open_env
+from hermes_rl.errors import UserError
+from hermes_rl.tokens.hub import HubTokenizer
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from hermes_rl.tools import machine
+from tests.api.summing import COMPARED, END, TEXT, TOKENIZER, Sampler, sampled, spec_in, trained, write
+from tests.servers.token_policy import TokenPolicy
+
+TERMINAL = """
+dataset: {items: [{word: hello}]}
+prompt: {user: "Say {{ word }}."}
+toolsets: [terminal]
+rewards: {right: {fn: exact_match, args: {target: "{{ word }}"}}}
+"""
+
+
+# ---------------------------------------------------------------------- rows
+
+
+async def test_rows_have_keys_prompts_and_tools(tmp_path: Path) -> None:
+    async with open_env(spec_in(tmp_path)) as env:
+        rows = list(env.rows())
+        assert [env.row(row.key) for row in rows] == rows
+        assert env.prompt(rows[1])[-1] == {"role": "user", "content": "What is 3 plus 4?"}
+        assert [tool["function"]["name"] for tool in env.tools(rows[0].key)] == ["add"]
+        with pytest.raises(UserError, match="there is no row with the key 'nothing'"):
+            env.row("nothing")
+        with pytest.raises(UserError, match="splits train and eval"):
+            env.rows("test")
+        with pytest.raises(UserError, match="no rows for evaluation"):
+            env.rows("eval")
+        with pytest.raises(UserError, match="a row is one of"):
+            env.prompt(3)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="is not open"):
+        env.rows()
+
+
+async def test_rows_without_end_are_searched_for_a_key_within_bounds(tmp_path: Path) -> None:
+    generator = 'dataset: {generator: "rows.py:numbers", key: n}'
+    (tmp_path / "rows.py").write_text(
+        "import itertools\n\n\ndef numbers(*, seed, split):\n    return ({'n': n} for n in itertools.count())\n"
+    )
+    text = f'{generator}\nprompt: {{user: "{{{{ n }}}}"}}\nrewards: {{r: {{fn: exact_match, args: {{target: a}}}}}}\n'
+    async with open_env(spec_in(tmp_path, text)) as env:
+        assert env.rows().length is None
+        assert env.row("17").columns["n"] == 17
+        with pytest.raises(UserError, match="no row with the key"):
+            env.row("10000000")
+
+
+async def test_a_path_and_a_shipped_name_are_specs_too(tmp_path: Path) -> None:
+    spec_in(tmp_path)
+    (tmp_path / "sums.yaml").write_text(TEXT)
+    async with open_env(tmp_path / "sums.yaml") as env:
+        assert len(env.rows()) == 4
+    async with open_env("terminal-files") as env:
+        assert (await env.play(env.rows()[0])).error is None, "the spec's own policy plays"
+    with pytest.raises(UserError, match="no-such-spec"):
+        open_env("no-such-spec")
+
+
+# ---------------------------------------------------------------------- one rollout
+
+
+async def test_a_rollout_has_score_messages_and_exact_tokens(tmp_path: Path) -> None:
+    sampler = Sampler(version=3)
+    async with open_env(spec_in(tmp_path)) as env:
+        rollout = await env.play(env.rows()[0], sampler.policy())
+    assert (rollout.score, rollout.ending, rollout.error, rollout.turns) == (1.0, Ending.FINISHED, None, 2)
+    assert rollout.rewards["right"].value == 1.0
+    assert [message["role"] for message in rollout.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert rollout.sequences is not None
+    assert len(rollout.sequences) == 1
+    [example] = rollout.examples(one=True)
+    assert example.prompt_ids == sampler.asked[0][0]
+    assert example.prompt_ids + example.response_ids == sampler.asked[1][0] + list(sampler.answers[1].ids)
+    assert example.weights == (3, 3)
+    assert trained([rollout]) == sampled(sampler.answers)
+
+
+async def test_sampling_takes_the_place_of_the_specs_settings(tmp_path: Path) -> None:
+    sampler = Sampler()
+    async with open_env(spec_in(tmp_path)) as env:
+        row = env.rows()[0]
+        await env.play(row, sampler.policy(), sampling={"temperature": 0.3, "top_p": 0.9, "max_turns": 1})
+        [(_, asked)] = sampler.asked
+        assert (asked.temperature, asked.top_p, asked.max_tokens) == (0.3, 0.9, 200)
+        ended = await env.play(row, sampler.policy(), sampling={"max_tokens": 5})
+        assert sampler.asked[-1][1].max_tokens == 5
+        assert ended.error is None
+        with pytest.raises(UserError, match="no setting 'temprature'; did you mean `temperature`"):
+            await env.play(row, sampler.policy(), sampling={"temprature": 0.3})
+        with pytest.raises(UserError, match=r"sampling\.temperature: "):
+            await env.play(row, sampler.policy(), sampling={"temperature": -1.0})
+
+
+async def test_mistakes_of_the_user_are_said(tmp_path: Path) -> None:
+    async with open_env(spec_in(tmp_path)) as env:
+        row = env.rows()[0]
+        with pytest.raises(UserError, match=r"servers\.policy is missing"):
+            await env.play(row)
+        with pytest.raises(UserError, match="a policy is made with"):
+            await env.play(row, Sampler())  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="members from 0 to 1, not 2"):
+            await env.play(row, Sampler().policy(), index=2, size=2)
+        with pytest.raises(UserError, match="at least 1 rollout"):
+            await env.play_group(row, 0, Sampler().policy())
+        with pytest.raises(UserError, match="at least 1 rollout"):
+            env.groups(0)
+
+        async def pair(ids: list[int], sampling: Sampling) -> Any:
+            return ids, [0.0]
+
+        with pytest.raises(UserError, match=r"return hermes_rl\.Sampled"):
+            await env.play(row, Policy.sampling(pair))
+        with pytest.raises(UserError, match="opened once"):
+            await env.open()
+
+
+async def test_arrays_are_taken_for_lists(tmp_path: Path) -> None:
+    sampler = Sampler()
+
+    async def arrays(ids: list[int], sampling: Sampling) -> Sampled:
+        found = await sampler(ids, sampling)
+        return Sampled(np.array(found.ids), np.array(found.logprobs))  # type: ignore[arg-type]
+
+    async with open_env(spec_in(tmp_path)) as env:
+        rollout = await env.play(env.rows()[0], Policy.sampling(arrays))
+    assert trained([rollout]) == sampled(sampler.answers)
+
+
+async def test_a_tokenizer_object_and_a_renderer_may_be_given(tmp_path: Path) -> None:
+    theirs = HubTokenizer(str(small_tokenizer_path()))._tokenizer
+    sampler = Sampler()
+    async with open_env(spec_in(tmp_path)) as env:
+        rollout = await env.play(env.rows()[0], sampler.policy(tokenizer=theirs, renderer="template"))
+        assert trained([rollout]) == sampled(sampler.answers)
+        with pytest.raises(UserError, match="a tokenizer is a hub name"):
+            await env.play(env.rows()[0], sampler.policy(tokenizer=3))
+
+
+async def test_a_context_that_is_full_ends_the_rollout_by_the_policys_doing(tmp_path: Path) -> None:
+    sampler = Sampler()
+    async with open_env(spec_in(tmp_path)) as env:
+        first = await env.play(env.rows()[0], sampler.policy())
+        size = len(first.examples()[0].prompt_ids) + len(sampler.answers[0].ids)
+        ended = await env.play(env.rows()[0], sampler.policy(context=size + 1))
+    assert (ended.ending, ended.error, ended.score) == (Ending.TOKEN_BUDGET, None, 0.0)
+
+
+# ---------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("count", [12])
+async def test_failing_calls_never_become_a_score(tmp_path: Path, count: int) -> None:
+    sampler = Sampler(fails=1 / 3)
+    async with open_env(spec_in(tmp_path)) as env:
+        policy, rows = sampler.policy(), list(env.rows())
+        played = await asyncio.gather(*(env.play(rows[n % 4], policy, replays=0) for n in range(count)))
+    assert len(sampler.answers) < len(sampler.asked), "some calls failed"
+    for rollout in played:
+        assert rollout.score in (None, 1.0), "what was scored was played right"
+        assert (rollout.score is None) == (rollout.error is not None)
+        if rollout.error is not None:
+            assert rollout.ending is Ending.SERVER_FAILURE
+            assert "OSError: the device is busy" in rollout.error
+
+
+async def test_a_policy_that_always_fails_gives_rollouts_and_groups_without_a_score(tmp_path: Path) -> None:
+    sampler = Sampler(fails=1.0)
+    async with open_env(spec_in(tmp_path)) as env:
+        rollout = await env.play(env.rows()[0], sampler.policy(), replays=1)
+        assert (rollout.score, rollout.ending, rollout.examples()) == (None, Ending.SERVER_FAILURE, [])
+        assert len(sampler.asked) == 6, "three attempts of each of two plays"
+        with pytest.raises(UserError, match="no tokens, because it was not scored"):
+            rollout.examples(one=True)
+        group = await env.play_group(env.rows()[0], 2, sampler.policy(), replays=0)
+        assert group.dropped is Ending.SERVER_FAILURE
+        assert group.detail is not None
+        assert group.scores == []
+        assert set(group.advantages()) <= {None}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (Sampled([1, 2], [-0.5]), "2 tokens and 1 log-probabilities"),
+        (Sampled([1], [0.5]), "which no token can have"),
+        (Sampled([1], [float("nan")]), "log-probability nan"),
+        (Sampled([], []), "no tokens"),
+        (Sampled([1], [-0.5], "exploded"), "exploded"),
+    ],
+)
+async def test_a_wrong_answer_is_a_failed_attempt(tmp_path: Path, wrong: Sampled, why: str) -> None:
+    async def answer(ids: list[int], sampling: Sampling) -> Sampled:
+        return wrong
+
+    async with open_env(spec_in(tmp_path)) as env:
+        rollout = await env.play(env.rows()[0], Policy.sampling(answer), replays=0)
+    assert rollout.score is None
+    assert rollout.error is not None
+    assert why in rollout.error
+
+
+async def test_an_answer_that_was_broken_off_goes_on(tmp_path: Path) -> None:
+    sampler, pieces = Sampler(), []
+
+    async def in_pieces(ids: list[int], sampling: Sampling) -> Sampled:
+        if not pieces:
+            found = await sampler(ids, sampling)
+            half = len(found.ids) // 2
+            pieces.append((len(ids) + half, found.ids[half:], found.logprobs[half:]))
+            return Sampled(found.ids[:half], found.logprobs[:half], "abort", 1)
+        if (rest := pieces[-1])[0] == len(ids) and len(pieces) == 1:
+            pieces.append(rest)
+            return Sampled(rest[1], rest[2], "stop", 2)
+        return await sampler(ids, sampling)
+
+    async with open_env(spec_in(tmp_path)) as env:
+        group = await env.play_group(env.rows()[0], 1, Policy.sampling(in_pieces))
+    assert group.certificate is not None
+    assert group.certificate.exact
+    assert (group.certificate.oldest, group.certificate.newest) == (1, 2)
+    assert trained(group.rollouts) == sampled(sampler.answers)
+
+
+# ---------------------------------------------------------------------- groups
+
+
+async def test_every_group_is_exact_and_every_token_is_found_once(tmp_path: Path) -> None:
+    sampler = Sampler(wrong=0.4, version=1)
+    async with open_env(spec_in(tmp_path)) as env:
+        policy = sampler.policy()
+        groups = [await env.play_group(row, 4, policy) for row in env.rows()]
+        async with env.groups(4, policy, rows=env.rows()) as playing:
+            groups += [group async for group in playing]
+    assert len(groups) == 8
+    for group in groups:
+        assert group.certificate is not None
+        assert group.certificate.exact, group.certificate.problems
+        assert set(group.scores) <= {0.0, 1.0}
+    everything = [rollout for group in groups for rollout in group.rollouts]
+    assert trained(everything) == sampled(sampler.answers)
+
+
+async def test_two_plays_of_one_row_at_once_do_not_meet(tmp_path: Path) -> None:
+    policy = Sampler().policy()
+    async with open_env(spec_in(tmp_path)) as env, open_env(spec_in(tmp_path)) as other:
+        row = env.rows()[0]
+        plays = [env.play(row, policy) for _ in range(3)]
+        plays += [env.play(row, policy, group="mine", index=1, size=2) for _ in range(2)]
+        plays += [one.play(row, policy, group="mine") for one in (env, other)]
+        played = await asyncio.gather(*plays)
+        groups = await asyncio.gather(*(env.play_group(row, 2, policy, group="mine") for _ in range(2)))
+        first, second = env.groups(2, policy, rows=[row]), env.groups(2, policy, rows=[row.key])
+        both = await asyncio.gather(anext(first), anext(second))
+    rollouts = [*played, *(rollout for group in (*groups, *both) for rollout in group.rollouts)]
+    assert [rollout.score for rollout in rollouts] == [1.0] * len(rollouts)
+    assert len({rollout.id for rollout in rollouts}) == len(rollouts)
+    assert [rollout.key.group for rollout in played[3:]] == ["mine"] * 4
+    assert {group.id for group in groups} == {"mine"}
+    assert both[0].id != both[1].id
+
+
+async def test_rewards_that_compare_a_group_are_played_as_one(tmp_path: Path) -> None:
+    sampler = Sampler(wrong=0.5)
+    async with open_env(spec_in(tmp_path, COMPARED)) as env:
+        row, policy = env.rows()[0], sampler.policy()
+        with pytest.raises(UserError, match=r"rewards\.longest compares the members of a group.*play_group"):
+            await env.play(row, policy, size=2)
+        alone = await env.play(row, policy)
+        assert alone.rewards["longest"].value == 1.0
+        assert alone.score is not None
+        group = await env.play_group(row, 4, policy)
+    assert max(rollout.rewards["longest"].value or 0 for rollout in group.rollouts) == 1.0
+    assert len(group.scores) == 4
+
+
+async def test_masked_and_left_out_endings_show_in_examples_and_advantages(tmp_path: Path) -> None:
+    text = TEXT + "endings: {max_turns: mask}\n"
+    async with open_env(spec_in(tmp_path, text)) as env:
+        group = await env.play_group(env.rows()[0], 2, Sampler().policy(), sampling={"max_turns": 1})
+    for rollout in group.rollouts:
+        [example] = rollout.examples()
+        assert example.mask == [0] * len(example.response_ids)
+        assert example.logprobs == [0.0] * len(example.response_ids)
+    assert group.advantages() == [0.0, 0.0]
+
+
+# ---------------------------------------------------------------------- other policies
+
+
+async def test_a_chat_function_plays_with_and_without_tokens(tmp_path: Path) -> None:
+    async def chat(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> Any:
+        if messages[-1]["role"] == "tool":
+            return f"The sum is {messages[-1]['content']}."
+        assert tools is not None
+        assert tools[0]["function"]["name"] == "add"
+        return {"tool_calls": [{"function": {"name": "add", "arguments": json.dumps({"a": 1, "b": 2})}}]}
+
+    async with open_env(spec_in(tmp_path)) as env:
+        row = next(row for row in env.rows() if row.columns["a"] == 1)
+        rollout = await env.play(row, Policy.chat(chat))
+        assert (rollout.score, rollout.turns, rollout.sequences) == (1.0, 2, None)
+        with pytest.raises(UserError, match="its tokens are not known"):
+            rollout.examples(one=True)
+        group = await env.play_group(row, 1, Policy.chat(chat, tokenizer=small_tokenizer_path()))
+        assert group.certificate is not None
+        assert not group.certificate.exact
+        [example] = group.rollouts[0].examples(one=True)
+        assert example.logprobs is None
+        assert sum(example.mask) > 0
+
+        async def broken(messages: list[dict[str, Any]], tools: Any) -> Any:
+            return 7
+
+        with pytest.raises(UserError, match="an answer is a text, or an assistant message"):
+            await env.play(row, Policy.chat(broken))
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_a_server_whose_model_and_version_a_trainer_changes(tmp_path: Path, kind: str) -> None:
+    served = TokenPolicy(TOKENIZER, lambda text, _: write(text) + END)
+    names = iter(["adapter-v0", "adapter-v1", "adapter-v2", "adapter-v3", "adapter-v4", "adapter-v5"])
+    path = str(small_tokenizer_path())
+    async with served.running() as url, open_env(spec_in(tmp_path)) as env:
+        policy = Policy.server(kind, url, lambda: next(names), tokenizer=path, version=7)
+        group = await env.play_group(env.rows()[0], 1, policy)
+        assert group.certificate is not None
+        assert group.certificate.exact, group.certificate.problems
+        assert (group.certificate.oldest, group.certificate.newest) == (7, 7), "not the server's own"
+        policy.version = 8
+        later = await env.play(env.rows()[0], policy)
+        assert later.examples()[0].weights == (8, 8)
+        asked = Policy.server(kind, url, "m", tokenizer=path)
+        served.version = 4
+        own = (await env.play(env.rows()[0], asked)).examples()[0].weights
+        assert own == ((4, 4) if kind == "sglang" else (None, None)), "what the server itself tells"
+    if kind == "vllm":
+        assert [body["model"] for body in served.asked[:4]] == [f"adapter-v{n}" for n in (1, 2, 3, 4)]
+    with pytest.raises(UserError, match="needs a `tokenizer`"):
+        Policy.server(kind, url, lambda: "m")
+    with pytest.raises(UserError, match="unknown type"):
+        Policy.server("none-such", url, "m")
+
+
+async def test_a_scripted_policy_may_be_named_too(tmp_path: Path) -> None:
+    text = TEXT + 'solution: {turns: [{say: "The sum is {{ total }}."}]}\n'
+    async with open_env(spec_in(tmp_path, text)) as env:
+        rollout = await env.play(env.rows()[0], Policy.server("scripted", None, ""))
+    assert rollout.score == 1.0
+    assert rollout.sequences is not None
+
+
+# ---------------------------------------------------------------------- cancelling and closing
+
+
+class Hanging:
+    """Uses the terminal once and then never answers; says when that is so."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.left = asyncio.Event()
+
+    async def __call__(self, ids: list[int], sampling: Sampling) -> Sampled:
+        if "<tool_response>" in TOKENIZER.decode(ids):
+            self.reached.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.left.set()
+        call = '<tool_call>\n{"name": "terminal", "arguments": {"command": "echo hello"}}\n</tool_call>'
+        tokens = TOKENIZER.encode(call + END)
+        return Sampled(tokens, [-0.5] * len(tokens))
+
+
+@pytest.mark.parametrize("how", ["play", "play_group", "groups"])
+async def test_cancelling_the_wait_releases_the_sandbox(tmp_path: Path, how: str) -> None:
+    hanging, before = Hanging(), set(machine._live)
+    async with open_env(spec_in(tmp_path, TERMINAL)) as env:
+        row, policy = env.rows()[0], Policy.sampling(hanging)
+        waits = {
+            "play": lambda: env.play(row, policy),
+            "play_group": lambda: env.play_group(row, 1, policy),
+            "groups": lambda: anext(env.groups(1, policy)),
+        }
+        waiting = asyncio.ensure_future(waits[how]())
+        await asyncio.wait_for(hanging.reached.wait(), 60)
+        runtimes = [machine._live[name] for name in set(machine._live) - before]
+        sandboxes = [await runtime.sandbox() for runtime in runtimes]
+        assert sandboxes
+        assert all(sandbox.alive for sandbox in sandboxes)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert hanging.left.is_set()
+        assert not any(sandbox.alive for sandbox in sandboxes)
+        assert set(machine._live) == before
+
+
+async def test_closing_the_environment_ends_what_is_played(tmp_path: Path) -> None:
+    hanging = Hanging()
+    env = await open_env(spec_in(tmp_path, TERMINAL)).open()
+    waiting = asyncio.ensure_future(env.play(env.rows()[0], Policy.sampling(hanging)))
+    groups = env.groups(1, Policy.sampling(hanging))
+    group = asyncio.ensure_future(anext(groups))
+    await asyncio.wait_for(hanging.reached.wait(), 60)
+    await env.close()
+    with pytest.raises(UserError, match="the environment was closed"):
+        await waiting
+    with pytest.raises((asyncio.CancelledError, UserError)):
+        await group
+    assert hanging.left.is_set()
+    await env.close()
+
+
+# ---------------------------------------------------------------------- a record
+
+
+def ids(path: Path) -> list[str]:
+    return [json.loads(line)["id"] for line in (path / "rollouts.jsonl").read_text().splitlines()]
+
+
+async def test_what_is_recorded_is_answered_from_the_record(tmp_path: Path) -> None:
+    record, sampler = tmp_path / "run", Sampler(version=2)
+    async with open_env(spec_in(tmp_path), record=record) as env:
+        first = await env.play(env.rows()[0], sampler.policy(), group="g", index=1, size=2)
+        group = await env.play_group(env.rows()[1], 2, sampler.policy(), group="h")
+    played = len(sampler.asked)
+    async with open_env(spec_in(tmp_path), record=record) as env:
+        again = await env.play(env.rows()[0], sampler.policy(), group="g", index=1, size=2)
+        twice = await asyncio.gather(
+            *(env.play(env.rows()[0], sampler.policy(), group="g", index=0, size=2) for _ in range(2))
+        )
+        same = await env.play_group(env.rows()[1], 2, sampler.policy(), group="h")
+    assert (again.id, again.score, again.examples()) == (first.id, first.score, first.examples())
+    assert twice[0].id == twice[1].id
+    assert same.certificate == group.certificate
+    assert same.certificate is not None
+    assert same.certificate.exact
+    assert len(sampler.asked) == played + 2, "only the member that was not there was played, once"
+    assert len(set(ids(record))) == len(ids(record)) == 4
+    described = json.loads((record / "run.json").read_text())
+    assert described["name"] == "sums"
+
+
+async def test_a_recorded_run_that_was_cancelled_goes_on_and_plays_nothing_twice(tmp_path: Path) -> None:
+    record, sampler = tmp_path / "run", Sampler(wrong=0.3)
+    spec = spec_in(tmp_path)
+
+    async def first_start() -> None:
+        async with open_env(spec, record=record) as env:
+            async for _ in env.groups(3, sampler.policy(), rows=env.rows(), concurrency=2):
+                raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await first_start()
+    there = set(ids(record))
+    assert 3 <= len(there) < 12
+    async with open_env(spec, record=record) as env:
+        groups = [group async for group in env.groups(3, sampler.policy(), rows=env.rows(), concurrency=2)]
+    assert len(groups) == 4
+    assert len(set(ids(record))) == len(ids(record)) == 12
+    assert there <= set(ids(record))
+    assert all(group.certificate is not None and group.certificate.exact for group in groups)
+    asked = len(sampler.asked)
+    async with open_env(spec, record=record) as env:
+        assert sorted([group.id async for group in env.groups(3, sampler.policy(), rows=env.rows())]) == sorted(
+            group.id for group in groups
+        )
+    assert len(sampler.asked) == asked
+
+
+async def test_a_record_is_of_one_spec_and_where_groups_are_compared_of_one_size(tmp_path: Path) -> None:
+    record = tmp_path / "run"
+    async with open_env(spec_in(tmp_path, COMPARED), record=record) as env:
+        await env.play_group(env.rows()[0], 2, Sampler().policy(), group="g")
+        with pytest.raises(UserError, match=r"holds groups of 2, whose members rewards\.longest compares"):
+            await env.play_group(env.rows()[0], 3, Sampler().policy())
+        with pytest.raises(UserError, match="another run is using"):
+            await open_env(spec_in(tmp_path, COMPARED), record=record).open()
+    async with open_env(spec_in(tmp_path, COMPARED), record=record) as env:
+        with pytest.raises(UserError, match="holds groups of 2"):
+            await env.play(env.rows()[0], Sampler().policy())
+        again = await env.play_group(env.rows()[0], 2, Policy.sampling(never), group="g")
+        assert len(again.scores) == 2
+    with pytest.raises(UserError, match="holds a run of something else"):
+        await open_env(spec_in(tmp_path, TEXT.replace("What is", "Say")), record=record).open()
+
+
+async def never(ids: list[int], sampling: Sampling) -> Sampled:
+    raise AssertionError("nothing is played twice")
+
+
+# ---------------------------------------------------------------------- names
+
+
+def test_the_public_names_of_one_thing_have_one_home() -> None:
+    assert hermes_rl.Sampled.__module__ == hermes_rl.Sampling.__module__ == "hermes_rl.servers.generation"

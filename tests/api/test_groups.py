@@ -1,0 +1,183 @@
+"""Iterating over groups: what is begun, what waits, and what is not handed out."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_rl import Policy, Sampled, Sampling, open_env
+from hermes_rl.errors import RunError, UserError
+from tests.api.summing import TEXT, Sampler, spec_in
+
+
+async def settled() -> None:
+    """Let everything that can go on go on: no rollout here waits for anything but the loop and its threads."""
+    for _ in range(200):
+        await asyncio.sleep(0.002)
+
+
+def begun(sampler: Sampler) -> int:
+    """Rollouts that have begun: their first prompt has no tool response."""
+    shortest = min(len(ids) for ids, _ in sampler.asked) if sampler.asked else 0
+    return sum(len(ids) < shortest + 20 for ids, _ in sampler.asked)
+
+
+async def test_nothing_begins_while_nobody_iterates(tmp_path: Path) -> None:
+    sampler = Sampler()
+    async with open_env(spec_in(tmp_path)) as env:
+        groups = env.groups(2, sampler.policy(), concurrency=4)
+        await settled()
+        assert sampler.asked == []
+        await anext(groups)
+        await settled()
+        at_rest = begun(sampler)
+        assert at_rest <= 3 * 4, "those in flight end, and those that began in the place of the first"
+        await settled()
+        assert begun(sampler) == at_rest
+        for _ in range(8):
+            await anext(groups)
+        assert begun(sampler) > at_rest
+        await groups.close()
+        with pytest.raises(StopAsyncIteration):
+            await anext(groups)
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+async def test_so_many_groups_are_played_ahead_and_no_more(tmp_path: Path, ahead: int) -> None:
+    sampler = Sampler()
+    async with open_env(spec_in(tmp_path)) as env:
+        async with env.groups(1, sampler.policy(), concurrency=1, ahead=ahead) as groups:
+            await anext(groups)
+            for _ in range(50):
+                await settled()
+                if begun(sampler) > ahead:
+                    break
+            await settled()
+            played = begun(sampler)
+            assert 1 + ahead <= played <= 2 + ahead, "one was taken, those ahead wait, and one may be in flight"
+            await settled()
+            assert begun(sampler) == played
+        await settled()
+        assert begun(sampler) == played
+
+
+async def test_rows_that_are_given_are_played_once_each(tmp_path: Path) -> None:
+    async with open_env(spec_in(tmp_path)) as env:
+        keys = [row.key for row in env.rows()][:3]
+        given = [keys[0], env.row(keys[1]), keys[2], keys[0]]
+        for ahead in (0, 2):
+            found = [group async for group in env.groups(2, Sampler().policy(), rows=given, ahead=ahead)]
+            assert sorted(group.row.key for group in found) == sorted([*keys, keys[0]])
+            assert len({group.id for group in found}) == 4
+
+        async def coming() -> Any:
+            for row in env.rows():
+                yield row
+
+        assert len([group async for group in env.groups(1, Sampler().policy(), rows=coming())]) == 4
+        with pytest.raises(UserError, match="no row with the key 'nothing'"):
+            await anext(env.groups(1, Sampler().policy(), rows=["nothing"]))
+
+
+async def test_all_rows_come_over_and_over(tmp_path: Path) -> None:
+    async with open_env(spec_in(tmp_path)) as env:
+        seen = []
+        async with aclosing(_taken(env.groups(1, Sampler().policy(), concurrency=1), 9)) as groups:
+            async for group in groups:
+                seen.append(group.row.key)
+    assert {seen.count(key) for key in set(seen)} == {2, 3}
+
+
+async def _taken(groups: Any, count: int) -> Any:
+    async with groups:
+        for _ in range(count):
+            yield await anext(groups)
+
+
+async def test_uniform_groups_are_left_out_and_counted(tmp_path: Path) -> None:
+    sampler = Sampler(wrong=0.3)
+    async with open_env(spec_in(tmp_path)) as env:
+        rows = [row for row in env.rows() for _ in range(5)]
+        groups = env.groups(2, sampler.policy(), rows=rows, drop_uniform=True)
+        found = [group async for group in groups]
+    assert all(len(set(group.scores)) == 2 for group in found)
+    assert groups.left_out["uniform"] == len(rows) - len(found) > 0
+    for group in found:
+        assert sorted(group.advantages("mean"), key=float) == [-0.5, 0.5]  # type: ignore[arg-type]
+        assert sorted(group.advantages(), key=float) == [-1.0, 1.0]  # type: ignore[arg-type]
+
+
+async def test_staleness_holds_when_a_group_is_handed_out(tmp_path: Path) -> None:
+    sampler = Sampler()
+    async with open_env(spec_in(tmp_path)) as env:
+        policy = sampler.policy(version=0)
+        async with env.groups(1, policy, concurrency=2, ahead=3, max_staleness=1) as groups:
+            await anext(groups)
+            for _ in range(50):
+                await settled()
+                if begun(sampler) >= 4:
+                    break
+            policy.version = 1
+            await anext(groups)
+            assert groups.left_out["stale"] == 0, "one version behind is allowed"
+            policy.version = 2
+            later = await anext(groups)
+            assert groups.left_out["stale"] >= 2, "what waited was sampled with version 0"
+            assert later.certificate is not None
+            assert later.certificate.oldest is not None
+            assert later.certificate.oldest >= 1
+        unknown = env.groups(1, sampler.policy(), max_staleness=1)
+        with pytest.raises(UserError, match="does not tell the version"):
+            await anext(unknown)
+
+
+async def test_a_group_that_failed_for_good_is_handed_out_as_dropped(tmp_path: Path) -> None:
+    async with open_env(spec_in(tmp_path)) as env:
+        rows = list(env.rows())
+        found = [group async for group in env.groups(2, Sampler(fails=1.0).policy(), rows=rows, replays=0)]
+        assert [group.dropped for group in found] == ["server_failure"] * 4
+        assert all(group.detail and group.scores == [] for group in found)
+    text = TEXT + "budget: {max_failures: 1}\n"
+    async with open_env(spec_in(tmp_path, text)) as env:
+        with pytest.raises(RunError, match=r"more than budget\.max_failures"):
+            async for _ in env.groups(2, Sampler(fails=1.0).policy(), replays=0):
+                pass
+
+
+async def test_the_specs_budget_ends_the_iteration(tmp_path: Path) -> None:
+    text = TEXT + "budget: {max_tokens: 1500}\n"
+    async with open_env(spec_in(tmp_path, text)) as env:
+        found = [group async for group in env.groups(1, Sampler().policy(), concurrency=1)]
+    assert 1 <= len(found) < 20
+
+
+async def test_leaving_the_loop_ends_what_is_in_flight(tmp_path: Path) -> None:
+    hanging, left = asyncio.Event(), 0
+    sampler = Sampler()
+
+    async def half(ids: list[int], sampling: Sampling) -> Sampled:
+        nonlocal left
+        if len(sampler.asked) >= 6:
+            try:
+                await hanging.wait()
+            finally:
+                left += 1
+        return await sampler(ids, sampling)
+
+    async with open_env(spec_in(tmp_path)) as env:
+        async with env.groups(1, Policy.sampling(half), concurrency=4, ahead=2) as groups:
+            await anext(groups)
+        assert left > 0
+        ended = left
+        await settled()
+        assert left == ended
+        second = env.groups(1, Policy.sampling(half))
+        waiting = asyncio.ensure_future(anext(second))
+        await settled()
+        with pytest.raises(UserError, match="somebody else waits"):
+            await anext(second)
+        waiting.cancel()

@@ -1,0 +1,206 @@
+"""A rollout whose turns come from outside: endings, tools, simulated user, budgets and rewards stay ours."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_rl import Ending, open_env
+from hermes_rl.errors import UserError
+from hermes_rl.rollouts.certificate import certify
+from hermes_rl.rollouts.rollout import Group
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from hermes_rl.tools import machine
+from tests.agent.scripted_chat import ScriptedChat, says
+from tests.api.summing import COMPARED, END, TEXT, TOKENIZER, Sampler, sampled, spec_in, trained, write
+
+SMALL = small_tokenizer_path()
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+
+
+async def test_messages_are_stepped_with_and_tools_answer(tmp_path: Path) -> None:
+    async with open_env(spec_in(tmp_path)) as env:
+        row = env.rows()[0]
+        async with await env.session(row) as session:
+            turn = await session.start()
+            assert turn is not None
+            assert turn.messages == env.prompt(row)
+            assert [tool["function"]["name"] for tool in turn.tools] == ["add"]
+            assert (turn.prompt_ids, turn.max_tokens, session.done, session.rollout) == (None, 200, False, None)
+            turn = await session.step({"tool_calls": [CALL]})
+            assert turn is not None
+            assert turn.messages[-1] == {"role": "tool", "tool_call_id": "c1", "content": "3"}
+            assert await session.step("The sum is 3.") is None
+            assert session.done
+            rollout = session.rollout
+            assert rollout is not None
+            assert (rollout.score, rollout.ending, rollout.turns, rollout.sequences) == (1.0, Ending.FINISHED, 2, None)
+            with pytest.raises(UserError, match="no turn waits"):
+                await session.step("more")
+
+
+async def test_ids_become_the_turn_exactly(tmp_path: Path) -> None:
+    sampler = Sampler()
+    async with open_env(spec_in(tmp_path)) as env:
+        session = await env.session(env.rows()[0], tokenizer=SMALL)
+        turn = await session.start()
+        while turn is not None:
+            assert turn.prompt_ids is not None
+            assert turn.stop_ids == (TOKENIZER.encode(END)[0],)
+            answer = await sampler(turn.prompt_ids, None)  # type: ignore[arg-type]
+            turn = await session.step(answer.ids, logprobs=answer.logprobs, version=5)
+        rollout = session.rollout
+    assert rollout is not None
+    assert rollout.score == 1.0
+    assert trained([rollout]) == sampled(sampler.answers)
+    assert certify(Group("g", rollout.key.row, [rollout])).exact
+    assert rollout.examples(one=True)[0].weights == (5, 5)
+    assert [ids for ids, _ in sampler.asked][1][: len(sampler.asked[0][0])] == sampler.asked[0][0]
+
+
+async def test_ids_without_log_probabilities_have_none(tmp_path: Path) -> None:
+    async with open_env(spec_in(tmp_path)) as env:
+        session = await env.session(env.rows()[0], tokenizer=SMALL)
+        turn = await session.start()
+        while turn is not None:
+            assert turn.prompt_ids is not None
+            turn = await session.step(TOKENIZER.encode(write(TOKENIZER.decode(turn.prompt_ids)) + END))
+    assert session.rollout is not None
+    [example] = session.rollout.examples(one=True)
+    assert example.logprobs is None
+    assert sum(example.mask) > 0
+
+
+async def test_ids_that_end_at_the_limit_were_cut(tmp_path: Path) -> None:
+    async with open_env(spec_in(tmp_path)) as env:
+        session = await env.session(env.rows()[0], tokenizer=SMALL, sampling={"max_tokens": 3})
+        turn = await session.start()
+        assert turn is not None
+        assert turn.max_tokens == 3
+        assert await session.step(TOKENIZER.encode("The sum is 3.")[:3]) is None
+    assert session.rollout is not None
+    assert session.rollout.ending is Ending.LENGTH
+
+
+async def test_a_message_is_taken_where_ids_could_be_and_is_not_called_exact(tmp_path: Path) -> None:
+    text = TEXT + "servers: {policy: {type: scripted}}\nsolution: {turns: [{say: hi}]}\n"
+    async with open_env(spec_in(tmp_path, text)) as env:
+        session = await env.session(env.rows()[0])
+        turn = await session.start()
+        assert turn is not None
+        assert turn.prompt_ids is not None, "the scripted policy's tokenizer is at hand"
+        turn = await session.step(TOKENIZER.encode(write(TOKENIZER.decode(turn.prompt_ids)) + END))
+        assert await session.step("The sum is 3.") is None
+    rollout = session.rollout
+    assert rollout is not None
+    assert (rollout.score, rollout.turns) == (1.0, 2)
+    assert not certify(Group("g", rollout.key.row, [rollout])).exact
+
+
+async def test_budgets_and_comparing_rewards_hold(tmp_path: Path) -> None:
+    async with open_env(spec_in(tmp_path, COMPARED)) as env:
+        session = await env.session(env.rows()[0], sampling={"max_turns": 2})
+        await session.start()
+        assert await session.step({"tool_calls": [CALL]}) is not None
+        assert await session.step({"tool_calls": [CALL]}) is None
+    assert session.rollout is not None
+    assert session.rollout.ending is Ending.MAX_TURNS
+    assert session.rollout.rewards["longest"].value == 1.0
+    assert session.rollout.score is not None
+
+
+async def test_the_simulated_user_answers_turns_without_calls(tmp_path: Path) -> None:
+    chat = ScriptedChat([says("Please add 1 and 2."), says("Thanks, goodbye.")])
+    end = await chat.start()
+    text = TEXT + (
+        "user: {server: user, opens: true, stop: [goodbye], system: You want a sum.}\n"
+        f'servers: {{user: {{type: openai, base_url: "{chat.url}", model: u}}}}\n'
+    )
+    try:
+        async with open_env(spec_in(tmp_path, text)) as env:
+            session = await env.session(env.rows()[0])
+            turn = await session.start()
+            assert turn is not None
+            assert turn.messages[-1] == {"role": "user", "content": "Please add 1 and 2."}
+            assert await session.step("The sum is 3.") is None
+    finally:
+        await end()
+    assert session.rollout is not None
+    assert session.rollout.ending is Ending.USER_STOP
+    assert session.rollout.score == 1.0
+
+
+@pytest.mark.parametrize("by", ["close", "environment"])
+async def test_a_session_that_is_closed_releases_its_sandbox(tmp_path: Path, by: str) -> None:
+    text = """
+dataset: {items: [{word: hello}]}
+prompt: {user: "Say {{ word }}."}
+toolsets: [terminal]
+rewards: {right: {fn: exact_match, args: {target: "{{ word }}"}}}
+"""
+    before = set(machine._live)
+    call = {"id": "c", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "echo here"}'}}
+    env = await open_env(spec_in(tmp_path, text)).open()
+    session = await env.session(env.rows()[0])
+    await session.start()
+    turn = await session.step({"tool_calls": [call]})
+    assert turn is not None
+    assert "here" in turn.messages[-1]["content"]
+    [runtime] = [machine._live[name] for name in set(machine._live) - before]
+    sandbox = await runtime.sandbox()
+    assert sandbox.alive
+    if by == "close":
+        await session.close()
+        await session.close()
+    else:
+        await env.close()
+    assert not sandbox.alive
+    assert set(machine._live) == before
+    assert session.rollout is None
+    with pytest.raises(UserError, match=r"no turn waits|is started once"):
+        await session.step("hello")
+    await env.close()
+
+
+async def test_mistakes_of_the_one_who_steps_are_said(tmp_path: Path) -> None:
+    async with open_env(spec_in(tmp_path)) as env:
+        row = env.rows()[0]
+        session = await env.session(row)
+        with pytest.raises(UserError, match="has not been started"):
+            await session.step("hello")
+        await session.start()
+        with pytest.raises(UserError, match="started once"):
+            await session.start()
+        wrong: list[Any] = [{"role": "user", "content": "x"}, {}, {"text": "x"}]
+        for message in wrong:
+            with pytest.raises(UserError, match="an answer is a text, or an assistant message"):
+                await session.step(message)
+        with pytest.raises(UserError, match="has no tokenizer"):
+            await session.step([1, 2])
+        with pytest.raises(UserError, match="belong to token ids"):
+            await session.step("hello", logprobs=[0.0])
+        assert await session.step("The sum is 3.") is None, "the turn still waited"
+        tokens = await env.session(row, tokenizer=SMALL)
+        await tokens.start()
+        for ids, logprobs in (([], None), ([1, 2], [-0.5]), (["a"], None), ([1], [0.5]), (7, None)):
+            with pytest.raises(UserError, match="step takes a message, a text, or token ids"):
+                await tokens.step(ids, logprobs=logprobs)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="no setting 'turns'"):
+            await env.session(row, sampling={"turns": 3})
+
+
+async def test_many_sessions_of_one_row_at_once(tmp_path: Path) -> None:
+    async def stepped(env: Any) -> Any:
+        session = await env.session(env.rows()[0])
+        await session.start()
+        await session.step({"tool_calls": [CALL]})
+        await session.step("The sum is 3.")
+        return session.rollout
+
+    async with open_env(spec_in(tmp_path)) as env:
+        rollouts = await asyncio.gather(*(stepped(env) for _ in range(8)))
+    assert [rollout.score for rollout in rollouts] == [1.0] * 8
+    assert len({rollout.id for rollout in rollouts}) == 8

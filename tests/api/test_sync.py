@@ -1,0 +1,102 @@
+"""The blocking twin: the same results, from threads, inside a running loop, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hermes_rl import Policy, Sampled, Sampling, open_env, sync
+from hermes_rl.errors import UserError
+from tests.api.summing import Sampler, sampled, spec_in, trained
+
+
+def loops() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "hermes-rl-sync"]
+
+
+def test_every_call_has_a_blocking_twin(tmp_path: Path) -> None:
+    sampler = Sampler(version=1)
+    policy = sampler.policy()
+    with sync(open_env(spec_in(tmp_path))) as env:
+        assert len(loops()) == 1
+        rows = list(env.rows())
+        assert env.row(rows[0].key) == rows[0]
+        assert env.prompt(rows[0])[0]["role"] == "system"
+        assert env.tools(rows[0])[0]["function"]["name"] == "add"
+        rollouts = [env.play(rows[0], policy, sampling={"temperature": 0.5})]
+        rollouts += env.play_group(rows[1], 2, policy).rollouts
+        groups = env.groups(2, policy, rows=rows)
+        rollouts += [rollout for group in groups for rollout in group.rollouts]
+        assert groups.left_out == {}
+        with env.groups(1, policy) as endless:
+            rollouts += next(endless).rollouts
+        with env.session(rows[0]) as session:
+            turn = session.start()
+            assert turn is not None
+            assert session.step("The sum is 3.") is None
+            assert session.done
+            assert session.rollout is not None
+            assert session.rollout.score == 1.0
+        with pytest.raises(UserError, match="at least 1 rollout"):
+            env.groups(0)
+        with pytest.raises(UserError, match="no row with the key"):
+            env.play("nothing", policy)
+    assert loops() == []
+    assert [rollout.score for rollout in rollouts] == [1.0] * len(rollouts)
+    assert set(trained(rollouts)) <= set(sampled(sampler.answers))
+    with pytest.raises(UserError, match="is not open"):
+        env.play(rows[0], policy)
+
+
+def test_threads_may_call_at_the_same_time(tmp_path: Path) -> None:
+    with sync(open_env(spec_in(tmp_path))) as env, ThreadPoolExecutor(4) as pool:
+        policy = Sampler().policy()
+        found = list(pool.map(lambda row: env.play(row, policy).score, [*env.rows(), *env.rows()]))
+    assert found == [1.0] * 8
+
+
+async def test_a_running_loop_is_no_obstacle(tmp_path: Path) -> None:
+    policy = Sampler().policy()
+    async with open_env(spec_in(tmp_path)) as env:
+        assert (await env.play(env.rows()[0], policy)).score == 1.0
+        with pytest.raises(UserError, match="await the environment"):
+            sync(env).play(env.rows()[0], policy)
+        twin = sync(env)
+        assert (await asyncio.to_thread(twin.play, env.rows()[0], policy)).score == 1.0
+    with sync(open_env(spec_in(tmp_path))) as blocking:
+        assert blocking.play(blocking.rows()[0], policy).score == 1.0, "the policy has gone over to another loop"
+
+
+def test_what_ends_the_wait_ends_the_play(tmp_path: Path) -> None:
+    began, left = threading.Event(), threading.Event()
+
+    async def hangs(ids: list[int], sampling: Sampling) -> Sampled:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+        raise AssertionError
+
+    def refused() -> None:
+        with pytest.raises(UserError, match="was closed while"):
+            env.play(env.rows()[0], Policy.sampling(hangs))
+
+    with sync(open_env(spec_in(tmp_path))) as env:
+        waiting = threading.Thread(target=refused)
+        waiting.start()
+        assert began.wait(30)
+    assert left.wait(30)
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
+def test_what_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
+    env = open_env(spec_in(tmp_path), record=tmp_path / "code.py" / "inside")
+    with pytest.raises(UserError, match="cannot be"), sync(env):
+        pass
+    assert loops() == []

@@ -1,0 +1,183 @@
+"""`validate` and `doctor` take the options of `run`, and `validate` says what `run` would refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from hermes_rl.cli.main import status
+from hermes_rl.cli.options import separated
+from hermes_rl.errors import UserError
+from hermes_rl.tokens.parsers import load_parser
+from hermes_rl.tools.python_tools import python_tool
+from hermes_rl.tools.state_tools import state_tools
+from tests.cli.test_other_commands import Keeper
+
+SPEC = "dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nrewards: {nonempty: {fn: reward.py:r}}\n"
+TOOLS = '''
+def typed(x: int, y: str = "a") -> int:
+    """Do something."""
+    return x
+
+def untyped(x, y: int) -> int:
+    """Do something."""
+    return y
+
+def many(*names: str) -> int:
+    """Do something."""
+    return 0
+
+def silent(x: int) -> int:
+    return x
+
+class World:
+    def __init__(self, item): ...
+    def move(self, where):
+        """Move."""
+'''
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    (tmp_path / "reward.py").write_text("def r(result):\n    return 1.0\n")
+    (tmp_path / "tools.py").write_text(TOOLS)
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC)
+    return path
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Keeper)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    server.shutdown()
+    server.server_close()
+
+
+def test_words_are_specs_or_flags_with_their_values() -> None:
+    words = ["a.yaml", "--openai.model_name", "m", "b.yaml", "--env.x=1", "c.yaml", "--env.use_wandb", "--env.y", "-1"]
+    specs, flags = separated(words)
+    assert specs == ["a.yaml", "b.yaml", "c.yaml"]
+    assert flags == ("--openai.model_name", "m", "--env.x=1", "--env.use_wandb", "--env.y", "-1")
+
+
+def test_validate_takes_the_options_of_run(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["validate", str(spec), "--set", "agent.max_turns=3", "--openai.model_name", "m"]) == 2
+    assert "--openai.model_name: missing key `base_url`" in capsys.readouterr().err
+    good = ["--openai.model_name", "m", "--openai.base_url", "http://localhost:1/v1"]
+    assert status(["validate", str(spec), *good, "--env.group_size", "4"]) == 0
+    assert status(["validate", str(spec), "--set", "agent.max_turns=no"]) == 2
+    assert "--set agent.max_turns" in capsys.readouterr().err
+    assert status(["validate", str(spec), "--openai.modell", "m"]) == 2
+    assert "did you mean `--openai.model_name`" in capsys.readouterr().err
+
+
+def test_validate_reads_variables_from_a_file(spec: Path, tmp_path: Path) -> None:
+    spec.write_text(SPEC + "agent:\n  max_turns: ${TURNS_OF_A_TEST}\n")
+    (tmp_path / "env").write_text("TURNS_OF_A_TEST=4\n")
+    assert status(["validate", str(spec)]) == 2
+    assert status(["validate", str(spec), "--env-file", str(tmp_path / "env")]) == 0
+
+
+def test_validate_deep_plays_what_the_options_say(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec.write_text(SPEC + "solution: {turns: [{say: yes}]}\n")
+    status(["validate", str(spec), "--deep", "--json", "--set", "rewards.nonempty.weight=3"])
+    (verdict,) = json.loads(capsys.readouterr().out)
+    assert verdict["scores"]["gold"] == 3
+
+
+@pytest.mark.parametrize(("key", "word"), [("right", "ok"), ("wrong", "FAIL")])
+def test_doctor_looks_at_the_server_that_the_options_name(
+    spec: Path, address: str, capsys: pytest.CaptureFixture[str], key: str, word: str
+) -> None:
+    flags = ["--openai.base_url", address, "--openai.model_name", "/nothing", "--openai.api_key", key]
+    status(["doctor", str(spec), *flags, "--set", "agent.max_turns=3"])
+    said = capsys.readouterr().out
+    (line,) = [line for line in said.splitlines() if "server policy" in line]
+    assert line.startswith(f"{word} ") and "tokenizer /nothing" in said
+
+
+def test_doctor_looks_at_the_server_of_the_environment(
+    spec: Path, address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("BASE_URL", address), ("MODEL", "/nothing"), ("API_KEY", "right")):
+        monkeypatch.setenv(f"OPENAI_{name}", value)
+    status(["doctor", str(spec)])
+    assert "server policy (openai): " in capsys.readouterr().out
+
+
+def test_doctor_without_a_spec_takes_no_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["doctor", "--openai.model_name", "m"]) == 2
+    assert "doctor SPEC" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tool", "message"),
+    [
+        ("untyped", "has a parameter without a type: `x`"),
+        ("many", "a parameter that a model cannot give (*names)"),
+        ("silent", "has no docstring"),
+    ],
+)
+def test_a_function_that_a_model_cannot_call_is_told_at_its_line(
+    spec: Path, capsys: pytest.CaptureFixture[str], tool: str, message: str
+) -> None:
+    with pytest.raises(UserError):
+        python_tool(f"{spec.parent}/tools.py:{tool}")
+    spec.write_text(f"{SPEC}tools:\n  - python: tools.py:typed\n  - python: tools.py:{tool}\n")
+    assert status(["validate", str(spec)]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "tool `" in line]
+    assert line.startswith(f"{spec}:6:13: ") and message in line
+
+
+def test_a_method_of_the_state_that_a_model_cannot_call_is_told(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class World:
+        def move(self, where):  # type: ignore[no-untyped-def]
+            """Move."""
+
+    with pytest.raises(UserError):
+        state_tools(World(), "move")
+    spec.write_text(f"{SPEC}state: tools.py:World\ntools:\n  - state: move\n")
+    assert status(["validate", str(spec)]) == 2
+    assert f"{spec}:6:12: tool `move` has a parameter without a type: `where`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("renderer", "wrong", "message"),
+    [
+        ("{tool_parser: hermess}", "hermess", "did you mean 'hermes'?"),
+        ("{name: qwen33}", "qwen33", "did you mean 'qwen3'?"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["vllm", "openai"])
+def test_a_renderer_that_does_not_exist_is_told_at_its_place(
+    spec: Path, capsys: pytest.CaptureFixture[str], renderer: str, wrong: str, message: str, kind: str
+) -> None:
+    server = f"{{type: {kind}, base_url: 'http://h/v1', model: m, renderer: {renderer}}}"
+    spec.write_text(f"{SPEC}servers:\n  policy: {server}\n")
+    assert status(["validate", str(spec)]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "there is no" in line]
+    column = len(f"  policy: {server}".partition(wrong)[0]) + 1
+    assert line.startswith(f"{spec}:5:{column}: ") and message in line
+
+
+def test_formats_of_tool_calls_have_the_names_of_other_projects() -> None:
+    assert load_parser("llama4_json") is load_parser("llama3_json")
+    assert load_parser("deepseek_v31") is load_parser("deepseek_v3_1")
+
+
+def test_a_tokenizer_at_hand_that_does_not_fit_is_a_problem_and_no_note(
+    spec: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (spec.parent / "empty").mkdir()
+    spec.write_text(
+        f"{SPEC}servers:\n  policy: {{type: vllm, base_url: 'http://h/v1', model: m, tokenizer: ./empty}}\n"
+    )
+    assert status(["validate", str(spec)]) == 2
+    assert f"{spec}:5:11: its tokens cannot be exact" in capsys.readouterr().err

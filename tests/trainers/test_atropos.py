@@ -1,0 +1,184 @@
+"""The client of Atropos' trajectory API, against a real run-api and against one that answers badly."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from hermes_rl.errors import RunError
+from hermes_rl.rollouts.rollout import Group
+from hermes_rl.runs.deliveries import DeliveryLog
+from hermes_rl.trainers.atropos import AtroposTrainer
+from hermes_rl.trainers.base import GroupRefused, Registration
+from tests.env.canned import group
+from tests.env.trainer import trajectory_api
+from tests.rollouts.worlds import row
+
+ONE = Group("one", row(), [])
+
+
+async def train(url: str, batch_size: int = 8) -> None:
+    """A trainer registers and asks for its first batch."""
+    registration = {
+        "wandb_group": "g", "wandb_project": "p", "batch_size": batch_size, "max_token_len": 64, "checkpoint_dir": "",
+        "save_checkpoint_interval": -1, "starting_step": 0, "num_steps": 5,
+    }  # fmt: skip
+    async with aiohttp.ClientSession(raise_for_status=True) as session:
+        async with session.post(f"{url}/register", json=registration):
+            pass
+        async with session.get(f"{url}/batch"):
+            pass
+
+
+def client(url: str, **more: Any) -> AtroposTrainer:
+    return AtroposTrainer(url, **{"total_steps": 5, "batches_ahead": 50, **more})
+
+
+@pytest.mark.slow
+async def test_groups_reach_a_real_api_and_are_counted() -> None:
+    async with trajectory_api() as url:
+        await train(url)
+        trainer, log = client(url), DeliveryLog(None, "atropos")
+        answer = await trainer.register(Registration("canned", 2, 100), log)
+        assert (answer.session, answer.longest, answer.project, answer.run_name) == (0, 63, "p", "canned_0")
+        assert (await trainer.state()).wants == 200
+        await trainer.send(ONE, [group(0.0, 1.0)])
+        layers = [{**group(0.0, 1.0), "layer": number} for number in range(2)]
+        await trainer.send(ONE, layers)
+        state = await trainer.state()
+        assert (state.wants, state.queued, state.step, state.finished) == (197, 3, 0, False)
+        await trainer.close()
+
+
+@pytest.mark.slow
+async def test_a_refusal_of_the_api_is_said_with_its_reason() -> None:
+    """BaseEnv names the status alone, in a log line, and goes on."""
+    async with trajectory_api() as url:
+        await train(url)
+        trainer = client(url)
+        await trainer.register(Registration("canned", 2, 100), DeliveryLog(None, "atropos"))
+        with pytest.raises(GroupRefused, match=r"422.*Message must have 'role' and 'content' fields"):
+            await trainer.send(ONE, [group(0.0, 1.0, messages=[[{"content": "a role is missing"}]] * 2)])
+        await trainer.close()
+
+
+@pytest.mark.slow
+async def test_groups_of_one_of_other_environments_are_counted() -> None:
+    """/status-env leaves out the groups of others where all have one member."""
+    async with trajectory_api() as url:
+        await train(url)
+        one, other = client(url), client(url)
+        for trainer in (one, other):
+            await trainer.register(Registration("canned", 1, 100), DeliveryLog(None, "atropos"))
+        for trainer, count in ((one, 1), (other, 3)):
+            for _ in range(count):
+                await trainer.send(ONE, [group(1.0)])
+        state = await one.state()
+        assert (state.wants, state.queued) == (400 - 4, 1)
+        for trainer in (one, other):
+            await trainer.close()
+
+
+@pytest.mark.slow
+async def test_the_weight_of_an_environment_is_its_share() -> None:
+    """BaseEnv tells its own servers' semaphores, which no call here goes through."""
+    async with trajectory_api() as url:
+        await train(url)
+        trainers = [client(url) for _ in range(3)]
+        for trainer, weight in zip(trainers, (1.0, 3.0, -1.0), strict=True):
+            await trainer.register(Registration("canned", 2, 100, weight), DeliveryLog(None, "atropos"))
+        shares = [(await trainer.state()).share for trainer in trainers]
+        assert shares == [0.25, 0.75, 1.0], "-1 is outside of what is shared"
+        for trainer in trainers:
+            await trainer.close()
+
+
+@pytest.mark.slow
+async def test_a_group_that_does_not_fit_into_a_batch_is_refused_at_once() -> None:
+    async with trajectory_api() as url:
+        await train(url, batch_size=4)
+        trainer = client(url)
+        with pytest.raises(RunError, match="a group of 8 rollouts does not fit into the trainer's batch of 4"):
+            await trainer.register(Registration("canned", 8, 100), DeliveryLog(None, "atropos"))
+        await trainer.close()
+
+
+@asynccontextmanager
+async def answering(handle: Any) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_group_is_sent_again_where_the_api_failed_and_not_where_nobody_knows_whether_it_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    posts = 0
+
+    async def failing_once(request: web.Request) -> web.Response:
+        nonlocal posts
+        posts += 1
+        return web.json_response({}, status=500 if posts == 1 else 200)
+
+    async with answering(failing_once) as url:
+        trainer = client(url)
+        await trainer.send(ONE, [group(0.0, 1.0)])
+        assert posts == 2
+        await trainer.close()
+
+    async def hanging_up(request: web.Request) -> web.Response:
+        nonlocal posts
+        posts += 1
+        assert request.transport is not None
+        request.transport.close()
+        return web.Response()
+
+    posts = 0
+    async with answering(hanging_up) as url:
+        trainer = client(url)
+        with pytest.raises(RunError, match=r"was lost.*The same command goes on when it is back"):
+            await trainer.send(ONE, [group(0.0, 1.0)])
+        assert posts == 1
+        await trainer.close()
+
+
+async def test_an_api_that_was_started_again_is_noticed() -> None:
+    async def unknown(request: web.Request) -> web.Response:
+        return web.json_response({}, status=500)
+
+    async with answering(unknown) as url:
+        trainer = client(url)
+        with pytest.raises(RunError, match="no longer knows this environment"):
+            await trainer.state()
+        await trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "least", "wants"),
+    [
+        ({"queue_size": 0}, None, 4),
+        ({"queue_size": 3}, None, 1),
+        ({"queue_size": 9}, None, -5),
+        ({"queue_size": 9, "unallocated_fraction": 0.5, "self_queue_size": 1}, 0.5, 1),
+    ],
+)
+async def test_what_the_queue_takes_is_what_is_wanted(status: dict[str, Any], least: float | None, wants: int) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"current_step": 2, **status})
+
+    async with answering(answer) as url:
+        trainer = client(url, batches_ahead=1, batch_size=8, min_batch_allocation=least, total_steps=100)
+        trainer._group_size, trainer._env_id = 2, 0
+        assert (await trainer.state()).wants == wants
+        await trainer.close()

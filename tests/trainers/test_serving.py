@@ -1,0 +1,221 @@
+"""Any trainer behind the seam gets every group once, whoever dies; evaluations miss no step; back-pressure is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_rl.errors import RunError, SandboxFailure
+from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.rollouts.rollout import RolloutKey
+from hermes_rl.runs.deliveries import DELIVERIES, DeliveryLog
+from hermes_rl.runs.directory import RunDirectory
+from hermes_rl.runs.run import Plan, Run
+from hermes_rl.runs.store import RolloutStore
+from hermes_rl.tokens.tokenizer import load_tokenizer
+from hermes_rl.trainers.base import Registration, TrainerState
+from hermes_rl.trainers.checks import Checks
+from hermes_rl.trainers.serving import NoHooks, Serving
+from tests.rollouts.worlds import Policy, World, rows
+from tests.trainers.collects import Collects
+
+
+def by_index(key: RolloutKey) -> float:
+    return float(key.index)
+
+
+async def serve(
+    trainer: Any, folder: Path, world: World | None = None, *, hooks: Any = None, count: int = 5, **checks: Any
+) -> World:
+    """Serve a stub world of so many rows to a trainer, with its record in a folder."""
+    world = world or World(on_grade=by_index)
+    with (
+        RunDirectory(folder) as directory,
+        closing(RolloutStore(directory, 2)) as store,
+        closing(DeliveryLog(directory.journal(DELIVERIES), trainer.name)) as log,
+    ):
+        encoder = Encoder(load_tokenizer(None))
+        run = Run(world, rows(count), Plan(size=2, concurrency=8), store=store, encoder=encoder)
+        registration = Registration("world", 2, 100)
+        await Serving(run, trainer, registration, log, Checks(2, **checks), hooks or NoHooks()).play()
+    return world
+
+
+def got(trainer: Collects) -> list[str]:
+    return [group.id for group, _ in trainer.groups]
+
+
+async def test_a_trainer_gets_whole_groups_with_their_tokens_until_it_has_its_steps(tmp_path: Path) -> None:
+    trainer = Collects(steps=4, batch=3)
+    world = await serve(trainer, tmp_path)
+    assert len(trainer.groups) >= 12
+    for group, (line,) in trainer.groups:
+        assert line["scores"] == group.scores == [0.0, 1.0]
+        assert [len(tokens) for tokens in line["tokens"]] == [len(mask) for mask in line["masks"]]
+        assert group.certificate is not None
+    assert world.opened == world.closed
+
+
+async def test_a_trainer_that_dies_and_comes_back_gets_every_group_once(tmp_path: Path) -> None:
+    trainer, world, deaths = Collects(steps=10, batch=3, dies=(4, 9, 17, 26)), World(on_grade=by_index), 0
+    while len(trainer.groups) < 30:
+        try:
+            await serve(trainer, tmp_path, world)
+        except RunError as error:
+            assert "the trainer has died" in str(error)
+            deaths += 1
+    assert deaths == 4
+    assert max(Counter(got(trainer)).values()) == 1, "nothing twice"
+    passes = Counter(group.id.partition(":")[0] for group, _ in trainer.groups)
+    assert max(passes.values()) - min(passes.values()) <= 2, "no row was left behind"
+    ids = [line["id"] for line in _lines(tmp_path / "rollouts.jsonl")]
+    assert len(ids) == len(set(ids)), "nothing was played twice"
+
+
+async def test_what_the_trainer_has_lost_is_sent_again_and_not_played_again(tmp_path: Path) -> None:
+    trainer, world = Collects(steps=3, batch=2), World(on_grade=by_index)
+    await serve(trainer, tmp_path, world)
+    before = got(trainer)
+    trainer.forgets, trainer.steps = 2, 6
+    await serve(trainer, tmp_path, world)
+    assert set(before) <= set(got(trainer)), "what was lost came again"
+    ids = [line["id"] for line in _lines(tmp_path / "rollouts.jsonl")]
+    assert len(ids) == len(set(ids)), "nothing was played again"
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    import json
+
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_another_trainer_on_the_same_run_gets_what_is_there_without_playing(tmp_path: Path) -> None:
+    first, second, world = Collects(steps=3), Collects(steps=3), World(on_grade=by_index)
+    second.name = "another"  # type: ignore[misc]
+    await serve(first, tmp_path, world)
+    calls = world.policy.calls
+    await serve(second, tmp_path, world)
+    assert set(got(second)) >= set(got(first)[:3]) or world.policy.calls > calls
+    assert max(Counter(got(second)).values()) == 1
+
+
+async def test_stale_groups_are_left_out_counted_and_not_sent_later(tmp_path: Path) -> None:
+    left_out: list[str] = []
+
+    class Hooks(NoHooks):
+        async def left_out(self, group: Any, cause: str, detail: str) -> None:
+            left_out.append(cause)
+
+    trainer = Collects(steps=1)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await serve(trainer, tmp_path, hooks=Hooks(), max_staleness=1)
+    assert trainer.groups == [], "a stub server tells no version of its weights"
+    assert set(left_out) == {"stale"}
+    log = RunDirectory(tmp_path).journal(DELIVERIES)
+    with closing(DeliveryLog(log, "collects")) as recorded:
+        assert set(recorded.left_out.values()) == {"stale"}
+
+
+async def test_no_more_groups_are_played_than_the_trainer_wants(tmp_path: Path) -> None:
+    class Full(Collects):
+        async def state(self) -> TrainerState:
+            return TrainerState(0, wants=3 - len(self.groups))
+
+    trainer, world = Full(steps=1), World(on_grade=by_index)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await serve(trainer, tmp_path, world)
+    assert len(trainer.groups) == 3
+    assert world.policy.calls == 6
+
+
+async def test_rows_that_fail_again_and_again_end_the_run_with_the_cause(tmp_path: Path) -> None:
+    def broken(key: RolloutKey) -> float:
+        raise SandboxFailure("no space left")
+
+    with pytest.raises(RunError, match=r"every row was set aside.*no space left"):
+        await serve(Collects(steps=1), tmp_path, World(on_grade=broken), count=2)
+
+
+class Steps(Collects):
+    """A trainer whose step jumps from one look to the next."""
+
+    def __init__(self, *steps: int) -> None:
+        super().__init__(steps=1)
+        self.left = list(steps)
+        self.now = 0
+
+    async def state(self) -> TrainerState:
+        self.now = self.left.pop(0) if self.left else self.now
+        return TrainerState(self.now, wants=0, finished=not self.left)
+
+
+class Evaluates(NoHooks):
+    """Notes at which steps it was called; an evaluation takes as long as the gate is closed."""
+
+    def __init__(self, every: int, gate: asyncio.Event | None = None) -> None:
+        self.evaluate_every = every
+        self.seen: list[int] = []
+        self.steps: list[tuple[int, int]] = []
+        self.gate = gate
+
+    async def evaluate(self, step: int) -> None:
+        self.seen.append(step)
+        if self.gate is not None:
+            await self.gate.wait()
+
+    async def stepped(self, before: int, now: int) -> None:
+        self.steps.append((before, now))
+        if self.gate is not None and now == 5:
+            self.gate.set()
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "evaluated"),
+    [
+        (1, [0, 1, 2, 3, 4], [1, 2, 3, 4]),
+        (3, [0, 1, 2, 3, 4, 5, 6], [3, 6]),
+        (3, [0, 3, 6, 9], [3, 6, 9]),
+        (3, [0, 2, 4, 8, 9], [4, 8, 9]),
+        (3, [0, 8, 8, 9], [8, 9]),
+        (0, [0, 1, 2, 3], []),
+        (-1, [0, 1, 2, 3], []),
+    ],
+)
+async def test_a_multiple_that_is_reached_or_passed_is_evaluated_once(
+    every: int, steps: list[int], evaluated: list[int], tmp_path: Path
+) -> None:
+    hooks = Evaluates(every)
+    await serve(Steps(*steps), tmp_path, hooks=hooks)
+    assert hooks.seen == evaluated
+    assert [now for _, now in hooks.steps] == sorted(set(steps[1:]) - {0})
+
+
+async def test_an_evaluation_that_is_due_while_another_one_runs_follows_it(tmp_path: Path) -> None:
+    hooks = Evaluates(2, asyncio.Event())
+    await serve(Steps(0, 2, 4, 5, 5), tmp_path, hooks=hooks)
+    assert hooks.seen == [2, 4]
+
+
+@pytest.mark.parametrize(("share", "more"), [(0.0, 0), (1.0, 8)])
+async def test_fewer_groups_begin_while_an_evaluation_runs(share: float, more: int, tmp_path: Path) -> None:
+    hooks = Evaluates(1, asyncio.Event())
+    hooks.evaluation_share = share
+    world = World(on_grade=by_index, policy=Policy(delay=0.01))
+
+    class One(Collects):
+        async def state(self) -> TrainerState:
+            return TrainerState(1 if self.groups else 0, wants=50)
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.5):
+            await serve(One(steps=9), tmp_path, world, hooks=hooks)
+    assert hooks.seen == [1]
+    played = world.policy.calls // 2
+    assert played > 20 if more else played < 60

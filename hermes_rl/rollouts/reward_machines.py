@@ -8,8 +8,9 @@ it; a fresh one lives as long as its reward.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,6 +22,8 @@ from hermes_rl.tools.artifacts import Artifact, Request, take
 from hermes_rl.tools.context import ToolContext
 from hermes_rl.tools.machine import SandboxFactory, ToolRuntime
 from hermes_rl.tools.toolkit import Toolkit
+
+log = logging.getLogger(__name__)
 
 PER_CORE = 2
 """Fresh sandboxes at once, for each core. What runs in them is mostly work, against a limit of time: one that is late
@@ -65,7 +68,7 @@ class RewardMachines:
 
     async def _give_back(self) -> None:
         if not self._waiting:
-            await self.runtime.release()
+            await _released(self.runtime.release())
 
 
 class KeptMachines:
@@ -111,14 +114,25 @@ async def _fresh(
     factory: SandboxFactory,
 ) -> AsyncIterator[ToolContext]:
     """A new sandbox with artifacts laid in, for as long as a reward looks into it."""
-    fresh = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=factory)
-    async with _places.here(), fresh as runtime:
-        runtime.artifacts = artifacts
+    runtime = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=factory)
+    async with _places.here():
         try:
-            await runtime.laid.lay(await runtime.sandbox(), artifacts)
-        except OSError as error:
-            raise SandboxFailure(f"artifacts cannot be laid into a fresh sandbox: {error}") from error
-        yield ToolContext(runtime.task_id)
+            runtime.artifacts = artifacts
+            try:
+                await runtime.laid.lay(await runtime.sandbox(), artifacts)
+            except OSError as error:
+                raise SandboxFailure(f"artifacts cannot be laid into a fresh sandbox: {error}") from error
+            yield ToolContext(runtime.task_id)
+        finally:
+            await _released(runtime.close())
+
+
+async def _released(releasing: Awaitable[None]) -> None:
+    """Release a sandbox. What lives on in it is said, and takes no value from a reward: the agent may wish that."""
+    try:
+        await releasing
+    except SandboxFailure as failure:
+        log.error("a sandbox was not released: %s", failure.detail)
 
 
 def _looks(reward: GradedReward) -> bool:

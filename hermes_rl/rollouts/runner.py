@@ -7,6 +7,7 @@ A rollout always becomes a `Rollout`, never an exception; only cancellation and 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
@@ -21,6 +22,8 @@ from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.tools.machine import ToolRuntime
+
+log = logging.getLogger(__name__)
 
 REPLAYS = 2
 """How often a rollout that infrastructure failed is played again."""
@@ -186,7 +189,13 @@ class RolloutRunner:
                 await self._converse(rollout, runtime)
                 await self._grade(rollout, runtime)
         except Failure as failure:
-            rollout.fail(failure)
+            if rollout.state is RolloutState.FAILED:
+                rollout.fail(failure)
+            else:
+                # What was graded stays graded: otherwise an agent whose processes do not end would choose not to be.
+                log.error(
+                    "rollout %s keeps its grade, but its machine was not released: %s", rollout.id, failure.detail
+                )
         if rollout.result is not None:
             rollout.timings |= rollout.result.timings.record()
         rollout.timings["total"] = time.perf_counter() - started

@@ -61,6 +61,8 @@ class HelperFiles(Sandbox):
         with _named(path):
             answer = await self.ask("read", self._path(path), str(limit).encode())
         if not answer.fds:
+            if len(answer.payload) > limit:
+                raise OSError(errno.EFBIG, "File too large", path)
             return answer.payload
         try:
             return await _read_all(answer.fds[0], limit)

@@ -233,7 +233,8 @@ def _alone(
     missing = _lacking(alone, needs) if suspect else None
     if problem is None and missing is not None:
         raise RewardFailure(
-            f"tests_pass: the command cannot run, as the image lacks {missing!r} (exit status {alone['exit_code']}): "
+            f"tests_pass: the command cannot run, as the image lacks {missing!r} (the default sandbox gets packages by "
+            f"`sandbox.python`; exit status {alone['exit_code']}): "
             f"{alone['output'].strip()[-400:]}"
         )
     return speaks

@@ -35,6 +35,7 @@ from hermes_rl.runs.provenance import provenance
 from hermes_rl.runs.rows import RowSource
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.runs.store import RolloutStore
+from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.policy import Policy
 from hermes_rl.spec.load import load_spec
@@ -93,6 +94,8 @@ class Env:
         self._preparing = asyncio.Lock()
         self._members: WeakValueDictionary[tuple[str, int | None], asyncio.Lock] = WeakValueDictionary()
         self._busy: set[asyncio.Task[Any]] = set()
+        self._batches = 0
+        """Calls of `groups` so far; they find their record by their number."""
         self._groups: WeakSet[Groups] = WeakSet()
         self._sessions: WeakSet[Session] = WeakSet()
         self._closed = False
@@ -302,12 +305,14 @@ class Env:
         split: str = "train",
         sampling: Settings | None = None,
         replays: int = REPLAYS,
+        batch: str | None = None,
     ) -> Groups:
         """Groups of `n` rollouts, in the order in which they end: `async for group in env.groups(8): …`.
 
         Nothing begins before the first group is asked for, and no group begins while nobody asks for one, but for those
         `ahead`; what was begun by then is played to its end. Groups that failed for good are handed out as well, with
-        `dropped` and without scores. With a record, groups that are there are handed out again without being played.
+        `dropped` and without scores. With a record, the same call in the same place of the program, or with the same
+        `batch`, hands out what is there without playing it again, and goes on.
 
         Groups that are not handed out are counted in `left_out` of the returned object: "uniform" and "stale".
 
@@ -322,6 +327,7 @@ class Env:
                 this behind those of the policy.
             split: "train" or "eval".
             sampling, replays: as for `play`.
+            batch: names what is asked for, such as "step-12", for a record; default: its number among the calls.
 
         Raises:
             UserError: something asked for is wrong; while iterating, also where `max_staleness` is asked for and the
@@ -333,6 +339,8 @@ class Env:
         if (concurrency is not None and concurrency < 1) or ahead < 0:
             raise UserError("`concurrency` is at least 1, and `ahead` at least 0")
 
+        mark = self._batch(batch)
+
         async def run() -> Run:
             runner = await self._runner(policy, n, split, sampling, replays, "", concurrency)
             plan = Plan(
@@ -342,7 +350,7 @@ class Env:
                 drop_uniform=drop_uniform,
                 prefer_differing=self.spec.dataset.sampling == "differing",
                 concurrency=concurrency,
-                mark="" if self._store is not None else f"~{_fresh()}",
+                mark=mark,
             )
             return Run(
                 runner.environment,
@@ -430,7 +438,7 @@ class Env:
             mark=mark,
         )
 
-    def _role(self, policy: Policy | None) -> Any:
+    def _role(self, policy: Policy | None) -> Role:
         if policy is not None and not isinstance(policy, Policy):
             raise UserError(
                 f"a policy is made with hermes_rl.Policy.sampling, .chat or .server; {type(policy).__name__} is none"
@@ -466,6 +474,7 @@ class Env:
                 )
             if self._store is None:
                 rows, progress = self._all_rows(), _Logged(quiet=True)
+                # As for evaluate, there is no groups.jsonl: groups are handed to the caller instead.
                 opening = open_records(directory, self._compiled, rows, "evaluate", size, progress)
                 records = await self._stack.enter_async_context(opening)
                 made_with = provenance(
@@ -491,6 +500,15 @@ class Env:
         if group is None:
             return f"{row.key}~{_fresh()}", ""
         return group, "" if self._directory is not None else f"~{_fresh()}"
+
+    def _batch(self, name: str | None) -> str:
+        """Ends the ids of the groups of one call of `groups`."""
+        if self._directory is None:
+            return f"~{_fresh()}"
+        if name is not None:
+            return f"@{name}"
+        self._batches += 1
+        return f"~{self._batches}" if self._batches > 1 else ""
 
     def _member(self, group: str, index: int | None) -> asyncio.Lock:
         """Held while a member is played, so that the same one asked for again meanwhile is taken from the record."""

@@ -9,12 +9,16 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from math import ceil
 from types import TracebackType
 from typing import Self
 
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.run import Run
+
+ENDED = 4
+"""Groups whose members have all ended and whose tokens are being made: with so many of them no other group begins."""
 
 
 class Groups:
@@ -98,14 +102,14 @@ async def _played(make: Callable[[], Awaitable[Run]], ahead: int) -> AsyncGenera
     run = await make()
 
     class Wanted:
-        """Groups until a budget of the spec is used up."""
+        """Groups until a budget of the spec is used up, and none while too many have ended that nobody has."""
 
         @property
         def satisfied(self) -> bool:
             return run.budget.used_up() is not None
 
         def wants(self, running: int) -> bool:
-            return True
+            return running - ceil(run.runner.open / run.plan.size) < ENDED
 
     async with aclosing(run.groups(demand=Wanted())) as playing:
         if not ahead:

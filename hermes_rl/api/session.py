@@ -17,7 +17,7 @@ from typing import Any, Self
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.rollout import Rollout
-from hermes_rl.runs.exact import TOKEN_LEVEL, tokenizer_of
+from hermes_rl.runs.exact import TOKEN_LEVEL, renderer_of, tokenizer_of
 from hermes_rl.servers.asking import Run
 from hermes_rl.servers.balance import Role
 from hermes_rl.servers.base import ChatReply, ChatRequest, ServerConfig, Timing
@@ -27,8 +27,8 @@ from hermes_rl.servers.retry import RetryPolicy
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.wire import Malformed
 from hermes_rl.spec.model import Spec
-from hermes_rl.tokens.rendering import Renderer, RendererRefused, RendererSettings, make_renderer
-from hermes_rl.tokens.tokenizer import Tokenizer, TokenizerUnavailable, as_tokenizer
+from hermes_rl.tokens.rendering import Renderer, RendererRefused, RendererSettings, renderer_for
+from hermes_rl.tokens.tokenizer import TokenizerUnavailable
 
 Message = dict[str, Any]
 
@@ -91,12 +91,13 @@ class Stepped:
         """With the tokenizer that is given, else with that of the spec's policy where it can be had."""
         settings = RendererSettings.of({"name": renderer} if isinstance(renderer, str) else renderer)
         if tokenizer is not None:
-            return cls(await asyncio.to_thread(lambda: make_renderer(as_tokenizer(tokenizer), settings)), context)
+            return cls(await asyncio.to_thread(lambda: renderer_for(tokenizer, settings)), context)
         policy = spec.servers.get("policy")
         if not policy or policy[0].type not in (*TOKEN_LEVEL, "scripted"):
             return cls(None, context)
+        make = (lambda: renderer_of(spec)) if renderer is None else lambda: renderer_for(tokenizer_of(spec), settings)
         try:
-            return cls(await asyncio.to_thread(lambda: make_renderer(_tokenizer(spec), settings)), context)
+            return cls(await asyncio.to_thread(make), context)
         except (TokenizerUnavailable, RendererRefused):
             return cls(None, context)
 
@@ -180,6 +181,8 @@ class Session:
         self._stepped, self._play = stepped, play
         self._task: asyncio.Task[Rollout] | None = None
         self._stop_ids: tuple[int, ...] = ()
+        self._most: int | None = None
+        """What ends the turn that waits, and how many tokens it may have."""
         self._closed = False
         self.rollout: Rollout | None = None
         """The rollout with its score, once it has ended; None before, and where the session was closed before."""
@@ -265,8 +268,6 @@ class Session:
         known = None if logprobs is None else array("d", found.logprobs)
         return _Answer(ids=array("i", found.ids), logprobs=known, finish=found.finish, version=version)
 
-    _most: int | None = None
-
     async def _next(self, playing: asyncio.Task[Rollout]) -> Turn | None:
         asked = asyncio.create_task(self._stepped.turns.get())
         try:
@@ -279,7 +280,3 @@ class Session:
             asked.cancel()
         self.rollout = playing.result()
         return None
-
-
-def _tokenizer(spec: Spec) -> Tokenizer:
-    return as_tokenizer(tokenizer_of(spec))

@@ -34,12 +34,14 @@ def run(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, beside an earlier run.")] = False,
     demo: Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")] = False,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
 ) -> None:
     """Play rollouts of a spec."""
     from hermes_rl.cli.running import Request, run_spec
 
-    request = Request(spec, mode, tuple(sets or ()), tuple(context.args), out, fresh, demo, quiet, env_file)
+    flags = tuple(context.args)
+    request = Request(spec, mode, tuple(sets or ()), flags, out, fresh, demo, quiet, verbose, env_file)
     raise typer.Exit(run_spec(request))
 
 

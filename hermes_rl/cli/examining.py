@@ -13,6 +13,7 @@ from hermes_rl.cli.policy import policy_of
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.tooling import named_toolsets
 from hermes_rl.runs.exact import TOKEN_LEVEL, forecast_of, tokenizer_of
+from hermes_rl.sandbox.packages import package_folder
 from hermes_rl.sandbox.probe import Part, parts, probe
 from hermes_rl.sandbox.remote_machines import NAMES as NAMES_OF_REMOTE
 from hermes_rl.sandbox.remote_machines import missing
@@ -59,6 +60,7 @@ def examine(source: str | None, options: Options) -> list[Check]:
     if "policy" in spec.servers:
         checks.append(_tokenizer(tokenizer_of(spec)))
         checks += _tokens(spec)
+    checks += _packages(spec.sandbox.python)
     checks += _toolsets(spec, environ)
     return [*checks, *asyncio.run(_servers(spec, environ)), *asyncio.run(_exactness(spec, environ))]
 
@@ -122,6 +124,18 @@ def _tokenizer(name: str | None) -> Check:
     except TokenizerUnavailable as error:
         return Check(title, False, str(error), "without it, groups have messages and no tokens")
     return Check(title, True, f"{len(tokenizer.control)} control tokens")
+
+
+def _packages(packages: tuple[str, ...]) -> list[Check]:
+    """Whether the packages of the sandbox can be had; they are installed by that."""
+    if not packages:
+        return []
+    title = "sandbox.python"
+    try:
+        folder = package_folder(packages)
+    except UserError as error:
+        return [Check(title, False, str(error), "another version, or an index or folder of wheels that has it")]
+    return [Check(title, True, f"{', '.join(packages)} in {folder}")]
 
 
 def _toolsets(spec: Spec, environ: Mapping[str, str]) -> list[Check]:

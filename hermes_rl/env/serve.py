@@ -26,6 +26,7 @@ from hermes_rl.tokens.sequence import MASKED
 from hermes_rl.trainers.atropos import AtroposTrainer
 from hermes_rl.trainers.base import Registered, Registration, Trainer
 from hermes_rl.trainers.checks import Checks
+from hermes_rl.trainers.find import own_trainer
 from hermes_rl.trainers.serving import Serving
 from hermes_rl.trainers.too_long import TooLong
 
@@ -57,6 +58,7 @@ async def run_serve(
     from hermes_rl.env.spec_env import compile_spec
 
     require_exact(spec)
+    trainer = trainer or own_trainer(spec)
     cls = cls or compile_spec(spec, launch.environ)
     env = cls(*cls.config_init())
     try:
@@ -65,7 +67,8 @@ async def run_serve(
             trainer = atropos_trainer(env.config, launch.progress)
         if env._encoder.tokenizer is None:
             raise UserError(f"serve needs the policy's tokenizer: {env._encoder.missing}. Set servers.policy.tokenizer")
-        launch.progress.note(f"serving {spec.name} to {spec.serve.api_url}; waiting for a trainer")
+        where = spec.serve.api_url if isinstance(trainer, AtroposTrainer) else trainer.name
+        launch.progress.note(f"serving {spec.name} to {where}; waiting for a trainer")
         async with open_run(spec, launch, env._own_code()) as opened:
             env._use(opened)
             await env.setup()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -38,10 +38,12 @@ class RewardMachines:
     Args:
         runtime: the rollout's own.
         rewards: all that will ask, in order.
+        only_kept: names of artifacts that are not laid into fresh sandboxes.
     """
 
-    def __init__(self, runtime: ToolRuntime, rewards: Sequence[GradedReward]) -> None:
+    def __init__(self, runtime: ToolRuntime, rewards: Sequence[GradedReward], only_kept: Collection[str] = ()) -> None:
         self.runtime = runtime
+        self._only_kept = only_kept
         self._waiting = [reward.name for reward in rewards if _looks(reward) and not reward.fresh]
 
     async def take(self, requests: Sequence[Request], timeout: float) -> Mapping[str, Artifact]:
@@ -62,7 +64,7 @@ class RewardMachines:
                 self._waiting.remove(reward.name)
             return
         own = self.runtime
-        given = own.config, own.toolkit, own.state, own.artifacts, own.factory
+        given = own.config, own.toolkit, own.state, own.artifacts, self._only_kept, own.factory
         async with _fresh(f"{own.task_id}/{reward.name}", *given) as context:
             yield context
 
@@ -80,6 +82,7 @@ class KeptMachines:
         toolkit: what a reward may call.
         artifacts: reads those that were kept of it; blocks.
         factory: where sandboxes come from.
+        only_kept: names of artifacts that are not laid into fresh sandboxes.
     """
 
     def __init__(
@@ -89,7 +92,9 @@ class KeptMachines:
         toolkit: Toolkit,
         artifacts: Callable[[], Mapping[str, Artifact]],
         factory: SandboxFactory,
+        only_kept: Collection[str] = (),
     ) -> None:
+        self._only_kept = only_kept
         self._name, self._config, self._toolkit, self._artifacts = name, config, toolkit, artifacts
         self._factory = factory
 
@@ -99,7 +104,7 @@ class KeptMachines:
             yield None
             return
         artifacts = await asyncio.to_thread(self._artifacts)
-        given = self._config, self._toolkit, None, artifacts, self._factory
+        given = self._config, self._toolkit, None, artifacts, self._only_kept, self._factory
         async with _fresh(f"{self._name}/{reward.name}", *given) as context:
             yield context
 
@@ -111,15 +116,20 @@ async def _fresh(
     toolkit: Toolkit,
     state: Any,
     artifacts: Mapping[str, Artifact],
+    only_kept: Collection[str],
     factory: SandboxFactory,
 ) -> AsyncIterator[ToolContext]:
-    """A new sandbox with artifacts laid in, for as long as a reward looks into it."""
+    """A new sandbox with artifacts laid in, for as long as a reward looks into it.
+
+    Those that are `only_kept` are known to the reward, but their files are not in its sandbox.
+    """
     runtime = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=factory)
     async with _places.here():
         try:
             runtime.artifacts = artifacts
             try:
-                await runtime.laid.lay(await runtime.sandbox(), artifacts)
+                laid = {name: artifact for name, artifact in artifacts.items() if name not in only_kept}
+                await runtime.laid.lay(await runtime.sandbox(), laid)
             except OSError as error:
                 raise SandboxFailure(f"artifacts cannot be laid into a fresh sandbox: {error}") from error
             yield ToolContext(runtime.task_id)

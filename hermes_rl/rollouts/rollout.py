@@ -124,6 +124,11 @@ class Rollout:
         """Model calls of the policy."""
         return self.result.turns_used if self.result is not None else 0
 
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """What its rewards tell the trainer about it; a later reward's word counts."""
+        return {key: value for reward in self.rewards.values() for key, value in reward.overrides.items()}
+
     def examples(self, *, one: bool = False) -> list[Example]:
         """What a trainer gets of it: an example for each of its sequences, none where its tokens are not known.
 

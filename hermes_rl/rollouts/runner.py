@@ -102,6 +102,8 @@ class RolloutRunner:
         self.replays, self.mark = replays, mark
         self.open = 0
         """Members of started groups that have not ended."""
+        self.replayed = 0
+        """Rollouts that were played again, as infrastructure failed them."""
 
     def start(
         self,
@@ -162,6 +164,9 @@ class RolloutRunner:
                 rollout = await self.play(replace(key, attempt=attempt))
             self.on_played(rollout)
             last = not rollout.ending.rule.retried or attempt == first + self.replays
+            if not last:
+                self.replayed += 1
+                log.info("rollout %s is played again (%s): %s", rollout.id, rollout.ending, rollout.error)
             if last:
                 played()
                 # The next one begins first, so that its model works while this one is written down.

@@ -68,6 +68,8 @@ class Evaluation:
     generation_params: Mapping[str, Any] = field(default_factory=dict)
     success: float = 1.0
     stopped: str | None = None
+    retried: str = ""
+    """What was done again, in words; see `hermes_rl.runs.opening.Retried`."""
 
     ungraded_rows: list[dict[str, Any]] = field(default_factory=list, repr=False)
     """Rows with a rollout that has no grade: row_key, cause, detail."""
@@ -123,11 +125,24 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
         RunError: nothing could be graded, or too many rows failed.
     """
     async with open_run(spec, launch) as opened:
+        launch.progress.note(sampling_line(spec))
         found = await evaluate(opened.run, EvaluatePlan.of(spec))
+        found.retried = opened.retried.words
         opened.log.metrics(found.metrics)
         opened.directory.add({"failed": dict(found.causes), "quarantined": found.ungraded_rows})
         await asyncio.to_thread(write_evaluation, found, evaluation_directory(spec, opened.directory))
         return found, opened.directory
+
+
+def sampling_line(spec: Spec) -> str:
+    """At which temperature an evaluation plays, and why: one rollout per row and several are not comparable."""
+    if spec.evaluate.agent.temperature is not None:
+        why = "evaluate.agent.temperature says so"
+    elif spec.evaluate.rollouts == 1:
+        why = "there is one rollout per row; evaluate.agent.temperature sets another"
+    else:
+        why = f"there are {spec.evaluate.rollouts} rollouts per row, which sample as agent.temperature says"
+    return f"evaluation at temperature {spec.agent_for('evaluate').temperature:g}: {why}"
 
 
 def evaluation_directory(spec: Spec, directory: RunDirectory) -> RunDirectory:

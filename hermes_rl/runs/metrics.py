@@ -55,6 +55,8 @@ class Played:
         )
 
 
+COUNT = "eval/reward_count/"
+"""Begins the metric that says over how many rollouts a mean is, where not all graded ones have the value."""
 Row = Sequence[Played]
 """All rollouts of one row."""
 
@@ -131,7 +133,9 @@ def _rewards(graded: Row) -> dict[str, float]:
             for key, value in numbers.items():
                 if value is not None:
                     values.setdefault(key, []).append(value)
-    return {f"eval/reward/{name}": mean(found) for name, found in values.items()}
+    partial = {name: len(found) for name, found in values.items() if len(found) < len(graded)}
+    means = {f"eval/reward/{name}": mean(found) for name, found in values.items()}
+    return means | {f"{COUNT}{name}": float(count) for name, count in partial.items()}
 
 
 def _endings(rollouts: Row) -> dict[str, float]:

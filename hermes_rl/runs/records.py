@@ -192,4 +192,5 @@ def reward_of(record: Mapping[str, Any]) -> RewardValue:
         record.get("reason"),
         dict(record.get("metrics") or {}),
         None if per_turn is None else tuple(per_turn),
+        overrides=dict(record.get("overrides") or {}),
     )

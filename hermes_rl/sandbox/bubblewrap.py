@@ -48,7 +48,9 @@ class BubblewrapSandbox(HelperSandbox):
 
     def __init__(self, config: SandboxConfig) -> None:
         super().__init__(config)
-        self.root: Root = ImageRoot(config.image, config.workdir) if config.image else SystemRoot(config.workdir)
+        self.root: Root = (
+            ImageRoot(config.image, config.workdir) if config.image else SystemRoot(config.workdir, config.packages)
+        )
         self.home = HOME
         self.workdir = self.root.workdir
         self.python = self.root.python

@@ -46,6 +46,8 @@ class Role:
         self._members = Members(backends)
         self._retry = retry or RetryPolicy()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.retries = 0
+        """Attempts beyond the first, of all calls together."""
         self._players = [backend for backend in backends if isinstance(backend, Playable)]
 
     @property
@@ -132,6 +134,7 @@ class Role:
             return await self._members.attempt(member, request)
 
         def elsewhere() -> bool:
+            self.retries += 1
             if self._members.untried(tried):
                 return True
             tried.clear()

@@ -7,6 +7,7 @@ caller's own function (`calling`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import UserError
@@ -22,8 +23,7 @@ from hermes_rl.servers.calling import (
 from hermes_rl.servers.factory import create_role
 from hermes_rl.servers.retry import RetryPolicy
 from hermes_rl.servers.token_level import TokenServer
-from hermes_rl.tokens.rendering import Renderer, RendererSettings, make_renderer
-from hermes_rl.tokens.tokenizer import as_tokenizer
+from hermes_rl.tokens.rendering import Renderer, RendererSettings, renderer_for
 
 ROLE = "policy"
 PATIENCE = RetryPolicy(attempts=3, base=0.1, cap=2.0)
@@ -53,7 +53,7 @@ class Policy:
     def sampling(
         cls,
         sample: SampleFunction,
-        tokenizer: Any = None,
+        tokenizer: Any,
         *,
         renderer: str | Mapping[str, Any] | None = None,
         context: int | None = None,
@@ -74,9 +74,9 @@ class Policy:
         settings = RendererSettings.of({"name": renderer} if isinstance(renderer, str) else renderer)
 
         def make() -> Renderer:
-            return make_renderer(as_tokenizer(tokenizer), settings)
+            return renderer_for(tokenizer, settings)
 
-        name = tokenizer if isinstance(tokenizer, str) else getattr(tokenizer, "name_or_path", None)
+        name = tokenizer if isinstance(tokenizer, str | Path) else getattr(tokenizer, "name_or_path", None)
         config = ServerConfig(CALLABLE, model=str(name or ""), max_concurrency=_AT_ONCE, version=told)
         server = TokenServer(config, SampledByFunction(sample, context, told), make)
         return cls(_unbounded(Role(ROLE, [server], PATIENCE)), told)

@@ -53,6 +53,8 @@ def code_references(spec: Spec) -> Iterator[tuple[NodePath, str, str]]:
         yield ("dataset", "generator"), spec.dataset.generator, "function"
     if spec.state is not None:
         yield ("state",), spec.state, "class"
+    if ":" in spec.serve.trainer:
+        yield ("serve", "trainer"), spec.serve.trainer, "class"
     for index, tool in enumerate(spec.tools):
         if tool.python is not None:
             yield ("tools", index, "python"), tool.python, "function"

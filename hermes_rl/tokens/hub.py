@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import os
 import socket
 import urllib.request
@@ -20,6 +21,8 @@ from jinja2 import TemplateError
 
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, TokenizerUnavailable, Tools, encodable
 
+_IMPORTING = Lock()
+"""A library that another thread is importing is not there yet."""
 PATIENCE = 5.0
 """Seconds that the hub may take to accept a connection."""
 
@@ -89,6 +92,15 @@ def hub_reachable() -> bool:
     return True
 
 
+def without_advice() -> None:
+    """Keep the library from saying, when it is imported, that models need PyTorch: only tokenizers are wanted of it."""
+    logging.getLogger("transformers").addFilter(_is_no_advice)
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return "PyTorch was not found" not in str(record.msg)
+
+
 def _engine_of(tokenizer: Any) -> Any:
     """What the wrapper calls, where it does nothing but that: alone it takes two thirds of the time. None elsewhere."""
     from transformers import PreTrainedTokenizerFast as Wrapper
@@ -106,8 +118,10 @@ def _engine_of(tokenizer: Any) -> Any:
 
 
 def _load(name_or_path: str) -> Any:
+    without_advice()
     try:
-        from transformers import AutoTokenizer
+        with _IMPORTING:
+            from transformers import AutoTokenizer
 
         offline = not Path(name_or_path).exists() and not hub_reachable()
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False, local_files_only=offline)

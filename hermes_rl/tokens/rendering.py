@@ -11,13 +11,14 @@ from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
 
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.messages import history_named, named
 from hermes_rl.tokens.parsers import Parsed
-from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools, load_tokenizer
+from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools, as_tokenizer, load_tokenizer
 from hermes_rl.tokens.transcript import Branch, Prompt, Transcript
 
 AUTO, TEMPLATE = "auto", "template"
@@ -129,6 +130,18 @@ def load_renderer(tokenizer: str | None, settings: RendererSettings) -> Renderer
     """
     with _LOADING:  # servers of one model ask at once, and a library that is being imported is not there yet
         return _loaded(tokenizer, settings)
+
+
+def renderer_for(tokenizer: Any, settings: RendererSettings) -> Renderer:
+    """The same for a tokenizer by its name or folder, or for one that is there (`tokenizer.as_tokenizer`).
+
+    Raises:
+        UserError: it is nothing of that; else as `load_renderer`.
+    """
+    if tokenizer is None or isinstance(tokenizer, str | Path):
+        return load_renderer(None if tokenizer is None else str(tokenizer), settings)
+    with _LOADING:
+        return make_renderer(as_tokenizer(tokenizer), settings)
 
 
 @functools.lru_cache(maxsize=16)

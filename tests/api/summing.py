@@ -60,10 +60,11 @@ class Sampler:
         fails: share of the calls that raise.
         wrong: share of the final answers that are wrong.
         version: that the answers carry; None: they carry none.
+        thought: written before each answer.
     """
 
-    def __init__(self, fails: float = 0.0, wrong: float = 0.0, version: int | None = None) -> None:
-        self.fails, self.wrong, self.version = fails, wrong, version
+    def __init__(self, fails: float = 0.0, wrong: float = 0.0, version: int | None = None, thought: str = "") -> None:
+        self.fails, self.wrong, self.version, self.thought = fails, wrong, version, thought
         self.random = random.Random(7)
         self.asked: list[tuple[list[int], Sampling]] = []
         self.answers: list[Sampled] = []
@@ -73,12 +74,12 @@ class Sampler:
         if self.random.random() < self.fails:
             raise OSError("the device is busy")
         text = write(TOKENIZER.decode(ids), right=self.random.random() >= self.wrong)
-        tokens = TOKENIZER.encode(text + END)
+        tokens = TOKENIZER.encode(self.thought + text + END)
         self.answers.append(Sampled(tokens, [-self.random.random() for _ in tokens], "stop", self.version))
         return self.answers[-1]
 
-    def policy(self, **given: Any) -> Policy:
-        return Policy.sampling(self, **given)
+    def policy(self, tokenizer: Any = None, **given: Any) -> Policy:
+        return Policy.sampling(self, tokenizer, **given)
 
 
 def trained(rollouts: Iterable[Rollout]) -> list[tuple[int, float]]:

@@ -17,6 +17,7 @@ from hermes_rl.tokens.hub import HubTokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools import machine
 from tests.api.summing import COMPARED, END, TEXT, TOKENIZER, Sampler, sampled, spec_in, trained, write
+from tests.env.test_token_exact import tokenizer_folder
 from tests.servers.token_policy import TokenPolicy
 
 TERMINAL = """
@@ -125,7 +126,7 @@ async def test_mistakes_of_the_user_are_said(tmp_path: Path) -> None:
             return ids, [0.0]
 
         with pytest.raises(UserError, match=r"return hermes_rl\.Sampled"):
-            await env.play(row, Policy.sampling(pair))
+            await env.play(row, Policy.sampling(pair, None))
         with pytest.raises(UserError, match="opened once"):
             await env.open()
 
@@ -138,7 +139,7 @@ async def test_arrays_are_taken_for_lists(tmp_path: Path) -> None:
         return Sampled(np.array(found.ids), np.array(found.logprobs))  # type: ignore[arg-type]
 
     async with open_env(spec_in(tmp_path)) as env:
-        rollout = await env.play(env.rows()[0], Policy.sampling(arrays))
+        rollout = await env.play(env.rows()[0], Policy.sampling(arrays, None))
     assert trained([rollout]) == sampled(sampler.answers)
 
 
@@ -209,7 +210,7 @@ async def test_a_wrong_answer_is_a_failed_attempt(tmp_path: Path, wrong: Sampled
         return wrong
 
     async with open_env(spec_in(tmp_path)) as env:
-        rollout = await env.play(env.rows()[0], Policy.sampling(answer), replays=0)
+        rollout = await env.play(env.rows()[0], Policy.sampling(answer, None), replays=0)
     assert rollout.score is None
     assert rollout.error is not None
     assert why in rollout.error
@@ -230,7 +231,7 @@ async def test_an_answer_that_was_broken_off_goes_on(tmp_path: Path) -> None:
         return await sampler(ids, sampling)
 
     async with open_env(spec_in(tmp_path)) as env:
-        group = await env.play_group(env.rows()[0], 1, Policy.sampling(in_pieces))
+        group = await env.play_group(env.rows()[0], 1, Policy.sampling(in_pieces, None))
     assert group.certificate is not None
     assert group.certificate.exact
     assert (group.certificate.oldest, group.certificate.newest) == (1, 2)
@@ -254,6 +255,35 @@ async def test_every_group_is_exact_and_every_token_is_found_once(tmp_path: Path
         assert set(group.scores) <= {0.0, 1.0}
     everything = [rollout for group in groups for rollout in group.rollouts]
     assert trained(everything) == sampled(sampler.answers)
+
+
+async def test_rollouts_of_several_sequences_are_exact_too(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=False)
+    sampler = Sampler(thought="<think>\nI add.\n</think>\n\n")
+    async with open_env(spec_in(tmp_path)) as env:
+        group = await env.play_group(env.rows()[0], 3, sampler.policy(folder))
+    assert group.certificate is not None
+    assert group.certificate.exact, group.certificate.problems
+    assert [len(rollout.examples()) for rollout in group.rollouts] == [2, 2, 2]
+    assert trained(group.rollouts) == sampled(sampler.answers)
+
+
+async def test_a_version_that_is_pushed_while_tokens_are_sampled_brackets_them(tmp_path: Path) -> None:
+    sampler = Sampler()
+
+    async def pushed(ids: list[int], sampling: Sampling) -> Sampled:
+        policy.version = (policy.version or 0) + 1
+        return await sampler(ids, sampling)
+
+    policy = Policy.sampling(pushed, None, version=0)
+    async with open_env(spec_in(tmp_path)) as env:
+        group = await env.play_group(env.rows()[0], 1, policy)
+    assert group.rollouts[0].examples(one=True)[0].weights == (0, 2)
+    assert group.certificate is not None
+    assert (group.certificate.oldest, group.certificate.newest) == (0, 2)
+    told = Policy.sampling(sampler, None, version=lambda: 6)
+    async with open_env(spec_in(tmp_path)) as env:
+        assert (await env.play(env.rows()[0], told)).examples()[0].weights == (6, 6)
 
 
 async def test_two_plays_of_one_row_at_once_do_not_meet(tmp_path: Path) -> None:
@@ -391,7 +421,7 @@ class Hanging:
 async def test_cancelling_the_wait_releases_the_sandbox(tmp_path: Path, how: str) -> None:
     hanging, before = Hanging(), set(machine._live)
     async with open_env(spec_in(tmp_path, TERMINAL)) as env:
-        row, policy = env.rows()[0], Policy.sampling(hanging)
+        row, policy = env.rows()[0], Policy.sampling(hanging, None)
         waits = {
             "play": lambda: env.play(row, policy),
             "play_group": lambda: env.play_group(row, 1, policy),
@@ -414,8 +444,8 @@ async def test_cancelling_the_wait_releases_the_sandbox(tmp_path: Path, how: str
 async def test_closing_the_environment_ends_what_is_played(tmp_path: Path) -> None:
     hanging = Hanging()
     env = await open_env(spec_in(tmp_path, TERMINAL)).open()
-    waiting = asyncio.ensure_future(env.play(env.rows()[0], Policy.sampling(hanging)))
-    groups = env.groups(1, Policy.sampling(hanging))
+    waiting = asyncio.ensure_future(env.play(env.rows()[0], Policy.sampling(hanging, None)))
+    groups = env.groups(1, Policy.sampling(hanging, None))
     group = asyncio.ensure_future(anext(groups))
     await asyncio.wait_for(hanging.reached.wait(), 60)
     await env.close()
@@ -484,6 +514,25 @@ async def test_a_recorded_run_that_was_cancelled_goes_on_and_plays_nothing_twice
     assert len(sampler.asked) == asked
 
 
+async def test_a_row_that_comes_again_in_a_training_loop_is_played_again(tmp_path: Path) -> None:
+    record, sampler = tmp_path / "run", Sampler()
+
+    async def step(env: Any, **given: Any) -> list[str]:
+        return [group.id async for group in env.groups(1, sampler.policy(), rows=[env.rows()[0]], **given)]
+
+    async def training() -> list[list[str]]:
+        async with open_env(spec_in(tmp_path), record=record) as env:
+            return [await step(env), await step(env), await step(env, batch="step-3"), await step(env, batch="step-3")]
+
+    first = await training()
+    assert len({tuple(groups) for groups in first}) == 3
+    assert first[2] == first[3], "one batch is played once"
+    assert len(ids(record)) == 3
+    asked = len(sampler.asked)
+    assert await training() == first
+    assert len(sampler.asked) == asked, "after a restart every step finds its own"
+
+
 async def test_a_record_is_of_one_spec_and_where_groups_are_compared_of_one_size(tmp_path: Path) -> None:
     record = tmp_path / "run"
     async with open_env(spec_in(tmp_path, COMPARED), record=record) as env:
@@ -495,7 +544,7 @@ async def test_a_record_is_of_one_spec_and_where_groups_are_compared_of_one_size
     async with open_env(spec_in(tmp_path, COMPARED), record=record) as env:
         with pytest.raises(UserError, match="holds groups of 2"):
             await env.play(env.rows()[0], Sampler().policy())
-        again = await env.play_group(env.rows()[0], 2, Policy.sampling(never), group="g")
+        again = await env.play_group(env.rows()[0], 2, Policy.sampling(never, None), group="g")
         assert len(again.scores) == 2
     with pytest.raises(UserError, match="holds a run of something else"):
         await open_env(spec_in(tmp_path, TEXT.replace("What is", "Say")), record=record).open()

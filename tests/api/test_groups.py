@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from hermes_rl import Policy, Sampled, Sampling, open_env
+from hermes_rl.api.groups import ENDED
 from hermes_rl.errors import RunError, UserError
 from tests.api.summing import TEXT, Sampler, spec_in
 
 
-async def settled() -> None:
-    """Let everything that can go on go on: no rollout here waits for anything but the loop and its threads."""
-    for _ in range(200):
-        await asyncio.sleep(0.002)
+async def settled(sampler: Sampler) -> None:
+    """Wait until no call has come for half a second: rollouts here wait for nothing but the loop and its threads."""
+    still, seen = 0, len(sampler.asked)
+    while still < 10:
+        await asyncio.sleep(0.05)
+        still, seen = still + 1 if len(sampler.asked) == seen else 0, len(sampler.asked)
 
 
 def begun(sampler: Sampler) -> int:
@@ -30,13 +33,13 @@ async def test_nothing_begins_while_nobody_iterates(tmp_path: Path) -> None:
     sampler = Sampler()
     async with open_env(spec_in(tmp_path)) as env:
         groups = env.groups(2, sampler.policy(), concurrency=4)
-        await settled()
+        await settled(sampler)
         assert sampler.asked == []
         await anext(groups)
-        await settled()
+        await settled(sampler)
         at_rest = begun(sampler)
-        assert at_rest <= 3 * 4, "those in flight end, and those that began in the place of the first"
-        await settled()
+        assert at_rest <= 4 + 2 * (ENDED + 1), "those in flight end, and those that began in the place of others"
+        await settled(sampler)
         assert begun(sampler) == at_rest
         for _ in range(8):
             await anext(groups)
@@ -53,15 +56,16 @@ async def test_so_many_groups_are_played_ahead_and_no_more(tmp_path: Path, ahead
         async with env.groups(1, sampler.policy(), concurrency=1, ahead=ahead) as groups:
             await anext(groups)
             for _ in range(50):
-                await settled()
+                await settled(sampler)
                 if begun(sampler) > ahead:
                     break
-            await settled()
+            await settled(sampler)
             played = begun(sampler)
-            assert 1 + ahead <= played <= 2 + ahead, "one was taken, those ahead wait, and one may be in flight"
-            await settled()
+            most = 1 + ahead + ENDED + 1
+            assert 1 + ahead <= played <= most, "one was taken, those ahead wait, the others were ending or in flight"
+            await settled(sampler)
             assert begun(sampler) == played
-        await settled()
+        await settled(sampler)
         assert begun(sampler) == played
 
 
@@ -118,7 +122,7 @@ async def test_staleness_holds_when_a_group_is_handed_out(tmp_path: Path) -> Non
         async with env.groups(1, policy, concurrency=2, ahead=3, max_staleness=1) as groups:
             await anext(groups)
             for _ in range(50):
-                await settled()
+                await settled(sampler)
                 if begun(sampler) >= 4:
                     break
             policy.version = 1
@@ -169,15 +173,19 @@ async def test_leaving_the_loop_ends_what_is_in_flight(tmp_path: Path) -> None:
         return await sampler(ids, sampling)
 
     async with open_env(spec_in(tmp_path)) as env:
-        async with env.groups(1, Policy.sampling(half), concurrency=4, ahead=2) as groups:
+        async with env.groups(1, Policy.sampling(half, None), concurrency=4, ahead=2) as groups:
             await anext(groups)
         assert left > 0
         ended = left
-        await settled()
+        await settled(sampler)
         assert left == ended
-        second = env.groups(1, Policy.sampling(half))
+        async for _ in env.groups(1, sampler.policy(), ahead=1):
+            break
+        await settled(sampler)
+        assert len([task for task in asyncio.all_tasks() if "pump" in repr(task)]) == 0, "a plain break ends it too"
+        second = env.groups(1, Policy.sampling(half, None))
         waiting = asyncio.ensure_future(anext(second))
-        await settled()
+        await settled(sampler)
         with pytest.raises(UserError, match="somebody else waits"):
             await anext(second)
         waiting.cancel()

@@ -84,7 +84,7 @@ def test_what_ends_the_wait_ends_the_play(tmp_path: Path) -> None:
 
     def refused() -> None:
         with pytest.raises(UserError, match="was closed while"):
-            env.play(env.rows()[0], Policy.sampling(hangs))
+            env.play(env.rows()[0], Policy.sampling(hangs, None))
 
     with sync(open_env(spec_in(tmp_path))) as env:
         waiting = threading.Thread(target=refused)

@@ -316,3 +316,34 @@ async def test_what_was_graded_stays_graded_where_a_sandbox_does_not_end(
     lines = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
     assert [(line["score"], line["error"]) for line in lines] == [(2, None)] * 2
     assert "3 processes of a closed sandbox cannot be killed" in caplog.text
+
+
+ONLY_KEPT = """
+dataset: {items: [{q: a}]}
+prompt: {user: "{{ q }}"}
+toolsets: [terminal]
+artifacts:
+  work: {path: work, lay: LAY}
+  said: {command: echo said}
+rewards:
+  looks: {fn: "look.py:looks", sandbox: fresh}
+solution: {turns: [{tools: [{name: terminal, args: {command: "mkdir work; echo kept > work/a"}}]}, {say: done}]}
+servers: {policy: {type: scripted}}
+process: {groups: 1, group_size: 1}
+"""
+LOOKS_FOR = """
+def looks(ctx):
+    assert ctx.artifact("said").strip() == b"said"
+    there = ctx.terminal("cat work/a ~/.artifacts/said")["output"]
+    return float("kept" in there) + 10 * float("said" in there)
+"""
+
+
+async def test_an_artifact_may_be_kept_without_being_laid(tmp_path: Path) -> None:
+    (tmp_path / "look.py").write_text(LOOKS_FOR)
+    for lay, score in (("false", 10), ("true", 11), ("false", 10)):
+        (tmp_path / "spec.yaml").write_text(ONLY_KEPT.replace("LAY", lay))
+        await run_process(load_spec(tmp_path / "spec.yaml"), Launch("process", out=tmp_path / "run"))
+        (line,) = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
+        assert (line["score"], line["error"]) == (score, None)
+        assert (tmp_path / "run" / line["artifacts"]["work"]["path"] / "a").read_text() == "kept\n"

@@ -60,7 +60,27 @@ def test_a_full_disk_is_a_failed_run_that_names_the_file() -> None:
 
 def test_the_default_directory_is_named_by_what_defines_a_rollout(spec: Spec) -> None:
     directory = RunDirectory.choose(spec, "process", None)
-    assert directory.path == Path("outputs/terminal-files") / f"process-{spec.fingerprint('process')}"
+    assert directory.path == Path("outputs/terminal-files") / f"process-scripted-{spec.fingerprint('process')}"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("Qwen/Qwen3-4B-Instruct-2507", "Qwen3-4B-Instruct-2507"),
+        ("/models/my model/", "my-model"),
+        ("qwen3:4b", "qwen3-4b"),
+        ("x" * 300, "x" * 60),
+        ("..", "openai"),
+        ("größe", "gr-e"),
+    ],
+)
+def test_the_default_directory_says_which_model_played(model: str, name: str) -> None:
+    policy = json.dumps({"base_url": "http://h/v1", "model": model})
+    spec = parse_spec(
+        f"dataset: {{items: [{{a: 1}}], eval: only}}\nprompt: {{user: x}}\nservers: {{policy: {policy}}}\n"
+    )
+    directory = RunDirectory.choose(spec, "evaluate", None)
+    assert directory.path == Path("outputs/spec") / f"evaluate-{name}-{spec.fingerprint('evaluate')}"
 
 
 def test_another_run_is_refused_and_a_fresh_one_lies_beside(spec: Spec, tmp_path: Path) -> None:

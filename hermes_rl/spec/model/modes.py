@@ -11,8 +11,13 @@ _CONCURRENCY = "Rollouts in flight at a time; default: found by itself."
 
 
 class Serve(Section):
-    """Groups for a trainer, through Atropos' trajectory API."""
+    """Groups for a trainer."""
 
+    trainer: str = Field(
+        "atropos",
+        description="Who is served: atropos is its trajectory API; or your own as file.py:Class, "
+        "package.module:Class, or a name that a package publishes.",
+    )
     group_size: int = Field(4, ge=1, description="Rollouts per row.")
     total_steps: int = Field(1000, ge=1, description="Trainer steps after which the environment ends.")
     max_token_length: int | None = Field(

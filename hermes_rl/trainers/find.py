@@ -1,0 +1,51 @@
+"""Finding the trainer that a spec serves: Atropos' trajectory API, or somebody's own class behind the seam.
+
+A package brings a trainer as an entry point of the group `hermes_rl.trainers`: a callable that takes the spec and
+returns a `Trainer`.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import cast
+
+from hermes_rl.errors import UserError
+from hermes_rl.plugins import did_you_mean, load_object
+from hermes_rl.spec.model import Spec
+from hermes_rl.trainers.base import Trainer
+
+ATROPOS = "atropos"
+TRAINERS = "hermes_rl.trainers"
+"""Entry points of packages that bring a trainer of their own."""
+
+
+def own_trainer(spec: Spec) -> Trainer | None:
+    """The trainer that `serve.trainer` names; None for Atropos' trajectory API.
+
+    Raises:
+        UserError: there is none of that name, it cannot be loaded, or it is no trainer.
+    """
+    reference = spec.serve.trainer
+    if reference == ATROPOS:
+        return None
+    made = _load(reference)(spec)
+    lacking = [name for name in ("name", "register", "state", "send", "close") if not hasattr(made, name)]
+    if lacking:
+        raise UserError(f"serve.trainer: {reference} gives no trainer: it has no {lacking[0]!r} (see docs/trainers.md)")
+    return cast(Trainer, made)
+
+
+def _load(reference: str) -> type:
+    if ":" in reference:
+        return cast(type, load_object(reference))
+    points = {point.name: point for point in entry_points(group=TRAINERS)}
+    if reference not in points:
+        known = [ATROPOS, *points]
+        raise UserError(
+            f"serve.trainer: no trainer is named {reference!r}{did_you_mean(reference, known)} (there are "
+            f"{', '.join(known)}; your own: file.py:Class)"
+        )
+    try:
+        return cast(type, points[reference].load())
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"the trainer {reference!r} ({points[reference].value}) cannot be loaded: {error}") from error

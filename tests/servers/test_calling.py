@@ -1,0 +1,97 @@
+"""Functions as servers: what their answers say of versions, pieces and failures."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+import pytest
+
+from hermes_rl.errors import UserError
+from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded
+from hermes_rl.servers.calling import SampledByFunction, assistant
+from hermes_rl.servers.generation import Sampled, Sampling
+from hermes_rl.servers.retry import AttemptFailed
+
+REQUEST = ChatRequest(())
+
+
+def asked(most: int = 10, seed: int | None = None) -> Sampling:
+    return Sampling(array("i", [1, 2]), most, (9,), temperature=0.5, seed=seed, further={"top_k": 3})
+
+
+class Script:
+    """Gives its answers in order, or raises them; remembers the prompts, limits and seeds."""
+
+    def __init__(self, answers: Iterable[Sampled | Exception]) -> None:
+        self.answers = list(answers)
+        self.prompts: list[list[int]] = []
+        self.limits: list[int] = []
+        self.seeds: list[int | None] = []
+
+    async def __call__(self, ids: list[int], sampling: Sampling) -> Sampled:
+        self.prompts.append(ids)
+        self.limits.append(sampling.max_tokens)
+        self.seeds.append(sampling.seed)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def source(*answers: Sampled | Exception, version: int | None = None) -> tuple[Script, SampledByFunction]:
+    script = Script(answers)
+    return script, SampledByFunction(script, 100, lambda: version)
+
+
+async def test_an_answer_that_was_broken_off_is_gone_on_with_behind_its_tokens() -> None:
+    script, tokens = source(Sampled([5, 6], [-0.5, -0.25], "abort", 1), Sampled([7, 9], [-1.0, -2.0], "stop", 2))
+    run = await tokens.sample(asked(seed=4), REQUEST)
+    assert (run.ids.tolist(), run.logprobs.tolist(), run.finish) == ([5, 6, 7, 9], [-0.5, -0.25, -1.0, -2.0], "stop")
+    assert (script.prompts, script.limits) == ([[1, 2], [1, 2, 5, 6]], [10, 8])
+    assert script.seeds[0] == 4
+    assert script.seeds[1] not in (None, 4), "another request has another seed"
+    assert (run.before, run.after) == (1, 2)
+    assert run.sampling == {"temperature": 0.5, "top_k": 3}
+
+
+async def test_an_answer_that_is_broken_off_at_the_limit_is_complete() -> None:
+    _, tokens = source(Sampled([5, 6], [-0.5, -0.25], "abort"))
+    run = await tokens.sample(asked(most=2), REQUEST)
+    assert (run.ids.tolist(), run.finish) == ([5, 6], "length")
+
+
+async def test_versions_are_brackets_also_where_answers_come_out_of_order() -> None:
+    one = Sampled([5], [-0.5])
+    _, untold = source(one)
+    run = await untold.sample(asked(), REQUEST)
+    assert (run.before, run.after, await untold.weights()) == (None, None, None)
+    _, pushed = source(one, version=3)
+    run = await pushed.sample(asked(), REQUEST)
+    assert (run.before, run.after, await pushed.weights()) == (3, 3, 3)
+    _, told = source(Sampled([5], [-0.5], version=4), Sampled([5], [-0.5], version=6), Sampled([5], [-0.5], version=5))
+    runs = [await told.sample(asked(), REQUEST) for _ in range(3)]
+    assert [(run.before, run.after) for run in runs] == [(4, 4), (4, 6), (5, 5)]
+    assert await told.weights() == 6
+
+
+async def test_what_the_function_raises_is_a_failed_attempt_unless_it_says_more() -> None:
+    _, tokens = source(OSError("busy"), AttemptFailed("no", retryable=False), ContextLengthExceeded(), UserError("x"))
+    with pytest.raises(AttemptFailed, match="OSError: busy") as failed:
+        await tokens.sample(asked(), REQUEST)
+    assert failed.value.retryable
+    with pytest.raises(AttemptFailed, match="no") as failed:
+        await tokens.sample(asked(), REQUEST)
+    assert not failed.value.retryable
+    with pytest.raises(ContextLengthExceeded):
+        await tokens.sample(asked(), REQUEST)
+    with pytest.raises(UserError):
+        await tokens.sample(asked(), REQUEST)
+
+
+def test_an_assistant_message_may_be_its_text() -> None:
+    assert assistant("hi") == {"role": "assistant", "content": "hi"}
+    assert assistant({"tool_calls": [1]}) == {"role": "assistant", "content": None, "tool_calls": [1]}
+    for wrong in ({}, {"role": "user", "content": "hi"}, None, 3):
+        with pytest.raises(UserError, match="an answer is a text"):
+            assistant(wrong)  # type: ignore[arg-type]

@@ -1,0 +1,63 @@
+"""A trainer outside of the package is one file and one line of the spec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.errors import UserError
+from hermes_rl.spec.load import load_spec
+from hermes_rl.trainers.find import own_trainer
+from tests.cli.test_run import hermes, lines
+
+SPEC = """
+name: counted
+dataset: {items: [{n: 1}, {n: 2}, {n: 3}]}
+prompt: {user: "Say {{ n }}"}
+rewards: {right: {fn: exact_match, args: {target: "{{ n }}"}}}
+solution: {turns: [{say: "{{ n }}"}]}
+servers: {policy: {type: scripted, deviate: 0.5, weights_path: /get_weight_version}}
+serve: {group_size: 2, trainer: "counts.py:Counts", eval_every: 0}
+"""
+TRAINER = Path(__file__).with_name("counts.py")
+
+
+def write(folder: Path, trainer: str = TRAINER.read_text()) -> Path:
+    (folder / "counts.py").write_text(trainer)
+    (folder / "spec.yaml").write_text(SPEC)
+    return folder / "spec.yaml"
+
+
+def test_it_is_served_by_the_command_line_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    write(tmp_path)
+    for steps in ("2", "4"):
+        more = ["--out", "run", "--set", f"serve.total_steps={steps}"]
+        done = hermes("run", "spec.yaml", "serve", *more, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    got = lines(tmp_path / "got.jsonl")
+    groups = [line["group"] for line in got]
+    assert len(groups) == len(set(groups)) >= 4, "every group once, also over the restart"
+    assert all(line["scores"] in ([0.0, 1.0], [1.0, 0.0]) and line["exact"] for line in got)
+    assert {line["weights"] for line in got} == {0}
+    assert "going on at step 2" in done.stderr
+
+
+def test_it_takes_no_more_than_forty_lines() -> None:
+    code = [line for line in TRAINER.read_text().splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    assert len(code) <= 40
+
+
+@pytest.mark.parametrize(
+    ("trainer", "said"),
+    [
+        ("atropoz", "no trainer is named 'atropoz'; did you mean 'atropos'"),
+        ("counts.py:Missing", "Missing"),
+        ("counts.py:Nothing", "gives no trainer: it has no 'name'"),
+    ],
+)
+def test_what_is_no_trainer_is_refused_with_the_way_out(tmp_path: Path, trainer: str, said: str) -> None:
+    spec = write(tmp_path, "class Nothing:\n    def __init__(self, spec):\n        pass\n")
+    spec.write_text(SPEC.replace("counts.py:Counts", trainer))
+    with pytest.raises(UserError, match=said):
+        own_trainer(load_spec(spec, mode="serve"))

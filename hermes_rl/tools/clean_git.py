@@ -9,6 +9,7 @@ read.
 from __future__ import annotations
 
 import re
+import secrets
 
 _CORE = "repositoryformatversion|filemode|symlinks|ignorecase|autocrlf|eol"
 KEPT = rf"^(core\.({_CORE})|extensions\.(objectformat|refstorage))$"
@@ -26,7 +27,7 @@ _VARIABLES = " ".join(
     for number, (name, value) in enumerate(SETTINGS.items())
 )
 PRELUDE = f"""
-_clean_git=$(mktemp -d) || exit 126
+_clean_git=FOLDER
 export GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_COUNT={len(SETTINGS)} {_VARIABLES}
 export GIT_PAGER=cat GIT_EDITOR=: GIT_AUTHOR_NAME=agent GIT_COMMITTER_NAME=agent
 export GIT_AUTHOR_EMAIL=agent@localhost GIT_COMMITTER_EMAIL=agent@localhost
@@ -35,9 +36,12 @@ git() {{
   _top=$(pwd -P)
   while [ -n "$_top" ] && [ ! -e "$_top/.git" ]; do _top=${{_top%/*}}; done
   if [ ! -d "$_top/.git" ] || [ -h "$_top/.git" ]; then HOME=$_clean_git command git "$@"; return; fi
-  _own=$_clean_git/$(printf %s "$_top" | cksum | tr ' ' _)
+  for _name in mkdir ln cp; do
+    if ! command -v $_name >/dev/null; then HOME=$_clean_git command git "$@"; return; fi
+  done
+  _own=$_clean_git/$(set -f; IFS=/; set -- $_top; IFS=_; printf %s "$*")
   if [ ! -d "$_own" ]; then
-    mkdir "$_own"
+    mkdir -p "$_own"
     for _name in objects refs packed-refs shallow info reftable; do
       if [ -e "$_top/.git/$_name" ]; then ln -s "$_top/.git/$_name" "$_own/$_name"; fi
     done
@@ -55,5 +59,10 @@ git() {{
 
 
 def with_clean_git(command: str) -> str:
-    """The command, with that function where it uses git at all."""
-    return PRELUDE + command if re.search(r"(?<![\w.-])git\s", command) else command
+    """The command, with that function where it uses git at all.
+
+    An image that lacks what making that folder takes has its own git with the settings alone.
+    """
+    if not re.search(r"(?<![\w.-])git\s", command):
+        return command
+    return PRELUDE.replace("FOLDER", f"/tmp/git-{secrets.token_hex(16)}") + command

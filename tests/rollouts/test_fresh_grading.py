@@ -260,7 +260,7 @@ solution: {turns: [{tools: [{name: terminal, args: {command: "{{ c }}"}}]}]}
 servers: {policy: {type: scripted, deviate: 0}}
 process: {group_size: 1, groups: 1}
 """
-LOOKS_FOR = """
+ALONE = """
 def alone(ctx):
     return not ctx.terminal("cat /proc/[0-9]*/cmdline | tr '\\\\0' ' ' | grep -o 'sleep 779[0-9]'")["output"]
 
@@ -276,7 +276,7 @@ def second(ctx):
 
 async def test_no_process_of_an_artifact_or_of_a_reward_is_there_for_the_next_reward(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(DAEMONS)
-    (tmp_path / "look.py").write_text(LOOKS_FOR)
+    (tmp_path / "look.py").write_text(ALONE)
     await run_process(load_spec(tmp_path / "spec.yaml"), Launch("process", out=tmp_path / "run"))
     line = json.loads((tmp_path / "run/rollouts.jsonl").read_text())
     assert {name: reward["value"] for name, reward in line["rewards"].items()} == {"first": 1, "second": 1}

@@ -177,3 +177,15 @@ async def test_what_the_command_of_an_artifact_leaves_running_is_dead_before_any
     async with create_sandbox(SandboxConfig(backend=backend, keep_processes=True)) as sandbox:
         await taken(sandbox, command="setsid sleep 779 >/dev/null 2>&1 & echo out")
         assert b"sleep 779" in (await sandbox.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).stdout
+
+
+async def test_an_image_without_the_programs_for_a_clean_folder_still_gives_a_patch() -> None:
+    setup = ("mkdir /tmp/own && ln -s /usr/bin/git /tmp/own/git",)
+    async with create_sandbox(SandboxConfig(workdir="/home/user/repo", setup=setup)) as sandbox:
+        await sandbox.run(f"git init -q && echo a > kept && git add -A && {GIT} commit -qm base && echo b >> kept")
+        await sandbox.write_file("/tmp/evil", LEAVES.encode(), 0o755)
+        await sandbox.run("git config core.fsmonitor /tmp/evil")
+        patch = await taken(sandbox, command="export PATH=/tmp/own; git add -A && git diff --cached HEAD")
+        assert patch.problem is None and b"+b\n" in patch.files[0].data
+        with pytest.raises(FileNotFoundError):
+            await sandbox.stat("/tmp/ran")

@@ -35,7 +35,7 @@ DOORS = {
     "ray": (),
 }
 """Foreign package → where it may be imported."""
-ANYWHERE = {"errors", "endings", "plugins", "shipped", "threads", "version"}
+ANYWHERE = {"errors", "endings", "plugins", "shipped", "threads", "version", "visible"}
 """Modules of the package itself that every room may use."""
 
 
@@ -100,7 +100,8 @@ def test_the_environment_of_the_process_is_never_changed() -> None:
         r"os\.environ\[[^\]]+\]\s*=|os\.environ\.(update|setdefault|pop)|os\.putenv|sys\.path\.(insert|append)"
     )
     found = [p.name for p in PACKAGE.rglob("*.py") if forbidden.search(p.read_text(encoding="utf-8"))]
-    assert found == ["plugins.py"], "a user's file finds its neighbours while it loads, and nothing stays"
+    # A user's file finds its neighbours while it loads, and nothing stays; the reporter works in a sandbox's processes.
+    assert sorted(found) == ["plugins.py", "reporter.py"]
 
 
 @pytest.mark.parametrize(

@@ -133,4 +133,6 @@ def version(
 
 
 def _print(text: str) -> None:
-    typer.echo(text)
+    from hermes_rl.cli.echo import echo
+
+    echo(text)

@@ -7,8 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-import typer
-
+from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import Options
 from hermes_rl.cli.policy import policy_of
 from hermes_rl.errors import HermesRLError, UserError
@@ -83,12 +82,12 @@ def _load(source: str, overrides: Overrides, environ: Mapping[str, str]) -> Spec
 def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:
     """Print what was found; status 1 where something does not work."""
     if as_json:
-        typer.echo(json.dumps([asdict(check) for check in checks], indent=2, ensure_ascii=False))
+        echo(json.dumps([asdict(check) for check in checks], indent=2, ensure_ascii=False))
     else:
         for check in checks:
-            typer.echo(f"{check.word:4}  {check.name}: {check.detail}")
+            echo(f"{check.word:4}  {check.name}: {check.detail}")
             if check.remedy is not None:
-                typer.echo(f"      {check.remedy}")
+                echo(f"      {check.remedy}")
     return 0 if all(check.ok or not check.needed for check in checks) else 1
 
 

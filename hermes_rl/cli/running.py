@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import typer
-
+from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import environment
 from hermes_rl.cli.policy import with_policy
 from hermes_rl.rollouts.admission import raise_descriptor_limit
@@ -132,8 +131,8 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
 def _process(spec: Spec, launch: Launch) -> int:
     summary, directory = run_interruptible(run_process(spec, launch))
     launch.progress.end()
-    typer.echo(_process_words(spec, summary))
-    typer.echo(f"run directory: {directory.path}")
+    echo(_process_words(spec, summary))
+    echo(f"run directory: {directory.path}")
     return 0 if summary.stopped is None else 1
 
 
@@ -159,10 +158,10 @@ def _evaluate(spec: Spec, launch: Launch) -> int:
     found, directory = run_interruptible(run_evaluate(spec, launch))
     launch.progress.end()
     for line in evaluation_lines(found):
-        typer.echo(line)
-    typer.echo(f"run directory: {directory.path}")
+        echo(line)
+    echo(f"run directory: {directory.path}")
     if not found.reliable:
-        typer.echo(
+        echo(
             "error: more than 2 % of the rollouts could not be graded, see `error` in rollouts.jsonl",
             err=True,
         )
@@ -194,8 +193,8 @@ def _serve(spec: Spec, launch: Launch) -> int:
 
     directory = run_interruptible(run_serve(spec, launch))
     launch.progress.end()
-    typer.echo(f"the trainer has had its {spec.serve.total_steps} steps")
-    typer.echo(f"run directory: {directory.path}")
+    echo(f"the trainer has had its {spec.serve.total_steps} steps")
+    echo(f"run directory: {directory.path}")
     return 0
 
 

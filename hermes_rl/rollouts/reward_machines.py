@@ -1,14 +1,16 @@
 """Which sandbox a reward looks into: the rollout's own, or a fresh one with the rollout's artifacts laid in.
 
-Owns when each lives. Artifacts are taken before the first reward; the rollout's own sandbox is given back as soon as
-no reward that is still to come looks into it; a fresh one lives as long as its reward.
+Owns when each lives, and that nothing of the agent runs in the rollout's own before a reward. Artifacts are taken
+before the first reward; the rollout's own sandbox is given back as soon as no reward that is still to come looks into
+it; a fresh one lives as long as its reward.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,6 +22,8 @@ from hermes_rl.tools.artifacts import Artifact, Request, take
 from hermes_rl.tools.context import ToolContext
 from hermes_rl.tools.machine import SandboxFactory, ToolRuntime
 from hermes_rl.tools.toolkit import Toolkit
+
+log = logging.getLogger(__name__)
 
 PER_CORE = 2
 """Fresh sandboxes at once, for each core. What runs in them is mostly work, against a limit of time: one that is late
@@ -53,6 +57,8 @@ class RewardMachines:
     async def __call__(self, reward: GradedReward) -> AsyncIterator[ToolContext]:
         await self._give_back()
         if not reward.fresh or not _looks(reward):
+            if _looks(reward):
+                await self.runtime.settle()  # what another reward has run may have left processes of the agent
             yield ToolContext(self.runtime.task_id)
             if reward.name in self._waiting:
                 self._waiting.remove(reward.name)
@@ -64,7 +70,7 @@ class RewardMachines:
 
     async def _give_back(self) -> None:
         if not self._waiting:
-            await self.runtime.release()
+            await _released(self.runtime.release())
 
 
 class KeptMachines:
@@ -117,15 +123,26 @@ async def _fresh(
 
     Those that are `only_kept` are known to the reward, but their files are not in its sandbox.
     """
-    fresh = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=factory)
-    async with _places.here(), fresh as runtime:
-        runtime.artifacts = artifacts
+    runtime = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=factory)
+    async with _places.here():
         try:
-            laid = {name: artifact for name, artifact in artifacts.items() if name not in only_kept}
-            await runtime.laid.lay(await runtime.sandbox(), laid)
-        except OSError as error:
-            raise SandboxFailure(f"artifacts cannot be laid into a fresh sandbox: {error}") from error
-        yield ToolContext(runtime.task_id)
+            runtime.artifacts = artifacts
+            try:
+                laid = {name: artifact for name, artifact in artifacts.items() if name not in only_kept}
+                await runtime.laid.lay(await runtime.sandbox(), laid)
+            except OSError as error:
+                raise SandboxFailure(f"artifacts cannot be laid into a fresh sandbox: {error}") from error
+            yield ToolContext(runtime.task_id)
+        finally:
+            await _released(runtime.close())
+
+
+async def _released(releasing: Awaitable[None]) -> None:
+    """Release a sandbox. What lives on in it is said, and takes no value from a reward: the agent may wish that."""
+    try:
+        await releasing
+    except SandboxFailure as failure:
+        log.error("a sandbox was not released: %s", failure.detail)
 
 
 def _looks(reward: GradedReward) -> bool:

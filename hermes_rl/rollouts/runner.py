@@ -194,7 +194,13 @@ class RolloutRunner:
                 await self._converse(rollout, runtime)
                 await self._grade(rollout, runtime)
         except Failure as failure:
-            rollout.fail(failure)
+            if rollout.state is RolloutState.FAILED:
+                rollout.fail(failure)
+            else:
+                # What was graded stays graded: otherwise an agent whose processes do not end would choose not to be.
+                log.error(
+                    "rollout %s keeps its grade, but its machine was not released: %s", rollout.id, failure.detail
+                )
         if rollout.result is not None:
             rollout.timings |= rollout.result.timings.record()
         rollout.timings["total"] = time.perf_counter() - started

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from hermes_rl.rollouts.rollout import Group
+from hermes_rl.visible import visible
 
 EVERY = 5.0
 """Seconds between two lines where stderr is no terminal."""
@@ -54,7 +55,7 @@ class Progress:
     def note(self, message: str) -> None:
         """Something that the user should know, even with --quiet."""
         self.end()
-        print(message, file=self.stream, flush=True)
+        print(visible(message), file=self.stream, flush=True)
 
     def end(self) -> None:
         """Finish a line that is rewritten in place."""
@@ -63,6 +64,7 @@ class Progress:
             self._open_line = False
 
     def _show(self, text: str) -> None:
+        text = visible(text)
         if self._inline:
             self.stream.write(f"\r\x1b[2K{text}")
             self._open_line = True

@@ -1,4 +1,4 @@
-"""The rooms of docs/architecture.md: imports point one way, each foreign package has one door, nothing is heavy."""
+"""The rooms of docs/architecture.md: imports point one way, each foreign package has one door, each class one home."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,13 @@ DOORS = {
 """Foreign package → where it may be imported."""
 ANYWHERE = {"errors", "endings", "plugins", "shipped", "threads", "version", "visible"}
 """Modules of the package itself that every room may use."""
+SEVERAL_HOMES = {
+    "Artifact", "Budget", "Descriptors", "Entry", "File", "Group", "Limits", "Machine", "Mark", "Part", "Process",
+    "Reasoning", "Renderer", "Request", "Sandbox", "Source", "Span", "Staging", "Tool", "Turn",
+}  # fmt: skip
+"""Names of classes that two modules still have. A name may leave this set, none may join it."""
+FREE_OF_CIRCLES = ("agent", "servers", "tokens")
+"""Rooms in which no module imports itself, however far around: a room may join, none may leave."""
 
 
 def rooms() -> list[str]:
@@ -83,6 +90,47 @@ def test_imports_point_one_way() -> None:
             if order[parts[1]] > order[here]:
                 wrong.append(f"{name} imports {imported}")
     assert wrong == []
+
+
+def test_no_two_classes_have_one_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for name, tree in modules():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(name)
+    several = {name: where for name, where in homes.items() if len(where) > 1}
+    assert {name: several[name] for name in several.keys() - SEVERAL_HOMES} == {}, "give the new class another name"
+    assert SEVERAL_HOMES - several.keys() == set(), "these names have one home now: take them off the list"
+
+
+def test_no_circle_of_imports_inside_a_room() -> None:
+    """Imports inside of functions and for type checking count: a reader has to follow them too."""
+    trees = {f"hermes_rl/{name}".removesuffix(".py").removesuffix("/__init__"): tree for name, tree in modules()}
+    known = {path.replace("/", "."): tree for path, tree in trees.items()}
+    inside = {
+        module: {one for one in _imported_modules(tree, known) if one.split(".")[1:2] == module.split(".")[1:2]}
+        for module, tree in known.items()
+        if module.split(".")[1:2] and module.split(".")[1] in FREE_OF_CIRCLES
+    }
+    assert len(inside) > len(FREE_OF_CIRCLES)
+    while True:  # take off what imports nothing of the rest, and what nothing of the rest imports: circles stay
+        imported = set().union(*inside.values())
+        rest = {
+            one: found & inside.keys() for one, found in inside.items() if found & inside.keys() and one in imported
+        }
+        if rest == inside:
+            break
+        inside = rest
+    assert sorted(inside) == []
+
+
+def _imported_modules(tree: ast.Module, known: Mapping[str, ast.Module]) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            full = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (one if one in known else node.module for one in full)
 
 
 def test_each_foreign_package_has_its_door() -> None:

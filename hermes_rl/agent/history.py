@@ -1,8 +1,8 @@
-"""What the model said, as it is kept in the history and as it goes back to the server.
+"""Assistant messages as the history keeps them, and as they go back to the server.
 
-Owns the difference between the two. The history keeps what the model wrote. A server that parses the history
-refuses the whole conversation for one malformed call in it, so what is sent holds empty arguments in such a
-place; the answer to the call tells the model what was wrong.
+Owns the difference between the two. The history keeps what the model wrote. But a server that parses the history
+refuses the whole conversation for one malformed call in it, so the messages that are sent have empty arguments in such
+a place; the answer to the call tells the model what was wrong.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from hermes_rl.agent.result import Message
 
 
 def kept_message(message: Mapping[str, Any], turn: int) -> Message:
-    """An assistant message for the history: all that came, reasoning included, in the shape that servers take.
+    """Make the message for the history: everything that came, reasoning included, in the shape that servers take.
 
-    Every call has an id of its own, a type and text arguments.
+    Every call gets an id of its own, a type and arguments as text.
     """
     kept = {key: value for key, value in message.items() if value is not None}
     kept["role"] = "assistant"
@@ -31,7 +31,7 @@ def kept_message(message: Mapping[str, Any], turn: int) -> Message:
 
 
 def sendable(messages: list[Message]) -> list[Message]:
-    """The history with arguments that are no JSON object left empty."""
+    """Return the history with empty arguments in every call whose arguments are no JSON object."""
     return [_sendable(message) if message.get("tool_calls") else message for message in messages]
 
 
@@ -56,7 +56,7 @@ def _call(call: Mapping[str, Any], default_id: str, taken: set[str]) -> dict[str
     function = function if isinstance(function, dict) else {}
     arguments = function.get("arguments", "")
     given_id = str(call.get("id") or "")
-    # What our own parser says of a call that cannot be executed.
+    # Our own parser adds this to a call that cannot be executed.
     problem = {"error": call["error"]} if isinstance(call.get("error"), str) else {}
     return {
         "id": default_id if not given_id or given_id in taken else given_id,

@@ -1,8 +1,8 @@
 """The agent loop: ask the model, run the tools that it calls, tell it the results, until there is an ending.
 
-Owns the turns, the budgets and the ending. Running tools is `hermes_rl.tools`, talking to models is
-`hermes_rl.servers`, scoring comes after. Whatever the model writes, the loop does not raise; where
-infrastructure fails it raises a `Failure` whose `result` holds the conversation so far.
+Owns the turns, the budgets and the ending. Leaves running tools to `hermes_rl.tools`, talking to models to
+`hermes_rl.servers`, and scoring to `hermes_rl.scoring`. Nothing that the model writes makes the loop raise; where
+infrastructure fails, it raises a `Failure` whose `result` holds the conversation so far.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hermes_rl.agent.history import kept_message, sendable
-from hermes_rl.agent.managed import ManagedState
-from hermes_rl.agent.result import AgentResult, Message, ToolCall, reasoning_of, text_of, tokens_of
+from hermes_rl.agent.result import AgentResult, ManagedState, Message, ToolCall, reasoning_of, text_of, tokens_of
 from hermes_rl.agent.server import CompletionAdapter, as_chat_server
 from hermes_rl.agent.user import SimulatedUser
 from hermes_rl.endings import Ending
@@ -29,7 +28,7 @@ from hermes_rl.tools.toolkit import Toolkit
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """What bounds and steers one rollout. Times are in seconds, sizes in tokens; None is no bound."""
+    """The bounds and the sampling of one rollout. Times are in seconds, sizes in tokens; None is no bound."""
 
     max_turns: int = 30
     timeout: float | None = None
@@ -37,15 +36,15 @@ class LoopOptions:
     max_tokens: int | None = None
     """Of one turn; None leaves it to the server."""
     max_trajectory_tokens: int | None = None
-    """Of prompt and turns together, by the server's count. No turn begins beyond it; what is left of it also
-    bounds a turn that has a `max_tokens`."""
+    """Of prompt and turns together, by the server's count. No turn begins beyond it, and a turn that has a `max_tokens`
+    gets no more than the rest of it."""
     temperature: float | None = 1.0
     top_p: float | None = None
     seed: int | None = None
-    """Of the rollout: each model call of the policy, and of a simulated user, has a seed drawn from it. None: calls
-    have no seed."""
+    """Of the rollout: each model call of the policy and of a simulated user gets a seed drawn from it. None: calls have
+    no seed."""
     seeded: bool = True
-    """False: a rollout that is played with these options is given no seed."""
+    """False: rollouts with these options get no seed."""
     reasoning: Reasoning | None = None
     extra_body: Mapping[str, Any] | None = None
     logprobs: bool = False
@@ -116,7 +115,7 @@ class HermesAgentLoop:
         except Failure as failure:
             result.ending = failure.ending
             failure.result = result
-            # A sandbox that the agent's own commands killed is gone by the policy's doing.
+            # Where the agent's own commands killed the sandbox, the policy did it: the rollout is scored.
             if not failure.ending.graded:
                 raise
         result.finished_naturally = result.ending.finished_naturally
@@ -136,13 +135,13 @@ class HermesAgentLoop:
         return ending
 
     async def _turn(self, result: AgentResult, runtime: ToolRuntime) -> Ending | None:
-        """One model call and the tool calls that it asks for; the ending, if this was the last."""
+        """Make one model call and the tool calls that it asks for; returns the ending, if this turn was the last."""
         request = self._request(result, runtime)
         try:
             reply = await self.server.chat(request)
         except ContextLengthExceeded as error:
             if result.turns_used == 0:
-                # The policy has not said anything yet: the prompt, or the limit that we asked for, is too large.
+                # The policy has not written anything yet: the prompt, or the limit that we asked for, is too large.
                 raise ServerFailure(
                     f"the first request does not fit ({error}): the prompt or agent.max_tokens is too large"
                 ) from error
@@ -157,14 +156,14 @@ class HermesAgentLoop:
         return Ending.SANDBOX_KILLED if runtime.killed_by_agent else None
 
     async def _hear(self, result: AgentResult, said: str | None = None) -> Ending | None:
-        """The user's next words, which are no turn of the policy; the ending, if they are the last."""
+        """Append the user's next words, which are no turn of the policy; returns the ending, if they are the last."""
         assert self.user is not None
         message, ending = await self.user.speak(said)
         result.messages.append(message)
         return ending
 
     def _spent(self, result: AgentResult) -> Ending | None:
-        """The budget that leaves no room for another turn."""
+        """Return the ending by the first budget that leaves no room for another turn."""
         if result.turns_used >= self.options.max_turns:
             return Ending.MAX_TURNS
         if self.options.timeout is not None and result.timings.working >= self.options.timeout:
@@ -174,7 +173,7 @@ class HermesAgentLoop:
         return None
 
     def _room(self, result: AgentResult) -> int | None:
-        """Tokens left for the trajectory by the server's own count; None without a bound."""
+        """Return the tokens left for the trajectory by the server's own count; None without a bound."""
         if self.options.max_trajectory_tokens is None:
             return None
         last = result.replies[-1].usage if result.replies else {}
@@ -198,21 +197,21 @@ class HermesAgentLoop:
         )
 
     def _history(self, result: AgentResult) -> list[Message]:
-        """What the server is sent. One that has the tokens reads no calls again, so nothing needs to be mended."""
+        """Return the messages to send. A token-level server does not parse earlier calls and gets them unchanged."""
         exact = result.transcript is not None and bool(result.transcript.turns)
         return sendable(result.messages) if result.tool_errors and not exact else result.messages
 
     def _turn_limit(self, result: AgentResult) -> int | None:
-        """`max_tokens`, or what is left of the trajectory where that is less.
+        """Return `max_tokens`, or the rest of the trajectory where that is less.
 
-        What is left is never sent by itself: it does not know the prompt's new part, and servers refuse a limit
-        that does not fit their context beside the prompt.
+        The rest is never sent without a `max_tokens`: it does not account for the new part of the prompt, and servers
+        refuse a limit that does not fit their context beside the prompt.
         """
         limit, room = self.options.max_tokens, self._room(result)
         return limit if limit is None or room is None else min(limit, room)
 
     def _take(self, reply: ChatReply, result: AgentResult) -> list[dict[str, Any]]:
-        """Put the reply into the history and the counts; returns its tool calls."""
+        """Add the reply to the history and the counts; returns its tool calls."""
         result.turns_used += 1
         message = kept_message(reply.message, result.turns_used)
         result.messages.append(message)
@@ -230,7 +229,7 @@ class HermesAgentLoop:
         outcomes = await execute_calls(
             calls, self.toolkit, runtime, turn=result.turns_used, tool_timeout=self._tool_timeout(result)
         )
-        # Starting the sandbox on first use is not the agent's working time.
+        # The start of the sandbox on first use is not the agent's working time.
         result.timings.tools += time.perf_counter() - started - (runtime.start_seconds - starting)
         for outcome in outcomes:
             result.messages.append({"role": "tool", "tool_call_id": outcome.id, "content": outcome.content})
@@ -239,7 +238,7 @@ class HermesAgentLoop:
                 result.tool_errors.append(outcome.error)
 
     def _tool_timeout(self, result: AgentResult) -> float | None:
-        """Seconds that a call may take: the tool's bound or what is left of the agent's, the smaller."""
+        """Return how many seconds a call may take: the tool's bound or the rest of the agent's time, the smaller."""
         bounds = [self.options.tool_timeout]
         if self.options.timeout is not None:
             bounds.append(max(0.001, self.options.timeout - result.timings.working))
@@ -247,13 +246,13 @@ class HermesAgentLoop:
 
 
 def _sandbox_of(server: Any) -> SandboxConfig | None:
-    """The sandbox of the environment that the server object belongs to, which such an object may name."""
+    """Return the sandbox of the environment that a server object belongs to, where it names one."""
     sandbox = getattr(server, "sandbox", None)
     return sandbox if isinstance(sandbox, SandboxConfig) else None
 
 
 def _ending_of(reply: ChatReply, calls: list[dict[str, Any]]) -> Ending | None:
-    """The ending that a reply is by itself; None where its tool calls go on."""
+    """Return the ending that a reply brings by itself; None where its tool calls go on."""
     if reply.finish_reason == "length":
         return Ending.LENGTH
     if reply.finish_reason == "content_filter" or reply.message.get("refusal"):

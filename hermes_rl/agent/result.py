@@ -1,29 +1,32 @@
 """What an agent run leaves behind.
 
-`AgentResult` keeps the fields that rewards of the reference design read (messages, managed_state, turns_used,
-finished_naturally, reasoning_per_turn, tool_errors) and adds the ending by name, the calls, usage and timings.
+Owns `AgentResult`, which keeps the fields that rewards of the reference design read (messages, managed_state,
+turns_used, finished_naturally, reasoning_per_turn, tool_errors) and adds the ending by name, the calls, usage and
+timings; and the form in which hand-written environments read tokens, `managed_state["nodes"]`. Leaves what becomes of a
+result on disk to `hermes_rl.runs`.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hermes_rl.endings import Ending
 from hermes_rl.servers.base import ChatReply
+from hermes_rl.tokens.sequence import MASKED_LOGPROB
 from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.errors import ToolError
 
 Message = dict[str, Any]
-"""A message of the OpenAI chat format; `role` and `content` are always there."""
+"""A message of the OpenAI chat format; it always has `role` and `content`."""
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call that the model made: what it asked, what it was told, and why it failed, if it did.
+    """One call that the model made: its arguments, its result, and its error, if it failed.
 
     `turn` counts from 1; `seconds` is wall time; `arguments` are as executed, or the raw text where unreadable.
     """
@@ -39,12 +42,12 @@ class ToolCall:
 
 @dataclass
 class Usage:
-    """Tokens as the server counted them, summed over the turns; 0 where it did not say."""
+    """Tokens as the server counted them, summed over the turns; 0 where it counted none."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float | None = None
-    """US dollars, where the server tells them (`usage.cost`)."""
+    """US dollars, where the server reports them (`usage.cost`)."""
 
     def add(self, usage: Mapping[str, Any] | None) -> None:
         cost = (usage or {}).get("cost")
@@ -63,7 +66,7 @@ class Usage:
 
 @dataclass
 class Timings:
-    """Seconds. `generation` and `tools` are working time, `queue` (retries included) does not count as such."""
+    """Seconds. `generation` and `tools` are working time; `queue`, which includes retries, is not."""
 
     generation: float = 0.0
     tools: float = 0.0
@@ -82,8 +85,8 @@ class AgentResult:
     """One conversation from the prompt to its ending.
 
     `turns_used` counts completed model calls. `reasoning_per_turn` has one entry per turn, None without reasoning.
-    `replies` are the server's answers as they came, `transcript` what a token-level server sampled; the first
-    `prompt_length` messages were given, and `tool_schemas` are what the model was told it may call.
+    `replies` are the server's answers as they came; `transcript` holds the tokens that a token-level server sampled.
+    The first `prompt_length` messages are the prompt; `tool_schemas` describe the tools that the model may call.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -102,7 +105,7 @@ class AgentResult:
     tool_schemas: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     def for_rewards(self) -> AgentResult:
-        """A copy for code that may change it: what is recorded and trained on stays as it was played."""
+        """Copy the result for a reward, which may change its copy; what is recorded and trained on stays as it is."""
         return replace(
             self,
             messages=copy.deepcopy(self.messages),
@@ -117,7 +120,7 @@ class AgentResult:
 
     @property
     def texts(self) -> list[str]:
-        """The text of each turn of the policy; the assistant messages of the prompt are not its own."""
+        """The text of each turn of the policy, without the assistant messages of the prompt."""
         own = self.messages[self.prompt_length :]
         return [text_of(message.get("content")) for message in own if message.get("role") == "assistant"]
 
@@ -128,7 +131,7 @@ class AgentResult:
 
 
 def text_of(content: object) -> str:
-    """The text parts of a content that may be None, a string, or a list of parts."""
+    """Return the text of a content, which may be None, a string, or a list of parts."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
@@ -137,13 +140,13 @@ def text_of(content: object) -> str:
 
 
 def tokens_of(usage: Mapping[str, Any] | None, name: str) -> int:
-    """A count of the server's usage; 0 where it says nothing that is a number."""
+    """Return a count of the server's usage; 0 where it is no number."""
     count = (usage or {}).get(name)
     return int(count) if isinstance(count, int | float) and math.isfinite(count) else 0
 
 
 def reasoning_of(message: Mapping[str, Any]) -> str | None:
-    """The reasoning of an assistant message, in whichever of three fields the server put it."""
+    """Return the reasoning of an assistant message from whichever of three fields the server put it in."""
     for key in ("reasoning_content", "reasoning"):
         if isinstance(message.get(key), str) and message[key]:
             return str(message[key])
@@ -151,3 +154,45 @@ def reasoning_of(message: Mapping[str, Any]) -> str | None:
     parts = details if isinstance(details, list) else []
     texts = [part.get("text") or part.get("summary") or "" for part in parts if isinstance(part, dict)]
     return "".join(text for text in texts if isinstance(text, str)) or None
+
+
+@dataclass(frozen=True)
+class Node:
+    """One sequence with the fields of Atropos' SequenceNode, in lists of one length.
+
+    A mask is -100 or the token; the log-probability at a masked position is 1.0.
+    """
+
+    tokens: list[int]
+    masked_tokens: list[int]
+    logprobs: list[float]
+    metadata: dict[str, Any]
+
+
+class ManagedState(Mapping[str, list[Node]]):
+    """``{"nodes": […]}``: every sequence of the rollout, not only the last.
+
+    It makes the nodes when they are asked for: as lists of Python numbers they take several times the memory.
+    """
+
+    def __init__(self, transcript: Transcript) -> None:
+        self._transcript = transcript
+
+    def __getitem__(self, key: str) -> list[Node]:
+        if key != "nodes":
+            raise KeyError(key)
+        return [
+            Node(
+                sequence.tokens,
+                sequence.masks,
+                sequence.logprobs or [MASKED_LOGPROB] * len(sequence),
+                {"turns": [span.turn for span in sequence.spans]},
+            )
+            for sequence in self._transcript.sequences()
+        ]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("nodes",))
+
+    def __len__(self) -> int:
+        return 1

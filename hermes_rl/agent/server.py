@@ -1,4 +1,7 @@
-"""Taking any model server into the loop: one of ours, or one with OpenAI-style `chat_completion(**kwargs)`."""
+"""Any model server in the loop: one of ours, or one with OpenAI-style `chat_completion(**kwargs)`.
+
+Owns the adapter around a foreign server object. Leaves our own servers to `hermes_rl.servers`.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from hermes_rl.servers.wire import chat_body
 
 
 def as_chat_server(server: Any) -> ChatServer:
-    """`server` itself if it speaks `chat(ChatRequest)`, else an adapter around its `chat_completion`.
+    """Return `server` itself if it has `chat(ChatRequest)`, else an adapter around its `chat_completion`.
 
     Raises:
-        TypeError: it has neither.
+        TypeError: `server` has neither.
     """
     if callable(getattr(server, "chat", None)):
         return cast(ChatServer, server)
@@ -32,7 +35,7 @@ class CompletionAdapter:
         self._server = server
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        """Ask it; whatever it raises is a failure of the server, but for a conversation that became too long."""
+        """Ask the server; whatever it raises is its failure, except for a conversation that became too long."""
         started = time.perf_counter()
         try:
             completion = await self._server.chat_completion(**arguments(request))
@@ -59,16 +62,16 @@ class CompletionAdapter:
         )
 
     def state(self) -> Mapping[str, Any] | None:
-        """What a foreign server that tracks tokens has kept; None where it keeps nothing."""
+        """Return the token state of a foreign server that tracks tokens; None where it tracks none."""
         get_state = getattr(self._server, "get_state", None)
         return get_state() if callable(get_state) else None
 
     async def close(self) -> None:
-        """Its owner closes it."""
+        """Leave the server open: its owner closes it."""
 
 
 def arguments(request: ChatRequest) -> dict[str, Any]:
-    """The request as keyword arguments of an OpenAI client; what is not set is left out."""
+    """Return the request as keyword arguments of an OpenAI client, without those that are not set."""
     names = ("tools", "temperature", "top_p", "max_tokens", "seed", "stop")
     given = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
     if request.logprobs:
@@ -81,7 +84,7 @@ def arguments(request: ChatRequest) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Dicts and lists of pydantic objects, mappings and simple namespaces, however deep."""
+    """Turn pydantic objects, mappings and simple namespaces into dicts and lists, however deep."""
     if hasattr(value, "model_dump"):
         return value.model_dump()
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""A simulated user: another model that answers what the agent says, with wishes and tools of its own.
+"""A simulated user: another model that answers the agent, with wishes and tools of its own.
 
-Owns the user's side of the conversation: its history with the roles swapped, its tool calls, which the agent
-never sees, and when it has had enough. Its words are user messages, so nothing of them is trained on. What it
-fails to do is infrastructure: a `ServerFailure`, never a score.
+Owns the user's side of the conversation: its history with the roles swapped, its tool calls, which the agent never
+sees, and the end that it sets. Its words are user messages, so none of them is trained on. When the user fails, the
+infrastructure has failed: it raises a `ServerFailure`, never a score.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.toolkit import Toolkit
 
 GREETING = "Hi! How can I help you today?"
-"""What a user answers that speaks first."""
+"""Stands as the agent's first words in the history of a user that speaks first."""
 ATTEMPTS = 3
-"""How often a user is asked that says nothing."""
+"""Empty answers after which a user has failed."""
 MOST_ROUNDS = 10
 """Rounds of tool calls before a user has to speak."""
 
 
 def user_id(rollout: str) -> str:
-    """What servers know the user of a rollout by; a role that plays agent and user keeps them apart."""
+    """Return the id of a rollout's user, so that a server that plays agent and user keeps them apart."""
     return f"{rollout}-user"
 
 
@@ -38,7 +38,7 @@ class SimulatedUser:
     Args:
         server: who plays it.
         system: who it is and what it wants.
-        runtime: the rollout's machine; its tools act on the same state as the agent's.
+        runtime: the rollout's machine; the user's tools act on the same state as the agent's.
         toolkit: its own tools.
         stop: phrases that end the conversation when it says one.
         max_turns: how often it speaks at most.
@@ -69,9 +69,9 @@ class SimulatedUser:
         self._history: list[Message] = [] if system is None else [{"role": "system", "content": system}]
 
     def begin(self, messages: Sequence[Message], seed: int | None = None) -> None:
-        """Take up what was said before it speaks; what users said there counts as its own words.
+        """Take over the conversation so far; its user messages count as this user's own words.
 
-        `seed` is the rollout's, from which each of its calls has its own.
+        `seed` is the rollout's; each call of the user gets a seed drawn from it.
         """
         self._seed = seed
         said = [message for message in messages if message["role"] in ("user", "assistant")]
@@ -82,9 +82,9 @@ class SimulatedUser:
             self._history.append({"role": role, "content": text_of(message.get("content"))})
 
     async def speak(self, said: str | None = None) -> tuple[Message, Ending | None]:
-        """Its next words, as a message for the agent's history, and the ending if these are its last.
+        """Return the user's next words as a message for the agent's history, and the ending if they are the last.
 
-        `said` is what the agent has said; None where the user opens.
+        `said` are the agent's words; None where the user opens the conversation.
         """
         if said is not None:
             self._history.append({"role": "user", "content": said})

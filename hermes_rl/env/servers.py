@@ -18,7 +18,7 @@ from atroposlib.envs.server_handling.server_manager import ServerManager
 from openai.types.chat.chat_completion import ChatCompletion
 from openai.types.completion import Completion
 
-from hermes_rl.agent.managed import ManagedState
+from hermes_rl.agent.result import ManagedState
 from hermes_rl.errors import HermesRLError, NotYetAvailable
 from hermes_rl.runs.exact import TOKEN_LEVEL
 from hermes_rl.sandbox.config import SandboxConfig

@@ -36,7 +36,7 @@ class HelperShell(HelperCommands):
         super().__init__(config)
         self._server: ShellServer | None = None
         self._retired: set[ShellServer] = set()
-        """They get no more commands, but something that they have left holds their pipe."""
+        """They get no more commands, but still run, or something that they have left holds their pipe."""
         self._serves = True
         self._asked_of: SandboxConfig | None = None
         self._is_steered = False
@@ -65,11 +65,12 @@ class HelperShell(HelperCommands):
         return super().working or (self._server is not None and not self._server.idle)
 
     def on_exit(self, number: int, code: int) -> None:
-        server = self._server
-        if server is None or number != server.number:
+        server = next((one for one in (self._server, *self._retired) if one is not None and one.number == number), None)
+        if server is None:
             super().on_exit(number, code)
             return
         server.end(code)
+        server.gone()
         self._drop(server)
 
     def end_jobs(self) -> None:
@@ -106,15 +107,18 @@ class HelperShell(HelperCommands):
         return self._is_steered
 
     async def _start_server(self) -> None:
-        number = self.channel().next_number()
+        number, started = self.channel().next_number(), False
         server = self._server = ShellServer(number, lambda: self._interrupt(number))
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self._exec(number, [BASH, "-c", PROGRAM], server.inherited())
+                started = True
                 self._serves = await server.ready()
         except OSError:
             self._serves = False  # a new shell will say why
         finally:
+            if not started:
+                server.gone()
             if not server.idle:
                 self._drop(server)
 
@@ -139,7 +143,7 @@ class HelperShell(HelperCommands):
         self._interrupt(server.number)
         self.channel().tell("kill", str(server.number).encode(), b"9")
         server.retire()
-        self._retired = {left for left in (*self._retired, server) if left.reading}
+        self._retired = {left for left in (*self._retired, server) if not left.released}
 
 
 def _result(server: ShellServer, code: int | None, output: OutputBuffer, duration: float) -> CommandResult:

@@ -166,7 +166,11 @@ class ShellServer:
     # ------------------------------------------------------------------ the end
 
     def retire(self) -> None:
-        """It gets no more commands and ends; what its last command left is still read, and forgotten."""
+        """It gets no more commands; what its last command left is still read, and forgotten.
+
+        Its descriptor stays open: at the end of it the shell would end by itself, maybe before what it runs is killed,
+        which nobody could find then.
+        """
         if not self._open:
             return
         self._open = self.idle = False
@@ -174,21 +178,25 @@ class ShellServer:
         self.end(None)
         with suppress(RuntimeError):  # a loop that was closed first has forgotten its readers already
             self._loop.remove_reader(self._control)
-        self._control.close()
         self._close_theirs()
         os.close(self._file)
         if self._writer >= 0:
             os.close(self._writer)
 
+    def gone(self) -> None:
+        """Its process has ended, or was never started."""
+        self.retire()
+        self._control.close()
+
     def close(self) -> None:
         """Release everything."""
-        self.retire()
+        self.gone()
         self._output.close()
 
     @property
-    def reading(self) -> bool:
-        """True while something holds the writing end of its pipe."""
-        return self._output.open
+    def released(self) -> bool:
+        """True when its process has ended, and nothing holds the writing end of its pipe."""
+        return self._control.fileno() < 0 and not self._output.open
 
     def _nobody_writes(self) -> bool:
         """True when nothing is left that could write into the output of the next command."""

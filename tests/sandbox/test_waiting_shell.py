@@ -202,6 +202,21 @@ async def test_a_command_that_stops_its_own_shell_ends(terminal: Terminal, signa
     assert await terminal.said("echo next") == "next\n"
 
 
+async def test_what_a_stopped_command_runs_is_killed_however_late_the_helper_hears_of_it(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = terminal.sandbox.channel()
+    tell = channel.tell
+    later = lambda *fields: asyncio.get_running_loop().call_later(0.3, tell, *fields)  # noqa: E731
+    await terminal.said("true")
+    monkeypatch.setattr(channel, "tell", later)
+    ignoring = "trap '' HUP TERM CONT; sleep 69 & echo $! >pid; kill -STOP $BASHPID; echo end"
+    assert (await terminal.run(ignoring, timeout=60)).exit_code == 147
+    await asyncio.sleep(1)
+    monkeypatch.undo()
+    assert (await terminal.said(GONE)).endswith("gone\n")
+
+
 async def test_cancelling_kills_what_it_runs(terminal: Terminal) -> None:
     task = asyncio.create_task(terminal.run("echo $BASHPID >pid; sleep 63"))
     await asyncio.sleep(0.3)

@@ -158,7 +158,8 @@ class Asker:
         headers = self._headers_for(request) if self._headers_for is not None else None
         while True:
             dialect = self._dialect
-            answer = await self._post(dialect, sampling, headers)
+            body = sampling.written(dialect.body(sampling, self._config.current()))
+            answer = await self._transport.post(dialect.path, body, headers)
             if not _unknown_path(answer) or (dialect is self._dialect and not self._next()):
                 return answer
 
@@ -169,10 +170,6 @@ class Asker:
         del self._dialects[0]
         self._use(self._dialects[0])
         return True
-
-    async def _post(self, dialect: Dialect, sampling: Sampling, headers: Mapping[str, str] | None) -> HttpAnswer:
-        body = sampling.written(dialect.body(sampling, self._config.current()))
-        return await self._transport.post(dialect.path, body, headers)
 
     def _read(self, answer: HttpAnswer) -> Sampled:
         try:

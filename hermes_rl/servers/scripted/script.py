@@ -43,7 +43,15 @@ class ScriptedTurn:
         message: dict[str, Any] = {"role": "assistant", "content": self.say}
         if self.tools:
             message["tool_calls"] = [
-                _tool_call(f"call_{number}_{place}", call) for place, call in enumerate(self.tools)
+                {
+                    "id": f"call_{number}_{place}",
+                    "type": "function",
+                    "function": {
+                        "name": call.name,
+                        "arguments": json.dumps(call.args, ensure_ascii=False, default=str),
+                    },
+                }
+                for place, call in enumerate(self.tools)
             ]
         return message
 
@@ -69,8 +77,3 @@ class Script:
             return ScriptedTurn(UNSCRIPTED).message(number)
         turn = self.turns[number] if number < len(self.turns) else ScriptedTurn(FINISHED)
         return turn.message(number)
-
-
-def _tool_call(call_id: str, call: ScriptedCall) -> dict[str, Any]:
-    arguments = json.dumps(call.args, ensure_ascii=False, default=str)
-    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

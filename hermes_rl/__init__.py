@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from hermes_rl.version import __version__
+
 if TYPE_CHECKING:
     from hermes_rl.agent.loop import HermesAgentLoop
     from hermes_rl.agent.result import AgentResult
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from hermes_rl.tools.errors import ToolError
     from hermes_rl.tools.machine import clear_task_env_overrides, register_task_env_overrides
 
-__version__ = "0.1.0"
 
 _HOMES = {
     "AgentResult": "hermes_rl.agent.result",

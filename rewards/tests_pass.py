@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import posixpath
+import inspect
+import json
 import re
 import secrets
 import shlex
-import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 from typing import Any
 
 from hermes_rl import Score
 from hermes_rl.errors import RewardFailure, UserError
-
-STEERING = (
-    *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
-    *("pyproject.toml", "sitecustomize.py", "usercustomize.py", "*.pth", "*.pyc"),
-    *("*.egg-info/*", "*.dist-info/*", "*.egg-link"),
-)
-"""Files that steer how Python and pytest run, wherever they lie."""
-MODULES = (*sorted(sys.stdlib_module_names), "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
-"""What pytest itself imports; a file of that name in front of it would be imported instead."""
+from hermes_rl.scoring import reporter
+from hermes_rl.scoring.steering import Steering
+from hermes_rl.scoring.test_names import MAY_SKIP, collected, passed
 
 TOOLS = frozenset(
     {"python", "python2", "python3", "pypy3", "pytest", "py.test", "nose2", "tox", "nox", "uv", "coverage"}
@@ -46,8 +41,9 @@ def tests_pass(
     needs: list[str] | None = None,
     timeout: float = 180.0,
 ) -> Score:
-    """1 if `command` exits with 0 in the reward's sandbox, else 0; with `expected`, if those tests passed.
+    """1 if `command` exits with 0 in the reward's sandbox and its tests have passed, else 0.
 
+    Which tests is `expected`, or else those in the files that the command runs with pytest or unittest.
     A command that cannot run because the image lacks what it needs is a failure of the reward and no score. Whether the
     image lacks it is asked of a new sandbox in which nothing of the rollout is, so that no solution can bring it about.
 
@@ -55,9 +51,9 @@ def tests_pass(
         command: a shell command, run in the working directory.
         files: laid down before, removed after: a list of {to, content | from} with `to` relative to the working
             directory, and `from` a file or folder below the spec's.
-        expected: tests (``test_x``, ``file.py::test_x``, ``file.py::Class::test_x[case]``) that the report of this
-            very pytest run must show as passed, each of that name, whatever the command's exit status says about
-            others. The report is written to a path that nobody could know beforehand.
+        expected: tests (``test_x``, ``file.py::test_x``, ``file.py::Class::test_x[case]``) that have to pass, each of
+            that name, whatever the command's exit status says about others. Default: all that the sources of `files`
+            show, where the command names pytest or unittest; then the exit status counts too. ``[]``: it alone.
         apply: name of an artifact, a patch as `git diff` writes it, to apply first.
         trust: patterns of files of the artifacts that count although they steer how tests run, such as
             ``pyproject.toml``; without it these stay as they are in the image.
@@ -65,36 +61,64 @@ def tests_pass(
             the command names. Name what else it needs; leave out what the agent is to install.
         timeout: seconds; a command that takes longer scores 0.
     """
-    steering = _steering(files or [], trust or [])
-    problem = _apply(ctx, apply, steering) if apply is not None else None
-    if problem is None:
-        ctx.withdraw(steering)
-        problem = _lay(ctx, files or [])
+    sources = _sources(files or [])
+    steering = Steering(map(ctx.relative, sources), trust or [])
+    names = collected(command, sources) if expected is None else expected or None
+    problem = _withdraw(ctx, steering, apply) or _lay(ctx, files or [])
     if problem is not None:
         return Score(0.0, reason=problem)
-    report = f"/tmp/report-{secrets.token_hex(16)}.xml"
-    answer = ctx.terminal(_with_report(command, report) if expected else command, timeout=timeout)
+    watch = _Watch(ctx, list(sources)) if names is not None else None
+    answer = ctx.terminal(watch.command(command) if watch else command, timeout=timeout)
     if answer.get("timed_out"):
         return Score(0.0, reason=f"no end within {timeout:g} s")
-    score = _compare(ctx.read_file(report), expected, answer) if expected else _judged(answer)
-    if score.value == 0:
+    told = watch.told() if watch else None
+    score = Score(1.0) if expected else _judged(answer)
+    if told is not None and score.value:
+        skips = not expected and any(MAY_SKIP.search(source) for source in sources.values())
+        score = _compared(names or [], told, may_skip=skips)
+    unheard = watch is not None and told is None
+    if unheard or score.value == 0:
         wanted = sorted(TOOLS & set(WORD.findall(command))) if needs is None else needs
-        _require(ctx, command, files or [], wanted, timeout, answer)
+        if _alone(ctx, command, files or [], wanted, timeout, answer, unheard=unheard):
+            return Score(0.0, reason=f"the tests did not run to their end (exit status {answer['exit_code']})")
+    if unheard and watch and expected:
+        return _by_pytest(watch.pytest_report(), expected, answer)
     return score
 
 
-def _steering(files: list[dict[str, Any]], trust: list[str]) -> list[str]:
-    """Patterns of what an artifact may not bring: it would decide over the tests instead of passing them."""
-    # Python looks first where the command runs, and pytest adds the folder of each test.
-    folders = {"", *(posixpath.dirname(posixpath.normpath(file["to"])) for file in files)}
-    inside = [posixpath.join(folder, name) for folder in folders if folder[:1] != "/" for name in MODULES]
-    anywhere = [pattern for name in STEERING for pattern in (name, f"*/{name}")]
-    shadowing = [pattern for path in inside for pattern in (f"{path}.py", f"{path}/*")]
-    return [pattern for pattern in (*anywhere, *shadowing) if not any(pattern in (t, f"*/{t}") for t in trust)]
+def _sources(files: list[dict[str, Any]]) -> dict[str, str]:
+    """The files one by one, by path, with their text."""
+    found = {}
+    for file in files:
+        if "from" not in file:
+            content = file["content"]
+            found[file["to"]] = content if isinstance(content, str) else content.decode("utf-8", "replace")
+            continue
+        source = Path(file["from"])
+        for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
+            if path.is_file():
+                inner = f"/{path.relative_to(source)}" if path != source else ""
+                found[file["to"] + inner] = path.read_bytes().decode("utf-8", "replace") if path.suffix == ".py" else ""
+    return found
 
 
-def _apply(ctx: Any, name: str, steering: list[str]) -> str | None:
-    """Apply a patch, but for the files that steer; what went wrong, if anything."""
+def _withdraw(ctx: Any, steering: Steering, apply: str | None) -> str | None:
+    """Leave out what steers of the artifacts that lie there, and of the patch `apply`; what went wrong, if anything."""
+    laid: dict[str, bool] = ctx.brought()
+    known = {steering.shadows(path) for path, replaced in laid.items() if replaced}
+    out = [path for path in laid if steering.steers(path) or steering.shadows(path) not in (known | {None})]
+    ctx.withdraw(out)
+    problem = None
+    if apply is not None:
+        problem = _apply(ctx, apply, steering, out)
+    for path in steering.packages(out):
+        if "error" in ctx.read_file(path):
+            ctx.write_file(path, "")  # what imports by the names of packages goes on as before
+    return problem
+
+
+def _apply(ctx: Any, name: str, steering: Steering, out: list[str]) -> str | None:
+    """Apply a patch, but for the files that steer, which are added to `out`; what went wrong, if anything."""
     try:
         patch = ctx.artifact(name)
     except OSError as error:
@@ -102,12 +126,20 @@ def _apply(ctx: Any, name: str, steering: list[str]) -> str | None:
     if not patch.strip():
         return None
     path = f"/tmp/patch-{secrets.token_hex(16)}"
+    written = ctx.write_file(path, patch)
+    listed = ctx.terminal(shlex.join(["git", "apply", "--numstat", "-z", path]))
+    changed = [line.split("\t", 2)[2] for line in listed["output"].split("\0") if line.count("\t") >= 2]
     # What the spec lays into every sandbox is in a fresh one already; the agent's patch may have it as something new.
     new = set(NEW_FILE.findall(patch.decode("utf-8", "replace")))
-    left_out = [*steering, *(path for path in ctx.provided() if path in new)]
-    script = ["git", "apply", "--whitespace=nowarn", *(f"--exclude={pattern}" for pattern in left_out), path]
-    written = ctx.write_file(path, patch)
-    answer = ctx.terminal(shlex.join(script))
+    provided = [path for path in ctx.provided() if path in new]
+    modules = sorted({module for path in changed if (module := steering.shadows(path)) is not None})
+    # A module of that name which the image has is what is worked on, such as the code of a library that pytest uses.
+    there = ctx.terminal("".join(f"ls -d {shlex.quote(m)} {shlex.quote(m)}.py 2>/dev/null; " for m in modules) + ":")
+    known = {line.removesuffix(".py") for line in there["output"].splitlines()}
+    left_out = [path for path in changed if steering.steers(path) or steering.shadows(path) not in (known | {None})]
+    out += left_out
+    excluded = [f"--exclude={_literal(path)}" for path in (*left_out, *provided)]
+    answer = ctx.terminal(shlex.join(["git", "apply", "--whitespace=nowarn", *excluded, path]))
     if answer["exit_code"] == 127:
         with ctx.untouched() as clean:  # a git that the agent has put in front of the image's own may end with 127 too
             there = clean.terminal("command -v git")
@@ -116,6 +148,11 @@ def _apply(ctx: Any, name: str, steering: list[str]) -> str | None:
     if "error" in written or answer["exit_code"] != 0:
         return f"artifact {name} cannot be applied: {written.get('error') or answer['output'][-400:]}"
     return None
+
+
+def _literal(path: str) -> str:
+    """A pattern of git that matches this path alone."""
+    return re.sub(r"([\\*?\[\]])", r"\\\1", path)
 
 
 def _lay(ctx: Any, files: list[dict[str, Any]]) -> str | None:
@@ -128,30 +165,79 @@ def _lay(ctx: Any, files: list[dict[str, Any]]) -> str | None:
     return None
 
 
-def _with_report(command: str, report: str) -> str:
-    return f'export PYTEST_ADDOPTS="${{PYTEST_ADDOPTS:-}} --junitxml={report}"\n{command}'
+class _Watch:
+    """A reporter in the sandbox, loaded by each Python that the command starts; what it says is signed."""
+
+    def __init__(self, ctx: Any, files: list[str]) -> None:
+        self._ctx = ctx
+        self._folder = f"/tmp/{secrets.token_hex(16)}"
+        self._key = secrets.token_hex(32)
+        self._report = f"/tmp/report-{secrets.token_hex(16)}.xml"
+        paths = [ctx.resolve(path) for path in files if path.endswith(".py")]
+        source = f"{inspect.getsource(reporter)}\n\nbegin({self._folder!r}, {ctx.resolve('.')!r}, {paths!r})\n"
+        ctx.write_file(f"{self._folder}/sitecustomize.py", source)
+        ctx.write_file(f"{self._folder}/key", f"0 {self._key}")
+
+    def command(self, command: str) -> str:
+        """The command with what makes Python load the reporter, also where it sets `PYTHONPATH` itself."""
+        command = re.sub(r"(?<![\w$])PYTHONPATH=([\"']?)", rf"PYTHONPATH=\1{self._folder}:", command)
+        return (
+            f'export PYTHONPATH="{self._folder}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
+            f'export PYTEST_ADDOPTS="${{PYTEST_ADDOPTS:-}} --junitxml={self._report}"\n{command}'
+        )
+
+    def told(self) -> list[tuple[str, str]] | None:
+        """Tests and their outcomes, in all processes that ran tests; None where none came to its end."""
+        found: list[tuple[str, str]] | None = None
+        key, number = self._key, 0
+        while "error" not in (report := self._ctx.read_file(f"{self._folder}/report.{number}")):
+            signature, _, body = report["content"].partition(" ")
+            if not secrets.compare_digest(signature.encode(), reporter.sign(key, body).encode()):
+                break
+            said = json.loads(body)
+            tampered = ", ".join(said["tampered"])
+            found = found or []
+            found += [(str(name), f"with {tampered}" if tampered else str(outcome)) for name, outcome in said["tests"]]
+            key, number = reporter.sign(key, "next"), number + 1
+        return found
+
+    def pytest_report(self) -> dict[str, Any]:
+        """What pytest itself has written, for a Python that did not load the reporter."""
+        return self._ctx.read_file(self._report)  # type: ignore[no-any-return]
 
 
-def _require(
-    ctx: Any, command: str, files: list[dict[str, Any]], needs: list[str], timeout: float, answer: dict[str, Any]
-) -> None:
-    """Raise where the command failed because the image lacks something.
+def _alone(
+    ctx: Any,
+    command: str,
+    files: list[dict[str, Any]],
+    needs: list[str],
+    timeout: float,
+    answer: dict[str, Any],
+    *,
+    unheard: bool,
+) -> bool:
+    """Ask a sandbox that the agent never saw: whether the reporter speaks there, and the image has what it needs.
 
-    What the answer says may be the agent's: its code can print anything and end with any status. So it is only the
-    reason to look: what decides is the same command among the same tests in a sandbox that the agent never saw.
+    What the answer of the command says may be the agent's: its code can print anything and end with any status. So it
+    is only the reason to look. Raises `RewardFailure` where the image lacks something.
     """
-    if _lacking(answer, needs) is None:
-        return
+    suspect = _lacking(answer, needs) is not None
+    if not (suspect or unheard):
+        return False
     with ctx.untouched() as clean:
         problem = _lay(clean, files)
-        alone = clean.terminal(command, timeout=timeout)
+        watch = _Watch(clean, list(_sources(files)))
+        alone = clean.terminal(watch.command(command) if unheard else command, timeout=timeout)
+        speaks = unheard and watch.told() is not None
         clean.restore()
-    missing = _lacking(alone, needs)
+    missing = _lacking(alone, needs) if suspect else None
     if problem is None and missing is not None:
         raise RewardFailure(
-            f"tests_pass: the command cannot run, as the image lacks {missing!r} (exit status {alone['exit_code']}): "
+            f"tests_pass: the command cannot run, as the image lacks {missing!r} (the default sandbox gets packages by "
+            f"`sandbox.python`; exit status {alone['exit_code']}): "
             f"{alone['output'].strip()[-400:]}"
         )
+    return speaks
 
 
 def _lacking(answer: dict[str, Any], needs: list[str]) -> str | None:
@@ -178,33 +264,32 @@ def _failed(answer: dict[str, Any]) -> Score:
     return Score(0.0, reason=f"exit status {answer['exit_code']}: {answer['output'][-400:]}")
 
 
-def _compare(report: dict[str, Any], expected: list[str], answer: dict[str, Any]) -> Score:
+def _compared(names: list[str], outcomes: list[tuple[str, str]], *, may_skip: bool = False) -> Score:
+    missing = [name for name in names if not passed(name, outcomes, may_skip=may_skip)]
+    if not names and not any(outcome == "passed" for _, outcome in outcomes):
+        return Score(0.0, reason="no test has passed")
+    if missing:
+        return Score(0.0, reason=f"not passed: {', '.join(missing[:5])}", metrics={"missing": len(missing)})
+    return Score(1.0)
+
+
+def _by_pytest(report: dict[str, Any], expected: list[str], answer: dict[str, Any]) -> Score:
+    """What the report in XML says, which pytest writes at its end."""
     if "error" in report:
         return _failed(answer) if answer["exit_code"] else Score(0.0, reason="the command wrote no pytest report")
     try:
         cases = list(ElementTree.fromstring(report["content"]).iter("testcase"))
     except ElementTree.ParseError as error:
         return Score(0.0, reason=f"the pytest report cannot be read: {error}")
-    missing = [name for name in expected if not _passed(name, cases)]
-    if missing:
-        return Score(0.0, reason=f"not passed: {', '.join(missing[:5])}", metrics={"missing": len(missing)})
-    return Score(1.0)
+    return _compared(expected, [(name, _outcome(case)) for case in cases for name in _called(case)])
 
 
-def _passed(name: str, cases: list[ElementTree.Element]) -> bool:
-    """Whether the report has this test, and every case of it passed."""
-    outcomes = [{child.tag for child in case} for case in cases if _is(name, case)]
-    return bool(outcomes) and not any({"failure", "error", "skipped"} & outcome for outcome in outcomes)
+def _outcome(case: ElementTree.Element) -> str:
+    return "failed" if {"failure", "error", "skipped"} & {child.tag for child in case} else "passed"
 
 
-def _is(name: str, case: ElementTree.Element) -> bool:
-    """``tests/test_a.py::Class::test_x`` is in the report as class ``tests.test_a.Class``, name ``test_x``."""
-    plain, bracket, case_id = name.partition("[")
-    *where, test = plain.split("::")
-    reported = case.get("name", "")
-    if reported != test + bracket + case_id and (bracket or reported.partition("[")[0] != test):
-        return False
-    file, *classes = where or [""]
-    wanted = ".".join([file.removesuffix(".py").replace("/", ".").lstrip("."), *classes])
-    found = case.get("classname", "")
-    return not wanted or found == wanted or found.endswith(f".{wanted}")
+def _called(case: ElementTree.Element) -> list[str]:
+    """What a test may be called of class ``a.test_b.Class``: the report does not say where the file's name ends."""
+    parts = case.get("classname", "").split(".")
+    splits = [("/".join(parts[:n]) + ".py", parts[n:]) for n in range(1, len(parts) + 1)]
+    return ["::".join([file, *classes, case.get("name", "")]) for file, classes in splits]

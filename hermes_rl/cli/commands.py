@@ -34,12 +34,14 @@ def run(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, beside an earlier run.")] = False,
     demo: Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")] = False,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
 ) -> None:
     """Play rollouts of a spec."""
     from hermes_rl.cli.running import Request, run_spec
 
-    request = Request(spec, mode, tuple(sets or ()), tuple(context.args), out, fresh, demo, quiet, env_file)
+    flags = tuple(context.args)
+    request = Request(spec, mode, tuple(sets or ()), flags, out, fresh, demo, quiet, verbose, env_file)
     raise typer.Exit(run_spec(request))
 
 
@@ -123,12 +125,14 @@ def version(
     show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Nothing but --version."""
-    import hermes_rl
+    from hermes_rl.version import __version__
 
     if show:
-        _print(hermes_rl.__version__)
+        _print(__version__)
         raise typer.Exit
 
 
 def _print(text: str) -> None:
-    typer.echo(text)
+    from hermes_rl.cli.echo import echo
+
+    echo(text)

@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-import typer
-
+from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import Options
 from hermes_rl.cli.policy import policy_of
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.tooling import named_toolsets
 from hermes_rl.runs.exact import TOKEN_LEVEL, forecast_of, tokenizer_of
+from hermes_rl.sandbox.packages import package_folder
 from hermes_rl.sandbox.probe import Part, parts, probe
 from hermes_rl.sandbox.remote_machines import NAMES as NAMES_OF_REMOTE
 from hermes_rl.sandbox.remote_machines import missing
@@ -61,6 +61,7 @@ def examine(source: str | None, options: Options) -> list[Check]:
     if "policy" in spec.servers:
         checks.append(_tokenizer(tokenizer_of(spec)))
         checks += _tokens(spec)
+    checks += _packages(spec.sandbox.python)
     checks += _toolsets(spec, environ)
     return [*checks, *asyncio.run(_servers(spec, environ)), *asyncio.run(_exactness(spec, environ))]
 
@@ -81,12 +82,12 @@ def _load(source: str, overrides: Overrides, environ: Mapping[str, str]) -> Spec
 def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:
     """Print what was found; status 1 where something does not work."""
     if as_json:
-        typer.echo(json.dumps([asdict(check) for check in checks], indent=2, ensure_ascii=False))
+        echo(json.dumps([asdict(check) for check in checks], indent=2, ensure_ascii=False))
     else:
         for check in checks:
-            typer.echo(f"{check.word:4}  {check.name}: {check.detail}")
+            echo(f"{check.word:4}  {check.name}: {check.detail}")
             if check.remedy is not None:
-                typer.echo(f"      {check.remedy}")
+                echo(f"      {check.remedy}")
     return 0 if all(check.ok or not check.needed for check in checks) else 1
 
 
@@ -124,6 +125,18 @@ def _tokenizer(name: str | None) -> Check:
     except TokenizerUnavailable as error:
         return Check(title, False, str(error), "without it, groups have messages and no tokens")
     return Check(title, True, f"{len(tokenizer.control)} control tokens")
+
+
+def _packages(packages: tuple[str, ...]) -> list[Check]:
+    """Whether the packages of the sandbox can be had; they are installed by that."""
+    if not packages:
+        return []
+    title = "sandbox.python"
+    try:
+        folder = package_folder(packages)
+    except UserError as error:
+        return [Check(title, False, str(error), "another version, or an index or folder of wheels that has it")]
+    return [Check(title, True, f"{', '.join(packages)} in {folder}")]
 
 
 def _toolsets(spec: Spec, environ: Mapping[str, str]) -> list[Check]:

@@ -30,6 +30,7 @@ def status(arguments: list[str] | None = None) -> int:
     import typer
 
     from hermes_rl.cli.commands import app
+    from hermes_rl.cli.echo import echo
 
     # Typer brings a click of its own in some versions, so the class is found through Typer.
     click_exception: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -39,10 +40,10 @@ def status(arguments: list[str] | None = None) -> int:
         error.show()
         return 2
     except (KeyboardInterrupt, typer.Abort):
-        typer.echo("interrupted", err=True)
+        echo("interrupted", err=True)
         return 130
     except HermesRLError as error:
-        typer.echo(f"error: {error}" if "\n" not in str(error) else str(error), err=True)
+        echo(f"error: {error}" if "\n" not in str(error) else str(error), err=True)
         return 2 if isinstance(error, UserError) else 1
     return result if isinstance(result, int) else 0
 

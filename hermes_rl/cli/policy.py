@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 import typer
 
+from hermes_rl.cli.echo import echo
 from hermes_rl.errors import UserError
 from hermes_rl.spec.model import Spec
 
@@ -59,10 +60,10 @@ def _setting(base_url: str, model: str, key_env: str | None) -> str:
 
 
 def _ask(environ: Mapping[str, str]) -> str:
-    typer.echo("The spec names no policy. Which model is to act?", err=True)
+    echo("The spec names no policy. Which model is to act?", err=True)
     for number, (name, _, _) in enumerate(_CHOICES, 1):
-        typer.echo(f"  {number}  {name}", err=True)
-    typer.echo(f"  {len(_CHOICES) + 1}  none: the scripted demo", err=True)
+        echo(f"  {number}  {name}", err=True)
+    echo(f"  {len(_CHOICES) + 1}  none: the scripted demo", err=True)
     picked = typer.prompt("Number", type=int, err=True)
     if not 1 <= picked <= len(_CHOICES):
         return 'servers.policy={"type": "scripted", "deviate": 0.4}'

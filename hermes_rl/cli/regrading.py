@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
+from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import environment
 from hermes_rl.cli.running import evaluation_lines, run_interruptible
 from hermes_rl.runs.progress import Progress
@@ -23,7 +22,7 @@ def regrade_run(path: Path, sets: tuple[str, ...], env_file: Path | None) -> int
     overrides = parse_extra_args((), sets)
     done = run_interruptible(regrade(Request(path, overrides, environment(env_file), Progress())))
     for line in _words(done):
-        typer.echo(line)
+        echo(line)
     return 0
 
 

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import typer
-
+from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import environment
 from hermes_rl.cli.policy import with_policy
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
 from hermes_rl.runs.heap import rare_full_collections
+from hermes_rl.runs.metrics import BY, COUNT
 from hermes_rl.runs.opening import Launch, require_effect
 from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.overrides import parse_extra_args
+from hermes_rl.tokens.hub import without_advice
 
 T = TypeVar("T")
 
@@ -42,6 +45,7 @@ class Request:
     fresh: bool = False
     demo: bool = False
     quiet: bool = False
+    verbose: bool = False
     env_file: Path | None = None
 
 
@@ -60,13 +64,29 @@ def run_spec(request: Request) -> int:
         progress.note("demo: a scripted policy plays; no model, network or container is used")
     launch = Launch(request.mode, request.out, request.fresh, environ, progress)
     try:
-        with rare_full_collections():
+        with rare_full_collections(), logged() if request.verbose else nullcontext():
             return _MODES[request.mode](spec, launch)
     except KeyboardInterrupt:
         progress.note(f"interrupted; {_AFTERWARDS[request.mode]}")
         return INTERRUPTED
     finally:
         progress.end()
+
+
+@contextmanager
+def logged() -> Iterator[None]:
+    """What hermes_rl logs at INFO and above goes to stderr, with the time."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("hermes_rl")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 def _load(request: Request, environ: Mapping[str, str], more: tuple[str, ...]) -> Spec:
@@ -111,8 +131,8 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
 def _process(spec: Spec, launch: Launch) -> int:
     summary, directory = run_interruptible(run_process(spec, launch))
     launch.progress.end()
-    typer.echo(_process_words(spec, summary))
-    typer.echo(f"run directory: {directory.path}")
+    echo(_process_words(spec, summary))
+    echo(f"run directory: {directory.path}")
     return 0 if summary.stopped is None else 1
 
 
@@ -123,6 +143,8 @@ def _process_words(spec: Spec, summary: ProcessSummary) -> str:
         words += f" ({summary.there} were there already)"
     if summary.uniform:
         words += f"; {summary.uniform} uniform groups left out"
+    if summary.retried:
+        words += f"; {summary.retried}"
     if summary.failed:
         words += f"; groups dropped: {_counts(summary.failed)}"
     if summary.dropped:
@@ -136,10 +158,10 @@ def _evaluate(spec: Spec, launch: Launch) -> int:
     found, directory = run_interruptible(run_evaluate(spec, launch))
     launch.progress.end()
     for line in evaluation_lines(found):
-        typer.echo(line)
-    typer.echo(f"run directory: {directory.path}")
+        echo(line)
+    echo(f"run directory: {directory.path}")
     if not found.reliable:
-        typer.echo(
+        echo(
             "error: more than 2 % of the rollouts could not be graded, see `error` in rollouts.jsonl",
             err=True,
         )
@@ -157,17 +179,22 @@ def evaluation_lines(found: Evaluation) -> list[str]:
             f"{found.ungraded} rollouts could not be graded ({_counts(found.causes)}): mean in [{low:.4f}, {high:.4f}]"
         )
     shown = ("eval/pass", "eval/reward/", "eval/ending/")
-    lines += [f"{name.removeprefix('eval/')} {value:.4f}" for name, value in metrics.items() if name.startswith(shown)]
-    return lines
+    for name, value in metrics.items():
+        if name.startswith(shown) or (name.startswith(BY) and name.endswith("/mean_reward")):
+            count = metrics.get(name.replace("eval/reward/", COUNT, 1)) if name.startswith("eval/reward/") else None
+            of = f" (n = {count:.0f} of {metrics['eval/rollouts'] - found.ungraded:.0f})" if count is not None else ""
+            lines.append(f"{name.removeprefix('eval/')} {value:.4f}{of}")
+    return [*lines, found.retried] if found.retried else lines
 
 
 def _serve(spec: Spec, launch: Launch) -> int:
+    without_advice()
     from hermes_rl.env.serve import run_serve
 
     directory = run_interruptible(run_serve(spec, launch))
     launch.progress.end()
-    typer.echo(f"the trainer has had its {spec.serve.total_steps} steps")
-    typer.echo(f"run directory: {directory.path}")
+    echo(f"the trainer has had its {spec.serve.total_steps} steps")
+    echo(f"run directory: {directory.path}")
     return 0
 
 

@@ -6,9 +6,9 @@ import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
-import typer
-
+from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import Options
 from hermes_rl.data.check import check_spec
 from hermes_rl.errors import HermesRLError, Problem, UserError
@@ -30,6 +30,8 @@ class Verdict:
     """How many sequences a rollout will have, where the tokenizer is at hand."""
     scores: dict[str, float | None] | None = None
     """Mean score of each kind of answer, where they were played."""
+    kept: str | None = None
+    """Folder with what was played, where something is wrong with it."""
 
 
 def validate_specs(specs: Sequence[str], options: Options, *, deep: bool, as_json: bool) -> int:
@@ -45,7 +47,7 @@ def validate_specs(specs: Sequence[str], options: Options, *, deep: bool, as_jso
             if not verdict.problems:
                 _play(verdict, overrides, environ)
     if as_json:
-        typer.echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=2, ensure_ascii=False))
+        echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=2, ensure_ascii=False))
     else:
         for verdict in verdicts:
             _print(verdict)
@@ -119,23 +121,27 @@ def _play(verdict: Verdict, overrides: Overrides, environ: Mapping[str, str]) ->
     from hermes_rl.runs.deep import examine
 
     try:
-        report = asyncio.run(examine(load_spec(verdict.spec, overrides=overrides, demo=True, environ=environ)))
+        spec = load_spec(verdict.spec, overrides=overrides, demo=True, environ=environ)
+        report = asyncio.run(examine(spec, Path("outputs") / spec.name / "deep"))
     except HermesRLError as error:
         verdict.problems = [Problem(verdict.spec, None, None, str(error))]
         return
     verdict.scores = report.scores
+    verdict.kept = str(report.kept) if report.kept is not None else None
     verdict.problems = [Problem(verdict.spec, None, None, problem) for problem in report.problems]
     verdict.warnings += [Problem(verdict.spec, None, None, warning) for warning in report.warnings]
 
 
 def _print(verdict: Verdict) -> None:
     for kind, score in (verdict.scores or {}).items():
-        typer.echo(f"  {kind:<12} {'not scored' if score is None else f'{score:.3f}'}")
+        echo(f"  {kind:<12} {'not scored' if score is None else f'{score:.3f}'}")
     for problem in verdict.problems:
-        typer.echo(str(problem), err=True)
+        echo(str(problem), err=True)
     for warning in verdict.warnings:
-        typer.echo(f"warning: {warning}", err=True)
+        echo(f"warning: {warning}", err=True)
+    if verdict.kept is not None:
+        echo(f"note: what was played is in {verdict.kept}", err=True)
     if verdict.tokens is not None:
-        typer.echo(f"note: {verdict.tokens}", err=True)
+        echo(f"note: {verdict.tokens}", err=True)
     if not verdict.problems:
-        typer.echo(f"{verdict.spec}: valid")
+        echo(f"{verdict.spec}: valid")

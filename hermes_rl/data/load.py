@@ -145,7 +145,10 @@ class _Side:
     def _limit(self) -> int | None:
         if self.split == "train":
             return self.spec.dataset.limit
-        limits = [self.spec.evaluate.limit, self.spec.dataset.eval.limit if self.spec.dataset.eval else None]
+        rule = self.spec.dataset.eval
+        limits = [self.spec.evaluate.limit, rule.limit if rule else None]
+        if rule is not None and rule.only:  # then there are no training rows that `limit` could be about
+            limits.append(self.spec.dataset.limit)
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _endless(self, opened: Opened) -> Rows:

@@ -18,6 +18,7 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from pydantic import BaseModel, ValidationError
 
 from hermes_rl.errors import HermesRLError, RunError, UserError
+from hermes_rl.visible import visible
 
 if TYPE_CHECKING:
     from hermes_rl.env.base import HermesAgentBaseEnv
@@ -30,7 +31,7 @@ def main(cls: type[HermesAgentBaseEnv], arguments: Sequence[str] | None = None) 
     try:
         run(cls, list(sys.argv[1:] if arguments is None else arguments))
     except HermesRLError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {visible(str(error))}\n")
         sys.exit(2 if isinstance(error, UserError) else 1)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; groups that were written are kept\n")

@@ -9,41 +9,15 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
 
-from hermes_rl.rollouts.rollout import Group, Rollout
+from hermes_rl.rollouts.rollout import Certificate, Group, Rollout
 from hermes_rl.servers.base import LedgerEntry, sampled_digest
-from hermes_rl.tokens.sequence import Sequence, Span
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """What is known about the tokens of a group. `exact` where there is no problem."""
-
-    sampled: int
-    """Tokens that the servers sampled."""
-    trained: int
-    """Tokens that are trained on, before `endings` mask any."""
-    turns: int
-    sequences: int
-    oldest: int | None = None
-    """Version of the oldest weights of any token; None where no server told it for every step."""
-    newest: int | None = None
-    problems: tuple[str, ...] = ()
-
-    @property
-    def exact(self) -> bool:
-        return not self.problems
-
-    def record(self) -> dict[str, Any]:
-        """The JSON form of a line in `groups.jsonl`."""
-        return {"exact": self.exact, **asdict(self)}
+from hermes_rl.tokens.sequence import SampledSpan, Sequence
 
 
 def certify(group: Group) -> Certificate:
     """Compare the tokens of a group with what its servers sampled. Takes milliseconds: call it in a thread."""
-    ledger = [one for rollout in group.rollouts for one in sampled_of(rollout)]
+    ledger = [one for rollout in group.rollouts for one in rollout.ledger]
     sequences = [one for rollout in group.rollouts for one in rollout.sequences or ()]
     known = all(one.weights.before is not None and one.weights.after is not None for one in ledger) and bool(ledger)
     return Certificate(
@@ -57,12 +31,6 @@ def certify(group: Group) -> Certificate:
     )
 
 
-def sampled_of(rollout: Rollout) -> list[LedgerEntry]:
-    """What the servers said that they sampled, call by call."""
-    replies = rollout.result.replies if rollout.result is not None else []
-    return [reply.sampled for reply in replies if reply.sampled is not None]
-
-
 def _problems(rollout: Rollout) -> Iterator[str]:
     result = rollout.result
     if result is None or rollout.sequences is None:
@@ -73,7 +41,7 @@ def _problems(rollout: Rollout) -> Iterator[str]:
         return
     yield from _provenance(rollout)
     found = list(_turns(rollout.sequences))
-    ledger = sampled_of(rollout)
+    ledger = rollout.ledger
     if sorted(span.turn for _, span in found) != list(range(len(ledger))):
         yield f"{len(ledger)} turns were sampled, and the sequences hold {[span.turn for _, span in found]}"
         return
@@ -93,11 +61,11 @@ def _provenance(rollout: Rollout) -> Iterator[str]:
             yield f"the assistant message {number} is not what was sampled"
 
 
-def _turns(sequences: list[Sequence]) -> Iterator[tuple[Sequence, Span]]:
+def _turns(sequences: list[Sequence]) -> Iterator[tuple[Sequence, SampledSpan]]:
     return ((sequence, span) for sequence in sequences for span in sequence.spans)
 
 
-def _turn(sequence: Sequence, span: Span, sampled: LedgerEntry) -> Iterator[str]:
+def _turn(sequence: Sequence, span: SampledSpan, sampled: LedgerEntry) -> Iterator[str]:
     if sequence.sampled is None:
         yield f"turn {span.turn} has no log-probabilities"
         return
@@ -110,7 +78,7 @@ def _turn(sequence: Sequence, span: Span, sampled: LedgerEntry) -> Iterator[str]
         yield f"the context of turn {span.turn} is not the one that it was sampled in"
 
 
-def _logprobs(sequence: Sequence, span: Span) -> array[float]:
+def _logprobs(sequence: Sequence, span: SampledSpan) -> array[float]:
     assert sequence.sampled is not None
     before = sum(one.stop - one.start for one in sequence.spans if one.start < span.start)
     return sequence.sampled[before : before + span.stop - span.start]

@@ -41,7 +41,7 @@ from hermes_rl.sandbox.pool import Pool
 from hermes_rl.scoring.combine import Weighting
 from hermes_rl.scoring.find import find_reward
 from hermes_rl.scoring.grader import GradedReward, Grader
-from hermes_rl.servers.base import Reasoning
+from hermes_rl.servers.base import ReasoningOptions
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import config_from_spec, create_client
 from hermes_rl.servers.scripted import Script
@@ -200,7 +200,7 @@ class CompiledSpec:
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         item = dict(rollout.key.row.columns)
         result = _played(rollout).for_rewards()
-        machines = RewardMachines(runtime, self.grader.ordered)
+        machines = RewardMachines(runtime, self.grader.ordered, self._only_kept())
         taken = await machines.take(self._artifacts(rollout.key.row), self.spec.command_timeout)
         if self.artifact_folder is not None and taken:
             rollout.artifacts = await _kept(self.artifact_folder, rollout.id, taken)
@@ -214,14 +214,19 @@ class CompiledSpec:
     ) -> KeptMachines:
         """Sandboxes for the rewards of a rollout of an earlier run; tools of tool servers are not there."""
         config, toolkit = sandbox_config(self.spec, row, self._environ), self.tooling.shared(group)
-        return KeptMachines(name, config, toolkit, artifacts, self.pool.create)
+        return KeptMachines(name, config, toolkit, artifacts, self.pool.create, self._only_kept())
 
     def _artifacts(self, row: Row) -> list[Request]:
         """The artifacts that the spec asks for, rendered for a row."""
-        return [
-            Request(name, **render_section(artifact, row.columns, where=f"artifacts.{name}", key=row.key).model_dump())
+        rendered = {
+            name: render_section(artifact, row.columns, where=f"artifacts.{name}", key=row.key)
             for name, artifact in self.spec.artifacts.items()
-        ]
+        }
+        return [Request(name, artifact.path, artifact.command) for name, artifact in rendered.items()]
+
+    def _only_kept(self) -> frozenset[str]:
+        """Artifacts that no fresh sandbox gets."""
+        return frozenset(name for name, artifact in self.spec.artifacts.items() if not artifact.lay)
 
     async def grade_group(self, rollouts: list[Rollout]) -> None:
         item = dict(rollouts[0].key.row.columns)
@@ -310,7 +315,7 @@ def loop_options(agent: Agent, spec: Spec) -> LoopOptions:
         temperature=agent.temperature,
         top_p=agent.top_p,
         seeded=agent.seed != "none",
-        reasoning=None if thinking is None else Reasoning(thinking.effort, thinking.max_tokens),
+        reasoning=None if thinking is None else ReasoningOptions(thinking.effort, thinking.max_tokens),
         extra_body=dict(agent.extra_body) or None,
     )
 

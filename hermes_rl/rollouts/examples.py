@@ -6,14 +6,11 @@ the response. How groups look for Atropos is `hermes_rl.runs.group_lines`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from hermes_rl.errors import UserError
-from hermes_rl.tokens.sequence import Sequence
-
-if TYPE_CHECKING:
-    from hermes_rl.rollouts.rollout import Rollout
+from hermes_rl.servers.base import LedgerEntry
+from hermes_rl.tokens.sequence import Sequence as TokenSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,47 +29,33 @@ class Example:
     """The oldest and the newest version of the weights that sampled it; None where it is not known."""
 
 
-def examples_of(rollout: Rollout, *, one: bool) -> list[Example]:
-    """An example for each sequence; see `Rollout.examples`."""
-    sequences = rollout.sequences or []
-    if one and len(sequences) != 1:
-        raise UserError(f"rollout {rollout.id}: {_why_not_one(rollout, len(sequences))}")
-    return [_example(rollout, sequence) for sequence in sequences]
+def example_of(sequence: TokenSequence, ledger: Sequence[LedgerEntry], *, masked: bool) -> Example:
+    """The example of a sequence.
 
-
-def _why_not_one(rollout: Rollout, count: int) -> str:
-    if count:
-        return (
-            f"it has {count} sequences and one example is asked for: the policy did not see all of it in one context. "
-            "Train on all of its examples, or choose a renderer that keeps earlier turns (thinking_retention: all)"
-        )
-    if rollout.error is not None:
-        return f"it has no tokens, because it was not scored ({rollout.ending}: {rollout.error})"
-    return "its tokens are not known: name a token-level policy, or the tokenizer of the one that there is"
-
-
-def _example(rollout: Rollout, sequence: Sequence) -> Example:
+    Args:
+        sequence: its tokens.
+        ledger: what was sampled in each call of its rollout.
+        masked: nothing of it is trained on.
+    """
     first = sequence.spans[0].start if sequence.spans else len(sequence)
     mask, logprobs = [0] * len(sequence), None
-    if not rollout.masked:
+    if not masked:
         for span in sequence.spans:
             mask[span.start : span.stop] = [1] * (span.stop - span.start)
     if sequence.sampled is not None:
-        logprobs = [0.0] * len(sequence) if rollout.masked else sequence.spread(sequence.sampled, 0.0)
+        logprobs = [0.0] * len(sequence) if masked else sequence.spread(sequence.sampled, 0.0)
     tokens = sequence.tokens
     return Example(
         prompt_ids=tokens[:first],
         response_ids=tokens[first:],
         mask=mask[first:],
         logprobs=None if logprobs is None else logprobs[first:],
-        weights=_weights(rollout, sequence),
+        weights=_weights(sequence, ledger),
     )
 
 
-def _weights(rollout: Rollout, sequence: Sequence) -> tuple[int | None, int | None]:
+def _weights(sequence: TokenSequence, ledger: Sequence[LedgerEntry]) -> tuple[int | None, int | None]:
     """Of the turns in this sequence; not known as soon as it is not known of one."""
-    replies = rollout.result.replies if rollout.result is not None else []
-    ledger = [reply.sampled for reply in replies if reply.sampled is not None]
     turns = [ledger[span.turn].weights for span in sequence.spans if span.turn < len(ledger)]
     before = [weights.before for weights in turns if weights.before is not None]
     after = [weights.after for weights in turns if weights.after is not None]

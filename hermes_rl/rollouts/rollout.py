@@ -7,21 +7,19 @@ its door.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, UserError
-from hermes_rl.rollouts.examples import Example, examples_of
+from hermes_rl.rollouts.examples import Example, example_of
 from hermes_rl.scoring.value import RewardValue
+from hermes_rl.servers.base import LedgerEntry
 from hermes_rl.tokens.sequence import Sequence as TokenSequence
-
-if TYPE_CHECKING:
-    from hermes_rl.rollouts.certificate import Certificate
 
 Normalise = Literal["std", "mean", "none"]
 """How scores become advantages."""
@@ -124,6 +122,11 @@ class Rollout:
         """Model calls of the policy."""
         return self.result.turns_used if self.result is not None else 0
 
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """What its rewards tell the trainer about it; a later reward's word counts."""
+        return {key: value for reward in self.rewards.values() for key, value in reward.overrides.items()}
+
     def examples(self, *, one: bool = False) -> list[Example]:
         """What a trainer gets of it: an example for each of its sequences, none where its tokens are not known.
 
@@ -133,7 +136,27 @@ class Rollout:
         Raises:
             UserError: one is asked for, and there is none, or there are several.
         """
-        return examples_of(self, one=one)
+        sequences = self.sequences or []
+        if one and len(sequences) != 1:
+            raise UserError(f"rollout {self.id}: {self._why_not_one(len(sequences))}")
+        return [example_of(sequence, self.ledger, masked=self.masked) for sequence in sequences]
+
+    def _why_not_one(self, count: int) -> str:
+        if count:
+            return (
+                f"it has {count} sequences and one example is asked for: the policy did not see all of it in one "
+                "context. Train on all of its examples, or choose a renderer that keeps earlier turns "
+                "(thinking_retention: all)"
+            )
+        if self.error is not None:
+            return f"it has no tokens, because it was not scored ({self.ending}: {self.error})"
+        return "its tokens are not known: name a token-level policy, or the tokenizer of the one that there is"
+
+    @property
+    def ledger(self) -> list[LedgerEntry]:
+        """What the servers said that they sampled, call by call."""
+        replies = self.result.replies if self.result is not None else []
+        return [reply.sampled for reply in replies if reply.sampled is not None]
 
     def scored(self, score: float) -> None:
         """Give it its score."""
@@ -155,6 +178,30 @@ class Rollout:
         self.state = RolloutState.FAILED
         if failure.result is not None:
             self.result = failure.result
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What `rollouts.certificate` found out about the tokens of a group; `exact` where there is no problem."""
+
+    sampled: int
+    """Tokens that the servers sampled."""
+    trained: int
+    """Tokens that are trained on, before `endings` mask any."""
+    turns: int
+    sequences: int
+    oldest: int | None = None
+    """Version of the oldest weights of any token; None where no server told it for every step."""
+    newest: int | None = None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        return not self.problems
+
+    def record(self) -> dict[str, Any]:
+        """The JSON form of a line in `groups.jsonl`."""
+        return {"exact": self.exact, **asdict(self)}
 
 
 @dataclass

@@ -7,6 +7,7 @@ A rollout always becomes a `Rollout`, never an exception; only cancellation and 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
@@ -21,6 +22,8 @@ from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.tools.machine import ToolRuntime
+
+log = logging.getLogger(__name__)
 
 REPLAYS = 2
 """How often a rollout that infrastructure failed is played again."""
@@ -99,6 +102,8 @@ class RolloutRunner:
         self.replays, self.mark = replays, mark
         self.open = 0
         """Members of started groups that have not ended."""
+        self.replayed = 0
+        """Rollouts that were played again, as infrastructure failed them."""
 
     def start(
         self,
@@ -159,6 +164,9 @@ class RolloutRunner:
                 rollout = await self.play(replace(key, attempt=attempt))
             self.on_played(rollout)
             last = not rollout.ending.rule.retried or attempt == first + self.replays
+            if not last:
+                self.replayed += 1
+                log.info("rollout %s is played again (%s): %s", rollout.id, rollout.ending, rollout.error)
             if last:
                 played()
                 # The next one begins first, so that its model works while this one is written down.
@@ -186,7 +194,13 @@ class RolloutRunner:
                 await self._converse(rollout, runtime)
                 await self._grade(rollout, runtime)
         except Failure as failure:
-            rollout.fail(failure)
+            if rollout.state is RolloutState.FAILED:
+                rollout.fail(failure)
+            else:
+                # What was graded stays graded: otherwise an agent whose processes do not end would choose not to be.
+                log.error(
+                    "rollout %s keeps its grade, but its machine was not released: %s", rollout.id, failure.detail
+                )
         if rollout.result is not None:
             rollout.timings |= rollout.result.timings.record()
         rollout.timings["total"] = time.perf_counter() - started

@@ -28,6 +28,7 @@ def sandbox_config(spec: Spec, row: Row, environ: Mapping[str, str] | None = Non
         image=_image(section, spec.folder),
         workdir=section.workdir,
         env=dict(section.env),
+        packages=tuple(section.python),
         files=laid_files(section.files, spec.folder),
         setup=tuple(section.setup),
         network=section.network,

@@ -9,19 +9,25 @@ the prompt gives the answer away or is the same for every row.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
+import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from statistics import fmean
 
 from hermes_rl.agent.result import text_of
-from hermes_rl.data.load import load_rows
+from hermes_rl.data.load import Split, load_rows
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.rollouts.scripts import gold_turns, has_solution
+from hermes_rl.runs.exact import uses_tools
+from hermes_rl.runs.records import rollout_record
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.servers.scripted import Script, ScriptedTurn
 from hermes_rl.spec.model import Spec
@@ -32,6 +38,8 @@ LOOKED_AT = 50
 NEAR = 0.1
 """A wrong answer whose score is this near to gold's, as a share of it, scores like gold."""
 SLOW_SECONDS = 10.0
+SHOWN = 400
+"""Characters, from the end, of an output that is shown."""
 LETTERS = "abcdefghijklmnopqrstuvwxyz {}[]<>()0123456789.,:;'\"\\/!?#*_-\n"
 KINDS = ("gold", "gold again", "empty", "garbage", "near miss", "last words")
 WRONG = {
@@ -44,33 +52,84 @@ WRONG = {
 
 @dataclass
 class DeepReport:
-    """What was found: mean scores by kind of answer (None where none could be scored), and what is wrong."""
+    """What was found: mean scores by kind of answer (None where none could be scored), and what is wrong.
+
+    `kept` is the folder with what was played, where something is wrong.
+    """
 
     scores: dict[str, float | None] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    kept: Path | None = None
 
 
-async def examine(spec: Spec) -> DeepReport:
+async def examine(spec: Spec, keep: Path | None = None) -> DeepReport:
     """Play and judge a spec that was loaded for a demo.
+
+    Args:
+        spec: what is played.
+        keep: where what was played is kept if something is wrong; what an earlier look has left there is replaced.
 
     Raises:
         UserError: the rows cannot be had, or the environment cannot be started.
     """
-    rows = await asyncio.to_thread(load_rows, spec, "train", notify=lambda _: None)
+    split: Split = "eval" if spec.dataset.eval is not None and spec.dataset.eval.only else "train"
+    rows = await asyncio.to_thread(load_rows, spec, split, notify=lambda _: None)
     sample = list(islice(rows, LOOKED_AT))
     report = DeepReport()
     if not sample:
-        report.problems.append("no rows are left to train on: does dataset.filter drop them all?")
+        report.problems.append("no rows are left to play: does dataset.filter drop them all?")
         return report
     if not has_solution(spec):
         report.warnings.append("there is no solution, so it was not shown that a right answer scores well")
-    async with _Probe(spec, sample) as probe:
-        await probe.open(sample[0])
-        run = Run(probe, sample[:ROWS], Plan(size=len(KINDS), repeat=False, whole=False, replays=0))
-        groups = [group async for group in run.groups()]
-        _judge(report, probe, groups)
+    with tempfile.TemporaryDirectory(prefix="hermes-rl-deep-") as folder:
+        async with _Probe(spec, sample) as probe:
+            probe.artifact_folder = Path(folder) / "artifacts"
+            await probe.open(sample[0])
+            run = Run(probe, sample[:ROWS], Plan(size=len(KINDS), split=split, repeat=False, whole=False, replays=0))
+            groups = [group async for group in run.groups()]
+            _judge(report, probe, groups)
+        failed = _failed_gold(groups, spec.evaluate.success) if has_solution(spec) else []
+        report.warnings += failed
+        if keep is not None and (report.problems or failed):
+            report.kept = await asyncio.to_thread(_keep, groups, Path(folder), keep)
     return report
+
+
+def _failed_gold(groups: list[Group], success: float) -> list[str]:
+    """Why the solution does not succeed, one text for each row on which it does not."""
+    gold = [group.rollouts[KINDS.index("gold")] for group in groups]
+    return [_why(rollout) for rollout in gold if rollout.score is None or rollout.score < success]
+
+
+def _why(rollout: Rollout) -> str:
+    """What each reward said, and what came out last."""
+    score = "is not graded" if rollout.score is None else f"scores {rollout.score:g}"
+    said = [f"the solution of row {rollout.key.row.key} {score} (it ended with {rollout.ending})"]
+    for name, reward in rollout.rewards.items():
+        value = "no value" if reward.value is None else f"{reward.value:g}"
+        said.append(f"{name} {value}" + (f": {reward.reason}" if reward.reason else ""))
+    messages = rollout.result.messages[rollout.result.prompt_length :] if rollout.result is not None else []
+    for role, what in (("tool", "the last output of a tool"), ("assistant", "the last answer")):
+        last = next((message for message in reversed(messages) if message.get("role") == role), None)
+        text = text_of(last.get("content")).strip() if last is not None else ""
+        said += [f"{what}: {text if len(text) <= SHOWN else '…' + text[-SHOWN:]!r}"] if text else []
+    return "; ".join(said)
+
+
+def _keep(groups: list[Group], played: Path, keep: Path) -> Path:
+    """Put the rollouts and their artifacts into a folder; blocks."""
+    shutil.rmtree(keep, ignore_errors=True)
+    keep.mkdir(parents=True)
+    if (played / "artifacts").is_dir():
+        shutil.copytree(played / "artifacts", keep / "artifacts")
+    with (keep / "rollouts.jsonl").open("w", encoding="utf-8") as file:
+        for group in groups:
+            for kind, rollout in zip(KINDS, group.rollouts, strict=True):
+                file.write(
+                    json.dumps({"kind": kind, **rollout_record(rollout)}, ensure_ascii=False, default=str) + "\n"
+                )
+    return keep
 
 
 class _Probe(CompiledSpec):
@@ -79,6 +138,7 @@ class _Probe(CompiledSpec):
     def __init__(self, spec: Spec, rows: list[Row]) -> None:
         super().__init__(spec, {})
         self.rows = rows
+        self.uses_tools = uses_tools(spec)
 
     def script(self, key: RolloutKey, prior: int) -> Script:
         gold = gold_turns(self.spec, key.row)
@@ -115,7 +175,9 @@ def _judge(report: DeepReport, probe: _Probe, groups: list[Group]) -> None:
         del played["near miss"]
     report.scores = {kind: _mean(rollouts) for kind, rollouts in played.items()}
     report.problems += _failures(played)
-    report.problems += _prompts(probe, groups, played)
+    report.problems += _leaks(probe, groups, played)
+    if len(groups) > 1 and probe.spec.user is None and len({_words(probe, group.row) for group in groups}) == 1:
+        _same_prompts(report, probe)
     report.problems += _scores(report.scores)
     report.problems += _differences(played) if has_gold else []
     report.warnings += _slow(played)
@@ -136,18 +198,21 @@ def _failures(played: Mapping[str, list[Rollout]]) -> list[str]:
     return list(first.values())
 
 
-def _prompts(probe: _Probe, groups: list[Group], played: Mapping[str, list[Rollout]]) -> list[str]:
-    prompts = [_words(probe, group.row) for group in groups]
-    found = []
-    if len(groups) > 1 and len(set(prompts)) == 1 and probe.spec.user is None:
-        found.append("the prompt is the same for every row: does the template leave out the question?")
-    told = [
-        _gives_away(prompt, last_words(gold_turns(probe.spec, group.row)))
-        for prompt, group in zip(prompts, groups, strict=True)
-    ]
+def _same_prompts(report: DeepReport, probe: _Probe) -> None:
+    """The model may learn from its tools which row it is about, as in a game; without tools it cannot."""
+    if probe.uses_tools:
+        report.warnings.append(
+            "the prompt is the same for every row, which is right where the model finds out through tools, as in a game"
+        )
+    else:
+        report.problems.append("the prompt is the same for every row: does the template leave out the question?")
+
+
+def _leaks(probe: _Probe, groups: list[Group], played: Mapping[str, list[Rollout]]) -> list[str]:
+    told = [_gives_away(_words(probe, group.row), last_words(gold_turns(probe.spec, group.row))) for group in groups]
     if told and all(told) and "gold" in played and _alike(_mean(played["last words"]), _mean(played["gold"])):
-        found.append("the prompt holds the answer: saying what the solution says last is enough, and it stands there")
-    return found
+        return ["the prompt holds the answer: saying what the solution says last is enough, and it stands there"]
+    return []
 
 
 def _words(probe: _Probe, row: Row) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +18,7 @@ import yaml
 
 from hermes_rl.errors import UserError
 from hermes_rl.runs.journal import Journal, write_atomically
-from hermes_rl.spec.fingerprint import fingerprint_parts
+from hermes_rl.spec.fingerprint import fingerprint, fingerprint_parts
 from hermes_rl.spec.model import Mode, Spec
 
 __all__ = ["Journal", "RunDirectory"]
@@ -25,6 +26,8 @@ __all__ = ["Journal", "RunDirectory"]
 
 logger = logging.getLogger(__name__)
 
+LONGEST_NAME = 60
+"""Characters of a model's name in that of a folder."""
 FORMAT = 2
 """Of the files of a run directory: what `run.json` says under `format`."""
 
@@ -39,26 +42,26 @@ class RunDirectory:
 
     @classmethod
     def choose(cls, spec: Spec, mode: Mode, out: Path | None, *, fresh: bool = False) -> RunDirectory:
-        """The directory for this run: `out`, or outputs/<name>/<mode>-<fingerprint>; `fresh`: one beside it.
+        """The directory for this run: `out`, or outputs/<name>/<mode>-<model>-<fingerprint>; `fresh`: one beside it.
 
         What a run that failed before its first rollout has left may be used by the corrected spec.
 
         Raises:
             UserError: `out` holds results of another run.
         """
-        fingerprint = spec.fingerprint(mode)
-        path = out or Path("outputs") / spec.name / f"{mode}-{fingerprint}"
+        what = fingerprint(spec, mode)
+        path = out or Path("outputs") / spec.name / f"{mode}-{model_name(spec)}-{what}"
         if fresh:
             path = _beside(path)
-        directory = cls(path, fingerprint)
+        directory = cls(path, what)
         held = directory.described()
         # A run that failed before its first rollout leaves nothing that could be mixed up.
         directory.require_format()
-        if held and held.get("fingerprint") != fingerprint and directory.has_rollouts:
+        if held and held.get("fingerprint") != what and directory.has_rollouts:
             changed = ", ".join(changed_parts(held, spec, mode))
             raise UserError(
                 f"{path} holds a run of something else ({held.get('name')}, {held.get('fingerprint')}; this one is "
-                f"{spec.name}, {fingerprint}{f'; changed: {changed}' if changed else ''}): nothing was touched. "
+                f"{spec.name}, {what}{f'; changed: {changed}' if changed else ''}): nothing was touched. "
                 "Choose another --out, or --fresh to start beside it"
             )
         return directory
@@ -151,6 +154,15 @@ class RunDirectory:
 
     def write_json(self, name: str, value: Any) -> None:
         write_atomically(self.path / name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def model_name(spec: Spec) -> str:
+    """What the folder calls the policy: the last part of its model's name, or its type where it has none."""
+    policy = next(iter(spec.servers.get("policy", ())), None)
+    if policy is None:
+        return "policy"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(policy.model or "").name).strip("-.")
+    return name[:LONGEST_NAME] or policy.type
 
 
 def changed_parts(described: Mapping[str, Any], spec: Spec, mode: Mode) -> list[str]:

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.data.rows import Row
-from hermes_rl.errors import RunError
+from hermes_rl.errors import RunError, UserError
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.metrics import Played, metrics_of, row_of
+from hermes_rl.runs.metrics import Played, metrics_by, metrics_of, row_of
 from hermes_rl.runs.opening import Launch, generation_params, open_run
 from hermes_rl.runs.run import Run
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.spec.model import Spec
+from hermes_rl.spec.suggest import choices
 
 TOLERATED = 0.02
 """Share of rollouts that may stay without a grade before the evaluation counts as failed."""
@@ -36,6 +37,8 @@ class EvaluatePlan:
     success: float = 1.0
     span: tuple[float, float] = (0.0, 1.0)
     generation_params: Mapping[str, Any] = field(default_factory=dict)
+    by: tuple[str, ...] = ()
+    """Columns of the rows by whose values the metrics are told as well."""
 
     @classmethod
     def of(cls, spec: Spec) -> EvaluatePlan:
@@ -45,7 +48,19 @@ class EvaluatePlan:
             success=spec.evaluate.success,
             span=spec.score.clamp or (0.0, 1.0),
             generation_params=generation_params(spec, "evaluate"),
+            by=spec.evaluate.by,
         )
+
+    def values(self, row: Row) -> tuple[str, ...]:
+        """What the row has in the columns `by`.
+
+        Raises:
+            UserError: it lacks one of them.
+        """
+        for column in self.by:
+            if column not in row.columns:
+                raise UserError(f"evaluate.by: row {row.key} has no column `{column}`{choices(column, row.columns)}")
+        return tuple(str(row.columns[column]) for column in self.by)
 
 
 @dataclass
@@ -68,6 +83,8 @@ class Evaluation:
     generation_params: Mapping[str, Any] = field(default_factory=dict)
     success: float = 1.0
     stopped: str | None = None
+    retried: str = ""
+    """What was done again, in words; see `hermes_rl.runs.opening.Retried`."""
 
     ungraded_rows: list[dict[str, Any]] = field(default_factory=list, repr=False)
     """Rows with a rollout that has no grade: row_key, cause, detail."""
@@ -123,11 +140,24 @@ async def run_evaluate(spec: Spec, launch: Launch) -> tuple[Evaluation, RunDirec
         RunError: nothing could be graded, or too many rows failed.
     """
     async with open_run(spec, launch) as opened:
+        launch.progress.note(sampling_line(spec))
         found = await evaluate(opened.run, EvaluatePlan.of(spec))
+        found.retried = opened.retried.words
         opened.log.metrics(found.metrics)
         opened.directory.add({"failed": dict(found.causes), "quarantined": found.ungraded_rows})
         await asyncio.to_thread(write_evaluation, found, evaluation_directory(spec, opened.directory))
         return found, opened.directory
+
+
+def sampling_line(spec: Spec) -> str:
+    """At which temperature an evaluation plays, and why: one rollout per row and several are not comparable."""
+    if spec.evaluate.agent.temperature is not None:
+        why = "evaluate.agent.temperature says so"
+    elif spec.evaluate.rollouts == 1:
+        why = "there is one rollout per row; evaluate.agent.temperature sets another"
+    else:
+        why = f"there are {spec.evaluate.rollouts} rollouts per row, which sample as agent.temperature says"
+    return f"evaluation at temperature {spec.agent_for('evaluate').temperature:g}: {why}"
 
 
 def evaluation_directory(spec: Spec, directory: RunDirectory) -> RunDirectory:
@@ -159,7 +189,7 @@ class _Evaluating:
     def __init__(self, run: Run, plan: EvaluatePlan) -> None:
         assert run.store is not None, "metrics are computed from the records of the rollouts"
         self.run, self.plan, self.store = run, plan, run.store
-        self.groups: list[str] = []
+        self.groups: dict[str, tuple[str, ...]] = {}
         self.stopped: str | None = None
         self.done = 0
 
@@ -190,14 +220,20 @@ class _Evaluating:
 
     def _skip(self, row: Row, group: str, epoch: int) -> bool:
         """Rows of which nothing is left to play; all of them are remembered in their order."""
-        self.groups.append(group)
+        self.groups[group] = self.plan.values(row)
         complete = self.store.complete(group)
         self.done += complete
         return complete
 
 
-def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: list[str]) -> Evaluation:
+def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping[str, tuple[str, ...]]) -> Evaluation:
     """What the rollouts of these rows show, as far as all of a row were played.
+
+    Args:
+        name: of the environment.
+        plan: what was to be played.
+        store: the rollouts.
+        groups: the groups of the rows in their order, each with `plan.values` of its row.
 
     Raises:
         RunError: nothing was graded.
@@ -208,13 +244,17 @@ def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: list[st
     if all(rollout.score is None for rollout in played):
         first = next((rollout.error for rollout in played if rollout.error), "")
         raise RunError(f"none of {len(played)} rollouts could be graded. The first: {first}")
+    metrics = metrics_of(found, plan.rollouts, plan.success, plan.span)
+    for number, column in enumerate(plan.by):
+        values = [groups[group][number] for group in whole]
+        metrics |= metrics_by(found, column, values, plan.rollouts, plan.success)
     return Evaluation(
         name=name,
-        metrics=metrics_of(found, plan.rollouts, plan.success, plan.span),
+        metrics=metrics,
         causes=Counter(str(rollout.cause) for rollout in played if rollout.cause is not None),
         rollouts=len(played),
         store=store,
-        groups=groups,
+        groups=list(groups),
         model=next((rollout.model for rollout in played if rollout.model), None),
         generation_params=plan.generation_params,
         success=plan.success,

@@ -39,6 +39,7 @@ class Grading:
                 reward.name: _hash(
                     _material(spec.rewards[reward.name], code.get(f"rewards.{reward.name}"))
                     | _asked(spec, reward)
+                    | _not_laid(spec, reward)
                     | ({"compared": size} if reward.function.group_level else {})
                 )
                 for reward in grader.rewards
@@ -90,6 +91,12 @@ def _material(reward: Any, code: str | None) -> dict[str, Any]:
     """What a reward's value depends on; a file is its content, so that a spec may move."""
     fn = f"{code}:{reward.fn.rpartition(':')[2]}" if code is not None else reward.fn
     return {"fn": fn, "args": thaw(reward.args), "sandbox": reward.sandbox}
+
+
+def _not_laid(spec: Spec, reward: GradedReward) -> dict[str, Any]:
+    """Artifacts that the reward's fresh sandbox does not get, where there are any."""
+    names = sorted(name for name, artifact in spec.artifacts.items() if not artifact.lay)
+    return {"not laid": names} if reward.fresh and names else {}
 
 
 def _asked(spec: Spec, reward: GradedReward) -> dict[str, Any]:

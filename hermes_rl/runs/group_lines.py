@@ -30,7 +30,7 @@ def group_lines(group: Group, generation_params: Mapping[str, Any], run: str = "
 
     `tokens` and `masks` are None where the tokens of any rollout cannot be known; nothing is invented.
     `inference_logprobs` is an empty list where the server gave none, since trainers take its length. Only the first
-    line has the messages.
+    line has the messages and the images of the prompts.
 
     Args:
         group: a group with its tokens.
@@ -42,6 +42,8 @@ def group_lines(group: Group, generation_params: Mapping[str, Any], run: str = "
     if group.certificate is not None:
         keys["certificate"] = group.certificate.record()
     messages = [messages_of(rollout) for rollout in group.rollouts]
+    seen = [_images(rollout) for rollout in group.rollouts]
+    images = seen if any(seen) else None
     return [
         {
             "tokens": layer["tokens"],
@@ -54,7 +56,7 @@ def group_lines(group: Group, generation_params: Mapping[str, Any], run: str = "
             "inference_logprobs": layer["inference_logprobs"],
             "overrides": layer["overrides"],
             "group_overrides": {},  # BaseEnv looks into it
-            "images": None,
+            "images": images if number == 0 else None,
             "distill_token_ids": None,
             "distill_logprobs": None,
             **keys,
@@ -70,10 +72,18 @@ def messages_of(rollout: Rollout) -> list[dict[str, Any]]:
     return [{**message, "content": message.get("content")} for message in messages]
 
 
+def _images(rollout: Rollout) -> list[str]:
+    """The images of the prompt in order, each an address or a data URL."""
+    prompt = rollout.messages[: rollout.result.prompt_length] if rollout.result is not None else []
+    parts = [part for message in prompt if isinstance(message["content"], list) for part in message["content"]]
+    return [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+
+
 def _token_layers(group: Group) -> list[dict[str, Any]]:
     """The token fields of each layer; one layer without tokens where those of any rollout are not known."""
     if any(not rollout.sequences for rollout in group.rollouts):
-        return [{"tokens": None, "masks": None, "inference_logprobs": [], "advantages": None, "overrides": None}]
+        overrides = _overrides([(rollout, False) for rollout in group.rollouts])
+        return [{"tokens": None, "masks": None, "inference_logprobs": [], "advantages": None, "overrides": overrides}]
     turns = turn_advantages(group)
     deepest = max(len(rollout.sequences or ()) for rollout in group.rollouts)
     return [_layer(group.rollouts, turns, number) for number in range(deepest)]
@@ -83,14 +93,19 @@ def _layer(rollouts: Many[Rollout], turns: list[list[float]] | None, number: int
     entries = [(rollout, _at(rollout, number)) for rollout in rollouts]
     lines = [(_line(rollout, sequence)) for rollout, sequence in entries]
     logprobs = [line["logprobs"] for line in lines]
-    fillers = any(sequence is None for _, sequence in entries)
     return {
         "tokens": [line["tokens"] for line in lines],
         "masks": [line["masks"] for line in lines],
         "inference_logprobs": logprobs if all(line is not None for line in logprobs) else [],
         "advantages": None if turns is None else [_advantages(s, t) for (_, s), t in zip(entries, turns, strict=True)],
-        "overrides": [{} if s is not None else dict(FILLER_OVERRIDE) for _, s in entries] if fillers else None,
+        "overrides": _overrides([(rollout, sequence is None) for rollout, sequence in entries]),
     }
+
+
+def _overrides(entries: Many[tuple[Rollout, bool]]) -> list[dict[str, Any]] | None:
+    """What the trainer is told of each entry, (rollout, it is a filler); None where there is nothing to tell."""
+    each = [{**rollout.overrides, **(FILLER_OVERRIDE if filler else {})} for rollout, filler in entries]
+    return each if any(each) else None
 
 
 def _at(rollout: Rollout, number: int) -> Sequence | None:

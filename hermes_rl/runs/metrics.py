@@ -55,6 +55,8 @@ class Played:
         )
 
 
+COUNT = "eval/reward_count/"
+"""Begins the metric that says over how many rollouts a mean is, where not all graded ones have the value."""
 Row = Sequence[Played]
 """All rollouts of one row."""
 
@@ -104,6 +106,32 @@ def metrics_of(
     return {name: value for name, value in found.items() if value is not None}
 
 
+BY = "eval/by/"
+"""Begins the metrics of those rows that have a value in a column: `eval/by/<column>/<value>/<metric>`."""
+_TOLD_BY = ("eval/mean_reward", "eval/mean_reward_stderr", "eval/rows", "eval/ungraded")
+
+
+def metrics_by(
+    rows: Sequence[Row], column: str, values: Sequence[str], rollouts_per_row: int, success: float
+) -> dict[str, float]:
+    """The mean score, its error, pass@k and pass^k, and the counts, of the rows of each value of a column.
+
+    Args:
+        rows: the rollouts by row.
+        column: the column's name, for the names of the metrics.
+        values: what each of the rows has there.
+        rollouts_per_row: as planned.
+        success: score from which a rollout counts as solved.
+    """
+    found: dict[str, float] = {}
+    for value in sorted(set(values)):
+        chosen = [row for row, own in zip(rows, values, strict=True) if own == value]
+        for name, number in metrics_of(chosen, rollouts_per_row, success, (0.0, 1.0)).items():
+            if name in _TOLD_BY or name.startswith("eval/pass"):
+                found[f"{BY}{column}/{value}/{name.removeprefix('eval/')}"] = number
+    return found
+
+
 def _scores(row: Row) -> list[float]:
     return [rollout.score for rollout in row if rollout.score is not None]
 
@@ -131,7 +159,9 @@ def _rewards(graded: Row) -> dict[str, float]:
             for key, value in numbers.items():
                 if value is not None:
                     values.setdefault(key, []).append(value)
-    return {f"eval/reward/{name}": mean(found) for name, found in values.items()}
+    partial = {name: len(found) for name, found in values.items() if len(found) < len(graded)}
+    means = {f"eval/reward/{name}": mean(found) for name, found in values.items()}
+    return means | {f"{COUNT}{name}": float(count) for name, count in partial.items()}
 
 
 def _endings(rollouts: Row) -> dict[str, float]:

@@ -33,6 +33,7 @@ from hermes_rl.runs.wandb_log import WandbLog, wandb_log
 from hermes_rl.sandbox.none import WARNING
 from hermes_rl.sandbox.probe import require_bubblewrap
 from hermes_rl.servers.preflight import engines, require_reachable
+from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.model import Mode, Spec
 
 
@@ -58,6 +59,25 @@ class Records:
     changed: set[str]
 
 
+@dataclass(frozen=True)
+class Retried:
+    """What this start of a run did again: rollouts that infrastructure failed, and calls by the role of the server."""
+
+    rollouts: int = 0
+    calls: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """In words; empty where nothing was done again."""
+        calls = ", ".join(f"{role} {count}" for role, count in self.calls.items())
+        found = [f"rollouts played again: {self.rollouts}"] if self.rollouts else []
+        return "; ".join(found + ([f"calls sent again: {calls}"] if calls else []))
+
+    def record(self) -> dict[str, Any]:
+        """For `run.json`."""
+        return {"rollouts": self.rollouts, "calls": dict(self.calls)}
+
+
 @dataclass
 class SpecRun:
     """A run of a spec that is open."""
@@ -77,6 +97,12 @@ class SpecRun:
     @property
     def store(self) -> RolloutStore:
         return self.records.store
+
+    @property
+    def retried(self) -> Retried:
+        """What was done again so far."""
+        calls = {role: server.retries for role, server in self.compiled.roles.items() if server.retries}
+        return Retried(self.run.runner.replayed, calls)
 
 
 @dataclass
@@ -137,6 +163,8 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
             role.tell(launch.progress.note)
         rows = await asyncio.to_thread(load_rows, spec, split, notify=launch.progress.note)
         encoder = await _encoder(spec, split)
+        if encoder.missing is not None:
+            launch.progress.note(f"WARNING: the groups will have messages and no tokens. {encoder.missing}")
         source = RowSource(rows)
         await compiled.open(await source.require_first(split))
         plan, environment = plan_of(spec, launch.mode), own.environment if own is not None else compiled
@@ -157,10 +185,13 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                         budget=budget_of(spec, launch.mode),
                         progress=launch.progress,
                     )
+                    opened = SpecRun(spec, compiled, run, records, encoder, log, launch.progress)
+                    launch.progress.further = lambda: opened.retried.words
                     try:
-                        yield SpecRun(spec, compiled, run, records, encoder, log, launch.progress)
+                        yield opened
                     finally:
                         directory.add_images(compiled.images)
+                        directory.add({"retried": opened.retried.record()})
 
 
 @asynccontextmanager
@@ -190,7 +221,7 @@ async def open_records(
 
 def plan_of(spec: Spec, mode: Mode) -> Plan:
     """How the groups of this mode are played."""
-    params, fingerprint = generation_params(spec, mode), spec.fingerprint(mode)
+    params, what = generation_params(spec, mode), fingerprint(spec, mode)
     if mode == "evaluate":
         return Plan(
             size=spec.evaluate.rollouts,
@@ -199,7 +230,7 @@ def plan_of(spec: Spec, mode: Mode) -> Plan:
             whole=False,
             concurrency=in_flight(spec, mode),
             generation_params=params,
-            fingerprint=fingerprint,
+            fingerprint=what,
         )
     section = spec.process if mode == "process" else spec.serve
     return Plan(
@@ -208,7 +239,7 @@ def plan_of(spec: Spec, mode: Mode) -> Plan:
         prefer_differing=spec.dataset.sampling == "differing",
         concurrency=in_flight(spec, mode),
         generation_params=params,
-        fingerprint=fingerprint,
+        fingerprint=what,
     )
 
 
@@ -258,7 +289,7 @@ def generation_params(spec: Spec, mode: Mode) -> dict[str, Any]:
 async def _encoder(spec: Spec, split: Split) -> Encoder:
     name = tokenizer_of(spec)
     if name is None and spec.servers["policy"][0].type != "scripted":
-        return Encoder(None, "the policy names neither a model nor a tokenizer")
+        return Encoder(None, "The policy names neither a model nor a tokenizer; set servers.policy.tokenizer")
     if spec.servers["policy"][0].type in TOKEN_LEVEL:
         renderer = await asyncio.to_thread(renderer_of, spec)
         return Encoder(renderer.tokenizer)

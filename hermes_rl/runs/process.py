@@ -44,6 +44,8 @@ class ProcessSummary:
     """Rows that were set aside: row_key, cause, detail."""
     seconds: float = 0.0
     stopped: str | None = None
+    retried: str = ""
+    """What was done again, in words; see `hermes_rl.runs.opening.Retried`."""
 
 
 async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDirectory]:
@@ -57,6 +59,7 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
         assert opened.records.groups_file is not None
         work = Processing(opened.run, opened.records.groups_file, spec.process.groups, opened.log)
         summary = await work.play(opened.records.changed)
+        summary.retried = opened.retried.words
         opened.directory.add({"failed": summary.failed, "quarantined": summary.quarantined})
         if spec.process.format != "atropos":
             await asyncio.to_thread(_write_format, opened)

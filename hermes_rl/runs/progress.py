@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from hermes_rl.rollouts.rollout import Group
+from hermes_rl.visible import visible
 
 EVERY = 5.0
 """Seconds between two lines where stderr is no terminal."""
@@ -22,6 +23,8 @@ class Progress:
         self.total: int | None = None
         self.what = "groups"
         self.scores: list[float] = []
+        self.further: Callable[[], str] = str
+        """Gives more to say in the line; empty where there is nothing."""
         self._inline = self.stream.isatty()
         self._open_line = False
         self._last = time.monotonic()
@@ -44,7 +47,7 @@ class Progress:
         if self.quiet or (now - self._last < (0.1 if self._inline else EVERY) and not last):
             return
         self._last = now
-        self._show(f"{text} · mean score {self.mean()}")
+        self._show(" · ".join(filter(None, [text, f"mean score {self.mean()}", self.further()])))
 
     def mean(self) -> str:
         return f"{sum(self.scores) / len(self.scores):.3f}" if self.scores else "–"
@@ -52,7 +55,7 @@ class Progress:
     def note(self, message: str) -> None:
         """Something that the user should know, even with --quiet."""
         self.end()
-        print(message, file=self.stream, flush=True)
+        print(visible(message), file=self.stream, flush=True)
 
     def end(self) -> None:
         """Finish a line that is rewritten in place."""
@@ -61,6 +64,7 @@ class Progress:
             self._open_line = False
 
     def _show(self, text: str) -> None:
+        text = visible(text)
         if self._inline:
             self.stream.write(f"\r\x1b[2K{text}")
             self._open_line = True

@@ -12,11 +12,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import hermes_rl
 from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.fingerprint import fingerprint_parts
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
+from hermes_rl.version import __version__
 
 _PACKAGES = (
     "atroposlib",
@@ -47,7 +47,7 @@ def provenance(
     policy = spec.servers.get("policy", ())
     return {
         "mode": mode,
-        "hermes_rl": hermes_rl.__version__,
+        "hermes_rl": __version__,
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

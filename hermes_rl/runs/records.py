@@ -14,7 +14,6 @@ from typing import Any
 from hermes_rl.agent.result import AgentResult, Timings, ToolCall, Usage, reasoning_of
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
-from hermes_rl.rollouts.certificate import sampled_of
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey, RolloutState
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import ChatReply, LedgerEntry
@@ -110,7 +109,7 @@ def _sampled(rollout: Rollout) -> list[list[Any]]:
     """What the servers said of each call: count, digest, length and check of the prompt, versions of the weights."""
     return [
         [one.count, one.digest.hex(), one.prompt, one.prompt_check, one.weights.before, one.weights.after]
-        for one in sampled_of(rollout)
+        for one in rollout.ledger
     ]
 
 
@@ -192,4 +191,5 @@ def reward_of(record: Mapping[str, Any]) -> RewardValue:
         record.get("reason"),
         dict(record.get("metrics") or {}),
         None if per_turn is None else tuple(per_turn),
+        overrides=dict(record.get("overrides") or {}),
     )

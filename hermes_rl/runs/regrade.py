@@ -112,7 +112,8 @@ async def _write_groups(records: Records, compiled: CompiledSpec) -> Regraded:
 
 
 def _conclude(records: Records, spec: Spec, rows: Rows) -> Regraded:
-    groups = [row.key for row in rows if records.store.played(row.key)]
-    found = conclude(spec.name, EvaluatePlan.of(spec), records.store, groups)
+    plan = EvaluatePlan.of(spec)
+    groups = {row.key: plan.values(row) for row in rows if records.store.played(row.key)}
+    found = conclude(spec.name, plan, records.store, groups)
     write_evaluation(found, evaluation_directory(spec, records.directory))
     return Regraded(records.directory, evaluation=found, without_score=found.ungraded)

@@ -25,6 +25,9 @@ from hermes_rl.sandbox.config import SandboxConfig
 OUTPUT_LIMIT = 1 << 20
 """Bytes of a command's output that are kept (head and tail) where the caller names no other limit."""
 
+LIST_LIMIT = 100_000
+"""Entries of a folder that `list_dir` gives at most."""
+
 READ_LIMIT = 1 << 30
 """Bytes that `read_file` gives at most: a sparse file of the agent must not fill the host's memory."""
 
@@ -252,8 +255,11 @@ class Sandbox(ABC):
         """What is at `path`; `follow` False looks at a symlink itself."""
 
     @abstractmethod
-    async def list_dir(self, path: str) -> list[FileInfo]:
-        """The entries of a folder, sorted by name; symlinks are not followed."""
+    async def list_dir(self, path: str, *, limit: int = LIST_LIMIT) -> list[FileInfo]:
+        """The entries of a folder, sorted by name; symlinks are not followed.
+
+        Raises `OSError` (E2BIG) when there are more than `limit`.
+        """
 
     @abstractmethod
     async def set_mode(self, path: str, mode: int) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import json
 import os
 import platform
+import secrets
 import signal
 import socket
 from collections.abc import Iterator, Mapping
@@ -36,6 +38,9 @@ ADDRESS_SPACE_SPARE = 16 * GIB
 KILLED = 128 + signal.SIGKILL
 SMALLEST = {"memory": 32 << 20, "processes": 4, "disk": 1 << 16, "open_files": 32}
 """With less the helper itself could not run."""
+FIRST_UID, UIDS = 0x70000000, 1 << 16
+"""Users that no system gives to people, services or containers."""
+_users = itertools.count(secrets.randbelow(UIDS))
 
 
 class BubblewrapSandbox(HelperSandbox):
@@ -43,7 +48,9 @@ class BubblewrapSandbox(HelperSandbox):
 
     def __init__(self, config: SandboxConfig) -> None:
         super().__init__(config)
-        self.root: Root = ImageRoot(config.image, config.workdir) if config.image else SystemRoot(config.workdir)
+        self.root: Root = (
+            ImageRoot(config.image, config.workdir) if config.image else SystemRoot(config.workdir, config.packages)
+        )
         self.home = HOME
         self.workdir = self.root.workdir
         self.python = self.root.python
@@ -122,7 +129,7 @@ class BubblewrapSandbox(HelperSandbox):
             "--",
             *self.root.boot(descriptors),
         ]
-        uid = OUTER_UID if as_root else None
+        uid = (OUTER_UID if isinstance(self.root, ImageRoot) else own_uid()) if as_root else None
         return Program(argv, executable, descriptors.all(), descriptors.stderr, uid, env)
 
     async def initialise(self) -> None:
@@ -185,6 +192,23 @@ class BubblewrapSandbox(HelperSandbox):
 
     def refused(self, said: str) -> UserError | None:
         return overlay_refused(said) if isinstance(self.root, ImageRoot) else None
+
+
+def own_uid() -> int:
+    """A user for one sandbox of a runner that is root: what the kernel counts per user, sandboxes then do not share.
+
+    Where root itself has only a part of the users, such as in a container, all sandboxes have the same.
+    """
+    return FIRST_UID + next(_users) % UIDS if _has_users() else OUTER_UID
+
+
+@functools.cache
+def _has_users() -> bool:
+    for line in Path("/proc/self/uid_map").read_text().splitlines():
+        first, _, count = map(int, line.split())
+        if first <= FIRST_UID and first + count >= FIRST_UID + UIDS:
+            return True
+    return False
 
 
 def namespace_options(*, network: bool) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 from collections import deque
@@ -17,9 +18,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hermes_rl.sandbox.descriptors import copy_of, memory_file
-from hermes_rl.sandbox.wire import FRAME_LIMIT, IN_FILE, MAX_FDS, number, pack, unpack
+from hermes_rl.sandbox.wire import FRAME_LIMIT, IN_FILE, LAST_PIECE, MAX_FDS, PIECE, number, pack, unpack
 
 Frame = tuple[bytes, list[int]]
+
+CROWDED_SECONDS, CROWDED_PAUSE = 10.0, 0.05
+"""How long a message waits where the system passes on no more descriptors of this user, and how often it is tried."""
+PIECES_LIMIT = (1 << 30) + FRAME_LIMIT
 
 ANSWER_SECONDS = 60.0
 """Seconds after which a helper that has not answered is given up. Copying the largest file takes a few."""
@@ -43,7 +48,7 @@ class Lost(Enum):
 
     ENDED = "the sandbox was lost"
     SILENT = "the sandbox did not answer"
-    DESCRIPTORS = "this machine has no descriptors left for what the sandbox sends"
+    DESCRIPTORS = "this machine has no descriptors left for what goes to and from the sandbox"
 
 
 class Channel:
@@ -60,6 +65,8 @@ class Channel:
         """Requests in the order in which they were sent, each with the time by which it must be answered."""
         self._watch: asyncio.TimerHandle | None = None
         self._unsent: deque[Frame] = deque()
+        self._crowded_until: float | None = None
+        self._pieces = bytearray()
         self._last = 0
         self.open = True
         self._loop.add_reader(control, self._receive)
@@ -147,12 +154,31 @@ class Channel:
             except BlockingIOError:
                 self._loop.add_writer(self._socket, self._flush)
                 return
-            except OSError:
-                self._lose(Lost.ENDED)
+            except OSError as error:
+                if error.errno == errno.ETOOMANYREFS:
+                    self._wait_for_places()
+                else:
+                    self._lose(Lost.ENDED)
                 return
+            self._crowded_until = None
             self._unsent.popleft()
             _close(fds)
         self._loop.remove_writer(self._socket)
+
+    def _wait_for_places(self) -> None:
+        """Too many descriptors of this user are on their way; most arrive within moments."""
+        self._loop.remove_writer(self._socket)
+        now = self._loop.time()
+        if self._crowded_until is None:
+            self._crowded_until = now + CROWDED_SECONDS
+        if now > self._crowded_until:
+            self._lose(Lost.DESCRIPTORS)
+        else:
+            self._loop.call_later(CROWDED_PAUSE, self._try_again)
+
+    def _try_again(self) -> None:
+        if self.open:
+            self._flush()
 
     # ------------------------------------------------------------------ receiving
 
@@ -174,6 +200,14 @@ class Channel:
             if not frame:
                 self._lose(Lost.ENDED)
                 return
+            if frame[:4] in (PIECE, LAST_PIECE) and not fds:
+                self._pieces += memoryview(frame)[4:]
+                if len(self._pieces) > PIECES_LIMIT:
+                    self._lose(Lost.ENDED)
+                    return
+                if frame[:4] == PIECE:
+                    continue
+                frame, self._pieces = bytes(self._pieces), bytearray()
             try:
                 self._dispatch(*_unfold(frame, fds))
             except (ValueError, IndexError, OSError):

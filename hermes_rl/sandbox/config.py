@@ -58,6 +58,8 @@ class SandboxConfig:
     """Working directory inside the sandbox; None is the home directory, or the image's own."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the sandbox's own small environment; nothing is inherited from the host."""
+    packages: tuple[str, ...] = ()
+    """Python packages that are laid in read-only, as pip names them; bubblewrap without an image alone."""
     files: tuple[SandboxFile, ...] = ()
     setup: tuple[str, ...] = ()
     """Shell commands, run in order in the working directory; non-zero is our failure."""

@@ -10,6 +10,7 @@ another description of the same pipe, to be handed in instead of the host's own.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -36,6 +37,19 @@ def memory_file(data: bytes, name: str = "data") -> int:
             while view:
                 view = view[os.write(fd, view) :]
             os.lseek(fd, 0, os.SEEK_SET)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+
+def fixed_file(size: int, name: str) -> int:
+    """A descriptor of an unnamed file in memory of zeros, which nobody can make larger or smaller."""
+    with ours("this machine cannot make a file in memory"):
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         except BaseException:
             os.close(fd)
             raise

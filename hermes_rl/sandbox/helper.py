@@ -19,6 +19,7 @@ import errno
 import os
 import resource
 import select
+import stat
 import sys
 import time
 
@@ -31,7 +32,7 @@ from hermes_rl.sandbox.helper_system import (
     filter_calls,
     prctl,
 )
-from hermes_rl.sandbox.wire import FRAME_LIMIT, IN_FILE, MAX_FDS, number, pack, unpack
+from hermes_rl.sandbox.wire import FRAME_LIMIT, IN_FILE, LAST_PIECE, MAX_FDS, PIECE, number, pack, unpack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,9 +132,24 @@ class Helper:
         rest = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, raw)] if fds else []
         try:
             self.socket.sendmsg([frame], rest)
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS or len(fds) != 1 or not stat.S_ISREG(os.fstat(fds[0]).st_mode):
+                raise
+            self.send_pieces(b"" if frame == IN_FILE else frame, fds[0])
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def send_pieces(self, head: bytes, fd: int) -> None:
+        """A message, followed by what is in a file."""
+        offset, data = 0, head
+        while True:
+            chunk = os.pread(fd, FRAME_LIMIT // 2, offset)
+            if not chunk:
+                self.socket.sendmsg([LAST_PIECE + data])
+                return
+            self.socket.sendmsg([PIECE + data])
+            offset, data = offset + len(chunk), chunk
 
     # ------------------------------------------------------------------ operations
 

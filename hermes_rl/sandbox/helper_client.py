@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, cast
 
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox.base import READ_LIMIT, FileInfo, Sandbox
+from hermes_rl.sandbox.base import LIST_LIMIT, READ_LIMIT, FileInfo, Sandbox
 from hermes_rl.sandbox.channel import Answer
 from hermes_rl.sandbox.descriptors import copy_of, memory_file
 from hermes_rl.sandbox.wire import FRAME_LIMIT
@@ -24,6 +24,8 @@ from hermes_rl.sandbox.wire import FRAME_LIMIT
 INLINE = FRAME_LIMIT // 2
 IN_THREAD = 1 << 20
 """Bytes from which copying is left to a thread."""
+LISTED_AT_ONCE = 1000
+"""Entries of a folder from which understanding them is left to a thread."""
 
 
 def as_field(text: str) -> bytes:
@@ -59,6 +61,8 @@ class HelperFiles(Sandbox):
         with _named(path):
             answer = await self.ask("read", self._path(path), str(limit).encode())
         if not answer.fds:
+            if len(answer.payload) > limit:
+                raise OSError(errno.EFBIG, "File too large", path)
             return answer.payload
         try:
             return await _read_all(answer.fds[0], limit)
@@ -82,11 +86,12 @@ class HelperFiles(Sandbox):
             answer = await self.ask("stat", self._path(path), b"1" if follow else b"0")
         return _info(answer.fields)
 
-    async def list_dir(self, path: str) -> list[FileInfo]:
+    async def list_dir(self, path: str, *, limit: int = LIST_LIMIT) -> list[FileInfo]:
         with _named(path):
-            answer = await self.ask("list", self._path(path))
-        found = [_info(answer.fields[i : i + 5]) for i in range(0, len(answer.fields), 5)]
-        return sorted(found, key=lambda info: info.name)
+            answer = await self.ask("list", self._path(path), str(limit).encode())
+        if len(answer.fields) <= 5 * LISTED_AT_ONCE:
+            return _entries(answer.fields)
+        return await asyncio.to_thread(_entries, answer.fields)
 
     async def set_mode(self, path: str, mode: int) -> None:
         with _named(path):
@@ -133,6 +138,11 @@ def _named(path: str) -> Iterator[None]:
         raise
 
 
+def _entries(fields: Sequence[bytes]) -> list[FileInfo]:
+    found = [_info(fields[i : i + 5]) for i in range(0, len(fields), 5)]
+    return sorted(found, key=lambda info: info.name)
+
+
 def _info(fields: Sequence[bytes]) -> FileInfo:
     kind = cast(Literal["file", "directory", "symlink", "other"], fields[1].decode())
     return FileInfo(os.fsdecode(fields[0]), kind, size=int(fields[2]), mode=int(fields[3]), mtime=float(fields[4]))
@@ -156,9 +166,10 @@ def _read_and_close(fd: int, limit: int) -> bytes:
 
 
 def _read(fd: int, limit: int) -> bytes:
-    data = bytearray()
-    while chunk := os.pread(fd, 1 << 22, len(data)):
-        data += chunk
-        if len(data) > limit:
-            raise OSError(errno.EFBIG, "File too large")
-    return bytes(data)
+    # In one piece where the size is as told: copying pieces together would hold up all other threads.
+    data = os.pread(fd, min(os.fstat(fd).st_size, limit) + 1, 0)
+    while len(data) <= limit and (more := os.pread(fd, 1 << 22, len(data))):
+        data += more
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, "File too large")
+    return data

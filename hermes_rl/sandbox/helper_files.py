@@ -95,10 +95,13 @@ def status(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
 
 
 def list_folder(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-    """path → the entries of a folder, five fields each."""
+    """path, limit → the entries of a folder, five fields each."""
     found: list[bytes] = []
+    most = 5 * int(fields[1])
     with os.scandir(fields[0]) as entries:
         for entry in entries:
+            if len(found) >= most:
+                raise OSError(errno.E2BIG, f"More than {most // 5} entries")
             try:
                 found += _entry(entry.name, entry.stat(follow_symlinks=False))
             except FileNotFoundError:

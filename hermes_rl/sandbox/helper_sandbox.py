@@ -7,6 +7,7 @@ Owns the life of the sandbox on the host's side. Files and commands are in `help
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import subprocess
@@ -26,6 +27,8 @@ from hermes_rl.sandbox.helper_client import as_field
 from hermes_rl.sandbox.helper_shell import HelperShell
 from hermes_rl.sandbox.launcher import Child, Program, Remains, launcher
 
+OF_THE_MACHINE = frozenset({errno.ETOOMANYREFS, errno.ENFILE})
+"""Errors that a sandbox's helper meets because of others on this machine: no answer to the agent, and never scored."""
 NO_CORE = 1
 """The limit of core files that stops all of them: with 0 the kernel still runs a handler that it pipes the core to."""
 
@@ -203,6 +206,10 @@ class HelperSandbox(HelperShell):
         except ChannelLostError:
             await self.judged()
             raise self.lost() from None
+        except OSError as error:
+            if error.errno in OF_THE_MACHINE:
+                raise SandboxFailure(f"this machine cannot serve the sandbox: {error.strerror}") from error
+            raise
 
     def _shut(self, why: str) -> None:
         """End everything without waiting: with its socket the helper ends, and all processes with it."""

@@ -15,7 +15,21 @@ from collections.abc import Sequence
 from hermes_rl.errors import UserError
 
 NAME = re.compile(r"(\*\.)?([a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.)*[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.?")
+WITH_PORT = re.compile(r"(?P<name>[^:]+|\[[^\]]+\]):(?P<port>[0-9]{1,5})")
+PORTS: tuple[int, ...] = (80, 443)
+"""Ports of a listed host that may be reached where its entry names none."""
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+ISATAP = (0x00005EFE, 0x02005EFE)
+"""The third quarter of an IPv6 address whose last quarter is an IPv4 address."""
+REFUSED = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        *("::/96", "::ffff:0:0:0/96"),  # IPv4 as IPv6 once was to carry it: compatible, and translated
+        *("64:ff9b:1::/48", "fec0::/10", "100::/64", "3fff::/20", "5f00::/16"),  # translation inside of a site, …
+        *("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32"),  # protocols, relays of 6to4, metadata of clouds
+    )
+)
+"""Special addresses that Python takes for public ones."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -24,18 +38,37 @@ class RefusedError(Exception):
 
 
 class HostList:
-    """The names of `sandbox.network`: ``pypi.org``, or ``*.example.com`` for everything below it, not itself."""
+    """The entries of `sandbox.network`: ``pypi.org``, or ``*.example.com`` for everything below it, not itself.
+
+    An entry is for the ports 80 and 443, or for the one that it names: ``pypi.org:8080``.
+    """
 
     def __init__(self, hosts: Sequence[str]) -> None:
-        self._hosts = [host.lower().rstrip(".") for host in hosts]
-        for host in self._hosts:
-            if not (NAME.fullmatch(host) or _literal(host)):
-                raise UserError(f"sandbox.network: {host!r} is no host name; expected pypi.org or *.example.com")
+        self._hosts = [_entry(host) for host in hosts]
 
-    def allows(self, host: str) -> bool:
-        """Whether the list has this name."""
+    def allows(self, host: str, port: int) -> bool:
+        """Whether the list has this port of this name."""
+        return any(port in ports for ports in self._ports(host))
+
+    def refusal(self, host: str, port: int) -> str:
+        """What to tell somebody who asks for what the list does not have."""
+        if any(self._ports(host)):
+            return f"port {port} of {host} is not among the hosts of sandbox.network, other ports are"
+        return f"{host} is not among the hosts of sandbox.network"
+
+    def _ports(self, host: str) -> list[tuple[int, ...]]:
         name = host.lower().rstrip(".")
-        return any(_matches(name, pattern) for pattern in self._hosts)
+        return [ports for pattern, ports in self._hosts if _matches(name, pattern)]
+
+
+def _entry(text: str) -> tuple[str, tuple[int, ...]]:
+    """An entry's name, and its ports."""
+    host, ports = text.lower().rstrip("."), PORTS
+    if (found := WITH_PORT.fullmatch(host)) is not None and _literal(host) is None:
+        host, ports = found["name"].strip("[]").rstrip("."), (int(found["port"]),)
+    if not (NAME.fullmatch(host) or _literal(host)) or not all(0 < port < 1 << 16 for port in ports):
+        raise UserError(f"sandbox.network: {text!r} is no host name; expected pypi.org, *.example.com or pypi.org:8080")
+    return host, ports
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -47,7 +80,12 @@ def _matches(name: str, pattern: str) -> bool:
 def is_public(address: str) -> bool:
     """True for an address of the internet; false for private, loopback, link-local and all other special ones."""
     found = _literal(address.partition("%")[0])
-    return found is not None and all(part.is_global and not part.is_multicast for part in _meant(found))
+    return found is not None and all(map(_of_the_internet, _meant(found)))
+
+
+def _of_the_internet(address: Address) -> bool:
+    special = any(address in network for network in REFUSED)
+    return address.is_global and not address.is_multicast and not special
 
 
 def _literal(text: str) -> Address | None:
@@ -66,6 +104,8 @@ def _meant(address: Address) -> list[Address]:
     if address in NAT64:
         return [ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)]
     packed = [part for part in (address.sixtofour, *(address.teredo or ())) if part is not None]
+    if int(address) >> 32 & 0xFFFFFFFF in ISATAP:
+        packed.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
     return [address, *packed]
 
 
@@ -77,7 +117,7 @@ async def public_address(host: str, port: int) -> str:
     """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a label that is empty or too long is no name that can be encoded
         raise RefusedError(f"{host} cannot be resolved") from error
     addresses = [str(entry[4][0]) for entry in found]
     if not addresses or not all(is_public(address) for address in addresses):

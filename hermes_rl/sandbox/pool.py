@@ -105,4 +105,4 @@ class Pool:
 
 
 def _kind(config: SandboxConfig) -> Hashable:
-    return config.image, config.workdir, config.network, config.limits
+    return config.image, config.packages, config.workdir, config.network, config.limits

@@ -30,6 +30,7 @@ CONNECTIONS = 64
 HEAD_SECONDS = 30.0
 CONNECT_SECONDS = 30.0
 IDLE_SECONDS = 300.0
+ACCEPT_PAUSE = 0.1
 OWN_HEADERS = ("connection", "proxy-connection", "proxy-authorization", "keep-alive", "host")
 """Headers that are between the agent and us, or that we write ourselves."""
 
@@ -52,30 +53,52 @@ class Proxy:
         self._hosts = HostList(hosts)
         self._resolve = resolve
         self._places = asyncio.Semaphore(CONNECTIONS)
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def listen(self, listener: socket.socket) -> None:
         """Serve what comes in at a listening socket, which is ours to close from now on."""
-        self._server = await asyncio.start_server(self._accept, sock=listener, limit=HEAD_LIMIT)
+        listener.setblocking(False)
+        self._listener = listener
+        self._accepting = asyncio.create_task(self._accept(listener))
 
     async def close(self) -> None:
         """End it and every connection."""
-        if self._server is not None:
-            self._server.close()
-        for task in self._tasks:
+        tasks = [task for task in (self._accepting, *self._tasks) if task is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _accept(self, listener: socket.socket) -> None:
+        """Take connections one by one, each when there is a place for it: before that, it has nothing of ours."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._places.acquire()
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:
+                self._places.release()
+                await asyncio.sleep(ACCEPT_PAUSE)  # this machine has no descriptors left, or who asked is gone
+                continue
+            except BaseException:
+                self._places.release()
+                raise
+            task = asyncio.create_task(self.serve(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._done)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._places.release()
+
+    async def serve(self, connection: socket.socket) -> None:
+        """Answer what one connection asks for, until its end."""
+        reader, writer = await asyncio.open_connection(sock=connection, limit=HEAD_LIMIT)
         try:
-            async with self._places:
-                await self._answer(reader, writer)
+            await self._answer(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # either side is gone, or says nothing: the connection is all there is to end
         finally:
@@ -87,14 +110,14 @@ class Proxy:
             head = await reader.readuntil(b"\r\n\r\n")
         try:
             request = read_request(head)
-            if not self._hosts.allows(request.host):
-                raise RefusedError(f"{request.host} is not among the hosts of sandbox.network")
+            if not self._hosts.allows(request.host, request.port):
+                raise RefusedError(self._hosts.refusal(request.host, request.port))
             address = await self._resolve(request.host, request.port)
             async with asyncio.timeout(CONNECT_SECONDS):
                 far_reader, far_writer = await asyncio.open_connection(address, request.port)
         except RefusedError as error:
             await _say(writer, "403 Forbidden", str(error))
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError) as error:
             await _say(writer, "502 Bad Gateway", f"{request.host} does not answer: {error}")
         else:
             await _pass_on(request, (reader, writer), (far_reader, far_writer))
@@ -126,7 +149,7 @@ async def _relay(source: asyncio.StreamReader, target: asyncio.StreamWriter, idl
 
 
 async def _say(writer: asyncio.StreamWriter, status: str, why: str) -> None:
-    body = f"{why}\n".encode()
+    body = f"{why}\n".encode("utf-8", "replace")
     writer.write(f"HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     await writer.drain()
 

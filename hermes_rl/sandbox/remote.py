@@ -20,6 +20,7 @@ from typing import Literal, cast
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import remote_scripts as scripts
 from hermes_rl.sandbox.base import (
+    LIST_LIMIT,
     OUTPUT_LIMIT,
     READ_LIMIT,
     TIMEOUT_EXIT_CODE,
@@ -238,10 +239,12 @@ class RemoteSandbox(Sandbox):
             kind = cast(Literal["file", "directory", "symlink", "other"], kinds.get(mode & 0o170000, "other"))
             return FileInfo(posixpath.basename(self.resolve(path)), kind, int(size), mode & 0o7777, float(mtime))
 
-    async def list_dir(self, path: str) -> list[FileInfo]:
+    async def list_dir(self, path: str, *, limit: int = LIST_LIMIT) -> list[FileInfo]:
         words = await self._at(path, scripts.LIST, most=LISTING)
         with scripts.reading():
             fields = base64.b64decode("".join(words)).split(b"\0")[:-1]
+            if len(fields) > 5 * limit:
+                raise OSError(errno.E2BIG, f"More than {limit} entries", path)
             entries = [_info(fields[at : at + 5]) for at in range(0, len(fields), 5)]
         return sorted(entries, key=lambda info: info.name)
 

@@ -25,6 +25,8 @@ from hermes_rl.sandbox.bwrap_binary import Bwrap, find_bwrap
 from hermes_rl.sandbox.descriptors import memory_file
 from hermes_rl.sandbox.helper_sandbox import Descriptors
 from hermes_rl.sandbox.images import ready_image
+from hermes_rl.sandbox.packages import PLACE as PACKAGES
+from hermes_rl.sandbox.packages import package_folder
 from hermes_rl.sandbox.runtime import PLACE, runtime_argv, runtime_folder
 
 HOME = "/home/user"
@@ -84,14 +86,22 @@ class Root(ABC):
 class SystemRoot(Root):
     """The system of this machine, read-only."""
 
-    def __init__(self, workdir: str | None) -> None:
-        self.workdir = _workdir(workdir, READ_ONLY)
+    def __init__(self, workdir: str | None, packages: tuple[str, ...] = ()) -> None:
+        self.workdir = _workdir(workdir, (*READ_ONLY, PACKAGES) if packages else READ_ONLY)
+        self.packages = packages
         self.bwrap = find_bwrap()
         system = system_python()
         self.python = system or own_python()
         self.python_prefix = None if system else lent_prefix(self.python)
         if self.python_prefix is not None:
             self.path += f":{self.python_prefix}/bin"
+        if packages:
+            self.path = f"{PACKAGES}/bin:{self.path}"
+
+    def prepare(self) -> None:
+        super().prepare()
+        if self.packages:
+            self._package_folder = package_folder(self.packages)
 
     def options(self, descriptors: Descriptors, disk: int, *, network: bool) -> Iterator[str]:
         yield from ("--size", str(disk), "--tmpfs", "/")
@@ -105,6 +115,8 @@ class SystemRoot(Root):
         yield from self._etc(descriptors, network=network)
         if self.python_prefix is not None:
             yield from ("--ro-bind", self.python_prefix, self.python_prefix)
+        if self.packages:
+            yield from ("--ro-bind", str(self._package_folder), PACKAGES)
 
     def boot(self, descriptors: Descriptors) -> list[str]:
         return boot_argv(self.python, descriptors.control, descriptors.code)

@@ -8,8 +8,9 @@ does: whatever the agent makes it say is about the agent's own commands.
 Bash can be handed no descriptor once it runs, so these are handed to it at its start and last for many commands:
 
 - a socket: an empty line of ours starts a command, a NUL and the exit code end it; the shell's own complaints come too;
-- a file in memory: with state and script when a command starts, and its report behind them when it has ended. The host
-  has the same open file description, but nothing that the agent sets there makes reading a file in memory block;
+- a file in memory of a fixed size: with state and script when a command starts, and its report behind them, up to a
+  NUL, when it has ended. The host has the same open file description, but nothing that the agent sets there makes
+  reading a file in memory block, and it cannot make it larger;
 - the reading end of a pipe, which the subshell opens anew for writing. Only what the command started can hold that
   writing end, so its end of file tells that nothing of the command can write into the next one's output. It is an open
   file description of its own: with the host's, the agent could make the host's reads block.
@@ -26,13 +27,15 @@ from contextlib import ExitStack, suppress
 
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.base import STATE
-from hermes_rl.sandbox.descriptors import memory_file, reopened, socket_pair
+from hermes_rl.sandbox.descriptors import fixed_file, reopened, socket_pair
 from hermes_rl.sandbox.jobs import output_pipe
 from hermes_rl.sandbox.output import OutputBuffer, PipeReader
 
 KILL_SECONDS = 5.0
 SAID_LIMIT = 1 << 16
 """Bytes that a shell may say besides the end of a command; one that says more is not what we have started."""
+FILE_SIZE = 4 << 20
+"""Bytes for the state, the script and the report of a command."""
 CANNOT_FORK = b"fork: retry"
 """Bash tries again for 15 s; what it says meanwhile tells that the command has not started."""
 VARIABLE = re.compile(rb'declare -x \w+="(?:[^"\\]|\\.)*"')
@@ -44,7 +47,7 @@ _SUBSHELL = "; ".join(
         "exec >/proc/$$/fd/4 2>&1 4<&-",
         "set +m",  # what job control puts into a group of its own is the subshell, not its jobs
         "BASH_SUBSHELL=0 SECONDS=0",
-        "trap '{ pwd -P; export -p; echo .; } 2>/dev/null >&3' EXIT",
+        "trap '{ pwd -P; export -p; echo .; printf \"\\0\"; } 2>/dev/null >&3' EXIT",
         f"IFS= read -r -d '' -u 3 {STATE}; IFS= read -r -d '' -u 3",
         'eval "unset REPLY; $REPLY"',
     )
@@ -84,7 +87,7 @@ class ShellServer:
         self._interrupt = interrupt
         self._loop = asyncio.get_running_loop()
         with ExitStack() as unfinished:
-            self._file = memory_file(b"", "command")
+            self._file = fixed_file(FILE_SIZE, "command")
             unfinished.callback(os.close, self._file)
             self._reading, self._writer = output_pipe()
             unfinished.callback(os.close, self._writer)
@@ -120,12 +123,13 @@ class ShellServer:
         """Start a script; False when nothing was started, since the shell is gone."""
         news = b"\n".join(line for line in state.split(b"\n") if line not in self._own)
         data = news + b"\0" + script + b"\0"
+        if len(data) >= FILE_SIZE:
+            return False
         self.idle = self.timed_out = False
         self.report, self._said, self._over = b"", b"", self._loop.create_future()
         self._output.into(output)
         try:
-            os.pwrite(self._file, data, 0)
-            os.ftruncate(self._file, len(data))
+            os.pwrite(self._file, data + b"\0", 0)  # so that there is no report yet
             os.lseek(self._file, 0, os.SEEK_SET)  # the offset is the shell's too
             self._written = len(data)
             self._control.send(b"\n")
@@ -157,7 +161,7 @@ class ShellServer:
             self._over.set_result(code)
 
     def _file_from(self, offset: int, limit: int) -> bytes:
-        return os.pread(self._file, min(limit, os.fstat(self._file).st_size), offset)
+        return os.pread(self._file, min(limit, FILE_SIZE - offset), offset).partition(b"\0")[0]
 
     # ------------------------------------------------------------------ the end
 

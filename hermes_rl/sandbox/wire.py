@@ -5,7 +5,8 @@ Python the sandbox has (3.8 or later), so it needs no import.
 
 A message is one datagram of a SOCK_SEQPACKET socket: four bytes with the length of a header, the header
 (fields joined by NUL, which no path, argument or variable can hold), then raw bytes. A message that is too
-long for a datagram is a bare `IN_FILE`, and its first descriptor is a file that holds the message.
+long for a datagram is a bare `IN_FILE`, and its first descriptor is a file that holds the message. Where the helper
+cannot send a descriptor, since others of its user have too many on their way, it sends the bytes in `PIECE`s.
 
 ::
 
@@ -24,6 +25,9 @@ MAX_FDS = 8
 
 IN_FILE = b"\xff\xff\xff\xff"
 """As a length it would be longer than any header."""
+
+PIECE, LAST_PIECE = b"\xff\xff\xff\xfe", b"\xff\xff\xff\xfd"
+"""What pieces of an answer begin with, where the system passes on no more descriptors."""
 
 
 def pack(fields: list[bytes], payload: bytes = b"") -> bytes:

@@ -6,6 +6,7 @@ into the other. Calling rewards is `hermes_rl.scoring.call`; combining them is `
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +20,14 @@ class Score:
     """A reward's value with the reason for it and further numbers worth keeping.
 
     `value` None means "cannot tell": in a weighted reward that is a failure, in a metric it is left out.
+    `overrides` goes to the trainer with the rollout: what a ScoredDataGroup says of one member, such as
+    `{"set_advantage_to_zero": True}`.
     """
 
     value: float | bool | None
     reason: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class RewardValue:
     metrics: Mapping[str, float] = field(default_factory=dict)
     per_turn: tuple[float, ...] | None = None
     seconds: float = 0.0
+    overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
         """The JSON form of a line in `rollouts.jsonl`; what is empty is left out."""
@@ -49,6 +54,8 @@ class RewardValue:
             record["metrics"] = dict(self.metrics)
         if self.per_turn is not None:
             record["per_turn"] = list(self.per_turn)
+        if self.overrides:
+            record["overrides"] = dict(self.overrides)
         return record
 
 
@@ -84,7 +91,16 @@ def _of_score(name: str, score: Score, seconds: float) -> RewardValue:
     if not isinstance(score.metrics, Mapping):
         raise RewardFailure(f"reward {name!r}: metrics must be a mapping, not {type(score.metrics).__name__}")
     metrics = {str(key): _finite(f"{name}.{key}", number) for key, number in score.metrics.items()}
-    return RewardValue(value, reason, metrics, seconds=seconds)
+    return RewardValue(value, reason, metrics, seconds=seconds, overrides=_overrides(name, score.overrides))
+
+
+def _overrides(name: str, given: object) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise RewardFailure(f"reward {name!r}: overrides must be a mapping, not {type(given).__name__}")
+    try:
+        return dict(json.loads(json.dumps(dict(given), allow_nan=False)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RewardFailure(f"reward {name!r}: its overrides are no JSON: {error}") from error
 
 
 def _finite(name: str, value: object) -> float:

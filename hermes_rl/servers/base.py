@@ -84,7 +84,7 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningOptions:
     """Thinking settings; how they travel depends on the server (see `wire`)."""
 
     effort: str | None = None
@@ -109,8 +109,8 @@ class ChatRequest:
     stop: Sequence[str] | None = None
     extra_body: Mapping[str, Any] | None = None
     """Merged into the top level of the JSON body, last, as the openai client does."""
-    reasoning: Reasoning | None = None
-    """None: no thinking field is sent. `Reasoning()`: thinking is switched on, without a limit."""
+    reasoning: ReasoningOptions | None = None
+    """None: no thinking field is sent. `ReasoningOptions()`: thinking is switched on, without a limit."""
     logprobs: bool = False
     """Ask for the log-probability of each sampled token."""
     rollout_id: str | None = None

@@ -46,6 +46,8 @@ class ModelClient:
         self._pool = ServerPool(backends)
         self._retry = retry or RetryPolicy()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.retries = 0
+        """Attempts beyond the first, of all calls together."""
         self._scripted = [backend for backend in backends if isinstance(backend, PlaysScripts)]
 
     @property
@@ -154,6 +156,7 @@ class ModelClient:
             return await self._pool.attempt(server, request)
 
         def elsewhere() -> bool:
+            self.retries += 1
             if self._pool.untried(tried):
                 return True
             tried.clear()

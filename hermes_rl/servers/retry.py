@@ -8,6 +8,7 @@ repeats a model call.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import re
 import time
@@ -18,6 +19,7 @@ from typing import TypeVar
 
 from hermes_rl.errors import ServerFailure
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _RETRIED_4XX = frozenset({408, 409, 425, 429})
@@ -152,6 +154,7 @@ async def with_retries(
             return await attempt(), len(failures) + 1
         except AttemptFailed as failed:
             failures.append(failed)
+        log.info("server %r: attempt %d failed: %s", role, len(failures), failures[-1])
         if policy.gives_up(failures, max(clock() - started, paused)):
             raise exhausted(role, failures)
         if not elsewhere():

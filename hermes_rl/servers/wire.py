@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hermes_rl.servers.base import ChatReply, ChatRequest, Reasoning, ServerConfig, Timing
+from hermes_rl.servers.base import ChatReply, ChatRequest, ReasoningOptions, ServerConfig, Timing
 
 _OPTIONAL = ("temperature", "top_p", "max_tokens", "seed", "stop")
 _DEFAULT_EFFORT = "medium"
@@ -48,7 +48,7 @@ def chat_body(request: ChatRequest, config: ServerConfig) -> dict[str, Any]:
     return body
 
 
-def _think(body: dict[str, Any], reasoning: Reasoning, base_url: str) -> None:
+def _think(body: dict[str, Any], reasoning: ReasoningOptions, base_url: str) -> None:
     """Add the thinking fields as Atropos sends them; OpenAI's own API has another form than all others."""
     if "api.openai.com" in base_url:
         body["reasoning_effort"] = reasoning.effort or _DEFAULT_EFFORT

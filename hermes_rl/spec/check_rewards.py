@@ -8,6 +8,7 @@ from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.annotations import type_of
 from hermes_rl.spec.check_code import check_reference
 from hermes_rl.spec.findings import Findings
+from hermes_rl.spec.hints import parameters_of_rewards
 from hermes_rl.spec.model.base import is_template, thaw
 from hermes_rl.spec.model.scoring import Reward
 from hermes_rl.spec.model.spec import Spec
@@ -82,16 +83,21 @@ def _check_arguments(spec: Spec, name: str, reward: Reward, signature: Function,
         if argument not in known and not signature.open:
             hint = choices(argument, known) if known else "; it takes none"
             findings.problem((*path, argument), f"`{signature.name}` has no argument `{argument}`{hint}", at="key")
-    for one in signature.arguments():
-        if one.required and one.name not in reward.args and one.name not in spec.servers:
-            findings.problem(("rewards", name), _missing(signature, one.name, spec), at="key")
+    given = {*reward.args, *spec.servers}
+    missing = [one.name for one in signature.arguments() if one.required and one.name not in given]
+    if missing:
+        own = ":" in reward.fn
+        findings.problem(("rewards", name), _missing(signature, missing, spec, own=own), at="key")
     _check_values(path, reward, signature, findings)
     _check_roles(spec, path, reward, signature, findings)
 
 
-def _missing(signature: Function, argument: str, spec: Spec) -> str:
-    hint = did_you_mean(argument, spec.servers)
-    return f"`{signature.name}` needs `{argument}`, as an argument or as a server role{hint}"
+def _missing(signature: Function, missing: list[str], spec: Spec, *, own: bool) -> str:
+    """`own`: the function is the user's, who may have named what the run does not give."""
+    role = next((hint for one in missing if (hint := did_you_mean(one, spec.servers))), "")
+    needed = ", ".join(f"`{one}`" for one in missing)
+    hint = role or (parameters_of_rewards(missing) if own else "")
+    return f"`{signature.name}` needs {needed}, as an argument or as a server role{hint}"
 
 
 def _check_values(path: NodePath, reward: Reward, signature: Function, findings: Findings) -> None:

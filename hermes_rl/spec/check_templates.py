@@ -11,6 +11,7 @@ from hermes_rl.spec.model.base import Section, is_template
 from hermes_rl.spec.model.prompt import Content, TextFile
 from hermes_rl.spec.model.spec import Spec
 from hermes_rl.spec.nodes import NodePath
+from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import TemplateError, coerce, render, render_section, render_text
 
 Row = Mapping[str, Any]
@@ -19,6 +20,10 @@ Row = Mapping[str, Any]
 def check_samples(spec: Spec, samples: Sequence[Row], findings: Findings) -> None:
     """Render everything with each row; a template that fails is reported once."""
     failed: set[NodePath] = set()
+    for index, column in enumerate(spec.evaluate.by):
+        lacking = next((row for row in samples if column not in row), None)
+        if lacking is not None:
+            findings.problem(("evaluate", "by", index), f"there is no column `{column}`{choices(column, lacking)}")
     for number, row in enumerate(samples, start=1):
         key = str(number)
         for path, text, kind in _texts(spec):

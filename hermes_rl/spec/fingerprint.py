@@ -57,7 +57,7 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
         "servers": {role: [_model(server) for server in servers] for role, servers in _acting(spec).items()},
     }
     if spec.artifacts:
-        parts["artifacts"] = {name: _plain(artifact) for name, artifact in spec.artifacts.items()}
+        parts["artifacts"] = {name: _taken(artifact) for name, artifact in spec.artifacts.items()}
     timeless = {name: part if name == "dataset" else _without_timeouts(part) for name, part in parts.items()}
     filled = _Contents(timeless).filled(timeless)
     assert isinstance(filled, dict)
@@ -68,6 +68,11 @@ def _plain(section: Section) -> dict[str, Any]:
     value = thaw(section.model_dump(by_alias=True, exclude_defaults=True))
     assert isinstance(value, dict)
     return value
+
+
+def _taken(artifact: Section) -> dict[str, Any]:
+    """What is taken of a rollout; where it is laid afterwards is a matter of grading."""
+    return {key: value for key, value in _plain(artifact).items() if key != "lay"}
 
 
 def _is_scripted(spec: Spec) -> bool:

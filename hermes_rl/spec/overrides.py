@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from hermes_rl.errors import Problem, SpecError
 from hermes_rl.spec.assign import Assignment, NoPlaceError, assign, chat_server
 from hermes_rl.spec.flags import Flag, find_flag, refusal
+from hermes_rl.spec.hints import option_for
 from hermes_rl.spec.model.spec import Mode
 from hermes_rl.spec.nodes import MappingNode, Mark, Node, NodePath, ScalarNode, Source
 from hermes_rl.spec.reader import read_text
@@ -124,7 +125,8 @@ def _read_flag(option: str, text: str | None, problems: list[Problem]) -> _FlagU
         return None
     flag, known = find_flag(option)
     if flag is None:
-        problems.append(Problem(option, None, None, f"there is no such option{choices(option, known)}"))
+        hint = option_for(option) or choices(option, known)
+        problems.append(Problem(option, None, None, f"there is no such option{hint}"))
         return None
     if text is None and flag.type != "boolean":
         problems.append(Problem(option, None, None, "needs a value"))

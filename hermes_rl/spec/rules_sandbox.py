@@ -43,6 +43,20 @@ def _bare_machine(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(("sandbox", "limits", key), message, at="key")
 
 
+def _packages(data: dict[str, Any]) -> Iterator[Fault]:
+    """Where there is an image, packages belong into it; the bare machine has those that it has."""
+    sandbox = section(data, "sandbox")
+    backend = sandbox.get("backend", "bubblewrap")
+    if "python" not in sandbox or (backend == "bubblewrap" and "image" not in sandbox):
+        return
+    if backend == "none":
+        way = "the backend `none` is this machine itself: install them here"
+    else:
+        what = "an image" if backend == "bubblewrap" else f"the backend `{backend}`"
+        way = f"{what} has a Python of its own: install them in the image, or in `setup`"
+    yield Fault(("sandbox", "python"), f"`python` is for the default sandbox; {way}", at="key")
+
+
 def file_lists(data: dict[str, Any]) -> Iterator[NodePath]:
     """The paths of all lists of files."""
     yield ("sandbox", "files")
@@ -107,4 +121,4 @@ def _artifacts(data: dict[str, Any]) -> Iterator[Fault]:
         yield from exactly_one(artifact, path, ("path", "command"), "an artifact")
 
 
-RULES = (_backend, _bare_machine, _files, _artifacts)
+RULES = (_backend, _bare_machine, _packages, _files, _artifacts)

@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from hermes_rl.errors import Problem
 from hermes_rl.spec import places
 from hermes_rl.spec.fields import keys_at
+from hermes_rl.spec.hints import home_of, short_form
 from hermes_rl.spec.model.spec import Spec
 from hermes_rl.spec.nodes import (
     Entry,
@@ -32,7 +33,7 @@ from hermes_rl.spec.nodes import (
 from hermes_rl.spec.origin import Origin, place
 from hermes_rl.spec.rules import broken_rules
 from hermes_rl.spec.secrets import is_secret_key
-from hermes_rl.spec.suggest import choices
+from hermes_rl.spec.suggest import choices, did_you_mean
 
 _EXPECTED = {
     "int_type": "an integer",
@@ -148,7 +149,7 @@ def _problem(tree: MappingNode, error: ErrorDetails) -> Problem | None:
         found, _, _ = locate(tree, path[:-1])
         return _unless_broken(tree, found, place(tree, found, "key"), _missing(error))
     found, _, node = locate(tree, path)
-    return _unless_broken(tree, found, place(tree, found, "value"), _wrong_value(error, node))
+    return _unless_broken(tree, found, place(tree, found, "value"), _wrong_value(error, node, found))
 
 
 def _missing(error: ErrorDetails) -> str:
@@ -168,13 +169,15 @@ def _unknown_key(tree: MappingNode, path: NodePath) -> Problem | None:
     if is_secret_key(name):
         return None
     found, key, _ = locate(tree, path)
-    return key.problem(f"unknown key `{name}`{choices(name, keys_at(Spec, found[:-1]))}")
+    known = keys_at(Spec, found[:-1])
+    hint = choices(name, known) if did_you_mean(name, known) else home_of(name) or choices(name, known)
+    return key.problem(f"unknown key `{name}`{hint}")
 
 
-def _wrong_value(error: ErrorDetails, node: Node) -> str:
+def _wrong_value(error: ErrorDetails, node: Node, path: NodePath) -> str:
     kind, context = error["type"], error.get("ctx", {})
     if kind in _EXPECTED:
-        return f"expected {_EXPECTED[kind]}, got {describe(node)}"
+        return f"expected {_EXPECTED[kind]}, got {describe(node)}{short_form(path, node)}"
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
         return f"must be {words} {context[bound]:g}, got {describe(node)}"

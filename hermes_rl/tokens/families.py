@@ -16,6 +16,7 @@ from typing import Any
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.tokens.guard import Guard
+from hermes_rl.tokens.hub import without_advice
 from hermes_rl.tokens.messages import for_template
 from hermes_rl.tokens.parsers import Parsed, ParsedCall, Status, load_parser, parse_ids
 from hermes_rl.tokens.parsers.base import made
@@ -39,6 +40,7 @@ _STATUS = {
 
 def family_names() -> list[str]:
     """List the names of the families, as `renderer.name` takes them."""
+    without_advice()
     from renderers.base import RENDERER_REGISTRY, _populate_registry
 
     _populate_registry()
@@ -47,6 +49,7 @@ def family_names() -> list[str]:
 
 def family_of(model: str) -> str | None:
     """Return the family of a model of the hub; None where it is in none."""
+    without_advice()
     from renderers.base import MODEL_RENDERER_MAP
 
     found: str | None = MODEL_RENDERER_MAP.get(model)

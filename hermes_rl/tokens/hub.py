@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import os
 import socket
 import urllib.request
@@ -92,6 +93,15 @@ def hub_reachable() -> bool:
     return True
 
 
+def without_advice() -> None:
+    """Keep the library from saying, when it is imported, that models need PyTorch: only tokenizers are wanted of it."""
+    logging.getLogger("transformers").addFilter(_is_no_advice)
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return "PyTorch was not found" not in str(record.msg)
+
+
 def _engine_of(tokenizer: Any) -> Any:
     """Return the engine of a wrapper that adds nothing to it, else None: alone it takes two thirds of the time."""
     from transformers import PreTrainedTokenizerFast as Wrapper
@@ -109,6 +119,7 @@ def _engine_of(tokenizer: Any) -> Any:
 
 
 def _load(name_or_path: str) -> Any:
+    without_advice()
     try:
         with _IMPORTING:
             from transformers import AutoTokenizer

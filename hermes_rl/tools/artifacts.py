@@ -1,18 +1,21 @@
 """What is kept of a rollout's sandbox: taken when the agent has ended, laid into the sandboxes of fresh rewards.
 
-Owns taking (a file, a folder, or what a command prints), the digest, and laying. Symlinks inside of a folder are left
-out: whatever they point at would be somebody else's file elsewhere. What cannot be taken is the agent's doing; it is
-an artifact with a `problem`, and rewards that need it see that.
+Owns taking (a file, a folder, or what a command prints), the digest, and laying. What a command has started is killed
+at its end, so that nothing of the agent runs while rewards look. Symlinks inside of a folder are left out: whatever
+they point at would be somebody else's file elsewhere. What cannot be taken is the agent's doing; it is an artifact
+with a `problem`, and rewards that need it see that.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.base import Sandbox
+from hermes_rl.tools.clean_git import with_clean_git
 
 LIMIT = 64 << 20
 """Bytes that all artifacts of one rollout may have together."""
@@ -65,6 +68,9 @@ class Artifact:
 class _TooMuchError(Exception):
     """More than may be kept."""
 
+    def __init__(self) -> None:
+        super().__init__(f"more than {LIMIT >> 20} MiB or {MOST_FILES} files and folders")
+
 
 @dataclass
 class _Budget:
@@ -75,7 +81,7 @@ class _Budget:
         self.left -= size
         self.files -= 1
         if self.left < 0 or self.files < 0:
-            raise _TooMuchError(f"more than {LIMIT >> 20} MiB or {MOST_FILES} files")
+            raise _TooMuchError
 
 
 async def take(sandbox: Sandbox, requests: Sequence[Request], timeout: float) -> dict[str, Artifact]:
@@ -97,6 +103,8 @@ async def take(sandbox: Sandbox, requests: Sequence[Request], timeout: float) ->
 
 
 def _said(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno == errno.E2BIG:
+        return str(_TooMuchError())
     return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
@@ -112,9 +120,11 @@ async def _files(sandbox: Sandbox, request: Request, budget: _Budget, timeout: f
     pending = [""]
     while pending:
         inner = pending.pop()
-        for info in await sandbox.list_dir(f"{request.path}/{inner}" if inner else request.path):
+        folder = f"{request.path}/{inner}" if inner else request.path
+        for info in await sandbox.list_dir(folder, limit=MOST_FILES):
             path = f"{inner}/{info.name}" if inner else info.name
             if info.kind == "directory":
+                budget.spend(0)  # it takes a look of its own
                 pending.append(path)
             elif info.kind == "file":
                 yield await _file(sandbox, f"{request.path}/{path}", path, info.mode, budget)
@@ -127,7 +137,12 @@ async def _file(sandbox: Sandbox, source: str, path: str, mode: int, budget: _Bu
 
 
 async def _output(sandbox: Sandbox, command: str, budget: _Budget, timeout: float) -> bytes:
-    done = await sandbox.run(command, timeout=timeout, output_limit=max(budget.left, 0) * 2, merge_stderr=False)
+    limit = max(budget.left, 0) * 2
+    try:
+        done = await sandbox.run(with_clean_git(command), timeout=timeout, output_limit=limit, merge_stderr=False)
+    finally:
+        if sandbox.alive and not sandbox.config.keep_processes:
+            await sandbox.kill_all()
     if done.exit_code != 0:
         tail = done.stderr.decode("utf-8", "replace")[-400:]
         raise OSError(0, f"exit status {done.exit_code}: {tail}", command)

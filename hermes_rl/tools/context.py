@@ -12,7 +12,6 @@ import errno
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,35 +110,37 @@ class ToolContext:
             raise UserError(f"the artifact {name!r} is a folder; read its files in the fresh sandbox")
         return found.files[0].data
 
+    def resolve(self, path: str) -> str:
+        """A path of the sandbox made absolute."""
+        return self._on_sandbox(_itself).resolve(path)
+
+    def relative(self, path: str) -> str:
+        """A path of the sandbox, relative to the working directory where it lies in it."""
+        return _relative(self._on_sandbox(_itself), path)
+
     def provided(self) -> list[str]:
-        """The files that the spec itself lays into the sandbox; relative to the working directory where in it."""
-        runtime = self._runtime()
+        """The files that the spec itself lays into the sandbox, as `relative` has them."""
+        sandbox = self._on_sandbox(_itself)
+        return [_relative(sandbox, file.to) for file in self._runtime().config.files]
 
-        async def work(sandbox: Sandbox) -> list[str]:
-            top = f"{sandbox.workdir.rstrip('/')}/"
-            return [sandbox.resolve(file.to).removeprefix(top) for file in runtime.config.files]
+    def brought(self) -> dict[str, bool]:
+        """The files of artifacts in this fresh sandbox, as `relative` has them: whether each replaced another."""
+        laid = self._runtime().laid.replaced
 
-        return self._on_sandbox(work)
-
-    def withdraw(self, patterns: Sequence[str]) -> list[str]:
-        """Take away those files of artifacts in this fresh sandbox that match a pattern; what they replaced is back.
-
-        Patterns are those of `fnmatch`, over paths relative to the working directory where they lie in it.
-        """
-        runtime = self._runtime()
-
-        async def work(sandbox: Sandbox) -> list[str]:
-            top = f"{sandbox.workdir.rstrip('/')}/"
-            found = [
-                path
-                for path in runtime.laid.replaced
-                if any(fnmatchcase(path.removeprefix(top), pattern) for pattern in patterns)
-            ]
-            for path in found:
-                await runtime.laid.withdraw(sandbox, path)
-            return found
+        async def work(sandbox: Sandbox) -> dict[str, bool]:
+            return {_relative(sandbox, path): before is not None for path, before in laid.items()}
 
         return self._on_sandbox(work)
+
+    def withdraw(self, paths: Sequence[str]) -> None:
+        """Take away these files of artifacts in this fresh sandbox; what they replaced is back."""
+        laid = self._runtime().laid
+
+        async def work(sandbox: Sandbox) -> None:
+            for path in paths:
+                await laid.withdraw(sandbox, sandbox.resolve(path))
+
+        self._on_sandbox(work)
 
     def search(self, query: str, path: str = ".") -> dict[str, Any]:
         """Lines that match a regular expression, as the tool `search_files` answers."""
@@ -293,6 +294,14 @@ class ToolContext:
                 "from a reward, or with `await asyncio.to_thread(ctx.terminal, …)`"
             )
         return wait_for_loop(work, loop)
+
+
+async def _itself(sandbox: Sandbox) -> Sandbox:
+    return sandbox
+
+
+def _relative(sandbox: Sandbox, path: str) -> str:
+    return sandbox.resolve(path).removeprefix(f"{sandbox.workdir.rstrip('/')}/")
 
 
 def _value(answer: str) -> Any:

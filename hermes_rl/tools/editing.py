@@ -12,8 +12,15 @@ match never competes with an exact one:
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
+
+LENIENT_CHARACTERS, LENIENT_LINES = 2 << 20, 100_000
+"""Size of the largest text in which a passage is looked for that was not copied to the letter."""
+MOST_ADDED = 16 << 20
+"""Characters by which a text may grow at once: a short passage may be in it a million times."""
 
 _PLAIN = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "\u00a0": " "})
 
@@ -39,14 +46,17 @@ def replace(text: str, old: str, new: str, *, everywhere: bool = False) -> str:
         raise NoMatchError("old_string and new_string are the same: nothing would change")
     crlf = only_crlf(text)
     plain, old, new = (unix(part) if crlf else part for part in (text, old, new))
-    spans = find(plain, old, new)
-    if not spans:
+    count = plain.count(old)
+    spans = [] if count else find_lines(plain, old, new)
+    times = count or len(spans)
+    if not times:
         raise NoMatchError(f"old_string was not found in the file{_nearest(plain, old)}")
-    if len(spans) > 1 and not everywhere:
-        raise NoMatchError(
-            f"old_string is in the file {len(spans)} times; add lines around it, or set replace_all=true"
-        )
-    changed = apply(plain, spans)
+    if times > 1 and not everywhere:
+        raise NoMatchError(f"old_string is in the file {times} times; add lines around it, or set replace_all=true")
+    added = count * (len(new) - len(old)) + sum(len(span.text) for span in spans)
+    if added > MOST_ADDED:
+        raise NoMatchError(f"the file would grow by {added} characters; at most {MOST_ADDED} are taken")
+    changed = plain.replace(old, new) if count else apply(plain, spans)
     return changed.replace("\n", "\r\n") if crlf else changed
 
 
@@ -59,13 +69,16 @@ def unix(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-def find(text: str, old: str, new: str) -> list[Span]:
-    """Where `old` is, by the strictest way that finds it, each with what `new` is there."""
-    exact = _exact(text, old, new)
-    if exact:
-        return exact
+def find_lines(text: str, old: str, new: str) -> list[Span]:
+    """Where the lines of `old` are, by the strictest lenient way that finds them, each with what `new` is there.
+
+    Nothing is found in a text of more than `LENIENT_CHARACTERS` or `LENIENT_LINES`: each line is looked at three times.
+    """
+    if len(text) > LENIENT_CHARACTERS or text.count("\n") > LENIENT_LINES:
+        return []
+    lines = text.split("\n")
     for normal, reindent in ((str.rstrip, False), (str.strip, True), (_folded, True)):
-        spans = _by_lines(text, old, new, normal, reindent=reindent)
+        spans = _by_lines(lines, old, new, normal, reindent=reindent)
         if spans:
             return spans
     return []
@@ -73,39 +86,32 @@ def find(text: str, old: str, new: str) -> list[Span]:
 
 def apply(text: str, spans: list[Span]) -> str:
     """`text` with every span replaced; they are in order and do not overlap."""
-    for span in reversed(spans):
-        text = text[: span.start] + span.text + text[span.end :]
-    return text
+    parts, end = [], 0
+    for span in spans:
+        parts += [text[end : span.start], span.text]
+        end = span.end
+    return "".join([*parts, text[end:]])
 
 
-def _exact(text: str, old: str, new: str) -> list[Span]:
-    spans, start = [], text.find(old)
-    while start != -1:
-        spans.append(Span(start, start + len(old), new))
-        start = text.find(old, start + len(old))
-    return spans
-
-
-def _by_lines(text: str, old: str, new: str, normal: Callable[[str], str], *, reindent: bool) -> list[Span]:
-    lines = text.split("\n")
+def _by_lines(lines: list[str], old: str, new: str, normal: Callable[[str], str], *, reindent: bool) -> list[Span]:
     wanted = [normal(line) for line in old.removesuffix("\n").split("\n")]
     if not any(wanted):
         return []
+    # As one text each, so that looking for it takes time in proportion to its length, whatever repeats in it.
     normals = [normal(line) for line in lines]
-    starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line) + 1)
-    spans, i, size = [], 0, len(wanted)
-    while i + size <= len(lines):
-        if normals[i : i + size] != wanted:
-            i += 1
-            continue
+    whole, part = "\n".join(["", *normals, ""]), "\n".join(["", *wanted, ""])
+    begins = list(accumulate((len(line) + 1 for line in normals), initial=0))
+    starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
+    spans, size = [], len(wanted)
+    at = whole.find(part)
+    while at != -1:
+        i = bisect_left(begins, at)
         put = _reindented(new, old, lines[i]) if reindent else new
         if old.endswith("\n") and i + size < len(lines):
             spans.append(Span(starts[i], starts[i + size], put))
         else:
             spans.append(Span(starts[i], starts[i + size] - 1, put.removesuffix("\n")))
-        i += size
+        at = whole.find(part, begins[i + size])
     return spans
 
 
@@ -129,7 +135,7 @@ def _folded(line: str) -> str:
 def _nearest(text: str, old: str) -> str:
     """A hint where the first line of `old` is in the text by itself."""
     first = next((line.strip() for line in old.split("\n") if line.strip()), "")
-    for number, line in enumerate(text.split("\n"), 1):
-        if first and first in line:
-            return f"; its first line is at line {number}, but what follows differs"
+    at = text.find(first) if first else -1
+    if at != -1:
+        return f"; its first line is at line {text.count(chr(10), 0, at) + 1}, but what follows differs"
     return "; read the file again and copy the passage as it is"

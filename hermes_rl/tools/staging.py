@@ -14,6 +14,7 @@ import uuid
 from dataclasses import dataclass
 
 from hermes_rl.sandbox.base import FileInfo, Sandbox
+from hermes_rl.visible import visible
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,9 @@ class Staging:
                 if placed.aside is not None:
                     await sandbox.rename(placed.aside, placed.path)
             except OSError as error:
-                log.warning("sandbox %s: %s could not be restored: %s", sandbox.id, placed.path, error)
+                log.warning(
+                    "sandbox %s: %s could not be restored: %s", sandbox.id, visible(placed.path), visible(str(error))
+                )
         for path, mode in reversed(self._opened):
             with contextlib.suppress(OSError):  # what ran meanwhile may have removed it
                 await sandbox.set_mode(path, mode)

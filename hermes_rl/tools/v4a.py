@@ -18,11 +18,17 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hermes_rl.tools.editing import NoMatchError, apply, find, only_crlf, unix
+from hermes_rl.tools.editing import NoMatchError, Span, apply, find_lines, only_crlf, unix
 
 _HEADER = re.compile(r"\*\*\*\s*(Update|Add|Delete|Move)\s+File:\s*(.+?)\s*$")
 _MOVE_TO = re.compile(r"\*\*\*\s*Move\s+to:\s*(.+?)\s*$")
 _HINT = re.compile(r"@@\s*(.*?)\s*(?:@@.*)?$")
+
+
+MOST_WORK = 1 << 32
+"""Hunks times characters of the file that they are looked for in; a few seconds."""
+LENIENT_WORK = 1 << 25
+"""The same, for looking for lines that were not copied to the letter."""
 
 
 class PatchFormError(Exception):
@@ -79,12 +85,15 @@ def parse(patch: str) -> list[Change]:
 
 def update(text: str, hunks: list[Hunk]) -> str:
     """`text` with all hunks applied in order; raises `NoMatchError` where one does not fit."""
+    if len(hunks) * len(text) > MOST_WORK:
+        raise NoMatchError(f"{len(hunks)} hunks are too many for a file of this size; make several patches of it")
     crlf = only_crlf(text)
     text = unix(text) if crlf else text
+    lenient = len(hunks) * len(text) <= LENIENT_WORK
     position = 0
     for number, hunk in enumerate(hunks, 1):
         try:
-            text, position = _apply(text, hunk, position)
+            text, position = _apply(text, hunk, position, lenient=lenient)
         except NoMatchError as error:
             raise NoMatchError(f"hunk {number}: {error}") from None
     return text.replace("\n", "\r\n") if crlf else text
@@ -133,26 +142,31 @@ def _take(change: Change, line: str) -> None:
         raise PatchFormError(f"{change.kind} of {change.path}: unexpected line {line[:80]!r}")
 
 
-def _apply(text: str, hunk: Hunk, position: int) -> tuple[str, int]:
+def _apply(text: str, hunk: Hunk, position: int, *, lenient: bool) -> tuple[str, int]:
     """The text after one hunk, and the offset from which the next is looked for."""
     start = _after_hint(text, hunk.hint, position)
     if not hunk.before:
         return _insert(text, hunk, start if hunk.hint else len(text))
-    old, new = "\n".join(hunk.before), "\n".join(hunk.after)
-    spans = [span for span in find(text, old, new) if _whole_lines(text, span.start, span.end)]
-    later = [span for span in spans if span.start >= start]
-    if not later and not spans:
+    span = _whole_lines(text, hunk, start)
+    if span is None and lenient:
+        spans = find_lines(text, "\n".join(hunk.before), "\n".join(hunk.after))
+        span = next((span for span in spans if span.start >= start), spans[0] if spans else None)
+    if span is None:
         raise NoMatchError(f"its lines were not found, beginning with {hunk.before[0][:80]!r}")
-    span = (later or spans)[0]
     end = span.end
     if not hunk.after and end < len(text):
         end += 1  # with the last of its lines the line break goes too
-    span = type(span)(span.start, end, span.text)
+    span = Span(span.start, end, span.text)
     return apply(text, [span]), span.start + len(span.text)
 
 
-def _whole_lines(text: str, start: int, end: int) -> bool:
-    return (start == 0 or text[start - 1] == "\n") and (end == len(text) or text[end] == "\n")
+def _whole_lines(text: str, hunk: Hunk, start: int) -> Span | None:
+    """Where the lines of a hunk are to the letter: from `start` on, or else anywhere."""
+    old = "\n".join(hunk.before)
+    framed = f"\n{text}\n"
+    at = framed.find(f"\n{old}\n", start)
+    at = at if at != -1 else framed.find(f"\n{old}\n")
+    return Span(at, at + len(old), "\n".join(hunk.after)) if at != -1 else None
 
 
 def _after_hint(text: str, hint: str, position: int) -> int:

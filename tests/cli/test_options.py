@@ -85,11 +85,15 @@ def test_validate_reads_variables_from_a_file(spec: Path, tmp_path: Path) -> Non
     assert status(["validate", str(spec), "--env-file", str(tmp_path / "env")]) == 0
 
 
-def test_validate_deep_plays_what_the_options_say(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_deep_plays_what_the_options_say(
+    spec: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(spec.parent)
     spec.write_text(SPEC + "solution: {turns: [{say: yes}]}\n")
     status(["validate", str(spec), "--deep", "--json", "--set", "rewards.nonempty.weight=3"])
     (verdict,) = json.loads(capsys.readouterr().out)
     assert verdict["scores"]["gold"] == 3
+    assert verdict["kept"] == "outputs/spec/deep" and (spec.parent / verdict["kept"] / "rollouts.jsonl").is_file()
 
 
 @pytest.mark.parametrize(("key", "word"), [("right", "ok"), ("wrong", "FAIL")])

@@ -11,8 +11,9 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["hermes-rl", "validate", "--deep", *arguments], capture_output=True, text=True, check=False)
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = ["hermes-rl", "validate", "--deep", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
 
 
 def test_the_scores_are_printed() -> None:
@@ -28,7 +29,7 @@ def test_a_fault_is_status_2(tmp_path: Path) -> None:
         "version: 1\ndataset: {items: [{q: a}, {q: b}]}\nprompt: {user: '{{ q }}'}\nsolution: {turns: [{say: x}]}\n"
         "rewards: {words: {fn: regex_match, args: {pattern: ''}}}\nservers: {policy: {type: scripted}}\n"
     )
-    ended = run(str(spec), "--json")
+    ended = run(str(spec), "--json", cwd=tmp_path)
     assert ended.returncode == 2
     (verdict,) = json.loads(ended.stdout)
     assert "every answer scores 1" in verdict["problems"][0]["message"]

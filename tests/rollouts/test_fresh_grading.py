@@ -246,3 +246,104 @@ def _counting(alive: list[int]) -> Any:
             super().__init__(*given, **named)
 
     return Counting
+
+
+DAEMONS = """
+dataset: {items: [{q: hi, c: "true"}]}
+prompt: {user: "{{ q }}"}
+toolsets: [terminal]
+artifacts: {work: {command: "setsid sleep 7791 >/dev/null 2>&1 & echo work"}}
+rewards:
+  first: {fn: "look.py:first"}
+  second: {fn: "look.py:second"}
+solution: {turns: [{tools: [{name: terminal, args: {command: "{{ c }}"}}]}]}
+servers: {policy: {type: scripted, deviate: 0}}
+process: {group_size: 1, groups: 1}
+"""
+ALONE = """
+def alone(ctx):
+    return not ctx.terminal("cat /proc/[0-9]*/cmdline | tr '\\\\0' ' ' | grep -o 'sleep 779[0-9]'")["output"]
+
+def first(ctx):
+    found = alone(ctx)
+    ctx.terminal("(trap '' TERM; exec setsid sleep 7792) >/dev/null 2>&1 &")
+    return found
+
+def second(ctx):
+    return alone(ctx)
+"""
+
+
+async def test_no_process_of_an_artifact_or_of_a_reward_is_there_for_the_next_reward(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(DAEMONS)
+    (tmp_path / "look.py").write_text(ALONE)
+    await run_process(load_spec(tmp_path / "spec.yaml"), Launch("process", out=tmp_path / "run"))
+    line = json.loads((tmp_path / "run/rollouts.jsonl").read_text())
+    assert {name: reward["value"] for name, reward in line["rewards"].items()} == {"first": 1, "second": 1}
+
+
+SURVIVED = """
+dataset: {items: [{q: hi, c: "true"}]}
+prompt: {user: "{{ q }}"}
+toolsets: [terminal]
+rewards:
+  own: {fn: "look.py:looks", weight: 1}
+  fresh: {fn: "look.py:looks", sandbox: fresh}
+solution: {turns: [{tools: [{name: terminal, args: {command: "{{ c }}"}}]}]}
+servers: {policy: {type: scripted, deviate: 0}}
+process: {group_size: 2, groups: 1}
+"""
+
+
+async def test_what_was_graded_stays_graded_where_a_sandbox_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An agent whose processes cannot be killed would otherwise choose that its rollout is not scored."""
+    from hermes_rl.errors import SandboxFailure
+    from hermes_rl.sandbox.helper_sandbox import HelperSandbox
+
+    close = HelperSandbox.close
+
+    async def close_and_tell(self: HelperSandbox) -> None:
+        await close(self)
+        if self._furnished:
+            raise SandboxFailure("3 processes of a closed sandbox cannot be killed")
+
+    monkeypatch.setattr(HelperSandbox, "close", close_and_tell)
+    (tmp_path / "spec.yaml").write_text(SURVIVED)
+    (tmp_path / "look.py").write_text("def looks(ctx):\n    return ctx.terminal('true')['exit_code'] == 0\n")
+    await run_process(load_spec(tmp_path / "spec.yaml"), Launch("process", out=tmp_path / "run"))
+    lines = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
+    assert [(line["score"], line["error"]) for line in lines] == [(2, None)] * 2
+    assert "3 processes of a closed sandbox cannot be killed" in caplog.text
+
+
+ONLY_KEPT = """
+dataset: {items: [{q: a}]}
+prompt: {user: "{{ q }}"}
+toolsets: [terminal]
+artifacts:
+  work: {path: work, lay: LAY}
+  said: {command: echo said}
+rewards:
+  looks: {fn: "look.py:looks", sandbox: fresh}
+solution: {turns: [{tools: [{name: terminal, args: {command: "mkdir work; echo kept > work/a"}}]}, {say: done}]}
+servers: {policy: {type: scripted}}
+process: {groups: 1, group_size: 1}
+"""
+LOOKS_FOR = """
+def looks(ctx):
+    assert ctx.artifact("said").strip() == b"said"
+    there = ctx.terminal("cat work/a ~/.artifacts/said")["output"]
+    return float("kept" in there) + 10 * float("said" in there)
+"""
+
+
+async def test_an_artifact_may_be_kept_without_being_laid(tmp_path: Path) -> None:
+    (tmp_path / "look.py").write_text(LOOKS_FOR)
+    for lay, score in (("false", 10), ("true", 11), ("false", 10)):
+        (tmp_path / "spec.yaml").write_text(ONLY_KEPT.replace("LAY", lay))
+        await run_process(load_spec(tmp_path / "spec.yaml"), Launch("process", out=tmp_path / "run"))
+        (line,) = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
+        assert (line["score"], line["error"]) == (score, None)
+        assert (tmp_path / "run" / line["artifacts"]["work"]["path"] / "a").read_text() == "kept\n"

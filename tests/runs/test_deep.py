@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,14 @@ def slow(result, *, target):
     return target in result.final_response
 def numeric(result): return any(letter.isdigit() for letter in result.final_response)
 def backwards(result, *, target): return target not in result.final_response
+def ask() -> str:
+    "Ask for the country."
+    return "France"
+"""
+REASON = """
+from hermes_rl import Score
+
+def reason(result): return Score(0.0, reason="it does not say where")
 """
 SOUND = """
 version: 1
@@ -122,3 +132,40 @@ async def test_tests_that_the_image_cannot_run_are_named_before_a_model_is_asked
     tests = f"tests: {{fn: tests_pass, sandbox: {place}, args: {{command: phpunit tests}}}}"
     report = await examined(tmp_path, SOUND.replace(RIGHT, tests))
     assert any("tests_pass: the command cannot run, as the image lacks 'phpunit'" in one for one in report.problems)
+
+
+async def test_why_the_solution_fails_is_said_and_what_was_played_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "old").touch()
+    (tmp_path / "code.py").write_text(REASON)
+    turns = "turns: [{tools: [{name: terminal, args: {command: 'touch it; echo no way; exit 3'}}]}, {say: 'I cannot'}]"
+    text = SOUND.replace(RIGHT, 'right: {fn: "code.py:reason"}').replace('turns: [{say: "{{ capital }}"}]', turns)
+    (tmp_path / "spec.yaml").write_text(text + "toolsets: [terminal]\nartifacts: {it: {path: it}}\n")
+    report = await examine(load_spec(tmp_path / "spec.yaml", demo=True), tmp_path / "kept")
+    whys = [one for one in report.warnings if one.startswith("the solution of row ")]
+    assert len(whys) == 3
+    for said in ("scores 0 ", "right 0: it does not say where", "no way", "the last answer: 'I cannot'"):
+        assert said in whys[0], whys[0]
+    assert report.kept == tmp_path / "kept"
+    assert sorted(path.name for path in report.kept.iterdir()) == ["artifacts", "rollouts.jsonl"]
+    kept = [json.loads(line) for line in (report.kept / "rollouts.jsonl").read_text().splitlines()]
+    assert Counter(line["kind"] for line in kept) == dict.fromkeys(KINDS, 3)
+    assert (report.kept / kept[0]["artifacts"]["it"]["path"]).is_file()
+
+
+async def test_of_a_sound_spec_nothing_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(SOUND)
+    report = await examine(load_spec(tmp_path / "spec.yaml", demo=True), tmp_path / "kept")
+    assert report.kept is None and not (tmp_path / "kept").exists()
+
+
+async def test_the_same_prompt_for_every_row_is_right_for_a_game(tmp_path: Path) -> None:
+    text = SOUND.replace("of {{ country }}?", "of the country that ask() tells?")
+    report = await examined(tmp_path, text + "tools: [{python: code.py:ask}]\n")
+    assert report.problems == []
+    assert [one for one in report.warnings if "the prompt is the same for every row" in one]
+
+
+async def test_rows_that_are_all_for_evaluation_are_played(tmp_path: Path) -> None:
+    report = await examined(tmp_path, SOUND.replace("dataset:\n", "dataset:\n  eval: only\n"))
+    assert report.problems == [] and report.scores["gold"] == 1

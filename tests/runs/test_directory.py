@@ -13,6 +13,7 @@ import pytest
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.journal import Journal
+from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.load import load_spec, parse_spec
 from hermes_rl.spec.model import Spec
 
@@ -60,7 +61,27 @@ def test_a_full_disk_is_a_failed_run_that_names_the_file() -> None:
 
 def test_the_default_directory_is_named_by_what_defines_a_rollout(spec: Spec) -> None:
     directory = RunDirectory.choose(spec, "process", None)
-    assert directory.path == Path("outputs/terminal-files") / f"process-{spec.fingerprint('process')}"
+    assert directory.path == Path("outputs/terminal-files") / f"process-scripted-{fingerprint(spec, 'process')}"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("Qwen/Qwen3-4B-Instruct-2507", "Qwen3-4B-Instruct-2507"),
+        ("/models/my model/", "my-model"),
+        ("qwen3:4b", "qwen3-4b"),
+        ("x" * 300, "x" * 60),
+        ("..", "openai"),
+        ("größe", "gr-e"),
+    ],
+)
+def test_the_default_directory_says_which_model_played(model: str, name: str) -> None:
+    policy = json.dumps({"base_url": "http://h/v1", "model": model})
+    spec = parse_spec(
+        f"dataset: {{items: [{{a: 1}}], eval: only}}\nprompt: {{user: x}}\nservers: {{policy: {policy}}}\n"
+    )
+    directory = RunDirectory.choose(spec, "evaluate", None)
+    assert directory.path == Path("outputs/spec") / f"evaluate-{name}-{fingerprint(spec, 'evaluate')}"
 
 
 def test_another_run_is_refused_and_a_fresh_one_lies_beside(spec: Spec, tmp_path: Path) -> None:
@@ -160,7 +181,7 @@ def test_a_file_system_without_locks_is_said_and_used(
 def test_a_run_of_an_earlier_form_is_refused_by_name(tmp_path: Path) -> None:
     spec = load_spec("terminal-files")
     (tmp_path / "rollouts.jsonl").write_text('{"id": "row:0-0"}\n')
-    (tmp_path / "run.json").write_text(json.dumps({"fingerprint": spec.fingerprint("process")}))
+    (tmp_path / "run.json").write_text(json.dumps({"fingerprint": fingerprint(spec, "process")}))
     with pytest.raises(UserError, match=r"earlier version of hermes-rl \(format 1 .* --fresh"):
         RunDirectory.choose(spec, "process", tmp_path)
     (tmp_path / "rollouts.jsonl").write_text("")

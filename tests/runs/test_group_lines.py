@@ -75,3 +75,40 @@ async def test_a_regrade_writes_every_layer_with_its_certificate_and_advantages(
         assert new["certificate"]["exact"]
         assert new["advantages"] is not None
         assert [len(line) for line in new["advantages"]] == [len(line) for line in new["tokens"]]
+
+
+async def test_what_a_reward_tells_the_trainer_is_in_every_layer_and_survives_going_on(tmp_path: Path) -> None:
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=False)
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text(
+        "from hermes_rl import Score\n"
+        "def right(result, item):\n"
+        "    return Score(1.0, overrides={'set_advantage_to_zero': True} if item['q'] == 'one' else {})\n"
+    )
+    text = TEXT.replace('{{fn: regex_match, args: {{pattern: "is 7"}}}}', "{{fn: 'REWARDS:right'}}")
+    spec = parse_spec(text.replace("REWARDS", str(rewards)).format(tokenizer=tokenizer))
+    launch = Launch("process", tmp_path / "run", progress=Progress(quiet=True))
+    _, directory = await run_process(spec, launch)
+    made = lines(directory.path / "groups.jsonl")
+    told = sorted((line["row_key"], line["layer"], line["overrides"]) for line in made)
+    zero = [{"set_advantage_to_zero": True}] * 2
+    assert [overrides for *_, overrides in told] in ([zero, zero, None, None], [None, None, zero, zero])
+    (directory.path / "groups.jsonl").unlink()
+    await run_process(spec, launch)
+    assert sorted(map(json.dumps, lines(directory.path / "groups.jsonl"))) == sorted(map(json.dumps, made))
+
+
+async def test_the_images_of_the_prompt_are_in_the_group(tmp_path: Path) -> None:
+    picture = "https://a.example/x.png"
+    text = """
+dataset: {items: [{q: one, i: "PICTURE"}, {q: two, i: ""}]}
+prompt: {user: [{text: "{{ q }}"}, {image: "{{ i }}"}]}
+solution: {turns: [{say: seven}]}
+rewards: {right: {fn: regex_match, args: {pattern: seven}}}
+servers: {policy: {type: scripted}}
+process: {groups: 2, group_size: 2}
+""".replace("PICTURE", picture)
+    launch = Launch("process", tmp_path / "run", progress=Progress(quiet=True))
+    _, directory = await run_process(parse_spec(text), launch)
+    images = [line["images"] for line in lines(directory.path / "groups.jsonl")]
+    assert len(images) == 2 and None in images and [[picture], [picture]] in images

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermes_rl.errors import UserError
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
+from hermes_rl.sandbox.config import Limits
 from hermes_rl.sandbox.hosts import HostList, RefusedError, is_public
-from hermes_rl.sandbox.proxy import Proxy, read_request
+from hermes_rl.sandbox.proxy import CONNECTIONS, Proxy, read_request
 
 FETCH = """
 import sys, urllib.request
@@ -36,7 +41,10 @@ except OSError as error:
         "127.0.0.1", "127.8.8.8", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1",
         "224.0.0.1", "255.255.255.255", "192.0.2.1", "198.18.0.1", "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1",
         "fd00:ec2::254", "ff02::1", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::7f00:1",
-        "2002:7f00:1::", "2001:db8::1", "nonsense", "",
+        "2002:7f00:1::", "2001:db8::1", "nonsense", "", "64:ff9b:1::7f00:1", "64:ff9b:1::101:101", "fec0::1", "feff::1",
+        "::127.0.0.1", "::1.1.1.1", "::ffff:0:127.0.0.1", "::ffff:0:1.1.1.1", "2606:4700::5efe:127.0.0.1",
+        "2606:4700::200:5efe:10.0.0.1", "100::1", "3fff::1", "5f00::1", "192.88.99.1", "168.63.129.16", "240.0.0.1",
+        "::ffff:168.63.129.16", "2002:a9fe:a9fe::1", "192.0.0.192", "fe80::5efe:1.1.1.1",
     ],
 )  # fmt: skip
 def test_special_addresses_are_not_public(address: str) -> None:
@@ -55,9 +63,22 @@ def test_an_address_means_the_same_packed_into_another(address: object) -> None:
 
 def test_names() -> None:
     hosts = HostList(["pypi.org", "*.Example.com"])
-    assert hosts.allows("PyPI.org") and hosts.allows("pypi.org.") and hosts.allows("a.b.example.com")
+    assert all(hosts.allows(name, 443) for name in ("PyPI.org", "pypi.org.", "a.b.example.com"))
     for other in ("example.com", "evilexample.com", "pypi.org.evil.com", "xpypi.org", "", "127.0.0.1"):
-        assert not hosts.allows(other)
+        assert not hosts.allows(other, 443)
+
+
+def test_ports() -> None:
+    hosts = HostList(["pypi.org", "mirror.test:8080", "*.example.com:81", "[2606:4700::1111]:82", "2606:4700::2"])
+    asked = [("pypi.org", 80), ("pypi.org", 443), ("mirror.test", 8080), ("a.example.com", 81)]
+    asked += [("2606:4700::1111", 82), ("2606:4700::2", 443)]
+    assert all(hosts.allows(*each) for each in asked)
+    refused = [("pypi.org", 22), ("pypi.org", 8080), ("mirror.test", 80), ("a.example.com", 80), ("2606:4700::2", 22)]
+    assert not any(hosts.allows(*each) for each in refused)
+    assert "port 22 of pypi.org" in hosts.refusal("pypi.org", 22)
+    for wrong in ("pypi.org:0", "pypi.org:70000", "pypi.org:x", "pypi.org:", ":80", "http://pypi.org"):
+        with pytest.raises(UserError, match="no host name"):
+            HostList([wrong])
 
 
 @pytest.mark.parametrize(
@@ -135,7 +156,7 @@ async def fetch(sandbox: Sandbox, url: str) -> str:
 
 
 async def test_listed_hosts_are_reached_and_others_are_not(web: int) -> None:
-    async with reaching("files.test", "metadata.test") as sandbox:
+    async with reaching(f"files.test:{web}", "metadata.test:1") as sandbox:
         assert await fetch(sandbox, f"http://files.test:{web}/") == f"200 hello files.test:{web}"
         assert (
             await fetch(sandbox, f"http://other.test:{web}/")
@@ -152,7 +173,7 @@ async def test_tunnels(web: int) -> None:
         "head = s.recv(1000)\nprint(head.split()[1].decode())\n"
         "s.sendall(b'GET / HTTP/1.0\\r\\nHost: inner\\r\\n\\r\\n')\nprint(s.makefile().read()[-11:])\n"
     )
-    async with reaching("files.test") as sandbox:
+    async with reaching(f"files.test:{web}") as sandbox:
         assert (await sandbox.run(["python3", "-c", script, "files.test", str(web)])).output == "200\nhello inner\n"
         # What is sent after the refusal may meet a closed connection: that is told on standard error.
         refused = await sandbox.run(["python3", "-c", script, "other.test", str(web)], merge_stderr=False)
@@ -161,7 +182,7 @@ async def test_tunnels(web: int) -> None:
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "::1", "169.254.169.254"])
 async def test_a_listed_name_that_is_of_this_machine_is_refused(web: int, name: str) -> None:
-    async with reaching(name, real=True) as sandbox:
+    async with reaching(f"[{name}]:{web}" if ":" in name else f"{name}:{web}", real=True) as sandbox:
         script = (
             "import socket, sys\ns = socket.create_connection(('127.0.0.1', 3128))\n"
             "s.sendall(f'CONNECT {sys.argv[1]}:{sys.argv[2]} HTTP/1.1\\r\\n\\r\\n'.encode())\n"
@@ -204,7 +225,7 @@ def listening() -> Iterator[int]:
 async def test_an_upstream_that_is_not_there() -> None:
     with listening() as port:
         pass
-    async with reaching("files.test") as sandbox:
+    async with reaching(f"files.test:{port}") as sandbox:
         assert (await fetch(sandbox, f"http://files.test:{port}/")).startswith("502 files.test does not answer")
 
 
@@ -220,12 +241,11 @@ async def test_closing_ends_a_connection_in_the_moment_of_its_request(later: int
         raise AssertionError
 
     proxy = Proxy(["example.com"], never)
-    ours, theirs = socket.socketpair()
-    reader = asyncio.StreamReader()
-    with theirs:
-        proxy._accept(reader, (await asyncio.open_connection(sock=ours))[1])
+    listener = socket.create_server(("127.0.0.1", 0))
+    await proxy.listen(listener)
+    with socket.create_connection(listener.getsockname()) as client:
         await asyncio.sleep(0.01)
-        reader.feed_data(b"CONNECT example.com:443 HTTP/1.1\r\n\r\n")
+        client.sendall(b"CONNECT example.com:443 HTTP/1.1\r\n\r\n")
         for _ in range(later):
             await asyncio.sleep(0)
         async with asyncio.timeout(5):
@@ -245,7 +265,7 @@ async def through_proxy(
     far = await asyncio.start_server(
         lambda _, writer: served.append(asyncio.create_task(serve(writer))), "127.0.0.1", 0
     )
-    proxy = Proxy(["far.test"], resolve)
+    proxy = Proxy([f"far.test:{far.sockets[0].getsockname()[1]}"], resolve)
     listener = socket.create_server(("127.0.0.1", 0))
     where = listener.getsockname()
     await proxy.listen(listener)
@@ -278,3 +298,70 @@ async def test_a_connection_is_idle_when_neither_side_says_anything(monkeypatch:
         assert await reader.read() == b"x" * 12
     async with through_proxy(silently) as reader, asyncio.timeout(30):
         assert await reader.read() == b""
+
+
+FLOOD = """
+import socket, time
+held = []
+for _ in range(int(3000)):
+    s = socket.socket(); s.setblocking(False)
+    try: s.connect(("127.0.0.1", 3128))
+    except BlockingIOError: pass
+    held.append(s)
+print("flooded", flush=True)
+time.sleep(600)
+"""
+
+
+async def test_connections_beyond_the_places_of_a_sandbox_have_nothing_of_the_host(web: int) -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    async with (
+        reaching(f"files.test:{web}") as other,
+        create_sandbox(SandboxConfig(network=("files.test",), limits=Limits(open_files=4096))) as sandbox,
+    ):
+        before = descriptors()
+        flood = await sandbox.spawn(["python3", "-c", FLOOD])
+        while b"flooded" not in flood.output():
+            assert flood.poll() is None
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.3)
+        assert 0 < descriptors() - before <= CONNECTIONS + 8
+        assert await fetch(other, f"http://files.test:{web}/") == f"200 hello files.test:{web}"
+        await flood.kill()
+
+
+MALFORMED = [
+    *(b"CONNECT " + host + b" HTTP/1.1\r\n\r\n" for host in (
+        b"a..b:443", b"x" * 70 + b".test:443", b"\xff\xfe.test:443", b":443", b".test:443", b"a.test:0", b"%s:443",
+        b"a.test:4\xb2", b"xn--\x80.test:443", b"a.test:443:443", b"[::1", b"a.test:" + b"9" * 5000)),
+    *(b"GET " + url + b" HTTP/1.1\r\n\r\n" for url in (
+        b"http://[::1", b"http://a\0b.test/", b"http://a.test:-1/", b"http://[v1.x]/", b"http://\x85/")),
+    b"\r\n\r\n", b"\0\0\r\n\r\n", b"x" * 100_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("head", MALFORMED, ids=range(len(MALFORMED)))
+async def test_a_malformed_request_is_refused_and_no_error_of_ours(
+    head: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Everything(HostList):
+        def allows(self, host: str, port: int) -> bool:
+            return True
+
+    proxy = Proxy(["x.test"])
+    proxy._hosts = Everything(["x.test"])
+    listener = socket.create_server(("127.0.0.1", 0))
+    await proxy.listen(listener)
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    writer.write(head)
+    writer.write_eof()
+    async with asyncio.timeout(20):
+        with contextlib.suppress(ConnectionResetError):
+            assert (await reader.read(12)) in (b"HTTP/1.1 403", b"HTTP/1.1 502", b"")
+    writer.close()
+    await proxy.close()
+    await asyncio.sleep(0)
+    gc.collect()
+    assert caplog.records == []

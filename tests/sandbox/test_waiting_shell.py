@@ -297,3 +297,33 @@ async def test_nothing_of_it_is_left(backend: str) -> None:
 
 def _descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+GROW = """
+import glob, os
+for path in glob.glob("/proc/[0-9]*/fd/*"):
+    try:
+        if "memfd:command" not in os.readlink(path):
+            continue
+        for change in (lambda: os.truncate(path, 1 << 30), lambda: os.truncate(path, 0),
+                       lambda: os.pwrite(os.open(path, os.O_RDWR), b"x", 1 << 24)):
+            try:
+                change()
+                print("changed")
+            except OSError as error:
+                print("refused", error.errno)
+    except OSError:
+        continue
+"""
+
+
+async def test_the_file_that_a_waiting_shell_has_keeps_its_size() -> None:
+    async with create_sandbox(SandboxConfig()) as sandbox:
+        await sandbox.write_file("grow.py", GROW.encode())
+        for _ in range(2):
+            said = (await sandbox.run_reporting("python3 grow.py; export LEFT=1", "")).output
+            assert "refused" in said and "changed" not in said
+        done = await sandbox.run_reporting("echo on; X=$(head -c 60000 /dev/zero | tr '\\0' x); export X", "")
+        assert done.output == "on\n" and done.stderr.endswith(b".\n") and len(done.stderr) > 60_000
+        short = await sandbox.run_reporting("true", "")
+        assert short.stderr.endswith(b".\n") and len(short.stderr) < 2000

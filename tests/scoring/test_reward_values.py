@@ -77,6 +77,12 @@ def test_a_reason_becomes_text() -> None:
     assert json.loads(json.dumps(record)) == {"value": 0.0, "reason": "odd"}
 
 
+@pytest.mark.parametrize("overrides", [[1], None, {"a": math.nan}, {"a": object()}])
+def test_overrides_that_are_no_json_are_a_failure(overrides: Any) -> None:
+    with pytest.raises(RewardFailure, match="overrides"):
+        read(Score(1.0, overrides=overrides))
+
+
 @pytest.mark.parametrize("metrics", [{"loss": math.nan}, {"loss": "3"}, {"loss": None}, [1], None])
 def test_metrics_that_are_no_numbers_are_a_failure(metrics: Any) -> None:
     with pytest.raises(RewardFailure, match="mine"):

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from hermes_rl.errors import UserError
 from hermes_rl.spec import Spec, load_spec, parse_spec, shipped_specs
+from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.model import FrozenDict, TextFile
 from hermes_rl.spec.sizes import parse_duration, parse_size
 
@@ -30,7 +31,7 @@ def test_example_specs_load_and_load_again_as_they_ran(path: Path, tmp_path: Pat
     copied = tmp_path / "spec.yaml"
     copied.write_text(yaml.safe_dump(json.loads(json.dumps(spec.resolved())), sort_keys=False, allow_unicode=True))
     assert load_spec(copied, environ={}, resolved=True) == spec
-    assert load_spec(copied, environ={}, resolved=True).fingerprint() == spec.fingerprint()
+    assert fingerprint(load_spec(copied, environ={}, resolved=True)) == fingerprint(spec)
     assert load_spec(path, environ={}, demo=True).servers["policy"][0].type == "scripted"
 
 
@@ -196,26 +197,26 @@ def test_demo() -> None:
     assert own.servers["policy"][0].deviate == 0.1
 
 
-def fingerprint(text: str, folder: Path | None = None, **options: Any) -> str:
-    return parse_spec(text, folder=folder, **options).fingerprint()
+def digits(text: str, folder: Path | None = None, **options: Any) -> str:
+    return fingerprint(parse_spec(text, folder=folder, **options))
 
 
 def test_the_fingerprint_follows_what_defines_a_rollout(tmp_path: Path) -> None:
     text = BASE + "servers: {policy: {base_url: 'http://a', model: m}}\n"
-    same = fingerprint(text)
+    same = digits(text)
     assert len(same) == 8 and int(same, 16) >= 0
     for more in (
         "rewards: {a: {fn: exact_match}}\n", "process: {groups: 7}\n", "description: x\n", "budget: {max_tokens: 9}\n",
         "sandbox: {timeout: 9}\n", "agent: {tool_timeout: 9}\n", "wandb: x\n",
         "serve: {group_size: 2}\n", "name: other\n",
     ):  # fmt: skip
-        assert fingerprint(text + more) == same, more
-    assert fingerprint(text.replace("http://a", "http://b")) == same
-    assert fingerprint(text.replace("model: m", "model: m, timeout: 5, max_concurrency: 2, api_key_env: K")) == same
+        assert digits(text + more) == same, more
+    assert digits(text.replace("http://a", "http://b")) == same
+    assert digits(text.replace("model: m", "model: m, timeout: 5, max_concurrency: 2, api_key_env: K")) == same
     for more in ("agent: {temperature: 0.5}\n", "seed: 3\n", "toolsets: [file]\n", "sandbox: {setup: [ls]}\n"):
-        assert fingerprint(text + more) != same, more
-    assert fingerprint(text.replace("model: m", "model: n")) != same
-    assert fingerprint(text.replace("{q: a}", "{q: b}")) != same
+        assert digits(text + more) != same, more
+    assert digits(text.replace("model: m", "model: n")) != same
+    assert digits(text.replace("{q: a}", "{q: b}")) != same
 
 
 def test_the_fingerprint_follows_the_content_of_files(tmp_path: Path) -> None:
@@ -226,7 +227,7 @@ def test_the_fingerprint_follows_the_content_of_files(tmp_path: Path) -> None:
         (here / "d").mkdir(parents=True)
         (here / "t.py").write_text(f"def f(): return {code}\n")
         (here / "d" / "file").write_text(data)
-        prints.append(fingerprint(text, here))
+        prints.append(digits(text, here))
     assert prints[0] == prints[1]
     assert len(set(prints)) == 3
 
@@ -239,16 +240,14 @@ def test_what_lies_at_a_path_of_the_sandbox_or_in_a_row_does_not_count(tmp_path:
         f"prompt: {{user: {place}}}\n"
         f"sandbox: {{workdir: {place}, files: [{{to: {place}, content: x}}], setup: [{place}]}}\n"
     )
-    before = fingerprint(text, tmp_path)
+    before = digits(text, tmp_path)
     (place / "file").write_text("new")
-    assert fingerprint(text, tmp_path) == before
-    assert fingerprint(text.replace("workdir: ", "image: "), tmp_path) != before
+    assert digits(text, tmp_path) == before
+    assert digits(text.replace("workdir: ", "image: "), tmp_path) != before
 
 
 def test_a_column_named_timeout_counts() -> None:
-    assert fingerprint(BASE.replace("q: a", "q: a, timeout: 1")) != fingerprint(
-        BASE.replace("q: a", "q: a, timeout: 2")
-    )
+    assert digits(BASE.replace("q: a", "q: a, timeout: 1")) != digits(BASE.replace("q: a", "q: a, timeout: 2"))
 
 
 def test_the_fingerprint_follows_each_kind_of_file_that_a_spec_names(tmp_path: Path) -> None:
@@ -261,10 +260,10 @@ def test_the_fingerprint_follows_each_kind_of_file_that_a_spec_names(tmp_path: P
     )
     for name in files:
         (tmp_path / name).write_text("{}")
-    seen = {fingerprint(text, tmp_path)}
+    seen = {digits(text, tmp_path)}
     for name in files:
         (tmp_path / name).write_text("changed")
-        seen.add(fingerprint(text, tmp_path))
+        seen.add(digits(text, tmp_path))
     assert len(seen) == len(files) + 1
 
 

@@ -48,7 +48,7 @@ async def test_what_cannot_be_taken_is_a_problem_of_the_agent(backend: str) -> N
         assert "more than 64 MiB" in str((await taken(sandbox, command="cat big")).problem)
         assert (await taken(sandbox, path="pipe")).problem is not None
         await sandbox.run("rm big; mkdir many; cd many; seq 1 10001 | xargs touch")
-        assert "10000 files" in str((await taken(sandbox, path="many")).problem)
+        assert "10000 files and folders" in str((await taken(sandbox, path="many")).problem)
 
 
 async def test_a_command_that_does_not_end(backend: str) -> None:
@@ -105,3 +105,87 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path, path: str) -> None:
     with pytest.raises(ValueError, match="artifact file"):
         keep_artifacts(tmp_path, "r", {"a": Artifact("a", "a", (File(path, b"x", 0o644),))})
     assert not (tmp_path / "out").exists()
+
+
+LEAVES = "#!/bin/sh\ntouch /tmp/ran\nsetsid sleep 777 >/dev/null 2>&1 &\ncat 2>/dev/null\n"
+GIT = "git -c user.name=a -c user.email=a@localhost"
+CONFIGURED = {
+    "fsmonitor": "git config core.fsmonitor /tmp/evil",
+    "fsmonitor of the home": "git config --global core.fsmonitor /tmp/evil",
+    "clean filter": "git config filter.x.clean /tmp/evil; echo '* filter=x' > .gitattributes",
+    "filter process": "git config filter.x.process /tmp/evil; echo '* filter=x' > .git/info/attributes",
+    "text conversion": "git config diff.x.textconv /tmp/evil; echo '* diff=x' > .gitattributes",
+    "differ": "git config diff.x.command /tmp/evil; echo '* diff=x' > .gitattributes",
+    "external differ": "git config diff.external /tmp/evil",
+    "hooks": "git config core.hooksPath /tmp/hooks; mkdir /tmp/hooks; cp /tmp/evil /tmp/hooks/post-index-change",
+    "own hooks": "cp /tmp/evil .git/hooks/post-index-change",
+    "included file": "git config -f ../more core.fsmonitor /tmp/evil; git config include.path ../../more",
+    "another configuration": "git config extensions.worktreeConfig true; cp .git/config .git/config.worktree; "
+    "git config -f .git/config.worktree core.fsmonitor /tmp/evil",
+    "a common folder": "cp -r .git /tmp/common; git config -f /tmp/common/config core.fsmonitor /tmp/evil; "
+    "echo /tmp/common > .git/commondir",
+    "pager": "git config core.pager /tmp/evil; git config pager.diff /tmp/evil",
+    "alias": "git config alias.add '!/tmp/evil'; git config alias.diff '!/tmp/evil'",
+    "a repository inside": "mkdir sub; (cd sub; git init -q; touch x; git add x; " + GIT + " commit -qm sub; "
+    "git config core.fsmonitor /tmp/evil); git add sub; touch sub/y",
+}
+
+
+@pytest.mark.parametrize("how", CONFIGURED)
+async def test_taking_a_patch_runs_nothing_that_the_agent_has_configured(how: str) -> None:
+    async with create_sandbox(SandboxConfig(workdir="/home/user/repo")) as sandbox:
+        await sandbox.write_file("/tmp/evil", LEAVES.encode(), 0o755)
+        begin = f"git init -q && echo a > kept && git add -A && {GIT} commit -qm base && git tag base"
+        done = await sandbox.run(f"{begin} && echo b >> kept && echo c > new && rm -f /tmp/ran; {CONFIGURED[how]}")
+        await sandbox.run("rm -f /tmp/ran")
+        patch = await taken(sandbox, command="git add -A && git diff --cached --binary base")
+        assert patch.problem is None, (done.output, patch.problem)
+        assert b"+b\n" in patch.files[0].data and b"+++ b/new" in patch.files[0].data
+        assert (await sandbox.run("ls /tmp/ran; ps ax | grep '[s]leep 777'")).stdout.count(b"sleep 777") == 0
+        with pytest.raises(FileNotFoundError):
+            await sandbox.stat("/tmp/ran")
+
+
+REPOSITORIES = {
+    "where the command runs": "git add -A && git diff --cached --binary base",
+    "above it": "mkdir -p deep && cd deep && git add -A .. && git diff --cached base",
+    "by -C": "cd / && git -C /home/user/repo add -A && git -C /home/user/repo diff --cached base",
+    "through a pipe": "(git add -A) && git diff --cached base | cat",
+    "committed": "git add -A && git commit -qm done && git format-patch --stdout base",
+    "not added": "git add -N . && git diff",
+}
+
+
+@pytest.mark.parametrize("how", REPOSITORIES)
+async def test_a_patch_is_what_git_says_in_any_place_and_way(how: str) -> None:
+    async with create_sandbox(SandboxConfig(workdir="/home/user/repo")) as sandbox:
+        files = "echo skipped > .gitignore && echo a | tee kept skipped"
+        begin = f"git init -q && {files} && git add -Af && {GIT} commit -qm base"
+        await sandbox.run(f"{begin} && git tag base && git pack-refs --all && echo b >> kept && echo c > new")
+        patch = await taken(sandbox, command=REPOSITORIES[how])
+        assert patch.problem is None
+        said = patch.files[0].data
+        assert b"+b\n" in said and b"+++ b/new" in said and b"skipped" not in said
+
+
+async def test_what_the_command_of_an_artifact_leaves_running_is_dead_before_anything_else(backend: str) -> None:
+    async with create_sandbox(SandboxConfig(backend=backend)) as sandbox:
+        await taken(sandbox, command="(trap '' TERM HUP; exec setsid sleep 778) >/dev/null 2>&1 & echo out")
+        assert b"sleep 778" not in (await sandbox.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).stdout.replace(
+            b"cat ", b""
+        )
+    async with create_sandbox(SandboxConfig(backend=backend, keep_processes=True)) as sandbox:
+        await taken(sandbox, command="setsid sleep 779 >/dev/null 2>&1 & echo out")
+        assert b"sleep 779" in (await sandbox.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).stdout
+
+
+async def test_an_image_without_the_programs_for_a_clean_folder_still_gives_a_patch() -> None:
+    setup = ("mkdir /tmp/own && ln -s /usr/bin/git /tmp/own/git",)
+    async with create_sandbox(SandboxConfig(workdir="/home/user/repo", setup=setup)) as sandbox:
+        await sandbox.run(f"git init -q && echo a > kept && git add -A && {GIT} commit -qm base && echo b >> kept")
+        await sandbox.write_file("/tmp/evil", LEAVES.encode(), 0o755)
+        await sandbox.run("git config core.fsmonitor /tmp/evil")
+        patch = await taken(sandbox, command="export PATH=/tmp/own; git add -A && git diff --cached HEAD")
+        assert patch.problem is None and b"+b\n" in patch.files[0].data
+        with pytest.raises(FileNotFoundError):
+            await sandbox.stat("/tmp/ran")

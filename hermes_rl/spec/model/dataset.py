@@ -93,7 +93,9 @@ class Dataset(Source):
     sampling: Literal["all", "differing"] = Field(
         "all", description="all: every row in every pass; differing: rows whose last groups were uniform more rarely."
     )
-    limit: int | None = Field(None, ge=1, description="At most this many training rows.")
+    limit: int | None = Field(
+        None, ge=1, description="At most this many training rows; with `eval: only`, of evaluation rows."
+    )
     eval: Annotated[Late[EvalRows], BeforeValidator(_only)] | None = Field(
         None, description="Rows for evaluation: {split}, {fraction} or only, each with an optional limit."
     )

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from hermes_rl.spec.model.agent import AgentOverrides
-from hermes_rl.spec.model.base import Late, Seconds, Section
+from hermes_rl.spec.model.base import Late, Seconds, Section, Seq
 
 _CONCURRENCY = "Rollouts in flight at a time; default: found by itself."
 
@@ -62,6 +62,7 @@ class Evaluate(Section):
     agent: Late[AgentOverrides] = Field(
         AgentOverrides.model_construct(), description="What the agent does differently in evaluation."
     )
+    by: Seq[str] = Field((), description="Columns of the rows; metrics are also told for the rows of each value.")
     success: float = Field(1.0, description="Score from which a rollout counts as solved, for pass@k and pass^k.")
 
 

@@ -32,6 +32,19 @@ def _network_shape(value: Any) -> str:
 Network = Annotated[Annotated[bool, Tag("switch")] | Annotated[Seq[str], Tag("hosts")], Discriminator(_network_shape)]
 
 
+def _package(value: Any) -> Any:
+    """What pip would take for an option, a file or an address is not taken: the list is names and versions alone."""
+    if isinstance(value, str) and not _PACKAGE.fullmatch(value):
+        raise wrong(f"expected a package such as pytest, numpy==2.1.0 or requests[socks]>=2, got {value!r}")
+    return value
+
+
+_PACKAGE = re.compile(
+    r"[A-Za-z0-9][\w.-]*(\[[\w.,\s-]+\])?\s*([<>=!~]=?=?\s*[\w.*+!-]+(\s*,\s*[<>=!~]=?=?\s*[\w.*+!-]+)*)?"
+)
+Package = Annotated[str, BeforeValidator(_package)]
+
+
 class File(Section):
     """A file put into the sandbox: exactly one of content, from, base64."""
 
@@ -71,6 +84,11 @@ class Sandbox(Section):
     )
     workdir: str | None = Field(None, description="Working directory in the sandbox; default: its home.")
     env: Map[EnvText] = Field(EMPTY, description="Environment variables of every command.")
+    python: Seq[Package] = Field(
+        (),
+        description="Python packages for the default sandbox, as pip names them; installed once, by the machine's pip, "
+        "and laid in read-only.",
+    )
     files: Annotated[Seq[File], MayTemplate()] = Field((), description="Files in place before setup.")
     setup: Annotated[Seq[str], MayTemplate()] = Field(
         (), description="Commands before the agent starts; one that fails is our failure, not the agent's."
@@ -91,3 +109,4 @@ class Artifact(Section):
 
     path: str | None = Field(None, description="File or folder in the sandbox.")
     command: str | None = Field(None, description="Command whose standard output is kept.")
+    lay: bool = Field(True, description="false: it is only kept; fresh sandboxes of rewards do not get it.")

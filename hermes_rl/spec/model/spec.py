@@ -147,9 +147,3 @@ class Spec(Section):
         if self._origin is None:
             return dict(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
         return self._origin.resolved()
-
-    def fingerprint(self, mode: Mode = "process") -> str:
-        """8 hex digits of what defines a rollout: rows, prompt, tools, sandbox, agent, model, sampling."""
-        from hermes_rl.spec.fingerprint import fingerprint
-
-        return fingerprint(self, mode)

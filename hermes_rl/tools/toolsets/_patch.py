@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
-from typing import Any
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.tools import v4a
@@ -12,7 +15,15 @@ from hermes_rl.tools.editing import NoMatchError, replace
 from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.results import OUTPUT_LIMIT, as_json, capped
 
-FILE_BYTES = 64 << 20
+T = TypeVar("T")
+
+FILE_BYTES = 8 << 20
+IN_THREAD = 1 << 18
+"""Bytes from which text is made of bytes, and bytes of text, in a thread."""
+CONTEXT = 3
+COMPARED_LINES = 1_000_000
+"""Lines before times lines after of the largest change that is compared line by line."""
+HEAD = re.compile(r"([-+])(\d+)")
 
 
 class Patch(Tool):
@@ -73,9 +84,10 @@ class Patch(Tool):
             if mode == "replace":
                 text = await files.read(args["path"])
                 everywhere = args.get("replace_all", False)
-                files.write(args["path"], replace(text, args["old_string"], args["new_string"], everywhere=everywhere))
+                passage = text, args["old_string"], args["new_string"]
+                files.write(args["path"], await asyncio.to_thread(replace, *passage, everywhere=everywhere))
             else:
-                for change in v4a.parse(args["patch"]):
+                for change in await asyncio.to_thread(v4a.parse, args["patch"]):
                     await _apply(files, change)
             return as_json(await files.finish())
         except (NoMatchError, v4a.PatchFormError) as error:
@@ -93,7 +105,7 @@ async def _apply(files: _Files, change: v4a.Change) -> None:
     text = await files.read(change.path)
     if change.kind == "update":
         try:
-            text = v4a.update(text, change.hunks)
+            text = await asyncio.to_thread(v4a.update, text, change.hunks)
         except NoMatchError as error:
             raise NoMatchError(f"{change.path}: {error}") from None
     if change.kind == "delete" or change.target is not None:
@@ -136,11 +148,11 @@ class _Files:
         changed = {full: text for full, text in self._after.items() if text != self._before[full]}
         for full, text in changed.items():
             if text is not None:
-                await self._sandbox.write_file(full, _bytes(text))
+                await self._sandbox.write_file(full, await _aside(len(text), _bytes, text))
         for full, text in changed.items():
             if text is None:
                 await self._sandbox.remove(full)
-        return self._answer(changed)
+        return await asyncio.to_thread(self._answer, changed)
 
     def _answer(self, changed: dict[str, str | None]) -> dict[str, Any]:
         diff = "".join(self._diff(full, text) for full, text in changed.items())
@@ -154,10 +166,7 @@ class _Files:
 
     def _diff(self, full: str, text: str | None) -> str:
         name = self._names[full]
-        before = (self._before[full] or "").splitlines(keepends=True)
-        after = (text or "").splitlines(keepends=True)
-        lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
-        shown = "".join(line if line.endswith("\n") else line + "\n" for line in lines)
+        shown = "".join(_unified(self._before[full] or "", text or "", f"a/{name}", f"b/{name}"))
         return shown.encode("utf-8", "replace").decode("utf-8")
 
     async def _text(self, path: str) -> str | None:
@@ -166,7 +175,7 @@ class _Files:
         if full not in self._before:
             try:
                 data = await self._sandbox.read_file(full, limit=FILE_BYTES)
-                self._before[full] = data.decode("utf-8", "surrogateescape")
+                self._before[full] = await _aside(len(data), data.decode, "utf-8", "surrogateescape")
             except FileNotFoundError:
                 self._before[full] = None
         return self._after.get(full, self._before[full])
@@ -175,6 +184,61 @@ class _Files:
         full = self._sandbox.resolve(path, self._cwd)
         self._names.setdefault(full, path)
         return full
+
+
+async def _aside(size: int, work: Callable[..., T], *given: Any) -> T:
+    """Do work that takes time in proportion to `size`, in a thread where that is much."""
+    return await asyncio.to_thread(work, *given) if size > IN_THREAD else work(*given)
+
+
+def _unified(before: str, after: str, name: str, new_name: str) -> Iterator[str]:
+    """The lines of a diff. Of a large change only that it is one, line by line: comparing takes lines times lines."""
+    start, rest = _same(before, after)
+    old, new = before[start : len(before) - rest], after[start : len(after) - rest]
+    first = before.count("\n", 0, start)
+    if (old.count("\n") + 1) * (new.count("\n") + 1) <= COMPARED_LINES:
+        lines = difflib.unified_diff(old.splitlines(keepends=True), new.splitlines(keepends=True), name, new_name)
+        for line in lines:
+            moved = HEAD.sub(lambda found: f"{found[1]}{int(found[2]) + first}", line) if line[:2] == "@@" else line
+            yield moved if moved.endswith("\n") else moved + "\n"
+        return
+    yield f"--- {name}\n+++ {new_name}\n"
+    yield f"@@ -{first + 1},{_count(old)} +{first + 1},{_count(new)} @@\n"
+    for sign, part in (("-", old), ("+", new)):
+        yield from (f"{sign}{line}\n" for line in part[:OUTPUT_LIMIT].splitlines())
+
+
+def _count(text: str) -> int:
+    return text.count("\n") + (not text.endswith("\n"))
+
+
+def _same(before: str, after: str) -> tuple[int, int]:
+    """How much of two texts is the same at the start and at the end, in whole lines, less three lines of context."""
+    start = _common(before, after)
+    rest = _common_end(before, after, min(len(before), len(after)) - start)
+    for _ in range(CONTEXT + 1):
+        start = before.rfind("\n", 0, max(start - 1, 0)) + 1
+        end = before.find("\n", max(len(before) - rest, 0))
+        rest = len(before) - end - 1 if end != -1 else 0
+    return start, rest
+
+
+def _common(before: str, after: str) -> int:
+    """The length of the longest common beginning, by halving: comparing slices is fast."""
+    low, high = 0, min(len(before), len(after))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if before[low:middle] == after[low:middle] else (low, middle - 1)
+    return low
+
+
+def _common_end(before: str, after: str, most: int) -> int:
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        same = before[len(before) - middle :] == after[len(after) - middle :]
+        low, high = (middle, high) if same else (low, middle - 1)
+    return low
 
 
 def _bytes(text: str) -> bytes:

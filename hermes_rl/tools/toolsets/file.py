@@ -6,6 +6,8 @@ start where the terminal is.
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 import posixpath
 from typing import Any
 
@@ -20,6 +22,12 @@ READ_BYTES = 64 << 20
 LINE_CHARACTERS = 2000
 PAGE_CHARACTERS = 90_000
 DEFAULT_LINES, MOST_LINES = 500, 2000
+IN_THREAD = 1 << 18
+"""Bytes of a file from which a page of it is made in a thread."""
+PIECE = 1 << 20
+MOST_NAMES = 20_000
+"""Names of a folder that are looked at to find close ones."""
+COMPARED, COMPARED_CHARACTERS = 200, 100
 
 
 class ReadFile(Tool):
@@ -68,45 +76,75 @@ class ReadFile(Tool):
             return as_json({"error": f"{args['path']}: {error.strerror}"})
         if b"\0" in data[:8192]:
             return as_json({"error": f"{args['path']}: Binary file", "file_size": len(data)})
-        return as_json(_page(data, args.get("offset", 1), max(1, args.get("limit", DEFAULT_LINES))))
+        page = data, max(1, args.get("offset", 1)), max(1, min(args.get("limit", DEFAULT_LINES), MOST_LINES))
+        return as_json(await asyncio.to_thread(_page, *page) if len(data) > IN_THREAD else _page(*page))
 
 
 def _page(data: bytes, offset: int, limit: int) -> dict[str, Any]:
-    lines = data.decode("utf-8", "replace").split("\n")
-    if lines[-1] == "":
-        lines.pop()
+    """The lines from `offset` on; only these are decoded, as lines of their own a large file takes much memory."""
+    total = _lines_in(data)
+    at = _start_of(data, offset)
     shown: list[str] = []
     size = 0
-    for number, line in enumerate(lines[offset - 1 : offset - 1 + limit], offset):
+    while len(shown) < limit and at < len(data):
+        end = data.find(b"\n", at)
+        end = len(data) if end == -1 else end
+        line = data[at : min(end, at + 4 * LINE_CHARACTERS + 4)].decode("utf-8", "replace")
         cut = line if len(line) <= LINE_CHARACTERS else line[:LINE_CHARACTERS] + "... [truncated]"
         size += len(cut) + 8
         if size > PAGE_CHARACTERS:
             break
-        shown.append(f"{number}|{cut}")
-    end = offset - 1 + len(shown)
+        shown.append(f"{offset + len(shown)}|{cut}")
+        at = end + 1
+    last = offset - 1 + len(shown)
     answer: dict[str, Any] = {
         "content": "\n".join(shown),
-        "total_lines": len(lines),
+        "total_lines": total,
         "file_size": len(data),
-        "truncated": end < len(lines),
+        "truncated": last < total,
     }
-    if end < len(lines):
-        answer["hint"] = f"Use offset={end + 1} to continue (showing {offset}-{end} of {len(lines)} lines)"
+    if last < total:
+        answer["hint"] = f"Use offset={last + 1} to continue (showing {offset}-{last} of {total} lines)"
     return answer
+
+
+def _lines_in(data: bytes) -> int:
+    # In pieces, between which other threads get their turn.
+    breaks = sum(data.count(b"\n", at, at + PIECE) for at in range(0, len(data), PIECE))
+    return breaks + (len(data) > 0 and not data.endswith(b"\n"))
+
+
+def _start_of(data: bytes, number: int) -> int:
+    """Where the line of this number begins; the end where there are fewer."""
+    left, at = number - 1, 0
+    while left and (inside := data.count(b"\n", at, at + PIECE)) < left:
+        left, at = left - inside, at + PIECE
+        if at >= len(data):
+            return len(data)
+    for _ in range(left):
+        at = data.find(b"\n", at) + 1
+    return at
 
 
 async def _not_found(sandbox: Sandbox, given: str, path: str) -> dict[str, Any]:
     """The error, with names in the same folder that are close."""
-    import difflib
-
     folder, _, name = path.rpartition("/")
     answer: dict[str, Any] = {"error": f"File not found: {given}"}
     try:
-        names = [info.name for info in await sandbox.list_dir(folder or "/")]
+        names = [info.name for info in await sandbox.list_dir(folder or "/", limit=MOST_NAMES)]
     except OSError:
         return answer
-    similar = difflib.get_close_matches(name, names, n=5, cutoff=0.5)
+    similar = await asyncio.to_thread(_similar, name, names)
     return answer | ({"similar_files": similar} if similar else {})
+
+
+def _similar(name: str, names: list[str]) -> list[str]:
+    """The closest names; comparing two takes time in proportion to both lengths, so only some of them are compared."""
+    import difflib
+
+    short = [each for each in names if len(each) <= COMPARED_CHARACTERS]
+    nearest = heapq.nsmallest(COMPARED, short, key=lambda each: (each[:1] != name[:1], abs(len(each) - len(name))))
+    return difflib.get_close_matches(name[:COMPARED_CHARACTERS], nearest, n=5, cutoff=0.5)
 
 
 class WriteFile(Tool):

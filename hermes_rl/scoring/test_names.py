@@ -1,0 +1,124 @@
+"""Tests by their names: those that a file has, as its source says, and those that a report tells of.
+
+A name is ``test_x``, ``file.py::test_x`` or ``file.py::Class::test_x[case]``; less in front matches more.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+
+RUNNERS = re.compile(r"(?<![\w./-])(pytest|py\.test|unittest)(?![\w/-])")
+SELECTS = re.compile(r"(^|\s)(-k|-m(?!\s*(pytest|unittest))|--deselect|--ignore|--pattern|-p\s*\S*test)(?=[\s=]|$)|::")
+"""What makes a command run some of the tests only."""
+MAY_SKIP = re.compile(r"skip|xfail|expectedFailure")
+
+
+def collected(command: str, sources: Mapping[str, str]) -> list[str] | None:
+    """The tests that a command has to run, from the sources of the files put in place for it, by path.
+
+    None where the command runs no test runner of Python by name; empty where it chooses among the tests by itself.
+    """
+    runner = RUNNERS.search(command)
+    if runner is None:
+        return None
+    words = _words(command)
+    if SELECTS.search(command) or any(word.startswith(f"{_dotted(path)}.") for word in words for path in sources):
+        return []
+    named = {path: source for path, source in sources.items() if _names(words, path)}
+    if not named:
+        named = {path: text for path, text in sources.items() if _by_custom(posixpath.basename(path))}
+    found = []
+    for path, source in named.items():
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError):
+            continue
+        found += [f"{path}::{test}" for test in _tests(tree, plain=runner.group(1) != "unittest")]
+    return found
+
+
+def passed(name: str, outcomes: Iterable[tuple[str, str]], *, may_skip: bool = False) -> bool:
+    """Whether this test was run, and every case of it passed; with `may_skip` it may have been skipped instead."""
+    found = {outcome for test, outcome in outcomes if _is(name, test)}
+    return bool(found) and found <= ({"passed", "skipped"} if may_skip else {"passed"})
+
+
+def _is(name: str, test: str) -> bool:
+    """Whether a test of a report, of which the whole path is known, is one of this name."""
+    plain, bracket, case = name.partition("[")
+    found, found_bracket, found_case = test.partition("[")
+    if bracket and (found_bracket, found_case) != (bracket, case):
+        return False
+    wanted, have = plain.lstrip("./~").split("::"), found.split("::")
+    if wanted[-1] != have[-1]:
+        return False
+    file = wanted.pop(0) if wanted[0].endswith(".py") else None
+    if file is None:
+        return have[-len(wanted) :] == wanted and len(wanted) < len(have)
+    return have[1:] == wanted and f"/{have[0]}".endswith(f"/{file}")
+
+
+def _words(command: str) -> list[str]:
+    try:
+        words = shlex.split(command, comments=True)
+    except ValueError:
+        words = command.split()
+    return [word.removeprefix("./") for word in words]
+
+
+def _dotted(path: str) -> str:
+    return path.removesuffix(".py").replace("/", ".").strip(".")
+
+
+def _names(words: list[str], path: str) -> bool:
+    """Whether a command names a file, as a path, as a module, or by a folder above it."""
+    path = posixpath.normpath(path).removeprefix("~/")
+    name = posixpath.basename(path)
+    forms = {path, _dotted(path), name, name.removesuffix(".py")}
+    while (path := posixpath.dirname(path)) not in ("", "/"):
+        forms |= {path, f"{path}/"}
+    return any(word in forms for word in words)
+
+
+def _by_custom(name: str) -> bool:
+    return name.endswith(".py") and (name.startswith("test") or name.endswith("_test.py"))
+
+
+def _tests(tree: ast.Module, *, plain: bool) -> Iterable[str]:
+    """Names of functions and of methods of classes that stand at the top of a file; `plain`: as pytest finds them."""
+    cases: set[str] = set()
+    for node in tree.body:
+        if plain and _is_test(node):
+            yield node.name  # type: ignore[attr-defined]
+        elif isinstance(node, ast.ClassDef):
+            if any(_base(base).endswith("TestCase") or _base(base) in cases for base in node.bases):
+                cases.add(node.name)
+            if _collects(node, plain=plain, case=node.name in cases):
+                yield from (f"{node.name}::{each.name}" for each in node.body if _is_test(each))  # type: ignore[attr-defined]
+
+
+def _collects(node: ast.ClassDef, *, plain: bool, case: bool) -> bool:
+    """Whether the tests of a class are run: those of a TestCase, and for pytest those of a Test without __init__."""
+    names = {target.id for each in node.body if isinstance(each, ast.Assign) for target in each.targets
+             if isinstance(target, ast.Name)}  # fmt: skip
+    methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+    if "__test__" in names:
+        return False
+    return case or (plain and not node.bases and node.name.startswith("Test") and "__init__" not in methods)
+
+
+def _is_test(node: ast.stmt) -> bool:
+    """A test function, but for one that a decorator may turn into something else altogether."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not node.name.startswith("test"):
+        return False
+    return not any(_base(each) in ("fixture", "property", "staticmethod") for each in node.decorator_list)
+
+
+def _base(node: ast.expr) -> str:
+    """The last name of ``a.b.Name`` or ``a.Name(…)``."""
+    node = node.func if isinstance(node, ast.Call) else node
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

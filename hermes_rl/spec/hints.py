@@ -1,0 +1,111 @@
+"""The right form for what people write by habit: a key in another section, a value in short, a flag of another tool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from hermes_rl.spec.fields import keys_at
+from hermes_rl.spec.model.sandbox import BACKENDS
+from hermes_rl.spec.model.scoring import INJECTED
+from hermes_rl.spec.model.spec import Spec
+from hermes_rl.spec.nodes import Node, NodePath, ScalarNode, SequenceNode, plain
+
+_SECTIONS = (
+    "agent", "sandbox", "dataset", "prompt", "servers.policy", "process", "serve", "evaluate", "budget", "score",
+)  # fmt: skip
+"""Where a key is looked for, the likeliest first."""
+_OTHER_NAMES = {
+    "model_name": ("servers.policy.model",),
+    "system_prompt": ("prompt.system",),
+    "max_steps": ("agent.max_turns",),
+    "num_rollouts": ("evaluate.rollouts", "process.group_size"),
+    "n": ("evaluate.rollouts", "process.group_size"),
+}
+_AS_OPTIONS = {
+    "servers.policy.model": "--openai.model_name",
+    "servers.policy.base_url": "--openai.base_url",
+    "servers.policy.timeout": "--openai.timeout",
+}
+_COMMAND_LINE = {
+    "api_key": "write --openai.api_key KEY",
+    "output": "write --out DIRECTORY",
+    "output_dir": "write --out DIRECTORY",
+    "resume": "leave it out: the same command goes on with its run",
+    "overwrite": "write --fresh",
+    "debug": "write --verbose",
+}
+_OF_THE_RESULT = {
+    **dict.fromkeys(("completion", "completions", "response", "output", "prediction"), "result.final_response"),
+    **dict.fromkeys(("prompt", "prompts", "messages", "trajectory", "conversation"), "result.messages"),
+    **dict.fromkeys(("row", "example", "sample", "doc", "info", "inputs", "task"), "item"),
+}
+"""Parameters of rewards elsewhere, and what they are here."""
+_FORMS = {
+    ("dataset",): ("dataset: {{path: {0}}}", "dataset: {{items: […]}}"),
+    ("prompt",): ('prompt: {{user: "…"}}', "prompt: {{messages: […]}}"),
+    ("toolsets",): ("toolsets: [{0}]", ""),
+    ("tools",): ("tools: [{{python: {0}}}]", ""),
+    ("tools", "*"): ("{{python: {0}}}", ""),
+    ("rewards",): ("rewards: {{{0}: {{args: {{…}}}}}}", "rewards: {{{0}: {{args: {{…}}}}}}"),
+    ("rewards", "*"): ("{{fn: {0}}}", ""),
+    ("servers", "*"): ("{{base_url: URL, model: {0}}}", ""),
+    ("sandbox",): ("sandbox: {{image: {0}}}", ""),
+    ("artifacts", "*"): ("{{path: {0}}}", ""),
+    ("solution",): ("solution: {{turns: [{{say: …}}]}}", "solution: {{turns: [{{say: …}}]}}"),
+    ("user",): ('user: {{server: user, system: "…"}}', ""),
+}
+"""The whole form of a section or an entry, where it is a text and where it is a list."""
+
+
+def home_of(name: str) -> str:
+    """`; it is agent.max_turns`, for a key that some other section has; else nothing."""
+    places = _homes(name)
+    return f"; it is {' or '.join(f'`{place}`' for place in places)}" if places else ""
+
+
+def option_for(option: str) -> str:
+    """`; write --set agent.max_turns=VALUE`, for an option that is no option here; else nothing."""
+    name = option.lstrip("-").replace("-", "_")
+    if name in _COMMAND_LINE:
+        return f"; {_COMMAND_LINE[name]}"
+    ways = [f"{_AS_OPTIONS[place]} VALUE" if place in _AS_OPTIONS else f"--set {place}=VALUE" for place in _homes(name)]
+    return f"; write {' or '.join(ways)}" if ways else ""
+
+
+def _homes(name: str) -> tuple[str, ...]:
+    if name in _OTHER_NAMES:
+        return _OTHER_NAMES[name]
+    found = (place for place in _SECTIONS if name in keys_at(Spec, tuple(place.split("."))))
+    return tuple(f"{place}.{name}" for place in found)[:3]
+
+
+def short_form(path: NodePath, node: Node) -> str:
+    """`; write {python: lib.py:f}`, for a value that leaves out the key it stands for; else nothing."""
+    pattern = tuple(str(step) if index == 0 else "*" for index, step in enumerate(path))
+    for_text, for_list = _FORMS.get(pattern, ("", ""))
+    if isinstance(node, SequenceNode):
+        return f"; write {for_list.format(_first(node))}" if for_list else ""
+    if not isinstance(node, ScalarNode) or not isinstance(node.value, str) or not for_text:
+        return ""
+    if pattern == ("tools", "*") and ".py:" not in node.value:
+        return f"; a toolset is written toolsets: [{node.value}]"
+    if pattern == ("sandbox",) and node.value in BACKENDS:
+        for_text = "sandbox: {{backend: {0}}}"
+    return f"; write {for_text.format(node.value)}"
+
+
+def _first(node: SequenceNode) -> str:
+    value: Any = plain(node)
+    return value[0] if value and isinstance(value[0], str) else "NAME"
+
+
+def parameters_of_rewards(names: Iterable[str]) -> str:
+    """What a reward writes instead of parameters that nothing gives it."""
+    said = []
+    for name in names:
+        if name in _OF_THE_RESULT:
+            said.append(f"`{name}` is `{_OF_THE_RESULT[name]}` here")
+        else:
+            said.append(f'a column is given as `args: {{{name}: "{{{{ {name} }}}}"}}`')
+    return f"; {', '.join(dict.fromkeys(said))}; a run gives {', '.join(sorted(INJECTED))} by name"

@@ -1,0 +1,28 @@
+"""Text of agents, models and servers, made fit to be seen on a terminal.
+
+A terminal obeys control characters: they move, recolour and erase what stands there, set its title or answer for the
+user. Controls of writing direction show a line in another order than it has. Both are shown escaped, as JSON has them.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+KEPT = "\n\t\u200c\u200d"
+"""Control and format characters that do no harm: line breaks, tabs, and what joins letters and emoji."""
+
+
+def visible(text: str) -> str:
+    """`text` with all other control and format characters, line separators and surrogates as ``\\u001b``."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(character if _harmless(character) else _escaped(character) for character in text)
+
+
+def _harmless(character: str) -> bool:
+    return character in KEPT or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def _escaped(character: str) -> str:
+    data = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{data[at : at + 2].hex()}" for at in range(0, len(data), 2))

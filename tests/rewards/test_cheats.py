@@ -1,0 +1,351 @@
+"""`tests_pass` among what an agent may have laid around the tests: cheats score 0, honest layouts are not hurt."""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from played import graded
+
+from hermes_rl.sandbox.config import SandboxConfig, SandboxFile
+from hermes_rl.scoring.value import RewardValue
+from hermes_rl.tools.artifacts import Artifact, File
+from hermes_rl.tools.context import ToolContext
+from hermes_rl.tools.machine import ToolRuntime
+
+RIGHT = "def add(a, b):\n    return a + b\n"
+WRONG = "def add(a, b):\n    return a - b\n"
+EXIT = "import os\nos._exit(0)\n"
+UNITTEST = "python3 -m unittest -q test_hidden"
+PYTEST = "python3 -m pytest -q tests/test_hidden.py"
+CASE = """import unittest
+from solution import add
+
+class TestAdd(unittest.TestCase):
+    def test_small(self):
+        self.assertEqual(add(2, 3), 5)
+
+    def test_zero(self):
+        self.assertEqual(add(0, 3), 3)
+"""
+PLAIN = "from solution import add\n\ndef test_small():\n    assert add(2, 3) == 5\n\ndef test_zero():\n    assert add(0, 3) == 3\n"
+PASSING = "class TestAdd:\n    def test_small(self): pass\n    def test_zero(self): pass\n"
+PASSING_CASE = "import unittest\nclass TestAdd(unittest.TestCase):\n    def test_small(self): pass\n    def test_zero(self): pass\n"
+FORGED = (
+    '<testsuite><testcase classname="tests.test_hidden" name="test_small"/>'
+    '<testcase classname="tests.test_hidden" name="test_zero"/></testsuite>'
+)
+HOOK = """import sys, types
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.rpartition(".")[2] != "test_hidden": return None
+        import importlib.util
+        return importlib.util.spec_from_loader(name, self)
+    def create_module(self, spec): return None
+    def exec_module(self, module):
+        module.__file__ = {file!r}
+        exec({passing!r}, module.__dict__)
+sys.meta_path.insert(0, Finder())
+"""
+FORGE = """import os, re, sys
+words = " ".join([os.environ.get("PYTEST_ADDOPTS", ""), *sys.argv])
+for path in re.findall(r"junitxml=(\\S+)", words):
+    open(path, "w").write({forged!r})
+{end}
+"""
+SIGN = """import glob, hashlib, json, os, sys
+for place in sys.path:
+    for key in ("0" * 64, ""):
+        body = json.dumps({"tests": [[os.path.abspath("tests/test_hidden.py") + "::" + t, "passed"]
+                                     for t in ("test_small", "test_zero")], "tampered": []})
+        try: open(place + "/report.0", "w").write(hashlib.sha256((key + body).encode()).hexdigest() + " " + body)
+        except OSError: pass
+os._exit(0)
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the agent has left, as files of artifacts or in a patch, and the tests that judge it."""
+
+    kind: str
+    name: str
+    files: dict[str, str]
+    tests: dict[str, str] = field(default_factory=lambda: {"test_hidden.py": CASE})
+    command: str = UNITTEST
+    image: dict[str, str] = field(default_factory=dict)
+    """What the spec itself lays into every sandbox."""
+    patch: bool = False
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.name}".replace(" ", "-")
+
+
+def case(kind: str, name: str, solution: str = WRONG, **files: str) -> Case:
+    return Case(kind, name, {"solution.py": solution, **files})
+
+
+def pytest_case(kind: str, name: str, solution: str = WRONG, files: dict[str, str] | None = None, **more: Any) -> Case:
+    given = {"tests": {"tests/test_hidden.py": PLAIN}, "command": PYTEST, **more}
+    return Case(kind, name, {"solution.py": solution, **(files or {})}, **given)
+
+
+def cheats() -> list[Case]:
+    hook = HOOK.format(file="/home/user/test_hidden.py", passing=PASSING_CASE)
+    python = "def add(a, b):\n    return 0\n"
+    return [
+        # a package or a module of the tests' own name
+        Case("package", "of the test's name", {"solution.py": WRONG, "test_hidden/__init__.py": PASSING_CASE}),
+        Case("package", "that tells a file", {"solution.py": WRONG, "test_hidden/__init__.py":
+             "__file__ = '/home/user/test_hidden.py'\n" + PASSING_CASE}),
+        Case("package", "by a patch", {"solution.py": WRONG, "test_hidden/__init__.py": PASSING_CASE}, patch=True),
+        Case("package", "with a module of C", {"solution.py": WRONG, "test_hidden.cpython-311-x86_64-linux-gnu.so": "x"}),
+        pytest_case("package", "beside the tests", files={"tests/test_hidden/__init__.py": PASSING}),
+        pytest_case("package", "beside the tests by a patch", patch=True,
+                    files={"tests/test_hidden/__init__.py": "__file__ = '/home/user/tests/test_hidden.py'\n" + PASSING}),
+        Case("package", "of the folder's name", {"solution.py": WRONG, "tests.py":
+             "import sys, types\n__path__ = []\nsys.modules['tests.test_hidden'] = m = types.ModuleType('tests.test_hidden')\n"
+             f"exec({PASSING_CASE!r}, m.__dict__)\n"},
+             {"tests/test_hidden.py": CASE}, "python3 -m unittest -q tests.test_hidden"),
+        # the folder of tests as a package that runs first
+        Case("init", "import hook", {"solution.py": WRONG, "tests/__init__.py": hook}, {"tests/test_hidden.py": CASE},
+             "python3 -m unittest -q tests.test_hidden"),
+        Case("init", "import hook by a patch", {"solution.py": WRONG, "tests/__init__.py": hook},
+             {"tests/test_hidden.py": CASE}, "python3 -m unittest -q tests.test_hidden", patch=True),
+        Case("init", "that ends", {"solution.py": WRONG, "tests/__init__.py": EXIT}, {"tests/test_hidden.py": CASE},
+             "python3 -m unittest -q tests.test_hidden"),
+        Case("init", "load_tests", {"solution.py": WRONG, "tests/__init__.py":
+             "import unittest\ndef load_tests(*_): return unittest.TestSuite()"}, {"tests/test_hidden.py": CASE},
+             "python3 -m unittest -q tests.test_hidden"),
+        pytest_case("init", "of pytest's package", files={"tests/__init__.py":
+                    "import _pytest.python as p\np.Function.runtest = lambda self: None\n"}),
+        Case("init", "two folders up", {"solution.py": WRONG, "tests/__init__.py": hook, "tests/unit/__init__.py": ""},
+             {"tests/unit/test_hidden.py": CASE}, "python3 -m unittest -q tests.unit.test_hidden"),
+        # files that steer Python
+        *(Case("start-up", name, {"solution.py": WRONG, name: EXIT}, command=f"PYTHONPATH=. {UNITTEST}")
+          for name in ("sitecustomize.py", "usercustomize.py", "sitecustomize/__init__.py")),
+        Case("start-up", "by a patch", {"solution.py": WRONG, "sitecustomize.py": EXIT}, patch=True,
+             command=f"PYTHONPATH=. {UNITTEST}"),
+        # the site of the home
+        *(Case("home", name, {"solution.py": WRONG, f".local/lib/python3.11/site-packages/{name}": text})
+          for name, text in (("usercustomize.py", EXIT), ("evil.pth", "import os; os._exit(0)\n"),
+                             ("sitecustomize.py", EXIT))),
+        pytest_case("home", "pytest itself", files={".local/lib/python3.11/site-packages/pytest/__init__.py": EXIT,
+                                                    ".local/lib/python3.11/site-packages/pytest/__main__.py": EXIT}),
+        # modules in front of the runner's own
+        *(case("shadow", name, **{name: EXIT}) for name in ("unittest/__init__.py", "unittest.py", "argparse.py", "signal.py")),
+        *(pytest_case("shadow", name, files={name: EXIT}) for name in
+          ("pytest.py", "pytest/__init__.py", "_pytest/__init__.py", "pluggy.py", "iniconfig/__init__.py", "six.py",
+           "attr/__init__.py", "more_itertools.py", "exceptiongroup.py", "tests/pytest.py", "tests/argparse.py")),
+        pytest_case("shadow", "by a patch", files={"pluggy.py": EXIT, "json/__init__.py": EXIT}, patch=True),
+        # files that steer pytest
+        *(pytest_case("pytest's files", name, files={name: text}) for name, text in (
+            ("conftest.py", "import pytest\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport():\n"
+                            "    r = yield\n    r.get_result().outcome = 'passed'\n"),
+            ("tests/conftest.py", "def pytest_pyfunc_call(pyfuncitem): return True\n"),
+            ("pytest.ini", "[pytest]\npython_functions = nothing\n"),
+            ("tox.ini", "[pytest]\naddopts = --co\n"),
+            ("setup.cfg", "[tool:pytest]\naddopts = -p evil\n"),
+            ("pyproject.toml", "[tool.pytest.ini_options]\naddopts = '--co'\n"))),
+        pytest_case("pytest's files", "plug-in", files={"x.egg-info/entry_points.txt": "[pytest11]\nx = evil\n",
+                    "x.egg-info/PKG-INFO": "Name: x\nVersion: 1\n", "evil.py": EXIT}),
+        # the end of the process
+        *(case("end", name, code + python) for name, code in (
+            ("os._exit", EXIT), ("sys.exit", "import sys\nsys.exit(0)\n"), ("SystemExit", "raise SystemExit\n"),
+            ("exec", "import os\nos.execv('/bin/true', ['true'])\n"),
+            ("os._exit in a call", "import os\nclass A:\n    def __call__(self, *_): os._exit(0)\nadd = A()\ndef f(): pass\n"))),
+        pytest_case("end", "os._exit under pytest", EXIT),
+        pytest_case("end", "pytest.exit", "import pytest\npytest.exit('no', 0)\n"),
+        # at the end
+        *(case("at exit", name, f"import atexit, os\n{code}\n{WRONG}") for name, code in (
+            ("os._exit", "atexit.register(os._exit, 0)"),
+            ("a thread", "import threading, time\nthreading.Thread(target=lambda: (time.sleep(.2), os._exit(0))).start()"))),
+        pytest_case("at exit", "another report", f"import atexit\n@atexit.register\ndef end():\n    exec({FORGE!r}.format(forged={FORGED!r}, end='os._exit(0)'))\n{WRONG}"),
+        # signals
+        case("signal", "handler", f"import os, signal\nsignal.signal(signal.SIGALRM, lambda *_: os._exit(0))\nsignal.setitimer(signal.ITIMER_REAL, 0.001)\nimport time; time.sleep(.2)\n{WRONG}"),
+        case("signal", "exit by trace", f"import os, sys\nsys.settrace(lambda f, *_: os._exit(0) if f.f_code.co_name == 'test_small' else None)\n{WRONG}"),
+        pytest_case("signal", "handler under pytest", f"import os, signal\nsignal.signal(signal.SIGALRM, lambda *_: os._exit(0))\nsignal.setitimer(signal.ITIMER_REAL, 0.001)\nimport time; time.sleep(.2)\n{WRONG}"),
+        # reports by hand
+        pytest_case("report", "to the told path", FORGE.format(forged=FORGED, end="os._exit(0)")),
+        pytest_case("report", "by a process that stays", FORGE.format(forged=FORGED, end="") +
+                    "if os.fork() == 0:\n    import time; time.sleep(.5)\n" + WRONG),
+        pytest_case("report", "signed without a key", SIGN),
+        case("report", "signed without a key, unittest", SIGN),
+        case("report", "the key removed", "import glob, os\nfor f in glob.glob('/tmp/*/key'): os.remove(f)\nos._exit(0)\n"),
+        # the runner changed from inside
+        *(case("runner", name, f"import unittest\n{code}\n{WRONG}") for name, code in (
+            ("run", "unittest.TestCase.run = lambda self, result=None: result"),
+            ("assertEqual", "unittest.TestCase.assertEqual = lambda *_: None"),
+            ("addFailure", "unittest.TestResult.addFailure = lambda *_: None\nunittest.TextTestResult.addFailure = lambda *_: None"),
+            ("wasSuccessful", "unittest.TestResult.wasSuccessful = lambda *_: True"),
+            ("failureException", "class Never(Exception): pass\nunittest.TestCase.failureException = Never\n"
+                                 "unittest.TestCase._baseAssertEqual = lambda *_: None"))),
+        *(pytest_case("runner", name, f"{code}\n{WRONG}") for name, code in (
+            ("runtest", "import _pytest.python as p\np.Function.runtest = lambda self: None"),
+            ("pytest_pyfunc_call", "import _pytest.python as p\np.pytest_pyfunc_call.__code__ = (lambda pyfuncitem: True).__code__"),
+            ("reports", "import _pytest.reports as r\nold = r.TestReport.__init__\ndef init(self, *a, **k):\n    old(self, *a, **k)\n"
+                        "    self.outcome = 'passed'\nr.TestReport.__init__ = init"),
+            ("CallInfo", "import _pytest.runner as r\nr.CallInfo.from_call = classmethod(lambda cls, func, when, reraise=None: "
+                         "cls(None, None, 0, 0, 0, when, _ispytest=True))"))),
+        # the tests changed from inside
+        *(case("tests", name, f"import sys\n{code}\n{WRONG}") for name, code in (
+            ("a module put in place", "import types\nm = sys.modules['test_hidden']\nimport unittest\nclass TestAdd(unittest.TestCase):\n    def test_other(self): pass\nm.load_tests = lambda *_: unittest.TestLoader().loadTestsFromTestCase(TestAdd)\n"),
+            ("load_tests", "import unittest\nsys.modules['test_hidden'].load_tests = lambda *_: unittest.TestSuite()"),
+            ("skipped", "import unittest\nraise unittest.SkipTest('no')"))),
+        pytest_case("tests", "skipped under pytest", "import pytest\npytest.skip('no', allow_module_level=True)"),
+        # built-in names
+        case("built-in", "AssertionError", f"import builtins\nclass Never(Exception): pass\nbuiltins.AssertionError = Never\nbuiltins.isinstance = lambda *_: True\n{WRONG}"),
+        pytest_case("built-in", "AssertionError under pytest", f"import builtins\nclass Quiet(Exception):\n    pass\nbuiltins.AssertionError = Quiet\n{WRONG}"),
+        # finders of modules that come first
+        Case("finder", "in a package", {"solution.py": WRONG, "calc/__init__.py": hook},
+             {"test_first.py": "import calc\n" + PASSING_CASE, "test_hidden.py": CASE}, "python3 -m unittest -q test_first test_hidden"),
+        Case("finder", "path hook", {"solution.py": WRONG, "calc/__init__.py": hook.replace("sys.meta_path.insert(0, Finder())",
+             "import importlib.machinery as m\nm.PathFinder.find_spec = classmethod(lambda cls, *a: Finder().find_spec(*a))")},
+             {"test_first.py": "import calc\n" + PASSING_CASE, "test_hidden.py": CASE}, "python3 -m unittest -q test_first test_hidden"),
+        # links
+        *(Case("link", name, {"solution.py": WRONG, "evil.py": PASSING_CASE, "evil/__init__.py": PASSING_CASE, name: f"-> {to}"},
+               tests, command, patch=True) for name, to, tests, command in (
+            ("test_hidden", "evil", {"test_hidden.py": CASE}, UNITTEST),
+            ("test_hidden.py", "evil.py", {"test_hidden.py": CASE}, UNITTEST),
+            ("tests", "evil", {"tests/test_hidden.py": CASE}, "python3 -m unittest -q tests.test_hidden"),
+            ("unittest", "evil", {"test_hidden.py": CASE}, UNITTEST))),
+        # where the tests lie
+        pytest_case("place", "a file where the folder is", files={"tests": PASSING}),
+        pytest_case("place", "own tests of the name", files={"tests/test_hidden.py": PASSING, "test_hidden.py": PASSING},
+                    command="python3 -m pytest -q"),
+        Case("place", "a package in front", {"solution.py": WRONG, "test_hidden/__init__.py": PASSING_CASE},
+             command="python3 -m unittest -q"),
+    ]  # fmt: skip
+
+
+PACKAGE = {"calc/__init__.py": "from .ops import add\n", "calc/ops.py": RIGHT}
+HONEST = [
+    Case("honest", "a module", {"solution.py": RIGHT}),
+    Case("honest", "by a patch", {"solution.py": RIGHT}, patch=True),
+    Case("honest", "with tests of its own", {"solution.py": RIGHT, "tests/__init__.py": "", "tests/test_own.py": PASSING}),
+    Case("honest", "a package of tests", {"solution.py": RIGHT, "tests/__init__.py": "x = 1"},
+         {"tests/test_hidden.py": CASE}, "python3 -m unittest -q tests.test_hidden"),
+    Case("honest", "relative import in a package of tests", {"solution.py": RIGHT, "tests/__init__.py": "x = 1"},
+         {"tests/test_hidden.py": "from . import test_hidden as me\n" + CASE}, "python3 -m unittest -q tests.test_hidden"),
+    Case("honest", "a package", PACKAGE, {"calc/tests/test_hidden.py": CASE.replace("solution", "calc")},
+         "python3 -m unittest -q calc.tests.test_hidden"),
+    Case("honest", "a package with tests beside", PACKAGE, {"calc/test_hidden.py": CASE.replace("solution", "calc")},
+         "python3 -m unittest -q calc.test_hidden"),
+    Case("honest", "relative import of the code", PACKAGE,
+         {"calc/tests/test_hidden.py": CASE.replace("from solution", "from ..ops")},
+         "python3 -m unittest -q calc.tests.test_hidden"),
+    Case("honest", "src on the path", {"src/calc.py": RIGHT}, {"test_hidden.py": CASE.replace("solution", "calc")},
+         f"PYTHONPATH=src {UNITTEST}"),
+    Case("honest", "src exported", {"src/calc.py": RIGHT}, {"test_hidden.py": CASE.replace("solution", "calc")},
+         f'export PYTHONPATH="$PWD/src:$PYTHONPATH"; {UNITTEST}'),
+    Case("honest", "discovery", {"solution.py": RIGHT}, command="python3 -m unittest -q"),
+    Case("honest", "discovery in a folder", {"solution.py": RIGHT}, {"tests/test_hidden.py": CASE, "tests/__init__.py": ""},
+         "python3 -m unittest discover -q -s tests -t ."),
+    Case("honest", "another folder", {"app/solution.py": RIGHT}, {"app/test_hidden.py": CASE}, f"cd app && {UNITTEST}"),
+    Case("honest", "the tests as a program", {"solution.py": RIGHT}, {"hidden.py": CASE + "\nunittest.main()\n"}, "python3 hidden.py"),
+    Case("honest", "a plain command", {"solution.py": RIGHT}, {"check.py": "from solution import add\nassert add(1, 1) == 2"},
+         "python3 check.py"),
+    Case("honest", "a shell script", {"solution.py": RIGHT}, {"run.sh": "python3 -c 'import solution'"}, "bash run.sh"),
+    Case("honest", "a choice of tests", {"solution.py": RIGHT}, command="python3 -m unittest -q -k small test_hidden"),
+    Case("honest", "one test by name", {"solution.py": RIGHT}, command="python3 -m unittest -q test_hidden.TestAdd.test_zero"),
+    Case("honest", "two commands", {"solution.py": RIGHT, "other.py": RIGHT},
+         {"test_hidden.py": CASE, "test_more.py": CASE.replace("solution", "other")},
+         f"{UNITTEST} && python3 -m unittest test_more"),
+    Case("honest", "a library that pytest uses", {"six.py": RIGHT, "attr/ops.py": RIGHT},
+         {"test_hidden.py": CASE.replace("solution", "six") + "\n    def test_ops(self):\n        import attr.ops\n"},
+         image={"six.py": WRONG, "attr/__init__.py": ""}, patch=True),
+    Case("honest", "skips that the tests ask for", {"solution.py": RIGHT},
+         {"test_hidden.py": CASE + "\n    @unittest.skip('later')\n    def test_later(self): pass\n"}),
+    Case("honest", "a base class", {"solution.py": RIGHT},
+         {"test_hidden.py": CASE + "\n\nclass More(TestAdd):\n    def test_more(self): pass\n"}),
+    Case("honest", "a mixin", {"solution.py": RIGHT}, {"test_hidden.py": CASE +
+         "\n\nclass TestMixin:\n    def test_mixed(self): pass\n\nclass Mixed(TestMixin, unittest.TestCase): pass\n"}),
+    Case("honest", "subtests and async", {"solution.py": RIGHT}, {"test_hidden.py": CASE +
+         "\n\nclass More(unittest.IsolatedAsyncioTestCase):\n    async def test_async(self):\n        with self.subTest(1): pass\n"}),
+    Case("honest", "input replaced", {"solution.py": "import builtins\nbuiltins.input = lambda *_: '1'\n" + RIGHT}),
+    Case("honest", "a hook at the end of the path", {"solution.py":
+         "import sys\nclass F:\n    def find_spec(self, *_): return None\nsys.meta_path.append(F())\n" + RIGHT}),
+    Case("honest", "mocks", {"solution.py": RIGHT}, {"test_hidden.py": CASE +
+         "\n    def test_mock(self):\n        from unittest import mock\n        with mock.patch('solution.add'): pass\n"}),
+    pytest_case("honest", "functions", RIGHT),
+    pytest_case("honest", "cases and fixtures", RIGHT, tests={"tests/test_hidden.py": PLAIN +
+        "\nimport pytest\n@pytest.fixture\ndef test_data(): return 1\n@pytest.mark.parametrize('a', [1, 2])\n"
+        "def test_each(a, test_data): assert add(a, 0) == a\nclass TestIt:\n    def test_it(self): pass\n"}),
+    pytest_case("honest", "conftest of the hidden tests", RIGHT, command="python3 -m pytest -q tests",
+        tests={"tests/test_hidden.py": PLAIN + "\ndef test_it(one): assert one == 1\n", "tests/conftest.py":
+               "import pytest, solution\n@pytest.fixture\ndef one(): return 1\n"}),
+    pytest_case("honest", "conftest of the image", RIGHT, image={"conftest.py": "import sys; sys.path.insert(0, 'src')"},
+        files={"src/other.py": RIGHT}, tests={"tests/test_hidden.py": PLAIN + "\nimport other\n"}),
+    pytest_case("honest", "unittest under pytest", RIGHT, tests={"tests/test_hidden.py": CASE}),
+    pytest_case("honest", "options of the image", RIGHT, image={"pytest.ini": "[pytest]\nfilterwarnings = error\n"}),
+    pytest_case("honest", "whole folder", RIGHT, command="PYTHONPATH=.:$PYTHONPATH python3 -m pytest -q tests/ -x"),
+    pytest_case("honest", "expected by name", RIGHT, more={"expected": ["tests/test_hidden.py::test_zero"]},
+        tests={"tests/test_hidden.py": PLAIN + "\ndef test_broken(): assert 0\n"}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def pytest_files(packed_pytest: bytes) -> tuple[SandboxFile, ...]:
+    return (SandboxFile("/tmp/lib.tgz", packed_pytest),)
+
+
+async def judged(case: Case, pytest_files: tuple[SandboxFile, ...]) -> RewardValue:
+    """What the reward says in a fresh sandbox with these artifacts."""
+    files = tuple(SandboxFile(path, text.encode()) for path, text in case.image.items())
+    env, setup = {"PYTHONDONTWRITEBYTECODE": "1"}, ()
+    if "pytest" in case.command:
+        env["PYTHONPATH"] = "/tmp/lib"
+        files, setup = (*files, *pytest_files), ("mkdir /tmp/lib && tar xzf /tmp/lib.tgz -C /tmp/lib",)
+    config = SandboxConfig(env=env, files=files, setup=setup)
+    given = {path: File("", text.encode(), 0o644) for path, text in case.files.items()}
+    artifacts = {path: Artifact(path, path, (file,)) for path, file in given.items()}
+    if case.patch:
+        artifacts = {"patch": Artifact("patch", "~/.artifacts/patch", (File("", await diff(case), 0o644),))}
+    async with ToolRuntime(config) as runtime:
+        runtime.artifacts = artifacts
+        await runtime.laid.lay(await runtime.sandbox(), artifacts)
+        tests = [{"to": path, "content": text} for path, text in case.tests.items()]
+        more = {"apply": "patch"} if case.patch else {}
+        args: dict[str, Any] = {"command": case.command, "files": tests, "timeout": 30, **more, **case.more}
+        return await graded("tests_pass", ctx=ToolContext(runtime.task_id), **args)
+
+
+async def diff(case: Case) -> bytes:
+    """The agent's files as a patch over the image's."""
+    git = "git -c user.name=a -c user.email=a@localhost"
+    async with ToolRuntime(SandboxConfig(workdir="/home/user/repo")) as runtime:
+        sandbox = await runtime.sandbox()
+        for path, text in case.image.items():
+            await sandbox.write_file(path, text.encode())
+        await sandbox.run(f"git init -q && git add -A && {git} commit -q --allow-empty -m base")
+        for path, text in case.files.items():
+            if text.startswith("-> "):
+                await sandbox.run(["ln", "-s", text[3:], path])
+            else:
+                await sandbox.write_file(path, text.encode())
+        done = await sandbox.run("git add -A && git diff --cached --binary HEAD")
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+
+@pytest.mark.parametrize("case", cheats(), ids=str)
+async def test_a_cheat_scores_0(case: Case, pytest_files: tuple[SandboxFile, ...]) -> None:
+    assert (await judged(case, pytest_files)).value == 0
+
+
+@pytest.mark.parametrize("case", HONEST, ids=str)
+async def test_an_honest_layout_scores_1(case: Case, pytest_files: tuple[SandboxFile, ...]) -> None:
+    value = await judged(case, pytest_files)
+    assert value.value == 1, value.reason
+
+
+def test_there_are_cheats_of_many_kinds() -> None:
+    assert len(cheats()) >= 60
+    assert len(Counter(each.kind for each in cheats())) >= 15
+    assert len({str(each) for each in cheats()}) == len(cheats())
+    assert len(HONEST) >= 20

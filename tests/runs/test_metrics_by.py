@@ -1,0 +1,74 @@
+"""`evaluate.by`: what an evaluation tells of the rows of each value of a column."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.cli.main import status
+from hermes_rl.cli.running import evaluation_lines
+from hermes_rl.errors import UserError
+from hermes_rl.runs.evaluate import run_evaluate
+from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.regrade import Request, regrade
+from hermes_rl.spec.load import parse_spec
+from hermes_rl.spec.model import Spec
+
+TEXT = """
+name: told-by
+dataset:
+  items:
+    - {q: one, answer: "1", category: easy, level: 1}
+    - {q: two, answer: "2", category: easy, level: 2}
+    - {q: three, answer: other, category: hard, level: 2}
+  eval: only
+prompt: {user: "{{ q }}"}
+solution: {turns: [{say: "{{ 1 if q == 'one' else 2 }}"}]}
+rewards: {right: {fn: exact_match, args: {target: "{{ answer }}"}}}
+servers: {policy: {type: scripted}}
+evaluate: {rollouts: 2, by: [COLUMNS]}
+"""
+
+
+def spec_by(columns: str) -> Spec:
+    return parse_spec(TEXT.replace("COLUMNS", columns))
+
+
+def launch(folder: Path) -> Launch:
+    return Launch("evaluate", folder, progress=Progress(quiet=True))
+
+
+async def test_means_and_passes_of_each_value_add_up_to_those_of_all_rows(tmp_path: Path) -> None:
+    found, _ = await run_evaluate(spec_by("category, level"), launch(tmp_path / "run"))
+    told = {name.removeprefix("eval/by/"): value for name, value in found.metrics.items() if "/by/" in name}
+    assert (told["category/easy/mean_reward"], told["category/hard/mean_reward"]) == (1.0, 0.0)
+    assert (told["level/1/mean_reward"], told["level/2/mean_reward"]) == (1.0, 0.5)
+    assert (told["category/easy/pass@2"], told["category/hard/pass^2"]) == (1.0, 0.0)
+    assert (told["category/easy/rows"], told["category/hard/rows"]) == (2.0, 1.0)
+    assert found.metrics["eval/mean_reward"] == pytest.approx(2 / 3)
+    assert "by/level/2/mean_reward 0.5000" in evaluation_lines(found)
+
+
+async def test_going_on_and_a_regrade_tell_the_same(tmp_path: Path) -> None:
+    first, directory = await run_evaluate(spec_by("category"), launch(tmp_path / "run"))
+    again, _ = await run_evaluate(spec_by("category"), launch(tmp_path / "run"))
+    assert again.metrics == first.metrics
+    (directory.path / "metrics.json").unlink()
+    await regrade(Request(directory.path, progress=Progress(quiet=True)))
+    assert json.loads((directory.path / "metrics.json").read_text())["results"]["all"] == first.metrics
+
+
+async def test_a_column_that_the_rows_lack_is_found_by_validate_and_by_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = spec_by("categry")
+    told = "there is no column `categry`; did you mean `category`"
+    (tmp_path / "spec.yaml").write_text(TEXT.replace("COLUMNS", "categry"))
+    assert status(["validate", str(tmp_path / "spec.yaml")]) == 2
+    said = capsys.readouterr()
+    assert told in said.out + said.err
+    with pytest.raises(UserError, match=r"row .* has no column `categry`; did you mean `category`"):
+        await run_evaluate(spec, launch(tmp_path / "run"))

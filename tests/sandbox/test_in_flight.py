@@ -1,0 +1,116 @@
+"""Descriptors on their way between processes are counted per user: one sandbox that has too many stops nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.endings import Ending
+from hermes_rl.errors import SandboxFailure
+from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.channel import Channel, Lost
+from hermes_rl.sandbox.descriptors import socket_pair
+from hermes_rl.sandbox.wire import LAST_PIECE, PIECE, number, pack
+
+FLOOD = """
+import array, os, socket, time
+fd = os.open('/dev/null', os.O_RDONLY)
+held = []
+sent = 0
+try:
+    while sent < 6000:
+        a, b = socket.socketpair()
+        held.append((a, b))
+        for _ in range(4):
+            a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [fd] * 250))])
+            sent += 250
+except OSError as error:
+    print(error.errno)
+print('sent', sent, flush=True)
+time.sleep(600)
+"""
+
+
+async def crowd(sandbox: Sandbox) -> None:
+    """Have the sandbox send descriptors that nobody takes, until its user may send no more."""
+    flood = await sandbox.spawn(["python3", "-c", FLOOD])
+    while b"sent" not in flood.output():
+        assert flood.poll() is None
+        await asyncio.sleep(0.02)
+    assert str(errno.ETOOMANYREFS).encode() in flood.output()
+
+
+async def works(sandbox: Sandbox) -> None:
+    """Large files and long answers come whole."""
+    data = os.urandom(1_000_000)
+    await sandbox.write_file("big", data)
+    assert await sandbox.read_file("big") == data
+    with pytest.raises(OSError, match="too large"):
+        await sandbox.read_file("big", limit=999_999)
+    await sandbox.run("mkdir many && cd many && seq 1 5000 | xargs touch")
+    assert len(await sandbox.list_dir("many")) == 5000
+    assert (await sandbox.run("echo on")).output == "on\n"
+
+
+async def test_a_sandbox_with_too_many_descriptors_on_their_way_is_served_in_pieces() -> None:
+    async with create_sandbox(SandboxConfig()) as sandbox:
+        await crowd(sandbox)
+        await works(sandbox)
+
+
+async def test_other_sandboxes_do_not_notice_it() -> None:
+    async with create_sandbox(SandboxConfig()) as other, create_sandbox(SandboxConfig()) as sandbox:
+        await crowd(sandbox)
+        await works(other)
+        async with create_sandbox(SandboxConfig()) as later:
+            await works(later)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give each sandbox a user of its own")
+async def test_sandboxes_of_root_are_different_users_outside() -> None:
+    from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox, _has_users
+
+    async with create_sandbox(SandboxConfig()) as one, create_sandbox(SandboxConfig()) as two:
+        assert isinstance(one, BubblewrapSandbox) and isinstance(two, BubblewrapSandbox)
+        users = {Path(f"/proc/{sandbox.pid}").stat().st_uid for sandbox in (one, two)} - {0}
+        inside = [(await sandbox.run("id -u; touch x; stat -c %u x")).output for sandbox in (one, two)]
+    assert inside == ["1000\n1000\n"] * 2
+    assert len(users) in (0, 2 if _has_users() else 1)
+
+
+@pytest.mark.parametrize("code", [errno.ETOOMANYREFS, errno.ENFILE])
+async def test_what_the_machine_lacks_is_no_answer_to_the_agent(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with create_sandbox(SandboxConfig()) as sandbox:
+
+        async def refused(*_: object, **__: object) -> None:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(sandbox._channel, "ask", refused)  # type: ignore[attr-defined]
+        for asking in (sandbox.read_file("x"), sandbox.list_dir("."), sandbox.run("true"), sandbox.spawn("true")):
+            with pytest.raises(SandboxFailure) as caught:
+                await asking
+            assert caught.value.ending is Ending.SANDBOX_FAILURE
+
+
+async def test_pieces_are_one_answer_and_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[Lost] = []
+    ours, theirs = socket_pair(5)  # SOCK_SEQPACKET
+    channel = Channel(ours, lambda *_: None, lost.append)
+    asked = asyncio.ensure_future(channel.ask("read"))
+    await asyncio.sleep(0)
+    whole = pack([number(1), b"ok"], b"x" * 100_000)
+    for at in range(0, len(whole), 30_000):
+        mark = PIECE if at + 30_000 < len(whole) else LAST_PIECE
+        theirs.send(mark + whole[at : at + 30_000])
+    assert (await asked).payload == b"x" * 100_000
+    monkeypatch.setattr("hermes_rl.sandbox.channel.PIECES_LIMIT", 50_000)
+    theirs.send(PIECE + b"x" * 30_000)
+    theirs.send(PIECE + b"x" * 30_000)
+    while not lost:
+        await asyncio.sleep(0.01)
+    assert lost == [Lost.ENDED]
+    theirs.close()

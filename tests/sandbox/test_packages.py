@@ -1,0 +1,134 @@
+"""Python packages of the default sandbox: made once of wheels, read-only, first on the way to programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.cli.main import status
+from hermes_rl.errors import SpecError, UserError
+from hermes_rl.sandbox import SandboxConfig, create_sandbox
+from hermes_rl.sandbox.packages import PLACE, package_folder
+from hermes_rl.sandbox.pool import Pool
+from hermes_rl.spec import parse_spec
+from hermes_rl.spec.fingerprint import fingerprint
+
+BASE = "dataset: {items: [{q: a}]}\nprompt: {user: x}\n"
+
+
+def wheel(folder: Path, name: str, version: str) -> None:
+    """A package with a module that says its version, and a program of its name that prints it."""
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": f"VERSION = {version!r}\ndef main():\n    print('{name}', VERSION)\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": f"[console_scripts]\n{name} = {name}:main\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in (*files, f"{info}/RECORD"))
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels that the user's configuration of pip names, without any index."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    wheel(folder, "tinytool", "1.0")
+    wheel(folder, "tinytool", "2.0")
+    (tmp_path / "pip.conf").write_text(f"[install]\nno-index = true\nfind-links = {folder}\n")
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    package_folder.cache_clear()
+    return folder
+
+
+async def test_a_sandbox_has_the_packages_and_cannot_change_them(wheels: Path) -> None:
+    pool = Pool()
+    for packages, version in ((("tinytool<2",), "1.0"), (("tinytool",), "2.0"), ((), None)):
+        async with pool.create(SandboxConfig(packages=packages)) as sandbox:
+            found = await sandbox.run(
+                "tinytool; python3 -c 'import tinytool; print(tinytool.VERSION)'; command -v python3"
+            )
+            lines = found.output.split("\n")
+            if version is None:
+                assert f"{PLACE}/bin" not in found.output and "No module named 'tinytool'" in found.output
+                continue
+            assert lines[:3] == [f"tinytool {version}", version, f"{PLACE}/bin/python3"], found.output
+            spoilt = await sandbox.run(f"echo 'VERSION = 3' > {PLACE}/lib/python3*/site-packages/tinytool.py")
+            assert spoilt.exit_code != 0 and "Read-only file system" in spoilt.output
+            moved = await sandbox.run(f"mv {PLACE} /elsewhere || rm -rf {PLACE}; mkdir -p {PLACE}/bin; tinytool")
+            assert moved.output.split("\n")[-2] == f"tinytool {version}", moved.output
+    await pool.close()
+
+
+async def test_nothing_in_the_environment_names_where_it_was_made(wheels: Path, own_cache: Path) -> None:
+    folder = package_folder(("tinytool",))
+    assert folder.is_relative_to(own_cache)
+    for path in (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
+        assert str(own_cache).encode() not in path.read_bytes(), path
+
+
+def test_it_is_made_once_for_each_list(wheels: Path) -> None:
+    folder = package_folder(("tinytool",))
+    made = (folder / "bin").stat().st_mtime_ns
+    package_folder.cache_clear()
+    for path in wheels.iterdir():
+        path.unlink()
+    assert package_folder(("tinytool",)) == folder and (folder / "bin").stat().st_mtime_ns == made
+    with pytest.raises(UserError, match=r"sandbox\.python cannot be made"):
+        package_folder(("tinytool==1.0",))
+
+
+def test_what_cannot_be_had_is_the_users_to_change_and_leaves_nothing(wheels: Path, own_cache: Path) -> None:
+    with pytest.raises(UserError, match=r"(?s)No matching distribution found for nosuchtool.*find-links") as failed:
+        package_folder(("nosuchtool",))
+    assert "Traceback" not in str(failed.value)
+    assert not list((own_cache / "hermes-rl").rglob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "message"),
+    [
+        ("{backend: docker, image: debian, python: [pytest]}", "the backend `docker` has a Python of its own"),
+        ("{image: ./root, python: [pytest]}", "an image has a Python of its own"),
+        ("{backend: none, python: [pytest]}", "this machine itself: install them here"),
+        ("{python: ['--index-url=http://x']}", "expected a package such as pytest"),
+        ("{python: [./wheel.whl]}", "expected a package such as pytest"),
+        ("{python: ['a @ https://x/a.whl']}", "expected a package such as pytest"),
+    ],
+)
+def test_where_it_cannot_be_is_told(sandbox: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        parse_spec(f"{BASE}sandbox: {sandbox}\n")
+
+
+def test_packages_are_written_as_pip_writes_them() -> None:
+    packages = ["pytest", "numpy==2.1.0", "requests[socks]>=2,<3", "ruff ~= 0.5", "ruamel.yaml!=0.18.*"]
+    spec = parse_spec(f"{BASE}sandbox: {{python: {json.dumps(packages)}}}\n")
+    assert list(spec.sandbox.python) == packages
+    assert fingerprint(spec) != fingerprint(parse_spec(BASE))
+
+
+@pytest.mark.parametrize(("package", "word"), [("tinytool", "ok"), ("nosuchtool", "FAIL")])
+def test_doctor_says_whether_they_can_be_had(
+    wheels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], package: str, word: str
+) -> None:
+    (tmp_path / "spec.yaml").write_text(f"{BASE}sandbox: {{python: [{package}]}}\n")
+    status(["doctor", str(tmp_path / "spec.yaml")])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "sandbox.python:" in line]
+    assert line.startswith(f"{word} ")
+
+
+async def test_a_sandbox_whose_packages_cannot_be_had_does_not_start(wheels: Path) -> None:
+    sandbox = create_sandbox(SandboxConfig(packages=("nosuchtool",)))
+    with pytest.raises(UserError, match="nosuchtool"):
+        async with sandbox:
+            pass

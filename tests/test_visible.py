@@ -1,0 +1,93 @@
+"""What agents write is only text, wherever a person sees it."""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hermes_rl.runs.progress import Progress
+from hermes_rl.visible import visible
+
+HOSTILE = {
+    "clear the screen": "\x1b[2J", "title": "\x1b]0;pwned\x07", "C1 sequence": "\x9b31m", "one line over another": "\rok",
+    "backspace": "bad\b\b\bgood", "bell": "\x07", "null": "\0", "delete": "\x7f", "next line": "\x85", "form feed": "\f",
+    "right to left": "\u202egnp.exe", "isolate": "\u2066x\u2069", "mark": "\u200f", "Arabic mark": "\u061c",
+    "line separator": "\u2028", "paragraph separator": "\u2029", "surrogate": "\udc80", "zero width": "\u200b",
+    "tag": "\U000e0041", "byte order mark": "\ufeff", "soft hyphen": "\u00ad", "clipboard": "\x1b]52;c;eA==\x07",
+    "answer back": "\x05", "device": "\x1bP+q\x1b\\", "vertical tab": "\v",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_what_a_terminal_would_obey_is_shown_escaped(what: str) -> None:
+    text = HOSTILE[what]
+    shown = visible(f"a {text} b")
+    assert shown.isprintable()
+    assert shown.startswith("a ") and shown.endswith(" b") and "\\u" in shown
+
+
+@pytest.mark.parametrize("text", ["", "plain", "ä ö 中文 ✓ ·", "👩‍💻", "two\nlines\tand a tab", "mi\u200cx"])
+def test_ordinary_text_stays_as_it_is(text: str) -> None:
+    assert visible(text) == text
+
+
+@given(st.text())
+def test_all_that_is_shown_can_be_printed_and_json_stays_json(text: str) -> None:
+    shown = visible(text)
+    shown.encode()
+    assert not {unicodedata.category(each) for each in shown} & {"Cs", "Zl", "Zp"}
+    assert set("".join(each for each in shown if unicodedata.category(each) == "Cc")) <= {"\n", "\t"}
+    assert json.loads(visible(json.dumps({"a": text}, ensure_ascii=False))) == {"a": text}
+
+
+def test_notes_and_lines_of_progress_are_text() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream)
+    for text in HOSTILE.values():
+        progress.note(f"row x failed: {text}")
+        progress.show(text, [1.0], last=True)
+    assert all(line.isprintable() for line in stream.getvalue().split("\n"))
+
+
+SPEC = """
+name: esc
+dataset: {items: [{q: hi}]}
+prompt: {user: "{{ q }}"}
+toolsets: [terminal]
+rewards:
+  own: {fn: "look.py:own"}
+solution: {turns: [{tools: [{name: terminal, args: {command: "true"}}]}]}
+servers: {policy: {type: scripted, deviate: 0}}
+process: {group_size: 1, groups: 1}
+"""
+LOOK = """
+def own(ctx):
+    raise ValueError(ctx.terminal("printf '\\\\033[2J\\\\033]0;pwned\\\\007 \\\\342\\\\200\\\\256 x\\\\rdone'")["output"])
+"""
+
+
+@pytest.mark.parametrize("command", [["run", "{spec}", "process", "--out", "{out}"], ["validate", "{spec}", "--deep"]])
+def test_a_whole_run_prints_no_control_character_of_an_agent(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "esc.yaml").write_text(SPEC)
+    (tmp_path / "look.py").write_text(LOOK)
+    words = [word.format(spec=tmp_path / "esc.yaml", out=tmp_path / "run") for word in command]
+    done = subprocess.run(
+        [sys.executable, "-m", "hermes_rl.cli.main", *words],
+        capture_output=True,
+        check=False,
+        timeout=100,
+        cwd=tmp_path,
+    )
+    said = (done.stdout + done.stderr).decode()
+    assert "pwned" in said
+    assert all(line.isprintable() for line in said.replace("\t", " ").split("\n")), said

@@ -142,7 +142,7 @@ class LedgerEntry:
     count: int
     """Tokens."""
     digest: bytes
-    """Of their ids and log-probabilities."""
+    """Digest of their ids and log-probabilities."""
     prompt: int
     """Tokens of the prompt that was sent."""
     prompt_check: int

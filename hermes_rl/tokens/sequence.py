@@ -1,4 +1,4 @@
-"""What a trainer gets of a rollout: tokens, which of them were sampled, and the log-probabilities of those.
+"""Sequences: the tokens that a trainer gets of a rollout, which of them were sampled, and their log-probabilities.
 
 Owns the compact form in memory, 4 bytes per token and 8 more per sampled one, and the form in files: at most 16 bytes
 per token, usually 4 to 10. Masks and full-length lists of log-probabilities are views, made when they are asked for.

@@ -1,4 +1,4 @@
-"""What was sampled in one rollout, step by step, merged into sequences as it happens.
+"""The transcript of a rollout: its sampled steps, merged into sequences as they happen.
 
 A step extends the longest sequence that is an exact prefix of its prompt; otherwise it opens a new one. So every
 sampled token lies in exactly one span of one sequence, in the context that the model saw.

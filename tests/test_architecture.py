@@ -39,7 +39,7 @@ ANYWHERE = {"errors", "endings", "plugins", "shipped", "threads", "version", "vi
 """Modules of the package itself that every room may use."""
 SEVERAL_HOMES = {
     "Artifact", "Budget", "Descriptors", "Entry", "File", "Group", "Limits", "Machine", "Mark", "Part", "Process",
-    "Reasoning", "Renderer", "Request", "Sandbox", "Source", "Span", "Staging", "Tool", "Turn",
+    "Renderer", "Request", "Sandbox", "Source", "Staging", "Tool", "Turn",
 }  # fmt: skip
 """Names of classes that two modules still have. A name may leave this set, none may join it."""
 FREE_OF_CIRCLES = ("agent", "servers", "tokens")

@@ -1,0 +1,1 @@
+"""The agent: its loop, the simulated user, and the result."""

@@ -32,7 +32,12 @@ def kept_message(message: Mapping[str, Any], turn: int) -> Message:
 
 def sendable(messages: list[Message]) -> list[Message]:
     """Return the history with empty arguments in every call whose arguments are no JSON object."""
-    return [_sendable(message) if message.get("tool_calls") else message for message in messages]
+    return [
+        {**message, "tool_calls": [_sendable_call(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
 
 
 def _content(content: object) -> object:
@@ -67,10 +72,6 @@ def _call(call: Mapping[str, Any], default_id: str, taken: set[str]) -> dict[str
         },
         **problem,
     }
-
-
-def _sendable(message: Message) -> Message:
-    return {**message, "tool_calls": [_sendable_call(call) for call in message["tool_calls"]]}
 
 
 def _sendable_call(call: Any) -> Any:

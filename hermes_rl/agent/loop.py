@@ -19,7 +19,7 @@ from hermes_rl.agent.user import SimulatedUser
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, ServerFailure
 from hermes_rl.sandbox.config import SandboxConfig
-from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, Reasoning, drawn_seed
+from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, ReasoningOptions, drawn_seed
 from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
 from hermes_rl.tools.machine import ToolRuntime, runtime_for
@@ -45,7 +45,7 @@ class LoopOptions:
     no seed."""
     seeded: bool = True
     """False: rollouts with these options get no seed."""
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningOptions | None = None
     extra_body: Mapping[str, Any] | None = None
     logprobs: bool = False
 

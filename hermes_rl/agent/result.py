@@ -1,4 +1,4 @@
-"""What an agent run leaves behind.
+"""The result of an agent run.
 
 Owns `AgentResult`, which keeps the fields that rewards of the reference design read (messages, managed_state,
 turns_used, finished_naturally, reasoning_per_turn, tool_errors) and adds the ending by name, the calls, usage and

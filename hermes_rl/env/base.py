@@ -29,7 +29,7 @@ from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.runs.readable import readable
 from hermes_rl.sandbox.config import SandboxConfig
-from hermes_rl.servers.base import Reasoning
+from hermes_rl.servers.base import ReasoningOptions
 from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
 from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
 from hermes_rl.tools.toolkit import Toolkit
@@ -285,7 +285,7 @@ def _configs(given: ServerBaseline | Sequence[APIServerConfig] | APIServerConfig
     return list(given)
 
 
-def _reasoning(config: HermesAgentEnvConfig) -> Reasoning | None:
+def _reasoning(config: HermesAgentEnvConfig) -> ReasoningOptions | None:
     if config.reasoning_effort is None and config.max_reasoning_tokens is None and not config.thinking_mode:
         return None
-    return Reasoning(effort=config.reasoning_effort, max_tokens=config.max_reasoning_tokens)
+    return ReasoningOptions(effort=config.reasoning_effort, max_tokens=config.max_reasoning_tokens)

@@ -22,7 +22,7 @@ from hermes_rl.agent.result import ManagedState
 from hermes_rl.errors import HermesRLError, NotYetAvailable
 from hermes_rl.runs.exact import TOKEN_LEVEL
 from hermes_rl.sandbox.config import SandboxConfig
-from hermes_rl.servers.base import ChatReply, ChatRequest, Reasoning, Secret, ServerConfig, drawn_seed
+from hermes_rl.servers.base import ChatReply, ChatRequest, ReasoningOptions, Secret, ServerConfig, drawn_seed
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
 from hermes_rl.tokens.transcript import Transcript
@@ -51,7 +51,7 @@ def request_of(kwargs: dict[str, Any], reasoning: ReasoningConfig | None) -> Cha
     skip = kwargs.get("skip_reasoning", False)
     thinking = None
     if reasoning is not None and reasoning.is_reasoning_kwargs_active() and not skip:
-        thinking = Reasoning(effort=reasoning.effort, max_tokens=reasoning.max_tokens)
+        thinking = ReasoningOptions(effort=reasoning.effort, max_tokens=reasoning.max_tokens)
     known = {*_REQUEST_FIELDS, "messages", "n", "model", "split", "skip_reasoning"}
     further = {key: value for key, value in kwargs.items() if key not in known}
     if further:

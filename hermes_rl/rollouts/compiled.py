@@ -41,7 +41,7 @@ from hermes_rl.sandbox.pool import Pool
 from hermes_rl.scoring.combine import Weighting
 from hermes_rl.scoring.find import find_reward
 from hermes_rl.scoring.grader import GradedReward, Grader
-from hermes_rl.servers.base import Reasoning
+from hermes_rl.servers.base import ReasoningOptions
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import config_from_spec, create_client
 from hermes_rl.servers.scripted import Script
@@ -315,7 +315,7 @@ def loop_options(agent: Agent, spec: Spec) -> LoopOptions:
         temperature=agent.temperature,
         top_p=agent.top_p,
         seeded=agent.seed != "none",
-        reasoning=None if thinking is None else Reasoning(thinking.effort, thinking.max_tokens),
+        reasoning=None if thinking is None else ReasoningOptions(thinking.effort, thinking.max_tokens),
         extra_body=dict(agent.extra_body) or None,
     )
 

@@ -1,4 +1,7 @@
-"""A server role as a reward sees it."""
+"""The model of a role as a reward sees it.
+
+Owns the narrow interface that code of users gets. Leaves the calls to `servers.client`.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +14,27 @@ from hermes_rl.servers.client import ModelClient
 
 
 class ModelHandle:
-    """What a reward can ask of a role.
+    """Lets a reward ask the model of a role.
 
     Attributes:
-        verdicts: what it judged, by the hash of what it was asked; see `hermes_rl.scoring.judge`.
+        verdicts: the verdicts of the model, by the hash of their question; see `hermes_rl.scoring.judge`.
     """
 
-    def __init__(self, role: ModelClient) -> None:
-        self.name = role.name
-        self.scripted = role.scripted
+    def __init__(self, client: ModelClient) -> None:
+        self.name = client.name
+        self.scripted = client.scripted
         self.verdicts: dict[str, Future[Mapping[str, Any]]] = {}
-        self._role = role
+        self._client = client
 
     async def chat(self, messages: list[dict[str, Any]], schema: Mapping[str, Any] | None = None) -> str:
-        """The text of the answer; with a JSON Schema the server is held to it. Raises ServerFailure."""
-        return await self._role.chat_text(messages, schema)
+        """Return the text of the answer; a JSON Schema is sent as `response_format`. Raises ServerFailure."""
+        return await self._client.chat_text(messages, schema)
 
     async def answer(
         self, messages: Sequence[dict[str, Any]], schema: Mapping[str, Any], temperature: float
     ) -> tuple[str, Mapping[str, float]]:
-        """The text of the answer, and its usage: prompt_tokens, completion_tokens, cost where the server tells it."""
-        text, reply = await self._role.answer(messages, schema, temperature=temperature)
+        """Return the text, and its usage: prompt_tokens, completion_tokens, and the cost where the server tells it."""
+        text, reply = await self._client.answer(messages, schema, temperature=temperature)
         usage = Usage()
         usage.add(reply.usage)
         return text, usage.record()

@@ -1,1 +1,1 @@
-"""Model servers: roles, transport, retry, balance, concurrency, and the scripted policy."""
+"""Model servers: clients and their pools, transport, retry, dialects, and the scripted policy."""

@@ -1,7 +1,8 @@
 """One generation of a token-level server, in as many pieces as it takes.
 
-Owns asking: which dialect the server knows, versions of the weights around each piece, waiting while it is paused, and
-going on from partial ids where it aborts a generation for new weights. Leaves rendering and messages to `token_level`.
+Owns asking a server: it finds the dialect that the server knows, notes the versions of the weights around each piece,
+waits while the server is paused, and goes on from partial ids where the server aborts a generation for new weights.
+Leaves rendering and messages to `token_level`, and the questions beside the calls to `weights`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HeadersFor = Callable[[ChatRequest], Mapping[str, str]]
 
 @dataclass(slots=True)
 class Generation:
-    """What was sampled for one call, perhaps in several pieces."""
+    """The tokens that were sampled for one call, perhaps in several pieces."""
 
     ids: array[int] = field(default_factory=ids)
     logprobs: array[float] = field(default_factory=numbers)
@@ -38,9 +39,9 @@ class Generation:
     after: int | None = None
     timing: Timing = field(default_factory=Timing)
     sampling: dict[str, Any] = field(default_factory=dict)
-    """How the server was asked to sample, in its own terms."""
+    """The parameters of sampling that the server got, under its own names."""
 
-    def take(self, piece: Sampled, timing: Timing) -> None:
+    def append(self, piece: Sampled, timing: Timing) -> None:
         self.ids.extend(piece.ids)
         self.logprobs.extend(piece.logprobs)
         self.finish, self.model = piece.finish, piece.model
@@ -55,18 +56,18 @@ class Generation:
 
 
 class TokenSource(Protocol):
-    """Where sampled tokens come from: a server, or a function in this process."""
+    """A source of sampled tokens: a server, or a function in this process."""
 
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
-        """Sample once; raises `AttemptFailed` or `ContextLengthExceeded`."""
+        """Sample one generation; raises `AttemptFailed` or `ContextLengthExceeded`."""
         ...
 
     async def weights(self) -> int | None:
-        """The version of the weights now; None where it is not known."""
+        """Return the version of the weights now; None where it is not known."""
         ...
 
     async def context_length(self) -> int | None:
-        """The longest conversation in tokens; None where it is not known."""
+        """Return the longest conversation in tokens; None where it is not known."""
         ...
 
     async def close(self) -> None:
@@ -75,7 +76,7 @@ class TokenSource(Protocol):
 
 
 class Asker:
-    """Asks one server.
+    """Asks one token-level server: a `TokenSource`.
 
     Args:
         dialects: ways to ask it, tried in order until the server knows one.
@@ -89,11 +90,11 @@ class Asker:
         self._use(self._dialects[0])
 
     async def weights(self) -> int | None:
-        """The version of the server's weights now; None where it does not tell."""
+        """Return the version of the server's weights now; None where it does not tell."""
         return await self._versions.after()
 
     async def context_length(self) -> int | None:
-        """The longest conversation, where the server tells it in its list of models."""
+        """Return the longest conversation, where the server tells it in its list of models."""
         _, data = await self._transport.get_json("models")
         entries = data.get("data") if isinstance(data, dict) else None
         lengths = [one.get("max_model_len") for one in entries or () if isinstance(one, dict)]
@@ -111,28 +112,28 @@ class Asker:
         self._pauses = Pauses(self._transport, dialect.paused_path)
 
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
-        """What the server samples; raises `AttemptFailed`."""
-        run = Generation(before=await self._versions.before())
+        """Sample until the generation is complete; raises `AttemptFailed`."""
+        generation = Generation(before=await self._versions.before())
         for _ in range(_MOST_ABORTS):
-            left = sampling.after(run.ids) if run.ids else sampling
-            piece, timing = await self._piece(left, request, run)
-            run.take(piece, timing)
-            run.sampling = sampling.policy(self._dialect)
-            run.after = await self._versions.after(piece.version)
-            if run.before is None:
-                run.before = piece.version
+            left = sampling.after(generation.ids) if generation.ids else sampling
+            piece, timing = await self._piece(left, request, generation)
+            generation.append(piece, timing)
+            generation.sampling = sampling.policy(self._dialect)
+            generation.after = await self._versions.after(piece.version)
+            if generation.before is None:
+                generation.before = piece.version
             if piece.finish != ABORT:
-                return run
-            if len(run.ids) >= sampling.max_tokens:
-                run.finish = "length"
-                return run
-            run.wait(await self._pauses.over())
+                return generation
+            if len(generation.ids) >= sampling.max_tokens:
+                generation.finish = "length"
+                return generation
+            generation.wait(await self._pauses.over())
             if not piece.ids:
                 await asyncio.sleep(0.1)
         raise AttemptFailed(f"the server aborted a generation {_MOST_ABORTS} times")
 
-    async def _piece(self, sampling: Sampling, request: ChatRequest, run: Generation) -> tuple[Sampled, Timing]:
-        """One answer of the server; while it is paused it is waited for, which is no failure."""
+    async def _piece(self, sampling: Sampling, request: ChatRequest, generation: Generation) -> tuple[Sampled, Timing]:
+        """Get one answer of the server. Waiting while the server is paused is no failure."""
         while True:
             seen = self._pauses.seconds
             try:
@@ -141,10 +142,10 @@ class Asker:
             except AttemptFailed as failed:
                 if not failed.timed_out or self._pauses.seconds == seen:
                     raise
-                run.wait(self._pauses.seconds - seen)
+                generation.wait(self._pauses.seconds - seen)
                 continue
             if answer.status == 503 and await self._pauses.now():
-                run.wait(await self._pauses.over())
+                generation.wait(await self._pauses.over())
                 continue
             if answer.status != 200:
                 raise self._transport.refused(self._dialect.path, answer)
@@ -157,21 +158,18 @@ class Asker:
         headers = self._headers_for(request) if self._headers_for is not None else None
         while True:
             dialect = self._dialect
-            answer = await self._post(dialect, sampling, headers)
+            body = sampling.written(dialect.body(sampling, self._config.current()))
+            answer = await self._transport.post(dialect.path, body, headers)
             if not _unknown_path(answer) or (dialect is self._dialect and not self._next()):
                 return answer
 
     def _next(self) -> bool:
-        """Go over to the next way to ask; False where there is none."""
+        """Go over to the next dialect; False where there is none."""
         if len(self._dialects) < 2:
             return False
         del self._dialects[0]
         self._use(self._dialects[0])
         return True
-
-    async def _post(self, dialect: Dialect, sampling: Sampling, headers: Mapping[str, str] | None) -> HttpAnswer:
-        body = sampling.written(dialect.body(sampling, self._config.current()))
-        return await self._transport.post(dialect.path, body, headers)
 
     def _read(self, answer: HttpAnswer) -> Sampled:
         try:
@@ -184,5 +182,5 @@ class Asker:
 
 
 def _unknown_path(answer: HttpAnswer) -> bool:
-    """Whether the server has no such path; a model that it does not have is told as an error of its own."""
+    """Whether the server has no such path. A server without the model answers 404 too, but with an error in JSON."""
     return answer.status == 405 or (answer.status == 404 and b'"error"' not in answer.raw)

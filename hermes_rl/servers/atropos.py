@@ -15,7 +15,7 @@ class LegacyGenerate:
 
     path = "/generate"
     names: Mapping[str, str] = NAMES
-    # This server makes its parameters of the body alone, and does not look at the model's generation_config.json.
+    # This server takes its parameters from the body alone, and none from the model's generation_config.json.
     neutral: Mapping[str, float] = {}
     paused_path: str | None = "/bridge/is_paused"
     weights_paths: Sequence[str] = ("/bridge/info",)
@@ -30,7 +30,7 @@ class LegacyGenerate:
         }
 
     def read(self, data: Any) -> Sampled:
-        """`logprobs` is [completion][position][{id: logprob}]; ids are the keys where `token_ids` is not sent."""
+        """Read `logprobs`, [completion][position][{id: logprob}]; without `token_ids` its keys are the ids."""
         if not isinstance(data, dict):
             raise Malformed("the answer is not a JSON object")
         positions = _first(data.get("logprobs"), "logprobs")
@@ -49,7 +49,7 @@ def _first(value: Any, name: str) -> Any:
 
 
 def _entry(position: Any, token: int | None) -> tuple[str, Any]:
-    """Id and log-probability at one position: those of the sampled token, where it is known which that is."""
+    """Return id and log-probability at one position; the first there are, where the sampled token is not known."""
     entry = position[0] if isinstance(position, list) and position else position
     if not isinstance(entry, dict) or not entry:
         raise Malformed("a sampled token has no log-probability")

@@ -1,8 +1,8 @@
-"""What a model server is to the rest of the program: a request, a reply, a protocol, a configuration.
+"""A model server as the rest of the program sees it: a request, a reply, two protocols, a configuration.
 
-Owns the plain types that cross the room's door. Leaves the transport (`openai`), what is tried again
-(`retry`), which of several servers answers (`client`) and the making of roles (`factory`) to others.
-These types are dataclasses, not pydantic models: they are built once per model call.
+Owns the plain types that cross the room's door. Leaves sending to `transport`, repeating to `retry`, the choice among
+servers to `pool`, and the making of clients to `factory`. These types are dataclasses and not pydantic models because
+they are made for every model call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Message = Mapping[str, Any]
 
 
 class Secret:
-    """A value that may be sent to a server and never shown: neither `repr` nor `str` reveals it."""
+    """A value that may be sent to a server but never shown: neither `repr` nor `str` reveals it."""
 
     __slots__ = ("_value",)
 
@@ -49,7 +49,7 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """One server of a role, with its secrets resolved."""
+    """The configuration of one server, with its secrets resolved."""
 
     type: str
     """openai, vllm, sglang, atropos or scripted."""
@@ -68,23 +68,23 @@ class ServerConfig:
     renderer: Mapping[str, Any] | None = None
     """Settings of the renderer, for token-level types."""
     weights_path: str | None = None
-    """Where a token-level server tells the version of its weights; None: where its type usually does."""
+    """The path on which a token-level server tells the version of its weights; None: the usual one of its type."""
     deviate: float = 0.0
     """Share of a group's rollouts that a `scripted` server plays wrong."""
     seed: int = 0
     """Seed of the deviations."""
     naming: Callable[[], str] | None = None
-    """Says the model's name for each request, where a trainer changes it with the weights."""
+    """Returns the model's name for each request, where a trainer changes it with the weights."""
     version: Callable[[], int | None] | None = None
-    """Says the version of the weights, where a trainer tells it; None, or an answer of None: the server is asked."""
+    """Returns the version of the weights, where a trainer tells it; None, or an answer of None: ask the server."""
 
     def current(self) -> ServerConfig:
-        """The configuration with the model's name as it is now."""
+        """Return the configuration with the model's name as it is now."""
         return self if self.naming is None else replace(self, model=self.naming())
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningOptions:
     """Thinking settings; how they travel depends on the server (see `wire`)."""
 
     effort: str | None = None
@@ -95,7 +95,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One model call. What is None is not sent, so that the server's own default holds."""
+    """One model call. A field that is None is not sent, so that the server's own default holds."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -105,25 +105,25 @@ class ChatRequest:
     max_tokens: int | None = None
     """Tokens of this one turn."""
     seed: int | None = None
-    """Of this one call; see `drawn_seed`."""
+    """Seed of this one call; see `drawn_seed`."""
     stop: Sequence[str] | None = None
     extra_body: Mapping[str, Any] | None = None
     """Merged into the top level of the JSON body, last, as the openai client does."""
-    reasoning: Reasoning | None = None
-    """None: no thinking field is sent. `Reasoning()`: thinking is switched on, without a limit."""
+    reasoning: ReasoningOptions | None = None
+    """None: no thinking field is sent. `ReasoningOptions()`: thinking is switched on, without a limit."""
     logprobs: bool = False
     """Ask for the log-probability of each sampled token."""
     rollout_id: str | None = None
-    """Calls of one rollout go to one server of the role, for its prefix cache."""
+    """Calls with one id go to one server, because that server has the rollout's prefix in its cache."""
     transcript: Transcript | None = None
-    """What the rollout has sampled so far; a token-level server goes on from it, and adds to it."""
+    """The tokens that the rollout has sampled so far; a token-level server extends them and adds its own."""
     prompt: str | Sequence[int] | None = None
-    """A text, or token ids, that is gone on with as it is, instead of messages; token-level servers alone can."""
+    """A text or token ids to continue as they are, instead of messages; only token-level servers can do that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where the seconds of one call went. Only `generating` is working time of an agent."""
+    """How one call spent its seconds. Only `generating` is working time of an agent."""
 
     queued: float = 0.0
     """Waiting for a free place among `max_concurrency`."""
@@ -137,12 +137,12 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """What a token-level server said that it sampled in one call, kept to be compared with what is trained on."""
+    """A digest of the tokens that a token-level server sampled in one call, to be compared with what is trained on."""
 
     count: int
     """Tokens."""
     digest: bytes
-    """Of their ids and log-probabilities."""
+    """Digest of their ids and log-probabilities."""
     prompt: int
     """Tokens of the prompt that was sent."""
     prompt_check: int
@@ -151,7 +151,7 @@ class LedgerEntry:
 
     @classmethod
     def of(cls, step: Step) -> LedgerEntry:
-        """What a step is to be found with again."""
+        """Make the entry of a step."""
         digest = sampled_digest(step.completion, step.logprobs)
         return cls(len(step.completion), digest, len(step.prompt), zlib.crc32(step.prompt), step.weights)
 
@@ -160,12 +160,12 @@ _THINKING = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
 
 
 def without_thinking(text: str) -> str:
-    """An answer without the thinking that some servers leave in front of it."""
+    """Remove the thinking that some servers leave in front of an answer."""
     return _THINKING.sub("", text)
 
 
 def drawn_seed(seed: int | None, *place: str | int) -> int | None:
-    """The sampling seed of one request, 31 bits, drawn from a rollout's seed and the request's place in it.
+    """Draw the sampling seed of one request, 31 bits, from a rollout's seed and the request's place in it.
 
     An engine that makes one generator per request gives token *k* of two requests with one seed the same noise. Two
     turns of a rollout would then not be drawn independently, and their trajectory not from the policy. The same
@@ -178,7 +178,7 @@ def drawn_seed(seed: int | None, *place: str | int) -> int | None:
 
 
 def sampled_digest(ids: array[int], logprobs: array[float]) -> bytes:
-    """16 bytes that stand for sampled tokens and their log-probabilities."""
+    """Return 16 bytes that stand for sampled tokens and their log-probabilities."""
     return hashlib.blake2b(ids.tobytes() + logprobs.tobytes(), digest_size=16).digest()
 
 
@@ -187,31 +187,31 @@ class ChatReply:
     """The server's answer; `message` is the assistant message exactly as the server sent it."""
 
     message: dict[str, Any]
-    """Holds content, tool_calls, reasoning_content, reasoning, reasoning_details: whatever came."""
+    """Has everything that came: content, tool_calls, reasoning_content, reasoning, reasoning_details."""
     finish_reason: str | None
     usage: dict[str, Any]
     """Empty where the server counted nothing."""
     model: str
-    """As the server names it, else as it was asked for."""
+    """The name that the server gives, else the one in the request."""
     server_type: str
     logprobs: list[float] | None = None
     """One per sampled token, where they were asked for and sent."""
     tokens: list[str] | None = None
     """The text of each sampled token, beside `logprobs`."""
     sampled: LedgerEntry | None = None
-    """From token-level servers."""
+    """Only token-level servers give it."""
     sampling: Mapping[str, Any] | None = None
-    """How a token-level server was asked to sample, in its own terms, without seed and limit of tokens."""
+    """The parameters of sampling that a token-level server got, under its own names, without seed and limit."""
     attempts: int = 1
     timing: Timing = Timing()
 
 
 class ContextLengthExceeded(HermesRLError):
-    """The conversation no longer fits the model's context. The policy's doing, hence not a `Failure`."""
+    """The conversation no longer fits the model's context. That is the policy's doing and therefore no `Failure`."""
 
 
 class ChatServer(Protocol):
-    """Whatever answers chat requests with all its retries done; `client.ModelClient` is the one in use."""
+    """Answers chat requests and repeats failed attempts by itself; `client.ModelClient` is the implementation."""
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         """Answer; raises `ServerFailure` when every attempt failed, or `ContextLengthExceeded`."""
@@ -223,7 +223,7 @@ class ChatServer(Protocol):
 
 
 class Backend(Protocol):
-    """One server behind a role. It tries once: what is tried again is decided by the role alone."""
+    """One server behind a client. It tries once: the client alone decides whether a call is repeated."""
 
     @property
     def config(self) -> ServerConfig: ...

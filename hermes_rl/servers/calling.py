@@ -1,7 +1,8 @@
-"""Functions of the caller's own as model servers: token ids in and out, or messages in and out.
+"""Functions of the caller as model servers: token ids in and out, or messages in and out.
 
-Owns what a server does by itself: its answers are checked, what it raises is a failed attempt, and its versions are
-brackets around what was sampled. Leaves repeating to `retry` and the tokens of a conversation to `token_level`.
+Owns what HTTP and a dialect do for a real server: it checks the answers, makes a failed attempt of every exception, and
+notes the versions of the weights around each piece. Leaves repeating to `retry`, and the tokens of a conversation to
+`token_level`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SampleFunction = Callable[[list[int], Sampling], Awaitable[Sampled]]
 ChatFunction = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], Awaitable[Mapping[str, Any] | str]]
 """Answers messages, with the schemas of the tools that may be called."""
 CALLABLE = "callable"
-"""The type of such a server, in records."""
+"""The type of such a server in records."""
 _MOST_ABORTS = 1000
 
 
@@ -33,37 +34,37 @@ class SampledByFunction:
     Args:
         function: the function.
         context: tokens of the longest conversation; None: not known.
-        version: says the version of the weights where the answers do not.
+        version: returns the version of the weights, for answers that do not tell it.
     """
 
     def __init__(self, function: SampleFunction, context: int | None, version: Callable[[], int | None]) -> None:
         self._function, self._context, self._version = function, context, version
         self._heard: int | None = None
-        """The newest version that an answer has told."""
+        """The newest version that an answer has told so far."""
 
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
-        """What the function samples, asked again where it broke off for new weights; raises `AttemptFailed`."""
-        run = Generation(before=self._now())
-        run.sampling = _asked(sampling)
+        """Call the function, and again where it broke off for new weights; raises `AttemptFailed`."""
+        generation = Generation(before=self._now())
+        generation.sampling = _asked(sampling)
         for _ in range(_MOST_ABORTS):
-            piece, timing = await self._piece(sampling.after(run.ids) if run.ids else sampling)
-            run.take(piece, timing)
-            self._note(piece.version, run)
+            piece, timing = await self._piece(sampling.after(generation.ids) if generation.ids else sampling)
+            generation.append(piece, timing)
+            self._note(piece.version, generation)
             if piece.finish != ABORT:
-                return run
-            if len(run.ids) >= sampling.max_tokens:
-                run.finish = "length"
-                return run
+                return generation
+            if len(generation.ids) >= sampling.max_tokens:
+                generation.finish = "length"
+                return generation
             if not piece.ids:
                 await asyncio.sleep(0.1)
         raise AttemptFailed(f"the policy's function broke off {_MOST_ABORTS} times")
 
     async def weights(self) -> int | None:
-        """The version that was told last, by the trainer or by an answer."""
+        """Return the newest version that the trainer or an answer has told."""
         return self._now()
 
     async def context_length(self) -> int | None:
-        """As it was given."""
+        """Return the length that the caller gave."""
         return self._context
 
     async def close(self) -> None:
@@ -73,14 +74,14 @@ class SampledByFunction:
         told = [version for version in (self._version(), self._heard) if version is not None]
         return max(told, default=None)
 
-    def _note(self, told: int | None, run: Generation) -> None:
-        """Versions only rise: what was known before is a lower bound, unless the answer itself tells a lower one."""
+    def _note(self, told: int | None, generation: Generation) -> None:
+        """Note a version. Versions only rise: the known one is a lower bound, unless the answer tells a lower one."""
         if told is None:
-            run.after = self._now()
+            generation.after = self._now()
         else:
             self._heard = told if self._heard is None else max(told, self._heard)
-            run.after = told if run.after is None else max(told, run.after)
-            run.before = told if run.before is None else min(told, run.before)
+            generation.after = told if generation.after is None else max(told, generation.after)
+            generation.before = told if generation.before is None else min(told, generation.before)
 
     async def _piece(self, sampling: Sampling) -> tuple[Sampled, Timing]:
         started = time.monotonic()
@@ -109,7 +110,7 @@ class AnsweredByFunction:
         return self._config
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
-        """Ask once; raises `AttemptFailed`."""
+        """Call the function once; raises `AttemptFailed`."""
         started = time.monotonic()
         tools = [dict(tool) for tool in request.tools] if request.tools else None
         message = await _called(self._function, [dict(message) for message in request.messages], tools)
@@ -127,10 +128,10 @@ class AnsweredByFunction:
 
 
 def assistant(given: Mapping[str, Any] | str) -> dict[str, Any]:
-    """An assistant message from a message or from its text.
+    """Make an assistant message from a message or from its text.
 
     Raises:
-        UserError: it is no message.
+        UserError: `given` is neither.
     """
     if isinstance(given, str):
         return {"role": "assistant", "content": given}
@@ -144,7 +145,7 @@ def assistant(given: Mapping[str, Any] | str) -> dict[str, Any]:
 
 
 async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-    """What the function gives; what it raises is a failed attempt, but for what says that it was asked wrongly."""
+    """Call a function; what it raises is a failed attempt, except for errors that say that the call was wrong."""
     try:
         return await function(*arguments)
     except (AttemptFailed, ContextLengthExceeded, UserError):
@@ -154,12 +155,12 @@ async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> A
 
 
 def numbers_of(values: Any, kind: Callable[[Any], Any]) -> list[Any]:
-    """A list, an array or a tensor as a list of Python's own numbers."""
+    """Turn a list, an array or a tensor into a list of Python's own numbers."""
     listed: Sequence[Any] = values.tolist() if hasattr(values, "tolist") else values
     return [kind(value) for value in listed]
 
 
 def _asked(sampling: Sampling) -> dict[str, Any]:
-    """What shapes the distribution, for records."""
+    """Return the parameters that shape the distribution, for records."""
     given = {"temperature": sampling.temperature, "top_p": sampling.top_p, **sampling.further}
     return {name: value for name, value in given.items() if value is not None}

@@ -73,7 +73,7 @@ class ModelClient:
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         """Answer a request from any event loop; raises `ServerFailure` or `ContextLengthExceeded`."""
-        return await self._at_home(self._chat(request))
+        return await self._on_own_loop(self._chat(request))
 
     async def chat_text(
         self,
@@ -95,7 +95,10 @@ class ModelClient:
         max_tokens: int | None = None,
     ) -> tuple[str, ChatReply]:
         """Return the text without its thinking, and the reply; a JSON Schema is sent as `response_format`."""
-        body = {"response_format": _json_schema(schema)} if schema is not None else None
+        body = None
+        if schema is not None:
+            json_schema = {"name": "answer", "schema": dict(schema)}
+            body = {"response_format": {"type": "json_schema", "json_schema": json_schema}}
         reply = await self.chat(ChatRequest(messages, temperature=temperature, max_tokens=max_tokens, extra_body=body))
         content = reply.message.get("content")
         return without_thinking(content) if isinstance(content, str) else "", reply
@@ -103,16 +106,16 @@ class ModelClient:
     async def weights(self) -> int | None:
         """Return the newest version of the weights that any server has; None where no server tells one."""
         telling = [backend for backend in self._backends if isinstance(backend, Versioned)]
-        return await self._at_home(_newest(telling))
+        return await self._on_own_loop(_newest(telling))
 
     async def close(self) -> None:
         """Close every server; may be called twice. Another event loop may use the client afterwards."""
-        await self._at_home(self._close())
+        await self._on_own_loop(self._close())
         self._loop = None
 
     def live_here(self) -> None:
         """Make the running event loop the client's own, so that a call from a reward's thread comes back to it."""
-        self._home()
+        self._own_loop()
 
     async def __aenter__(self) -> Self:
         self.live_here()
@@ -122,27 +125,6 @@ class ModelClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    async def _chat(self, request: ChatRequest) -> ChatReply:
-        tried: list[PooledServer] = []
-
-        async def attempt() -> ChatReply:
-            if self._retry.outage:
-                await self._pool.up()
-            server = self._pool.pick(request.rollout_id, tried)
-            tried.append(server)
-            return await self._pool.attempt(server, request)
-
-        def elsewhere() -> bool:
-            self.retries += 1
-            if self._pool.untried(tried):
-                return True
-            tried.clear()
-            return False
-
-        started = time.monotonic()
-        reply, attempts = await with_retries(self._retry, self.name, attempt, elsewhere, self._pool.clock)
-        return reply if attempts == 1 else _accounted(reply, attempts, time.monotonic() - started)
 
     @property
     def waiting(self) -> int:
@@ -163,33 +145,48 @@ class ModelClient:
         """Send messages about servers that are down, or back, to `say`."""
         self._pool.say = lambda message: say(f"{self.name}: {message}")
 
+    async def _chat(self, request: ChatRequest) -> ChatReply:
+        tried: list[PooledServer] = []
+
+        async def attempt() -> ChatReply:
+            if self._retry.outage:
+                await self._pool.up()
+            server = self._pool.pick(request.rollout_id, tried)
+            tried.append(server)
+            return await self._pool.attempt(server, request)
+
+        def elsewhere() -> bool:
+            self.retries += 1
+            if self._pool.untried(tried):
+                return True
+            tried.clear()
+            return False
+
+        started = time.monotonic()
+        reply, attempts = await with_retries(self._retry, self.name, attempt, elsewhere, self._pool.clock)
+        if attempts == 1:
+            return reply
+        timing = reply.timing
+        retrying = max(0.0, time.monotonic() - started - timing.queued - timing.generating)
+        return replace(reply, attempts=attempts, timing=replace(timing, retrying=retrying))
+
     async def _close(self) -> None:
         for backend in self._backends:
             await backend.close()
 
-    def _home(self) -> asyncio.AbstractEventLoop:
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop that the client lives on: the first one that used it, while that one runs."""
         if self._loop is None or not self._loop.is_running():
             self._loop = asyncio.get_running_loop()
         return self._loop
 
-    async def _at_home(self, work: Coroutine[Any, Any, T]) -> T:
-        home = self._home()
-        if home is asyncio.get_running_loop():
+    async def _on_own_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        loop = self._own_loop()
+        if loop is asyncio.get_running_loop():
             return await work
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, home))
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
 
 async def _newest(backends: Sequence[Versioned]) -> int | None:
     versions = [version for backend in backends if (version := await backend.weights()) is not None]
     return max(versions, default=None)
-
-
-def _accounted(reply: ChatReply, attempts: int, total: float) -> ChatReply:
-    timing = reply.timing
-    retrying = max(0.0, total - timing.queued - timing.generating)
-    return replace(reply, attempts=attempts, timing=replace(timing, retrying=retrying))
-
-
-def _json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema)}}

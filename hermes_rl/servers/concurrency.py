@@ -1,9 +1,10 @@
-"""How many calls a server is given at a time, found by what it does.
+"""How many calls a server gets at a time: a bound that follows how the server does.
 
-The bound doubles with every round trip while the server keeps up. A refusal for load (429) says how many calls it has
-taken: the bound becomes that number, and then grows again, first by one, by twice as many after each round trip without
-a refusal, so that capacity that comes back is found soon. A server that queues instead of refusing shows itself by its
-throughput: where a larger bound brings no more answers per second, the bound goes back, and is tried again later.
+Owns the bound and the queue in front of it. The bound doubles with every round trip while the server keeps up. A
+refusal because of load (429) tells how many calls the server has taken: the bound becomes that number, and then grows
+again, first by one, and by twice as many after each round trip without a refusal, so that it soon finds capacity that
+comes back. A server that queues instead of refusing shows it by its throughput: where a larger bound brings no more
+answers per second, the bound goes back, and the larger one is tried again later.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from collections import deque
 from collections.abc import Callable
 
 START = 32
-"""Calls at a time before anything is known."""
+"""Calls at a time before anything is known about the server."""
 GAIN = 0.25
-"""Of a larger bound, the share by which throughput has to grow for it to be worth it."""
+"""Throughput has to grow by this share of the bound's growth for a larger bound to be worth it."""
 TELLING = 1.5
-"""Growth of the bound from which a difference of throughput says something; below it is noise."""
+"""The bound has to grow by this factor for a difference of throughput to mean more than noise."""
 HOLD = 16
 """Round trips after which a bound that brought nothing is tried again."""
 
@@ -28,8 +29,8 @@ class Limiter:
     """Places for calls; used from one event loop.
 
     Args:
-        cap: never more than this.
-        fixed: always as many as that.
+        cap: the bound is never larger.
+        fixed: the bound is always the cap.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Limiter:
         self.in_flight = 0
         self._clock = clock
         self._queue: deque[asyncio.Future[None]] = deque()
-        self._step = 0  # 0: doubling, nothing was ever refused
+        self._step = 0  # 0: the bound still doubles, because the server has refused nothing yet
         self._round = _Round(clock())
         self._refused_at = -math.inf
         self._trip = 0.0
@@ -52,7 +53,7 @@ class Limiter:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a place."""
+        """How many calls wait for a place."""
         return len(self._queue)
 
     async def acquire(self) -> None:
@@ -67,7 +68,7 @@ class Limiter:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
-                self.release()  # it was given a place in the same moment
+                self.release()  # the place was given to this call in the same moment
             raise
 
     def release(self) -> None:
@@ -76,13 +77,13 @@ class Limiter:
         self._admit()
 
     def fix(self, cap: int | None = None) -> None:
-        """From now on always as many as the cap, whatever the server says."""
+        """Keep the bound at the cap from now on, however the server does."""
         self.cap = min(self.cap, cap or self.cap)
         self.limit, self.fixed = self.cap, True
         self._admit()
 
     def answered(self, seconds: float) -> None:
-        """A call came back after that time."""
+        """Note that a call came back after that time."""
         if self.fixed:
             return
         self._trip = seconds if self._trip == 0 else 0.8 * self._trip + 0.2 * seconds
@@ -92,7 +93,7 @@ class Limiter:
             self._end_round(now)
 
     def refused(self) -> None:
-        """A call was refused for load; the others in flight were taken."""
+        """Note that a call was refused because of load; the server has taken the others in flight."""
         if self.fixed:
             return
         now = self._clock()
@@ -134,7 +135,7 @@ class Limiter:
 
 
 class _Round:
-    """About one round trip: how many answers came, and whether somebody had to wait for a place."""
+    """Counts of one round trip: how many answers came, and whether a call had to wait for a place."""
 
     __slots__ = ("answers", "began", "saturated")
 

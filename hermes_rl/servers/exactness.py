@@ -1,7 +1,7 @@
-"""What about a token-level server keeps training from being exact: asked of the server itself.
+"""Whether a token-level server allows exact training: a few sampled tokens tell.
 
-Owns the questions and what their answers mean. A few tokens are sampled; nothing is judged that the answers do not
-show.
+Owns the questions and the meaning of their answers. It judges nothing that the answers do not show. Leaves sampling to
+`token_level`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.tokens.tokenizer import TemplateRefused
 
 PROBES = 16
-"""Single tokens that are sampled to see one token at two temperatures."""
+"""How many single tokens are sampled at each of two temperatures, so that one token occurs at both."""
 NOISE = 0.02
-"""Difference of two log-probabilities of one token that is taken for noise of the machine."""
+"""A difference of two log-probabilities of one token up to this is noise of the machine."""
 _COLD = 0.5
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found; `remedy` is what to do where it breaks exactness."""
+    """One result of the examination; `remedy` says what to do where it breaks exactness."""
 
     ok: bool
     detail: str
@@ -35,7 +35,7 @@ class Finding:
 
 
 async def examine(server: TokenServer, temperature: float, top_p: float | None) -> list[Finding]:
-    """Ask the server; a server that does not answer is one finding."""
+    """Examine the server; a server that does not answer is one finding."""
     try:
         renderer = await server.renderer()
         prompt = renderer.first([{"role": "user", "content": "Name a colour."}], None)
@@ -63,7 +63,7 @@ async def _many(server: TokenServer, sampling: Sampling) -> list[Sampled]:
 
 
 def _noise(answers: Sequence[Sampled]) -> list[Finding]:
-    """One token in one context has one log-probability; what differs is the machine's own noise."""
+    """Compare the log-probabilities of one token in one context; they differ only by the noise of the machine."""
     spread = max((max(values) - min(values) for values in _by_token(answers).values()), default=0.0)
     if spread <= NOISE:
         return [Finding(True, f"one token has one log-probability (to {spread:.1e})")]
@@ -77,7 +77,7 @@ def _noise(answers: Sequence[Sampled]) -> list[Finding]:
 
 
 def _raw(warm: Sequence[Sampled], cold: Sequence[Sampled], temperature: float, top_p: float | None) -> Finding:
-    """Whether log-probabilities are those before temperature, which only fits sampling at 1."""
+    """Find out whether log-probabilities are those before temperature, which fit only sampling at 1."""
     at_one, at_less = _by_token(warm), _by_token(cold)
     both = [(at_one[token][0], at_less[token][0]) for token in at_one.keys() & at_less.keys()]
     differing = [pair for pair in both if abs(pair[0] - pair[1]) > NOISE]

@@ -1,7 +1,7 @@
-"""From the servers of a spec to roles.
+"""From the servers of a spec to the clients of its roles.
 
-Owns which type is made by which class, which types are refused and why, and the reading of keys from
-the environment. A new type of server is one entry in the table here and one module beside it.
+Owns the table of types and their classes, the refusal of unknown types, and the reading of keys from the environment. A
+new type of server is one entry in the table here and one module beside it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _TOKEN_LEVEL: dict[str, tuple[type[Dialect], ...]] = {
     "sglang": (Generate,),
     "atropos": (LegacyGenerate,),
 }
-"""Ways to ask, in the order in which they are tried."""
+"""The dialects of a type, in the order in which they are tried."""
 _PLAIN = frozenset(field.name for field in fields(ServerConfig)) - {"api_key", "headers", "naming", "version"}
 
 
 def create_client(name: str, configs: Sequence[ServerConfig], retry: RetryPolicy | None = None) -> ModelClient:
-    """The role of that name; nothing is connected or started before its first call."""
+    """Make the client of a role; it connects and starts nothing before its first call."""
     if not configs:
         raise UserError(f"the role {name!r} has no server")
     return ModelClient(name, [_backend(name, config) for config in configs], retry)
@@ -46,10 +46,10 @@ def create_client(name: str, configs: Sequence[ServerConfig], retry: RetryPolicy
 def config_from_spec(
     server: Any, environ: Mapping[str, str], *, api_key: str | None = None, seed: int = 0
 ) -> ServerConfig:
-    """The configuration that a server of the spec describes, with its keys taken from `environ`.
+    """Make the configuration of a server of the spec, with its keys taken from `environ`.
 
-    `api_key` is one given on the command line; it wins over `api_key_env`. `seed` is that of the spec,
-    for a server without its own. Any other value of None in the spec leaves the default.
+    `api_key` comes from the command line and wins over `api_key_env`. `seed` is the spec's, for a server without its
+    own. Any other value of None in the spec leaves the default.
     """
     given = {"seed": seed} | {name: value for name in _PLAIN if (value := getattr(server, name, None)) is not None}
     key_env = getattr(server, "api_key_env", None)
@@ -67,7 +67,7 @@ def config_from_spec(
 
 
 def token_server(config: ServerConfig) -> TokenServer:
-    """A token-level server by itself; raises KeyError for other types."""
+    """Make a token-level server without a client; raises KeyError for other types."""
     return TokenServer(config, Asker(config, [dialect() for dialect in _TOKEN_LEVEL[config.type]]))
 
 
@@ -96,5 +96,5 @@ def _variable(environ: Mapping[str, str], variable: str, key: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Settings of the renderer may come as a model of the spec."""
+    """Turn the renderer's settings into plain data where they come as a model of the spec."""
     return value.model_dump(exclude_none=True) if hasattr(value, "model_dump") else value

@@ -1,7 +1,7 @@
-"""Token ids in, token ids and log-probabilities out: what the dialects of token-level servers have in common.
+"""Token ids in, token ids and log-probabilities out: the common part of the dialects of token-level servers.
 
-Owns the types, the checks of an answer, and reading numbers that may be wrong. A wrong answer is a failure: it is
-asked for again, and never trained on.
+Owns the types and the checks of an answer. A wrong answer is a failure: the call is repeated, and the answer is never
+trained on. Leaves the JSON to the dialects.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from hermes_rl.servers.wire import Malformed
 from hermes_rl.tokens.sequence import listed
 
 SENTINEL = -9999.0
-"""vLLM's log-probability of a token that it could not give one for."""
+"""vLLM's log-probability of a token for which it has none."""
 PROMPT = "@prompt ids@"
-"""Stands in a body for the list of ids of the prompt."""
+"""Stands for the ids of the prompt in a body, until `Sampling.written` puts them in."""
 NAMES = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_tokens": "max_tokens"}
-"""What most servers call the parameters of `Sampling`."""
+"""The names of the parameters of `Sampling` at most servers."""
 ABORT = "abort"
-"""The server broke off, to take new weights; what it sampled so far is good."""
+"""The server broke off to take new weights; the tokens sampled so far are good."""
 _FINISH = {"stop": "stop", "eos": "stop", "length": "length", "abort": ABORT, "aborted": ABORT, "cancelled": ABORT}
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """One request: a prompt, and how to sample from it."""
+    """One request: a prompt, and the parameters of sampling."""
 
     prompt: array[int]
     max_tokens: int
@@ -39,9 +39,9 @@ class Sampling:
     top_p: float | None = None
     seed: int | None = None
     further: Mapping[str, Any] = field(default_factory=dict)
-    """A request's `extra_body`, under the server's own names; of it only what the dialect knows is sent."""
+    """A request's `extra_body`, under the server's own names; only the parameters that the dialect knows are sent."""
     text: tuple[bytes, ...] = ()
-    """The prompt as parts of a JSON list without its brackets, where they were made already."""
+    """The prompt as parts of a JSON list without its brackets, where somebody has made them already."""
 
     @classmethod
     def of(
@@ -64,7 +64,7 @@ class Sampling:
         )
 
     def after(self, ids: array[int]) -> Sampling:
-        """The same, when some tokens are there already: another request, which has a seed of its own."""
+        """Make the request for the rest, when some tokens are there already; it has a seed of its own."""
         return replace(
             self,
             prompt=self.prompt + ids,
@@ -74,19 +74,19 @@ class Sampling:
         )
 
     def written(self, body: Mapping[str, Any]) -> bytes:
-        """A body as bytes; the list of ids, most of it, is not made anew for every turn of a long rollout."""
+        """Write a body as bytes. Most of it are the ids, which are not written anew for every turn of a rollout."""
         before, _, behind = json.dumps(body).encode("ascii").partition(f'"{PROMPT}"'.encode("ascii"))
         ids = b", ".join(filter(None, self.text or (listed(self.prompt),)))
         return b"".join((before, b"[", ids, b"]", behind))
 
     def parameters(self, dialect: Dialect) -> dict[str, Any]:
-        """How to sample, under the server's own names: neutral values, over them what is set."""
+        """Return the parameters under the server's own names: neutral values, and over them those that are set."""
         given = {theirs: value for ours, theirs in dialect.names.items() if (value := getattr(self, ours)) is not None}
         further = {name: value for name, value in self.further.items() if name in dialect.neutral}
         return {**dialect.neutral, **given, **further}
 
     def policy(self, dialect: Dialect) -> dict[str, Any]:
-        """What the server is asked for that shapes the distribution it samples from."""
+        """Return the parameters that shape the distribution from which the server samples."""
         apart = {dialect.names["seed"], dialect.names["max_tokens"]}
         return {name: value for name, value in self.parameters(dialect).items() if name not in apart}
 
@@ -95,47 +95,47 @@ class Sampling:
 class Sampled:
     """One answer; ids and log-probabilities have one length.
 
-    The token that ended the turn is the last of the ids where the model sampled it.
+    Where the model sampled the token that ends the turn, it is the last id.
     """
 
     ids: Sequence[int]
     logprobs: Sequence[float]
     finish: str = "stop"
-    """stop; length, at `Sampling.max_tokens`; abort: broken off to take new weights, it is asked to go on."""
+    """stop; length: at `Sampling.max_tokens`; abort: broken off to take new weights, another request gets the rest."""
     version: int | None = None
-    """Of the weights, where the answer tells it."""
+    """The version of the weights, where the answer tells it."""
     model: str | None = None
 
 
 class Dialect(Protocol):
-    """How one type of server is asked; paths that begin with ``/`` are below the root, others below base_url."""
+    """The JSON of one type of server. A path that begins with ``/`` is below the root, any other below base_url."""
 
     path: str
     names: Mapping[str, str]
-    """What the server calls temperature, top_p, seed and max_tokens."""
+    """The server's own names of temperature, top_p, seed and max_tokens."""
     neutral: Mapping[str, float]
-    """Values that leave the model's distribution as it is. They are sent for all that is not set: an engine takes what
-    is absent from the model's generation_config.json, and then samples from another distribution than the one that
-    its log-probabilities tell of."""
+    """Values that leave the model's distribution as it is, sent for every parameter that is not set. Otherwise an
+    engine takes it from the model's generation_config.json, and samples from another distribution than the one of its
+    log-probabilities."""
     paused_path: str | None
-    """Answers whether generation is stopped."""
+    """The path that tells whether generation is stopped; None where there is none."""
     weights_paths: Sequence[str]
-    """Where the server may tell the version of its weights; releases differ in which of them they have."""
+    """Paths that may tell the version of the weights; releases of a server differ in which of them they have."""
 
     def body(self, sampling: Sampling, config: ServerConfig) -> dict[str, Any]:
-        """The request's JSON."""
+        """Write the request's JSON."""
         ...
 
     def read(self, data: Any) -> Sampled:
-        """The answer's JSON; raises `Malformed`."""
+        """Read the answer's JSON; raises `Malformed`."""
         ...
 
 
 def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: Any = None) -> Sampled:
-    """An answer that was checked.
+    """Check an answer and make a `Sampled` of it.
 
     Raises:
-        Malformed: lengths differ, something is no number, a log-probability is None, positive or a sentinel, or the
+        Malformed: lengths differ, a value is no number, a log-probability is None, positive or a sentinel, or the
             server ended the answer for a reason of its own.
     """
     if not _is_list(ids) or not all(isinstance(one, int) and one >= 0 for one in ids):
@@ -153,7 +153,7 @@ def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: 
 
 
 def version_of(value: Any) -> int | None:
-    """A version as a number; the name that servers give to the weights they started with is 0."""
+    """Read a version as a number; ``default``, the name of the weights that a server started with, is 0."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int):

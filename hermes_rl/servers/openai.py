@@ -1,6 +1,6 @@
 """`type: openai`: one chat-completions server.
 
-Owns nothing but the order of things: the JSON is `wire`, the bytes are `transport`, what is tried again is `retry`.
+Owns the order of one attempt. Leaves the JSON to `wire`, the bytes to `transport`, and repeating to `retry`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HeadersFor = Callable[[ChatRequest], Mapping[str, str]]
 
 
 class OpenAIServer:
-    """One server of a role; used from one event loop at a time."""
+    """One chat-completions server; used from one event loop at a time."""
 
     def __init__(self, config: ServerConfig, headers_for: HeadersFor | None = None) -> None:
         self._config = config
@@ -29,7 +29,7 @@ class OpenAIServer:
         return self._config
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
-        """Wait for a free place, send once, read the answer."""
+        """Wait for a free place, send once, and read the answer."""
         payload = encode(chat_body(request, self._config.current()))
         headers = self._headers_for(request) if self._headers_for is not None else None
         answer = await self._transport.post(PATH, payload, headers)

@@ -1,7 +1,7 @@
 """`Policy`: the model that acts, named in Python instead of in a spec.
 
-Owns the ways to name one. What answers is a role like any other (`client`), over a server (`factory`) or over the
-caller's own function (`calling`).
+Owns the ways to name one. Every policy answers through a `ModelClient` like any other, over a server (`factory`) or
+over the caller's own function (`calling`).
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from hermes_rl.tokens.rendering import Renderer, RendererSettings
 
 ROLE = "policy"
 PATIENCE = RetryPolicy(attempts=3, base=0.1, cap=2.0)
-"""A function in this process is no server that may come back: the pauses are short."""
+"""A function in this process is no server that may come back, so the pauses are short."""
 _AT_ONCE = 1_000_000
-"""Calls of a function at a time: how many are good for it is known to itself alone."""
+"""Calls of a function at a time: only the function itself knows how many are good for it."""
 
 Version = int | Callable[[], int | None] | None
-"""A version of the weights, or what says it."""
+"""A version of the weights, or a function that returns it."""
 
 
 class Policy:
     """The model that acts. Make one with `Policy.sampling`, `Policy.chat` or `Policy.server`.
 
     Attributes:
-        role: what answers the calls.
-        version: of the weights, as a trainer tells it; None where it does not. Versions only rise.
+        role: the client that answers the calls.
+        version: the version of the weights that a trainer has told; None where it has told none. Versions only rise.
     """
 
-    def __init__(self, role: ModelClient, told: Told, tokenizer: Any = None) -> None:
+    def __init__(self, role: ModelClient, told: VersionSource, tokenizer: Any = None) -> None:
         self.role, self._told = role, told
         self.tokenizer = tokenizer
-        """Of a policy that is asked with messages, so that its rollouts get tokens; None where there is none."""
+        """Gives tokens to the rollouts of a policy that answers messages; None where there is none."""
         self._users = 0
 
     @classmethod
@@ -60,18 +60,18 @@ class Policy:
         context: int | None = None,
         version: Version = None,
     ) -> Policy:
-        """A function that samples token ids; what it samples is what is trained on, to the last bit.
+        """Make a policy of a function that samples token ids; they are trained on to the last bit.
 
-        What it raises is a failed attempt, which is made again; after three the rollout ends as `server_failure`.
+        An exception of the function is a failed attempt; after three of them the rollout ends as `server_failure`.
 
         Args:
             sample: `async sample(ids, sampling) -> Sampled(ids, logprobs, finish, version)`; see `Sampling`.
             tokenizer: a hub name, a folder, a tokenizer object of `transformers`; None: the small built-in one.
             renderer: as `renderer` of a server in a spec; its name is enough.
             context: tokens of the longest conversation; None: no bound.
-            version: of the weights; an answer's own version comes before it.
+            version: of the weights; the version in an answer wins over it.
         """
-        told = Told(version)
+        told = VersionSource(version)
         settings = RendererSettings.of({"name": renderer} if isinstance(renderer, str) else renderer)
 
         def make() -> Renderer:
@@ -84,18 +84,18 @@ class Policy:
 
     @classmethod
     def chat(cls, chat: ChatFunction, *, tokenizer: Any = None, model: str = "") -> Policy:
-        """A function that answers messages: `async chat(messages, tools) -> message`, or the text of one.
+        """Make a policy of a function that answers messages: `async chat(messages, tools) -> message`, or its text.
 
-        Its rollouts have tokens only where there is a tokenizer, and those are never certified as exact.
+        Its rollouts have tokens only where there is a `tokenizer`, and these are never certified as exact.
         """
-        told = Told(None)
+        told = VersionSource(None)
         server = AnsweredByFunction(ServerConfig(CALLABLE, model=model, max_concurrency=_AT_ONCE), chat)
         return cls(_unbounded(ModelClient(ROLE, [server], PATIENCE)), told, tokenizer)
 
     @classmethod
     def server(
         cls,
-        type: str,  # noqa: A002 - what a spec calls it
+        type: str,  # noqa: A002 - the name in a spec
         base_url: str | None,
         model: str | Callable[[], str],
         *,
@@ -103,7 +103,7 @@ class Policy:
         tokenizer: str | None = None,
         version: Version = None,
     ) -> Policy:
-        """A model server, by the types that a spec knows.
+        """Make a policy of a model server, by the types that a spec knows.
 
         Args:
             type: vllm, sglang, atropos, openai or scripted.
@@ -114,9 +114,9 @@ class Policy:
             version: of the weights; default: the server is asked, where its type tells it.
 
         Raises:
-            UserError: there is no such type, or something that it needs is missing.
+            UserError: there is no such type, or a setting that the type needs is missing.
         """
-        told = Told(version)
+        told = VersionSource(version)
         if callable(model) and tokenizer is None and type != "scripted":
             raise UserError("a policy whose model's name changes needs a `tokenizer`: the name says nothing about it")
         config = ServerConfig(
@@ -132,7 +132,7 @@ class Policy:
 
     @property
     def version(self) -> int | None:
-        """The version of the weights that a trainer has told."""
+        """The version of the weights that a trainer has told; None where it has told none."""
         return self._told()
 
     @version.setter
@@ -140,18 +140,18 @@ class Policy:
         self._told.version = version
 
     def enter(self) -> None:
-        """An environment plays with it from now on."""
+        """Note that one more environment uses the policy."""
         self._users += 1
 
     async def leave(self) -> None:
-        """An environment has ended; with the last one the connections are closed."""
+        """Note that an environment has ended; the last one closes the connections."""
         self._users -= 1
         if self._users <= 0:
             await self.role.close()
 
 
-class Told:
-    """A version that a trainer tells: a number, or a function that says it."""
+class VersionSource:
+    """The version that a trainer tells: a number, or a function that returns it."""
 
     def __init__(self, version: Version) -> None:
         self.version = version

@@ -128,7 +128,7 @@ class ServerPool:
 
     def __init__(self, backends: Sequence[Backend], clock: Callable[[], float] = time.monotonic) -> None:
         self._servers = [PooledServer(backend) for backend in backends]
-        self._home: OrderedDict[str, PooledServer] = OrderedDict()
+        self._server_of: OrderedDict[str, PooledServer] = OrderedDict()
         self.clock = clock
         self._changed: asyncio.Event | None = None
         self.say: Callable[[str], None] = logger.warning
@@ -151,9 +151,9 @@ class ServerPool:
         """Choose the server for the next attempt of a call that has already `tried` some."""
         if len(self._servers) == 1:
             return self._servers[0]
-        home = self._home.get(rollout_id) if rollout_id is not None else None
-        if home is not None and home not in tried and home.health.available(self.clock()):
-            return home
+        known = self._server_of.get(rollout_id) if rollout_id is not None else None
+        if known is not None and known not in tried and known.health.available(self.clock()):
+            return known
         chosen = self._least_loaded(tried)
         if rollout_id is not None:
             self._settle(rollout_id, chosen)
@@ -166,7 +166,7 @@ class ServerPool:
 
     def forget(self, rollout_id: str) -> None:
         """Forget the server of a rollout that is over."""
-        server = self._home.pop(rollout_id, None)
+        server = self._server_of.pop(rollout_id, None)
         if server is not None:
             server.rollouts -= 1
 
@@ -240,7 +240,7 @@ class ServerPool:
 
     def _settle(self, rollout_id: str, server: PooledServer) -> None:
         self.forget(rollout_id)
-        if len(self._home) >= _REMEMBERED:
-            self.forget(next(iter(self._home)))
-        self._home[rollout_id] = server
+        if len(self._server_of) >= _REMEMBERED:
+            self.forget(next(iter(self._server_of)))
+        self._server_of[rollout_id] = server
         server.rollouts += 1

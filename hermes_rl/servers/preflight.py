@@ -1,4 +1,4 @@
-"""What a run asks of its servers before it begins: does anything listen, and which release of an engine is it.
+"""The questions that a run asks its servers before it begins: does anything listen, and which release is the engine.
 
 Owns questions that cost nothing: a connection without a request, and an engine's own page about its version. Leaves
 whether a server's answers are exact to `exactness`.

@@ -1,8 +1,8 @@
-"""What is tried again, how often, and after which pause: the one retry policy of model calls.
+"""The one retry policy of model calls: which failures are repeated, how often, and after which pause.
 
-Owns the reading of a failed answer (status, Retry-After, context length), the backoff and the final
-`ServerFailure` with all its causes. Leaves sending to the transport and the choice of a server to
-`client`. Nothing else in the program repeats a model call.
+Owns the reading of a failed answer (status, Retry-After, context length), the backoff, and the final `ServerFailure`
+with all its causes. Leaves sending to `transport` and the choice of a server to `pool`. Nothing else in the program
+repeats a model call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CONTEXT_TEXT = re.compile(
     r"|(?:maximum|max|model'?s) context (?:length|window|size)|available context size"
     r"|(?:exceeds?|longer than|beyond|over) [^.]{0,60}(?:context|max_model_len|maximum number of tokens)"
     r"|prompt is too long|too many (?:input )?tokens"
-    r"|max(?:_completion)?_tokens must be at least 1, got (?:0|-\d+)",  # what is left beside a prompt that fills it
+    r"|max(?:_completion)?_tokens must be at least 1, got (?:0|-\d+)",  # the rest beside a prompt that fills it
     re.IGNORECASE,
 )
 _HOPELESS_TEXT = re.compile(r"insufficient_quota", re.IGNORECASE)
@@ -55,11 +55,11 @@ class AttemptFailed(Exception):
         self.timed_out = timed_out
         self.retry_after = retry_after
         self.overloaded = overloaded
-        """The server refused for load: it does well with fewer calls at a time."""
+        """The server refused because of its load: it needs fewer calls at a time."""
         self.unreachable = unreachable or timed_out
-        """Nothing answered that could judge the call: nobody listens, a gateway says so, or the connection was lost."""
+        """The server itself did not answer: nobody listens, a gateway reports that, or the connection was lost."""
         self.outage = False
-        """The server is down for everybody, so the failure is not this call's."""
+        """Every server is down, so this failure says nothing about the call."""
 
 
 def is_context_overflow(status: int, text: str) -> bool:
@@ -68,7 +68,7 @@ def is_context_overflow(status: int, text: str) -> bool:
 
 
 def failed_status(status: int, headers: Mapping[str, str], text: str, shown: str) -> AttemptFailed:
-    """The failure that an HTTP status stands for; `text` decides, only `shown` is shown."""
+    """Make the failure for an HTTP status. `text` decides about it; only `shown` is shown."""
     retryable = status >= 500 or status in _RETRIED_4XX
     if status == 429 and _HOPELESS_TEXT.search(text):
         retryable = False
@@ -82,7 +82,7 @@ def failed_status(status: int, headers: Mapping[str, str], text: str, shown: str
 
 
 def retry_after(value: str | None, now: Callable[[], float] = time.time) -> float | None:
-    """Seconds that a Retry-After header asks for (a number or an HTTP date), None when it says nothing."""
+    """Return the seconds that a Retry-After header asks for (a number or an HTTP date); None where it asks for none."""
     if value is None:
         return None
     try:
@@ -100,27 +100,27 @@ class RetryPolicy:
     """Bounded attempts, exponential backoff with full jitter, Retry-After obeyed."""
 
     attempts: int = 8
-    """Calls in all, the first one included."""
+    """Attempts of one call, the first one included."""
     timeouts: int = 3
-    """Calls in all that may run into the timeout: each of them costs the whole of it."""
+    """Attempts of one call that may run into the timeout, which each of them costs in full."""
     base: float = 0.5
     """Seconds; the first pause lies between 0 and this, each further one may be twice as long."""
     cap: float = 30.0
-    """Seconds; no pause of our own is longer."""
+    """Seconds; the longest pause that we choose ourselves."""
     longest_wait: float = 300.0
-    """Seconds; a server that asks for a longer pause than this gets this."""
+    """Seconds; the longest pause that a server may ask for."""
     outage: float = 1800.0
-    """Seconds that a call waits for servers that are all down; its attempts meanwhile are not counted. 0: it does not
-    wait, and they count."""
+    """Seconds that a call waits while all servers are down; attempts in this time do not count. 0: the call does not
+    wait, and the attempts count."""
     random: Callable[[], float] = random.random
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def pause(self, failures: int, failed: AttemptFailed) -> float:
-        """Seconds to wait after the given number of failures."""
+        """Return the seconds to wait after the given number of failures."""
         jitter = self.random() * min(self.cap, self.base * 2.0 ** min(failures - 1, 30))
         if failed.retry_after is None:
             return jitter
-        # Beyond what the server asked for, so that not everyone who was told the same comes back at once.
+        # The jitter comes on top, so that not all calls that got the same answer come back at once.
         return min(failed.retry_after, self.longest_wait) + min(jitter, self.base)
 
     def gives_up(self, failures: Sequence[AttemptFailed], seconds: float = 0.0) -> bool:
@@ -140,10 +140,12 @@ async def with_retries(
     elsewhere: Callable[[], bool],
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[T, int]:
-    """The first answer and the number of attempts it took; `ServerFailure` when there is none.
+    """Attempt a call until it is answered; returns the answer and the number of attempts.
 
-    `elsewhere` says whether the next attempt reaches a server that has not failed this call: then there
-    is nothing to wait for.
+    `elsewhere` returns whether the next attempt reaches a server that has not failed this call: then there is no pause.
+
+    Raises:
+        ServerFailure: no attempt brought an answer.
     """
     failures: list[AttemptFailed] = []
     started, paused = clock(), 0.0
@@ -162,7 +164,7 @@ async def with_retries(
 
 
 def exhausted(role: str, failures: Sequence[AttemptFailed]) -> ServerFailure:
-    """The failure of a call, with the cause of each attempt in its text and in `__cause__`."""
+    """Make the failure of a call, with the cause of each attempt in its text and in `__cause__`."""
     times = "1 attempt" if len(failures) == 1 else f"{len(failures)} attempts"
     causes = "; ".join(f"[{place}] {failed}" for place, failed in _grouped(failures))
     failure = ServerFailure(f"server {role!r} gave no usable answer in {times}: {causes}")
@@ -171,7 +173,7 @@ def exhausted(role: str, failures: Sequence[AttemptFailed]) -> ServerFailure:
 
 
 def _grouped(failures: Sequence[AttemptFailed]) -> list[tuple[str, AttemptFailed]]:
-    """Runs of equal causes as one entry: ``1-7`` instead of seven lines that say the same."""
+    """Join runs of equal causes into one entry each: ``1-7`` instead of seven equal lines."""
     runs: list[tuple[int, int, AttemptFailed]] = []
     for number, failed in enumerate(failures, 1):
         if runs and str(runs[-1][2]) == str(failed):

@@ -26,14 +26,14 @@ class Completions:
     }
     paused_path: str | None = "/is_paused"
     weights_paths: Sequence[str] = ()
-    """vLLM's own version counts only what its own interface loads; `weights_path` of the server names who knows."""
+    """vLLM's own version counts only weights loaded through its own interface; `weights_path` names a better source."""
 
     def body(self, sampling: Sampling, config: ServerConfig) -> dict[str, Any]:
         body: dict[str, Any] = {"model": config.model} if config.model else {}
         return {
             **body,
             "prompt": PROMPT,
-            "logprobs": 0,  # that of the sampled token alone
+            "logprobs": 0,  # the log-probability of the sampled token alone
             "return_token_ids": True,
             "skip_special_tokens": False,
             "stop_token_ids": list(sampling.stop_ids),

@@ -1,8 +1,8 @@
-"""Which weights a server has, and when it stops to take new ones.
+"""The weights of a server: their version, and the pauses in which the server takes new ones.
 
-Owns the questions beside the calls. A version that was read before a call was sent is a lower bound of what it was
-sampled with, one that is read after it came back an upper bound: versions only rise. While calls are in flight it is
-asked now and then whether the server is paused, so that a pause is not taken for working time.
+Owns the questions beside the calls. Versions only rise. So a version that was read before a call was sent is a lower
+bound of the one it was sampled with, and a version read after the answer is an upper bound. While calls are in flight,
+the server is asked now and then whether it is paused, so that a pause does not count as working time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hermes_rl.servers.retry import AttemptFailed
 from hermes_rl.servers.transport import Transport
 
 LONGEST_PAUSE = 3600.0
-"""Seconds after which a server that says that it is paused is taken for one that fails."""
+"""Seconds after which a server that reports a pause has failed."""
 LOOK = 0.25
 """Seconds between two looks at whether a server is paused."""
 _VERSIONS = ("weight_version", "version", "update_count", "step")
 _MISSING = (404, 405, 501)
-"""Statuses by which a server says that it has no such path."""
+"""Statuses of a server that has no such path."""
 _PAUSED = ("is_paused", "paused")
 
 
@@ -31,9 +31,9 @@ class Versions:
     """The version of a server's weights; None where it does not tell.
 
     Args:
-        paths: where it may tell it, in the order in which they are asked; one that the server does not have is asked
-            once.
-        pushed: says the version where a trainer tells it; then the server is not asked.
+        paths: the paths that may tell it, in the order in which they are tried; a path that the server does not have is
+            tried once.
+        pushed: returns the version where a trainer tells it; then the server is not asked.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Versions:
     ) -> None:
         self._transport, self._paths, self._pushed = transport, list(paths), pushed or (lambda: None)
         self.known: int | None = None
-        """The newest that was heard of: a lower bound of what the server has."""
+        """The newest version that was read: a lower bound of the one that the server has."""
         self._reading: asyncio.Task[None] | None = None
 
     async def before(self) -> int | None:
-        """A lower bound, before something is sent."""
+        """Return a lower bound, before a request is sent."""
         if (pushed := self._pushed()) is not None:
             return pushed
         if self.known is None:
@@ -53,7 +53,7 @@ class Versions:
         return self.known
 
     async def after(self, told: int | None = None) -> int | None:
-        """What the server has now; `told` by the answer itself, where it does that."""
+        """Return the version that the server has now; `told` is the one in its answer, where it has one."""
         if (pushed := self._pushed()) is not None:
             return pushed
         if told is not None:
@@ -63,7 +63,7 @@ class Versions:
         return self.known
 
     async def _read(self) -> None:
-        """Ask; a question that was begun before this call says nothing about what came after."""
+        """Ask the server; the answer to a question from before this call would be too old."""
         if not self._paths:
             return
         if self._reading is not None and not self._reading.done():
@@ -87,18 +87,18 @@ class Versions:
 
 
 class Pauses:
-    """How long a server has been paused, seen while calls are in flight."""
+    """Measures how long a server has been paused while calls were in flight."""
 
     def __init__(self, transport: Transport, path: str | None) -> None:
         self._transport, self._path = transport, path
         self.seconds = 0.0
-        """Paused so far, as far as it was seen."""
+        """Seconds of pauses that were seen so far."""
         self._calls = 0
         self._watching: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """While something is in flight."""
+        """Watch for pauses while a call is in flight."""
         self._calls += 1
         if self._path is not None and (self._watching is None or self._watching.done()):
             self._watching = asyncio.create_task(self._watch())
@@ -120,10 +120,10 @@ class Pauses:
         return _field(data, _PAUSED) is True
 
     async def over(self) -> float:
-        """Wait until the server is not paused; seconds that took.
+        """Wait until the server is not paused; returns the seconds of waiting.
 
         Raises:
-            AttemptFailed: it was still paused after an hour, which no exchange of weights takes.
+            AttemptFailed: the server was still paused after an hour, which no exchange of weights takes.
         """
         started = time.monotonic()
         while await self.now():
@@ -139,13 +139,13 @@ class Pauses:
             paused = await self.now()
             now = time.monotonic()
             if paused or was_paused:
-                # The pause began, or ended, somewhere between two looks: half of the time between counts.
+                # A pause begins, or ends, somewhere between two looks: half of that time counts.
                 self.seconds += (now - looked) * (1.0 if paused and was_paused else 0.5)
             looked, was_paused = now, paused
 
 
 def _field(data: Any, names: tuple[str, ...]) -> Any:
-    """A value of an answer: the object's field, or the answer itself."""
+    """Return the field of an answer that is an object, else the answer itself."""
     if not isinstance(data, dict):
         return data
     return next((data[name] for name in names if name in data), None)

@@ -1,7 +1,7 @@
 """A chat request and its reply as JSON.
 
-Owns the body of `POST /chat/completions` and the reading of what comes back. Leaves transport and
-retries to others; raises `Malformed` where an answer cannot be used.
+Owns the body of `POST /chat/completions` and the reading of its answer, with `Malformed` for an answer that cannot be
+used. Leaves sending to `transport` and repeating to `retry`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hermes_rl.servers.base import ChatReply, ChatRequest, Reasoning, ServerConfig, Timing
+from hermes_rl.servers.base import ChatReply, ChatRequest, ReasoningOptions, ServerConfig, Timing
 
 _OPTIONAL = ("temperature", "top_p", "max_tokens", "seed", "stop")
 _DEFAULT_EFFORT = "medium"
 _BROKEN_OFF = frozenset({"abort", "aborted", "cancelled", "canceled", "error", "timeout"})
-"""Finish reasons by which a server says that it, not the model, ended the answer: half an answer is none."""
+"""Finish reasons of an answer that the server ended, and not the model: half an answer is none."""
 
 
 class Malformed(ValueError):
@@ -30,7 +30,7 @@ class ErrorBody(Malformed):
 
 
 def chat_body(request: ChatRequest, config: ServerConfig) -> dict[str, Any]:
-    """The JSON body: parameters, over them `extra_body`, over it the thinking fields."""
+    """Make the JSON body: parameters, over them `extra_body`, over it the thinking fields."""
     body: dict[str, Any] = {"model": config.model} if config.model else {}
     body["messages"] = request.messages
     if request.tools:
@@ -48,8 +48,8 @@ def chat_body(request: ChatRequest, config: ServerConfig) -> dict[str, Any]:
     return body
 
 
-def _think(body: dict[str, Any], reasoning: Reasoning, base_url: str) -> None:
-    """Thinking fields as Atropos sends them: OpenAI's own API has another form than all the rest."""
+def _think(body: dict[str, Any], reasoning: ReasoningOptions, base_url: str) -> None:
+    """Add the thinking fields as Atropos sends them; OpenAI's own API has another form than all others."""
     if "api.openai.com" in base_url:
         body["reasoning_effort"] = reasoning.effort or _DEFAULT_EFFORT
         body["temperature"] = 1.0
@@ -65,12 +65,12 @@ def _think(body: dict[str, Any], reasoning: Reasoning, base_url: str) -> None:
 
 
 def encode(body: dict[str, Any]) -> bytes:
-    """The body as bytes. Non-ASCII is escaped, so that a lone surrogate in a message cannot fail here."""
+    """Write the body as bytes. Non-ASCII is escaped, so that a lone surrogate in a message cannot fail here."""
     return json.dumps(body, default=dict).encode("ascii")
 
 
 def read_reply(raw: bytes, config: ServerConfig, timing: Timing) -> ChatReply:
-    """The reply in an answer of status 200."""
+    """Read the reply in an answer of status 200."""
     data = _object(raw)
     choice = _choice(data)
     logprobs, tokens = _logprobs(choice.get("logprobs"))
@@ -122,7 +122,7 @@ def _raise_error(data: dict[str, Any]) -> None:
 
 
 def _logprobs(logprobs: Any) -> tuple[list[float] | None, list[str] | None]:
-    """Log-probabilities and token texts; None unless every sampled token has both."""
+    """Read log-probabilities and token texts; None unless every sampled token has both."""
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list) or not content:
         return None, None

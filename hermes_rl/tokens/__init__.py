@@ -1,1 +1,1 @@
-"""Tokens: the tokenizer of a policy, the package's own small one, messages → tokens and masks."""
+"""Tokens: tokenizers, renderers (messages → tokens and back), parsers of tool calls, and sequences with masks."""

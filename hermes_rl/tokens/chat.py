@@ -1,10 +1,10 @@
 """Messages → sequences with a true assistant mask, for servers that speak text.
 
-Owns the cut between what a model wrote and what it was given. Each sampled turn becomes a step (the rendered history,
-and what the template makes of the turn), and steps merge as those of a token-level server do: where the template
-rewrites earlier turns there are several sequences, each as the model may have seen it. Nothing is invented: where a
-turn cannot be told from its context there is none, and a reason. The ids are those of the rendered text, not the ones
-that the server sampled.
+Owns the cut between the tokens that a model wrote and those that it was given. Each sampled turn becomes a step (the
+rendered history and the rendered turn), and steps merge as those of a token-level server do: where the template
+rewrites earlier turns, there are several sequences, each as the model may have seen it. Nothing is invented: where a
+turn cannot be told from its context, there is a reason instead of a sequence. The ids are those of the rendered text,
+not the ones that the server sampled.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _QUESTION: tuple[dict[str, Any], ...] = ({"role": "user", "content": "u"},)
 
 @dataclass(frozen=True, slots=True)
 class SampledTurn:
-    """What the server said about one assistant turn beside its message."""
+    """The server's data about one assistant turn, beside its message."""
 
     finish_reason: str | None = None
-    """``length``: the turn was cut, so that its end was not sampled and is not trained on."""
+    """``length``: the turn was cut, so its end was not sampled and is not trained on."""
     logprobs: list[float] | None = None
     tokens: list[str] | None = None
-    """The text of each sampled token; compared, so that other tokens' logprobs are never taken."""
+    """The text of each sampled token; it is compared, so that no token gets the log-probability of another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTokens:
-    """Either sequences, or the reason why there are none."""
+    """Sequences, or the reason why there are none."""
 
     sequences: list[Sequence] | None
     reason: str | None = None
@@ -62,10 +62,10 @@ def chat_tokens(
     turns: Many[SampledTurn] = (),
     renderer: Renderer | None = None,
 ) -> ChatTokens:
-    """The sequences of a conversation. Takes milliseconds: call it in a thread.
+    """Make the sequences of a conversation. It takes milliseconds: call it in a thread.
 
-    Assistant messages from index `sampled_from` on were sampled, earlier ones belong to the prompt; `turns` tells about
-    the sampled ones in order, and may be left out.
+    Assistant messages from index `sampled_from` on were sampled; earlier ones belong to the prompt. `turns` has the
+    data of the sampled ones in order, and may be left out.
     """
     places = [i for i, one in enumerate(messages) if i >= sampled_from and one.get("role") == "assistant"]
     if not places:
@@ -82,7 +82,7 @@ def chat_tokens(
 def turn_ids(
     tokenizer: Tokenizer, messages: Messages, tools: Tools | None, reply: Mapping[str, Any]
 ) -> tuple[list[int], list[int]]:
-    """Ids of a prompt and of the reply to it, up to and including the stop; raises `TemplateRefused`."""
+    """Return the ids of a prompt and of the reply to it, with its stop token; raises `TemplateRefused`."""
     guard = Guard(tokenizer, [for_template(message) for message in (*messages, reply)], tools)
     prompt = tokenizer.render(guard.messages[:-1], guard.tools, add_generation_prompt=True)
     whole = tokenizer.render(guard.messages, guard.tools, add_generation_prompt=False)
@@ -102,24 +102,24 @@ class _Steps:
         self._logprobs = True
 
     def add(self, messages: Messages, turn: SampledTurn) -> None:
-        """The turn that the last message is."""
+        """Add the last message as a turn."""
         history = messages[:-1]
         prompt = next_prompt(self._renderer, self._transcript, history, self._tools)
         completion = self._completion(messages[-1])
         if turn.finish_reason == "length":
-            completion.pop()  # its end was not sampled
+            completion.pop()  # the end of a cut turn was not sampled
         logprobs = _fitting_logprobs(self._tokenizer, completion.tolist(), turn)
         self._logprobs = self._logprobs and logprobs is not None
         step = Step.of(prompt.ids, completion, logprobs or [0.0] * len(completion), turn.finish_reason or "stop")
         self._transcript.add(step, messages, prompt)
 
     def sequences(self, told: bool) -> list[Sequence]:
-        """What became of the steps; without log-probabilities where the server did not give all of them."""
+        """Return the merged steps; without log-probabilities where the server did not give all of them."""
         found = self._transcript.sequences()
         return found if told and self._logprobs else [replace(sequence, sampled=None) for sequence in found]
 
     def _completion(self, message: Mapping[str, Any]) -> array[int]:
-        """A turn is rendered alone: what the template does to it later on is no part of what was sampled."""
+        """Render a turn alone: a later change of it by the template is no part of the sampled tokens."""
         return ids(turn_ids(self._tokenizer, _QUESTION, None, message)[1])
 
 
@@ -129,7 +129,7 @@ def _renderer(tokenizer: Tokenizer) -> Renderer:
 
 
 def _until_stop(completion: str, control: frozenset[str]) -> str:
-    """The completion up to and including the token that ends the turn."""
+    """Cut the completion behind the token that ends the turn."""
     ended = completion.rstrip()
     if not ended.endswith(tuple(control)):
         raise TemplateRefused("the chat template does not end a turn with a control token")
@@ -137,7 +137,7 @@ def _until_stop(completion: str, control: frozenset[str]) -> str:
 
 
 def _fitting_logprobs(tokenizer: Tokenizer, completion: list[int], turn: SampledTurn) -> list[float] | None:
-    """The turn's logprobs if they belong to these ids."""
+    """Return the turn's log-probabilities if they belong to these ids."""
     if turn.logprobs is None or len(turn.logprobs) != len(completion):
         return None
     if turn.tokens is None:
@@ -147,5 +147,5 @@ def _fitting_logprobs(tokenizer: Tokenizer, completion: list[int], turn: Sampled
 
 
 def _same(ours: str, sent: str) -> bool:
-    """Servers leave control tokens out of their texts, and half characters have no text."""
+    """Whether two texts of a token agree. Servers leave control tokens out, and half characters have no text."""
     return not sent or ours == sent or "\ufffd" in ours + sent

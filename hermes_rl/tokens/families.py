@@ -1,14 +1,16 @@
 """Hand-written renderers of model families: the only module that imports `renderers` (0.1.12).
 
 Owns everything that is particular to that package: its tokenizers, its names, its results. Messages are guarded before
-they reach it, so that control tokens in texts stay text. What it parses is read once more by our rules: arguments may
-be text, quoted passages call nothing, ids are unique.
+they reach it, so that control tokens in texts stay text. Our rules hold for its results too: arguments may be text, and
+a quoted passage calls nothing.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from hermes_rl.errors import UserError
@@ -25,19 +27,19 @@ from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Too
 from hermes_rl.tokens.transcript import Branch
 
 _TAIL = 256
-"""Tokens of a prompt that are given along; a family looks back only to where the last turn ended."""
+"""How many tokens of a prompt a family gets: it looks back only to the end of the last turn."""
 _STATUS = {
     "ok": Status.OK,
     "invalid_json": Status.INVALID_JSON,
     "unclosed_block": Status.UNCLOSED,
     "missing_name": Status.MISSING_NAME,
     "malformed_structure": Status.MALFORMED,
-    "unknown_tool": Status.OK,  # the model is told which tools there are when it is called
+    "unknown_tool": Status.OK,  # the answer to the call tells the model which tools there are
 }
 
 
 def family_names() -> list[str]:
-    """Names of the families, as `renderer.name` takes them."""
+    """List the names of the families, as `renderer.name` takes them."""
     without_advice()
     from renderers.base import RENDERER_REGISTRY, _populate_registry
 
@@ -46,7 +48,7 @@ def family_names() -> list[str]:
 
 
 def family_of(model: str) -> str | None:
-    """The family that a model of the hub belongs to; None where it is in none."""
+    """Return the family of a model of the hub; None where it is in none."""
     without_advice()
     from renderers.base import MODEL_RENDERER_MAP
 
@@ -55,17 +57,17 @@ def family_of(model: str) -> str | None:
 
 
 def family_renderer(name: str, tokenizer: Tokenizer, settings: RendererSettings) -> FamilyRenderer:
-    """The renderer of a family.
+    """Make the renderer of a family.
 
     Raises:
         UserError: there is no such family.
-        RendererRefused: it needs tokens that the tokenizer does not have.
+        RendererRefused: the family needs tokens that the tokenizer does not have.
     """
     return FamilyRenderer(require_family(name), tokenizer, settings)
 
 
 def require_family(name: str) -> str:
-    """The family's own name for a name as people write it, with or without dots and dashes.
+    """Return the family's own name for a name that people write with or without dots and dashes.
 
     Raises:
         UserError: there is no such family.
@@ -86,11 +88,11 @@ class FamilyRenderer:
 
         self.name = family
         self.tokenizer = tokenizer
-        self._given = _Given(tokenizer)
+        self._adapter = _FamilyTokenizer(tokenizer)
         retention = {"thinking_retention": settings.thinking_retention} if settings.thinking_retention else {}
         try:
             config = config_from_name(family)
-            self._renderer = create_renderer(self._given, config.model_copy(update=retention))
+            self._renderer = create_renderer(self._adapter, config.model_copy(update=retention))
             stops = self._renderer.get_stop_token_ids()
         except (AssertionError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise RendererRefused(
@@ -103,7 +105,7 @@ class FamilyRenderer:
 
     def first(self, messages: Messages, tools: Tools | None) -> array[int]:
         guard = Guard(self.tokenizer, [_plain(message) for message in messages], tools)
-        with self._given.guarded(guard):
+        with self._adapter.guarded(guard):
             try:
                 return ids(self._renderer.render_ids(guard.messages, tools=guard.tools, add_generation_prompt=True))
             except (ValueError, TypeError, KeyError, LookupError, AttributeError) as error:
@@ -114,7 +116,7 @@ class FamilyRenderer:
         last = branch.spans[-1]
         before = branch.tokens[max(0, last.start - _TAIL) : last.start].tolist()
         said = branch.tokens[last.start :].tolist()
-        with self._given.guarded(guard):
+        with self._adapter.guarded(guard):
             try:
                 bridged = self._renderer.bridge_to_next_turn(before, said, guard.messages, tools=guard.tools)
             except (ValueError, TypeError, KeyError, LookupError, AttributeError):
@@ -158,28 +160,31 @@ def _call(one: Any) -> ParsedCall:
 
 
 def _plain(message: Any) -> dict[str, Any]:
-    """The message as families take it: content is a text, arguments are an object."""
+    """Return the message as families take it: its content is a text, and arguments are an object."""
     prepared = for_template(message)
     if prepared.get("content") is None:
         prepared["content"] = ""
     return prepared
 
 
-class _Given:
-    """Our tokenizer as the package wants one. Texts are encoded between the breaks of the guard in force."""
+class _FamilyTokenizer:
+    """Our tokenizer in the form that the package wants. It encodes texts between the breaks of the guard in force."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        import contextvars
-
         self._tokenizer = tokenizer
-        self._guard: contextvars.ContextVar[Guard | None] = contextvars.ContextVar("guard", default=None)
+        self._guard: ContextVar[Guard | None] = ContextVar("guard", default=None)
         self.name_or_path = tokenizer.name
         self.unk_token_id = None
         self.eos_token_id = None
         self.bos_token = None
 
-    def guarded(self, guard: Guard) -> _Guarded:
-        return _Guarded(self._guard, guard)
+    @contextmanager
+    def guarded(self, guard: Guard) -> Iterator[None]:
+        token = self._guard.set(guard)
+        try:
+            yield
+        finally:
+            self._guard.reset(token)
 
     def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
         guard = self._guard.get()
@@ -193,14 +198,3 @@ class _Given:
             return [self.convert_tokens_to_ids(token) for token in tokens]
         found = self._tokenizer.encode(tokens)
         return found[0] if len(found) == 1 else None
-
-
-class _Guarded:
-    def __init__(self, variable: Any, guard: Guard) -> None:
-        self._variable, self._given = variable, guard
-
-    def __enter__(self) -> None:
-        self._token = self._variable.set(self._given)
-
-    def __exit__(self, *_: object) -> None:
-        self._variable.reset(self._token)

@@ -1,7 +1,7 @@
-"""How many sequences a rollout will have with a template: found by playing a small one.
+"""How many sequences a rollout will have with a template: a small one is played to find out.
 
-Two tool calls, an answer, and a further question where a user is simulated; once as a model that thinks, once as one
-that does not.
+Owns that rollout: two tool calls, an answer, and a further question where a user is simulated; it is played once by a
+model that thinks and once by one that does not. Leaves merging to `transcript`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Forecast:
 
 
 def forecast(renderer: Renderer, *, system: bool, tools: bool, user: bool) -> Forecast:
-    """Play a rollout of this kind; raises `TemplateRefused` where the template does not take it."""
+    """Play a rollout of this kind; raises `TemplateRefused` where the template refuses it."""
     plain = _played(renderer, system, tools, user, thought=False)
     thoughtful = _played(renderer, system, tools, user, thought=True)
     return Forecast(len(plain.turns), len(plain.branches), len(thoughtful.branches))
@@ -66,7 +66,7 @@ def _turn(
     try:
         ids = turn_ids(renderer.tokenizer, [QUESTION], given, answer)[1]
     except TemplateRefused:
-        # What a model would write is not known in detail; how it ends is what counts.
+        # The words of a model are not known here; only the token that ends its turn counts.
         ids = [*renderer.tokenizer.encode("said"), renderer.stop_ids[-1 if answer.get("tool_calls") else 0]]
     messages.append(answer)
     transcript.add(Step.of(prompt.ids, ids, numbers([0.0] * len(ids))), messages, prompt)

@@ -1,8 +1,8 @@
-"""Text that must stay text: control tokens in what a template is given.
+"""Text that must stay text: strings in messages that look like control tokens.
 
-Owns the neutralising of strings such as ``<|im_end|>`` in tool output, dataset text and model text, so
-that only the template makes control tokens. The text itself is not changed: a break character is put
-into each such string before rendering, and the rendered text is encoded piecewise between the breaks.
+Owns the neutralising of strings such as ``<|im_end|>`` in tool output, dataset text and model text, so that only the
+template makes control tokens. The text itself stays the same: each such string gets a break character before
+rendering, and the rendered text is encoded piecewise between the breaks. Leaves rendering to the renderers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from hermes_rl.tokens.tokenizer import Messages, Tokenizer, Tools
 
 _BREAKS = range(0xE000, 0xF8FF)
-"""Private-use characters; one that occurs nowhere in the texts is taken as the break."""
+"""Private-use characters; the break is the first one that occurs nowhere in the texts."""
 
 
 class Guard:
@@ -35,13 +35,13 @@ class Guard:
             self.tools = _mapped(tools, self._breaker(of_others)) or None
 
     def encode(self, rendered: str) -> list[int]:
-        """The ids of a text rendered from the guarded messages."""
+        """Encode a text that was rendered from the guarded messages."""
         if self._break is None:
             return self._tokenizer.encode(rendered)
         return [token for piece in rendered.split(self._break) for token in self._tokenizer.encode(piece)]
 
     def escaped(self, rendered: str) -> bool:
-        """Whether the template wrote a break in another form, so that it cannot be taken out again."""
+        """Whether the template wrote a break in another form, in which it cannot be taken out again."""
         return self._break is not None and _escape(self._break) in rendered.lower()
 
     def _breaker(self, pattern: re.Pattern[str] | None) -> Callable[[str], str]:
@@ -52,7 +52,7 @@ class Guard:
 
 @functools.lru_cache(maxsize=16)
 def _patterns(tokenizer: Tokenizer) -> tuple[re.Pattern[str] | None, re.Pattern[str] | None]:
-    """What is broken up in texts of the model, and in all others; some vocabularies have thousands of such tokens."""
+    """Return the patterns of the strings to break up, in texts of the model and in all others."""
     return _any_of(tokenizer.control), _any_of(tokenizer.control | tokenizer.markup)
 
 
@@ -84,7 +84,7 @@ def _found(pattern: re.Pattern[str] | None, value: Any) -> bool:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """The value with every string in it changed, keys included."""
+    """Change every string in a value, keys included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

@@ -1,6 +1,7 @@
 """Tokenizers of the Hugging Face hub or of a folder, through `transformers`.
 
-Owns everything that is particular to that library. Code of a repository is never run.
+Owns everything that is particular to that library, and whether the hub can be reached. It never runs code of a
+repository. Leaves the choice of a tokenizer to `load`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from jinja2 import TemplateError
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, TokenizerUnavailable, Tools, encodable
 
 _IMPORTING = Lock()
-"""A library that another thread is importing is not there yet."""
+"""A library that another thread is importing cannot be used yet."""
 PATIENCE = 5.0
 """Seconds that the hub may take to accept a connection."""
 
@@ -43,7 +44,7 @@ class HubTokenizer:
         if self._engine is not None:
             (encoded,) = self._engine.encode_batch_fast([encodable(text)], add_special_tokens=False)
             return list(encoded.ids)
-        # The wrapper sets padding and truncation on each call, which two threads must not do at once.
+        # The wrapper sets padding and truncation in each call, which two threads must not do at once.
         with self._lock:
             return list(self._tokenizer.encode(encodable(text), add_special_tokens=False))
 
@@ -61,16 +62,16 @@ class HubTokenizer:
                 add_generation_prompt=add_generation_prompt,
             )
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            # A template is foreign code; what it raises is a statement about the messages.
+            # A template is foreign code; whatever it raises means that it refuses the messages.
             raise TemplateRefused(f"{type(error).__name__}: {error}") from error
         return text
 
 
 def wrapped(tokenizer: Any) -> HubTokenizer:
-    """A tokenizer object of `transformers`; a copy of it, since its padding and truncation are switched off.
+    """Wrap a copy of a tokenizer object of `transformers`; a copy, because its padding and truncation are switched off.
 
     Raises:
-        TokenizerUnavailable: it has no chat template.
+        TokenizerUnavailable: the tokenizer has no chat template.
     """
     name = str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
     return HubTokenizer(name, _with_template(copy.deepcopy(tokenizer), name))
@@ -78,13 +79,13 @@ def wrapped(tokenizer: Any) -> HubTokenizer:
 
 @functools.cache
 def hub_reachable() -> bool:
-    """Whether a connection to the hub can be made; asked once.
+    """Whether a connection to the hub can be made; it is tried once.
 
-    The library would ask again and again for most of a minute, also for a tokenizer that lies in its cache.
+    The library itself would try again and again for most of a minute, also for a tokenizer in its cache.
     """
     parts = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     if parts.scheme in urllib.request.getproxies():
-        return True  # the proxy knows
+        return True  # only the proxy knows
     try:
         socket.create_connection((str(parts.hostname), parts.port or 443), timeout=PATIENCE).close()
     except OSError:
@@ -102,7 +103,7 @@ def _is_no_advice(record: logging.LogRecord) -> bool:
 
 
 def _engine_of(tokenizer: Any) -> Any:
-    """What the wrapper calls, where it does nothing but that: alone it takes two thirds of the time. None elsewhere."""
+    """Return the engine of a wrapper that adds nothing to it, else None: alone it takes two thirds of the time."""
     from transformers import PreTrainedTokenizerFast as Wrapper
 
     plain = isinstance(tokenizer, Wrapper) and all(

@@ -1,4 +1,7 @@
-"""Messages as chat templates want them."""
+"""Messages as chat templates want them.
+
+Owns the keys and values that templates read. Leaves rendering to the renderers.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ from typing import Any
 
 
 def for_template(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message under the keys that templates read, with arguments of tool calls as a mapping where they are one.
+    """Return the message with the keys that templates read, and with the arguments of its calls as mappings.
 
-    Servers send a call without words with `content: null`, where templates want a text, and some call thinking
-    `reasoning`.
+    Servers send a call without words with `content: null`, where templates want a text, and some name the thinking
+    `reasoning`. Arguments that are no JSON object stay as they are.
     """
     prepared = dict(message)
     if prepared.get("role") == "assistant":
@@ -25,13 +28,13 @@ def for_template(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named(new: Sequence[Mapping[str, Any]], tools_called: Sequence[str]) -> list[Mapping[str, Any]]:
-    """The messages with the name of its tool in each result that has none; calls are answered in order."""
+    """Add the name of its tool to each result that has none; results follow the order of the calls."""
     names = iter(tools_called)
     return [_named(message, next(names, None)) if message.get("role") == "tool" else message for message in new]
 
 
 def history_named(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The same for a whole conversation, by the ids of its calls."""
+    """Do the same in a whole conversation, by the ids of its calls."""
     names = {
         call.get("id"): (call.get("function") or {}).get("name")
         for message in messages

@@ -1,6 +1,7 @@
 """Small conversations that find out what a chat template does.
 
-Their words are none that a template writes itself, so that they are found again in what it renders.
+Owns the conversations and the questions about a whole template: does it show tools, and how does it end a turn. No
+template writes their words itself, so that they can be found again in the rendered text.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ def thinking(message: dict[str, Any], thought: bool) -> dict[str, Any]:
 
 
 def require_tools(tokenizer: Tokenizer) -> None:
-    """Refuse a template that leaves out tools, calls or their results: the model would not see them.
+    """Refuse a template that leaves out tools, calls or their results, because the model would not see them.
 
     Raises:
-        RendererRefused: what it leaves out.
+        RendererRefused: the template leaves something out; the message names it.
     """
     asked = call("toolxq7z", {"x": "argxq7z"})
     messages: list[dict[str, Any]] = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [asked]}]
@@ -63,7 +64,7 @@ def require_tools(tokenizer: Tokenizer) -> None:
 
 
 def closers(tokenizer: Tokenizer) -> list[str]:
-    """Control tokens that end an assistant turn: after text, before another message, after calls."""
+    """Find the control tokens that end an assistant turn: after text, before another message, after calls."""
     asked = call("toolxq7z", {"x": ANCHOR})
     called = {"role": "assistant", "content": "", "tool_calls": [asked]}
     result = {"role": "tool", "tool_call_id": asked["id"], "name": "toolxq7z", "content": RESULT}

@@ -1,4 +1,4 @@
-"""What a trainer gets of a rollout: tokens, which of them were sampled, and the log-probabilities of those.
+"""Sequences: the tokens that a trainer gets of a rollout, which of them were sampled, and their log-probabilities.
 
 Owns the compact form in memory, 4 bytes per token and 8 more per sampled one, and the form in files: at most 16 bytes
 per token, usually 4 to 10. Masks and full-length lists of log-probabilities are views, made when they are asked for.
@@ -38,7 +38,7 @@ def numbers(values: Iterable[float] = ()) -> array[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SampledSpan:
     """Tokens `start` to `stop` (exclusive) of a sequence, sampled in model call `turn`, which counts from 0."""
 
     turn: int
@@ -51,7 +51,7 @@ class Sequence:
     """Tokens in order, and the spans of them that were sampled; everything else is context."""
 
     ids: array[int]
-    spans: tuple[Span, ...]
+    spans: tuple[SampledSpan, ...]
     sampled: array[float] | None = None
     """One log-probability per sampled token, in order; None where the server gave none that fit."""
 
@@ -117,13 +117,13 @@ class Sequence:
         return [token for span in self.spans for token in self.ids[span.start : span.stop]]
 
 
-def _runs(masks: Many[int]) -> Iterator[Span]:
+def _runs(masks: Many[int]) -> Iterator[SampledSpan]:
     start, turn = None, 0
     for place, mask in enumerate([*masks, MASKED]):
         if mask != MASKED and start is None:
             start = place
         elif mask == MASKED and start is not None:
-            yield Span(turn, start, place)
+            yield SampledSpan(turn, start, place)
             start, turn = None, turn + 1
 
 
@@ -142,7 +142,7 @@ def packed(sequence: Sequence) -> dict[str, Any]:
 def unpacked(record: Mapping[str, Any]) -> Sequence:
     """Read the sequence of a record; raises ValueError where the record holds none."""
     try:
-        spans = tuple(Span(*map(int, span)) for span in record["spans"])
+        spans = tuple(SampledSpan(*map(int, span)) for span in record["spans"])
         sampled = None if record["logprobs"] is None else _numbers(record["logprobs"], numbers())
         return Sequence(_numbers(record["ids"], ids()), spans, sampled)
     except (KeyError, TypeError, zlib.error) as error:

@@ -1,9 +1,9 @@
 """A renderer for any chat template, without knowing the model.
 
-The first prompt is what the template gives. For each further one a small conversation with an anchor in its assistant
-turn is rendered, and what follows the anchor from the end of that turn on is put behind the sampled tokens. Whether the
-template would leave those tokens as they are is found out once for each kind of continuation, with a conversation of
-the same shape. Control tokens in texts that are not the model's stay text.
+The template itself renders the first prompt. For each further one it renders a small conversation with an anchor in its
+assistant turn, and the text from the end of that turn on goes behind the sampled tokens. A conversation of the same
+shape shows, once for each kind of continuation, whether the template would leave the sampled tokens as they are.
+Control tokens in texts that are not the model's stay text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hermes_rl.tokens.transcript import Branch
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """One kind of continuation: what the template may let decide whether it rewrites what was before."""
+    """One kind of continuation: everything by which a template may decide to rewrite earlier turns."""
 
     system: bool
     earlier: bool
@@ -54,7 +54,7 @@ class TemplateRenderer:
 
     @functools.cached_property
     def parser(self) -> Parser:
-        """What reads the model's tool calls; raises UserError where it has to be named."""
+        """The parser of the model's tool calls; raises UserError where the spec has to name it."""
         return parser_for(self._settings.tool_parser, self.tokenizer)
 
     def first(self, messages: Messages, tools: Tools | None) -> array[int]:
@@ -66,11 +66,13 @@ class TemplateRenderer:
 
     def following(self, branch: Branch, new: Messages, tools: Tools | None) -> array[int] | None:
         join = self._join(branch, new, tools)
-        if not self._allows(join):
+        if join not in self._allowed:
+            self._allowed[join] = self._probe(join)
+        if not self._allowed[join]:
             return None
         suffix = self._suffix(join, new, tools if self._needs_tools[join] else None)
         if suffix is None or branch.tokens[-1] not in self.stop_ids:
-            return suffix  # of a turn that was cut, the end is context
+            return suffix  # the model did not sample the end of a cut turn, so the end is context
         return suffix[1:] if suffix[0] == branch.tokens[-1] else None
 
     def parse(self, completion: Sequence[int], prompt: Sequence[int], tools: Tools | None) -> Parsed:
@@ -89,14 +91,8 @@ class TemplateRenderer:
             tools=bool(tools),
         )
 
-    def _allows(self, join: Join) -> bool:
-        if join not in self._allowed:
-            allowed = self._probe(join)
-            self._allowed[join] = allowed
-        return self._allowed[join]
-
     def _probe(self, join: Join) -> bool:
-        """Whether the template leaves a conversation of this shape as it is when it goes on."""
+        """Whether the template leaves a conversation of this shape unchanged when it goes on."""
         before = _conversation(join)
         after: list[dict[str, Any]] = [{"role": role, "content": "n", **answering(role)} for role in join.roles]
         tools = [TOOL] if join.tools else None
@@ -116,8 +112,8 @@ class TemplateRenderer:
         """Whether the turn stands in `whole` as a model writes it behind `opening`.
 
         Some templates write the last turn otherwise than an earlier one: Qwen3's puts an empty block of thinking into
-        it, which no model has sampled. So how the turn looks as the last one says nothing; here it is looked for
-        with all that it has, and without a block of thinking where it has none.
+        it, which no model has sampled. So the form of the turn as the last one says nothing. This looks for the turn
+        with all its parts, and without a block of thinking where it has none.
         """
         if not whole.startswith(opening):
             return False
@@ -134,7 +130,7 @@ class TemplateRenderer:
 
     @functools.cached_property
     def _thinking_mark(self) -> str | None:
-        """What the template writes in front of a turn's thinking; None where it writes no thinking."""
+        """The text that the template writes in front of a turn's thinking; None where it writes no thinking."""
         turn = thinking(said("said"), True)
         anchored = {**turn, "reasoning_content": ANCHOR}
         try:
@@ -147,7 +143,7 @@ class TemplateRenderer:
         return text[start:place].strip() or None if place >= 0 else None
 
     def _without_end(self, text: str) -> str:
-        """The text up to the last thing that was said: how a turn ends may depend on what follows."""
+        """Cut off the token that ends the last turn, because it may depend on the message behind the turn."""
         spoken = text.rstrip()
         for stop in sorted(self._stops, key=len, reverse=True):
             if spoken.endswith(stop):
@@ -155,7 +151,7 @@ class TemplateRenderer:
         return spoken
 
     def _suffix(self, join: Join, new: Messages, tools: Tools | None) -> array[int] | None:
-        """Tokens from the end of an assistant turn to the beginning of the next, with the new messages in between."""
+        """Return the tokens from the end of an assistant turn to the beginning of the next, with the new messages."""
         calls = [message for message in new if message.get("role") == "tool"]
         anchored: list[dict[str, Any]] = [QUESTION, _anchored(calls) if join.called and calls else said(ANCHOR)]
         guard = Guard(self.tokenizer, [*anchored, *map(for_template, new)], tools)
@@ -183,7 +179,7 @@ def _conversation(join: Join) -> list[dict[str, Any]]:
     messages.append(QUESTION)
     last = said("said" if join.said else "")
     if join.earlier:
-        # What was called before was answered; a model thinks before it calls.
+        # An earlier call has its answer, and a model thinks before it calls.
         earlier = {**said(""), "tool_calls": [call("toolxq7z", {"x": "e"})]} if join.tools else said("early")
         messages.append(thinking(earlier, join.thought))
         messages.append({"role": "tool", "content": "r", **answering("tool")} if join.tools else QUESTION)

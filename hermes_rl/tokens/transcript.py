@@ -1,4 +1,4 @@
-"""What was sampled in one rollout, step by step, merged into sequences as it happens.
+"""The transcript of a rollout: its sampled steps, merged into sequences as they happen.
 
 A step extends the longest sequence that is an exact prefix of its prompt; otherwise it opens a new one. So every
 sampled token lies in exactly one span of one sequence, in the context that the model saw.
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from hermes_rl.tokens.sequence import SampledSpan, ids, listed, numbers
 from hermes_rl.tokens.sequence import Sequence as TokenSequence
-from hermes_rl.tokens.sequence import Span, ids, listed, numbers
 
 Call = tuple[str, Any]
 How = Literal["first", "extended", "anew"]
@@ -169,7 +169,7 @@ class Branch:
 
     tokens: array[int] = field(default_factory=ids)
     sampled: array[float] = field(default_factory=numbers)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[SampledSpan] = field(default_factory=list)
     history: History = field(default_factory=History)
     text: tuple[bytes, ...] = ()
     """The first tokens as parts of a JSON list; they are kept because each request of the rollout repeats them."""
@@ -230,7 +230,7 @@ class Transcript:
             branch.text, branch.listed = prompt.text, start
         branch.sampled.extend(step.logprobs)
         number = len(self.turns)
-        branch.spans.append(Span(number, start, len(branch.tokens)))
+        branch.spans.append(SampledSpan(number, start, len(branch.tokens)))
         if messages is not None:
             (branch.history.follow if onto is None else branch.history.extend)(messages)
         turn = TranscriptTurn(number, place, start, len(branch.tokens), step.finish, step.weights, how)

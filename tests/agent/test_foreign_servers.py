@@ -15,7 +15,7 @@ from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.endings import Ending
 from hermes_rl.errors import JudgeFailure, ServerFailure
-from hermes_rl.servers.base import ContextLengthExceeded, Reasoning, drawn_seed
+from hermes_rl.servers.base import ContextLengthExceeded, ReasoningOptions, drawn_seed
 from hermes_rl.tools.python_tools import python_tool
 from hermes_rl.tools.toolkit import Toolkit
 
@@ -88,7 +88,7 @@ async def test_plain_dicts() -> None:
 async def test_what_is_set_reaches_it_as_an_openai_client_takes_it() -> None:
     server = Stub(openai_object({"content": "5"}))
     sampling: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 7, "seed": 3, "logprobs": True}
-    await play(server, **sampling, reasoning=Reasoning("low"), extra_body={"x": 1})
+    await play(server, **sampling, reasoning=ReasoningOptions("low"), extra_body={"x": 1})
     thinking = {"enabled": True, "effort": "low"}
     sent = {**sampling, "seed": drawn_seed(3, "turn", 0)}
     common = {"messages": GO, "n": 1, "tools": list(TOOLKIT.schemas)}
@@ -157,7 +157,7 @@ async def test_the_openai_client_itself_behind_two_lines(chat: ScriptedChat) -> 
 
     chat.script = [calls(call("add", {"a": 2, "b": 3}), reasoning="hm")]
     server = Client()
-    result = await play(server, seed=3, reasoning=Reasoning(max_tokens=2000))
+    result = await play(server, seed=3, reasoning=ReasoningOptions(max_tokens=2000))
     await server.client.close()
     assert (result.ending, result.turns_used, result.reasoning_per_turn) == (Ending.FINISHED, 2, ["hm", None])
     assert chat.requests[1]["reasoning"] == {"enabled": True, "max_tokens": 2000}

@@ -13,7 +13,7 @@ from scripted_chat import ScriptedChat, answer, call, calls, says
 from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.agent.result import ToolCall
 from hermes_rl.endings import Ending
-from hermes_rl.servers.base import Reasoning, drawn_seed
+from hermes_rl.servers.base import ReasoningOptions, drawn_seed
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.tools import machine
 from hermes_rl.tools.context import ToolContext
@@ -94,7 +94,7 @@ async def test_sampling_thinking_extra_body_and_seed_reach_the_server(chat: Scri
         top_p=0.5,
         seed=7,
         max_tokens=99,
-        reasoning=Reasoning("high"),
+        reasoning=ReasoningOptions("high"),
         extra_body={"provider": {"order": ["a"]}},
         logprobs=True,
     )

@@ -159,7 +159,7 @@ def test_an_evaluation_says_how_it_samples(
 def test_the_library_of_tokenizers_gives_no_advice(tmp_path: Path) -> None:
     served = hermes("run", "terminal-files", "serve", "--set", "serve.api_url=http://127.0.0.1:1", cwd=tmp_path)
     assert served.returncode != 0 and "PyTorch" not in served.stderr, served.stderr
-    code = "from hermes_rl.tokens.tokenizer import load_tokenizer, small_tokenizer_path as p; load_tokenizer(str(p()))"
+    code = "from hermes_rl.tokens.load import load_tokenizer, small_tokenizer_path as p; load_tokenizer(str(p()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "PyTorch" not in done.stderr
     code = "from hermes_rl.tokens.families import family_names; family_names()"

@@ -16,7 +16,7 @@ from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.group_lines import group_lines
 from hermes_rl.runs.records import rollout_of, rollout_record
 from hermes_rl.servers.base import ChatReply, LedgerEntry
-from hermes_rl.tokens.sequence import Sequence, Span, ids, numbers
+from hermes_rl.tokens.sequence import SampledSpan, Sequence, ids, numbers
 from hermes_rl.tokens.transcript import Step, Transcript, WeightVersions
 
 ROW = Row(key="row", columns={}, index=0, digest="0" * 64)
@@ -153,12 +153,15 @@ def test_credit_of_turns_becomes_advantages_of_tokens() -> None:
 
 
 def test_sequences_take_few_bytes() -> None:
-    line = Sequence(ids(range(1000)), (Span(0, 0, 1000),), numbers([-0.123456789] * 1000))
-    assert line.nbytes <= 16 * len(line)
+    line = Sequence(ids(range(1000)), (SampledSpan(0, 0, 1000),), numbers([-0.123456789] * 1000))
+    assert line.sampled is not None
+    assert line.ids.itemsize * len(line.ids) + line.sampled.itemsize * len(line.sampled) <= 16 * len(line)
     assert certify(group()).exact
 
 
-@pytest.mark.parametrize("spans", [(Span(0, 0, 9),), (Span(0, 0, 2), Span(1, 1, 3)), (Span(0, 2, 1),)])
-def test_spans_that_cannot_be_are_refused(spans: tuple[Span, ...]) -> None:
+@pytest.mark.parametrize(
+    "spans", [(SampledSpan(0, 0, 9),), (SampledSpan(0, 0, 2), SampledSpan(1, 1, 3)), (SampledSpan(0, 2, 1),)]
+)
+def test_spans_that_cannot_be_are_refused(spans: tuple[SampledSpan, ...]) -> None:
     with pytest.raises(ValueError, match="the span"):
         Sequence(ids([1, 2, 3]), spans)

@@ -229,10 +229,10 @@ async def test_forgotten_rollouts_take_no_memory() -> None:
     pool = ServerPool([Fake("a"), Fake("b")])
     for number in range(70_000):
         pool.pick(str(number), [])
-    assert len(pool._home) == 65_536
+    assert len(pool._server_of) == 65_536
     for number in range(70_000):
         pool.forget(str(number))
-    assert pool._home == {}
+    assert pool._server_of == {}
     assert [server.rollouts for server in pool._servers] == [0, 0]
 
 

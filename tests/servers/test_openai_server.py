@@ -12,7 +12,7 @@ import pytest
 from loopback_server import Answer, Loopback, Naps, completion, error
 
 from hermes_rl.errors import ServerFailure
-from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded, Reasoning, Secret, ServerConfig
+from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded, ReasoningOptions, Secret, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.retry import RetryPolicy
@@ -69,12 +69,12 @@ async def test_extra_body_lies_at_the_top_level_and_wins(loopback: Start) -> Non
 @pytest.mark.parametrize(
     ("reasoning", "sent"),
     [
-        (Reasoning(), {"enabled": True}),
-        (Reasoning(effort="high", max_tokens=9), {"enabled": True, "effort": "high"}),
-        (Reasoning(max_tokens=9), {"enabled": True, "max_tokens": 9}),
+        (ReasoningOptions(), {"enabled": True}),
+        (ReasoningOptions(effort="high", max_tokens=9), {"enabled": True, "effort": "high"}),
+        (ReasoningOptions(max_tokens=9), {"enabled": True, "max_tokens": 9}),
     ],
 )
-async def test_thinking_fields(loopback: Start, reasoning: Reasoning, sent: dict[str, Any]) -> None:
+async def test_thinking_fields(loopback: Start, reasoning: ReasoningOptions, sent: dict[str, Any]) -> None:
     server = await loopback()
     async with role(server) as policy:
         await policy.chat(ChatRequest(HI.messages, reasoning=reasoning))
@@ -85,7 +85,7 @@ def test_thinking_fields_of_openai_itself() -> None:
     from hermes_rl.servers.wire import chat_body
 
     config = ServerConfig("openai", "https://api.openai.com/v1", "o")
-    body = chat_body(ChatRequest([], temperature=0.2, max_tokens=50, reasoning=Reasoning()), config)
+    body = chat_body(ChatRequest([], temperature=0.2, max_tokens=50, reasoning=ReasoningOptions()), config)
     assert body == {
         "model": "o",
         "messages": [],

@@ -100,7 +100,7 @@ def of_object(raw: str, value: object) -> ParsedCall:
 
 def loads(text: str) -> Any:
     """Read JSON, with line breaks in its texts as models write them, and without NaN; raises ValueError."""
-    value, end = decode(text, _skip(text, 0))
+    value, end = decode(text, skip_blanks(text, 0))
     if text[end:].strip():
         raise ValueError("something follows")
     return value
@@ -114,7 +114,8 @@ def decode(text: str, start: int) -> tuple[Any, int]:
         raise ValueError("nested too deeply") from None
 
 
-def _skip(text: str, start: int) -> int:
+def skip_blanks(text: str, start: int) -> int:
+    """Return the place of the first character from `start` on that is no blank."""
     while start < len(text) and text[start].isspace():
         start += 1
     return start

@@ -43,7 +43,7 @@ class DeepSeek:
 
 
 def _end(text: str, begin: int) -> int | None:
-    """Where the call ends; an end tag inside of its JSON does not count."""
+    """Find the end of the call; an end tag inside of its JSON does not count."""
     opened = text.find("{", begin)
     first = text.find(CALL_END, begin)
     if 0 <= opened < first:

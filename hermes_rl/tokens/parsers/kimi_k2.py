@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, loads, made
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, loads, made, skip_blanks
 from hermes_rl.tokens.parsers.text import quoted
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -33,19 +33,13 @@ def _read(text: str, begin: int) -> tuple[ParsedCall, int]:
     separator, end = text.find(_ARGUMENTS, begin), text.find(_END, begin)
     if separator >= 0 and (end < 0 or separator < end):
         try:
-            _, behind = decode(text, _opened(text, separator + len(_ARGUMENTS)))
+            _, behind = decode(text, skip_blanks(text, separator + len(_ARGUMENTS)))
             end = text.find(_END, behind)
         except ValueError:
             pass
     if end < 0:
         return ParsedCall(text[begin:].strip(), Status.UNCLOSED), len(text)
     return _call(text[begin:end]), end + len(_END)
-
-
-def _opened(text: str, place: int) -> int:
-    while place < len(text) and text[place].isspace():
-        place += 1
-    return place
 
 
 def _call(body: str) -> ParsedCall:

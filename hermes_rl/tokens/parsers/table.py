@@ -96,7 +96,7 @@ def written_calls(tokenizer: Tokenizer) -> Iterator[str]:
     inner = text.rfind(str(ARGUMENTS["x"]))
     if inner < 0:
         return
-    places = sorted({place for token in tokenizer.control for place in _found(text, token, inner)})[:_CUTS]
+    places = sorted({place for token in tokenizer.control if (place := text.find(token, inner)) >= 0})[:_CUTS]
     for place in places or [len(text)]:
         yield text[:place]
     yield text
@@ -126,9 +126,3 @@ def _conversation(said: str) -> list[dict[str, Any]]:
         {"role": "assistant", "content": said, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "callxq7z0", "name": NAME, "content": _RESULT},
     ]
-
-
-def _found(text: str, token: str, start: int) -> Iterator[int]:
-    place = text.find(token, start)
-    if place >= 0:
-        yield place

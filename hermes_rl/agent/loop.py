@@ -21,9 +21,9 @@ from hermes_rl.errors import Failure, ServerFailure
 from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, ReasoningOptions, drawn_seed
 from hermes_rl.tokens.transcript import Transcript
+from hermes_rl.tools.catalogue import toolkit_of
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
 from hermes_rl.tools.machine import ToolRuntime, runtime_for
-from hermes_rl.tools.toolkit import Toolkit
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class HermesAgentLoop:
         self.options = replace(options or LoopOptions(), **{k: v for k, v in given.items() if v is not None})
         self.server = as_chat_server(server)
         self.sandbox = sandbox or _sandbox_of(server)
-        self.toolkit = Toolkit.of_schemas(tool_schemas, valid_tool_names)
+        self.toolkit = toolkit_of(tool_schemas, valid_tool_names)
         self.task_id = task_id
         self.user = user
 

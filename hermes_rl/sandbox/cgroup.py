@@ -67,7 +67,7 @@ class Layout:
         return {self.top(controller) for controller in self.parents}
 
 
-class Group:
+class ControlGroup:
     """The group of one sandbox."""
 
     def __init__(self, layout: Layout, name: str) -> None:

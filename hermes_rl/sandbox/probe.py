@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox.bubblewrap import namespace_options
-from hermes_rl.sandbox.bwrap_binary import Bwrap, find_bwrap
+from hermes_rl.sandbox.bwrap_binary import Bwrap, find_bwrap, namespace_options
 from hermes_rl.sandbox.cgroup import CONTROLLERS, DELEGATE, find_layout
 from hermes_rl.sandbox.images import OUTER_UID, cache_folder, overlay_refused
+from hermes_rl.sandbox.roots import UID
 from hermes_rl.sandbox.seccomp import filter_program
 
 OTHERWISE = "or choose another backend (`--set sandbox.backend=none` runs on the bare machine, without a fence)"
@@ -112,7 +112,7 @@ def _try(bwrap: Bwrap, *more: str) -> str | None:
         done = subprocess.run(
             [
                 "bwrap",
-                *namespace_options(network=False),
+                *namespace_options(UID, network=False),
                 "--ro-bind",
                 "/",
                 "/",

@@ -12,14 +12,15 @@ import importlib
 import logging
 import os
 import pkgutil
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.tools.base import Tool, Toolset
 from hermes_rl.tools.distributions import draw, find_distribution
 from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
+from hermes_rl.tools.toolkit import Schemas, Toolkit
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,21 @@ def find_tool(name: str) -> Tool:
     if name not in tools:
         raise UserError(f"no built-in tool is named {name!r}{did_you_mean(name, set(tools))}")
     return tools[name]
+
+
+def toolkit_of(schemas: Sequence[dict[str, Any]], names: Collection[str] | None = None) -> Toolkit:
+    """The toolkit behind a list of schemas: the one that it carries, else built-in tools under these schemas.
+
+    Args:
+        schemas: as a server is given them.
+        names: the tools to keep; None keeps all.
+
+    Raises:
+        UserError: there is no built-in tool of such a name.
+    """
+    if isinstance(schemas, Schemas):
+        return schemas.toolkit.only(names)
+    return Toolkit([find_tool(schema["function"]["name"]) for schema in schemas], schemas).only(names)
 
 
 def check_toolsets(names: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ its tools along, so that code which only passes schemas on (as hand-written envi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from hermes_rl.errors import UserError
@@ -51,13 +51,3 @@ class Toolkit:
             return self
         kept = [pair for pair in zip(self.tools, self.schemas, strict=True) if pair[0].name in names]
         return Toolkit((tool for tool, _ in kept), (schema for _, schema in kept))
-
-    @classmethod
-    def of_schemas(cls, schemas: Sequence[dict[str, Any]], names: Collection[str] | None = None) -> Toolkit:
-        """The toolkit behind a list of schemas: the one that it carries, else built-in tools under these schemas."""
-        if isinstance(schemas, Schemas):
-            return schemas.toolkit.only(names)
-        from hermes_rl.tools.catalogue import find_tool
-
-        tools = [find_tool(schema["function"]["name"]) for schema in schemas]
-        return cls(tools, schemas).only(names)

@@ -14,7 +14,7 @@ import pytest
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import Limits, SandboxConfig, create_sandbox
-from hermes_rl.sandbox.cgroup import Group, Layout, find_layout
+from hermes_rl.sandbox.cgroup import ControlGroup, Layout, find_layout
 
 HERE = find_layout()
 needs_groups = pytest.mark.skipif(HERE is None, reason="this user may make no control groups here")
@@ -96,7 +96,7 @@ def test_version_2_takes_the_group_that_hands_its_controllers_down(tmp_path: Pat
 
 def test_limits_of_version_2(tmp_path: Path) -> None:
     layout = Layout(2, dict.fromkeys(("memory", "pids", "cpu"), tmp_path))
-    group = Group(layout, "one")
+    group = ControlGroup(layout, "one")
     folder = layout.top("memory") / "one"
     group.enter(os.getpid(), 1 << 30, 50, 1.5)
     written = {path.name: path.read_text() for path in folder.iterdir()}
@@ -113,7 +113,7 @@ def test_limits_of_version_2(tmp_path: Path) -> None:
 
 
 def test_a_group_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
-    group = Group(Layout(1, {"memory": tmp_path}), "one")
+    group = ControlGroup(Layout(1, {"memory": tmp_path}), "one")
     group.remove()
     group.enter(os.getpid(), 1 << 30, 50, None)
     assert list(tmp_path.iterdir()) == []

@@ -16,6 +16,7 @@ from hermes_rl.tools.catalogue import (
     known_toolsets,
     resolve_toolsets,
     sample_distribution,
+    toolkit_of,
 )
 from hermes_rl.tools.distributions import DISTRIBUTIONS
 from hermes_rl.tools.toolkit import Schemas, Toolkit
@@ -61,11 +62,11 @@ def test_tools_by_name() -> None:
 
 def test_schemas_carry_their_tools() -> None:
     toolkit = Toolkit(resolve_toolsets(["terminal"]))
-    assert Toolkit.of_schemas(toolkit.schemas).names == {"terminal", "process"}
-    assert Toolkit.of_schemas(toolkit.schemas, {"terminal"}).names == {"terminal"}
+    assert toolkit_of(toolkit.schemas).names == {"terminal", "process"}
+    assert toolkit_of(toolkit.schemas, {"terminal"}).names == {"terminal"}
     plain = [dict(schema) for schema in toolkit.schemas]
     assert not isinstance(plain, Schemas)
-    assert Toolkit.of_schemas(plain).names == {"terminal", "process"}
+    assert toolkit_of(plain).names == {"terminal", "process"}
 
 
 def test_two_tools_of_one_name() -> None:

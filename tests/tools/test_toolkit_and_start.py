@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermes_rl.sandbox.config import SandboxConfig
-from hermes_rl.tools.catalogue import find_tool
+from hermes_rl.tools.catalogue import find_tool, toolkit_of
 from hermes_rl.tools.execute import execute_calls
 from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.toolkit import Toolkit
@@ -32,12 +32,12 @@ async def test_a_tool_that_needs_no_sandbox_starts_none() -> None:
 
 def test_the_callers_own_schema_text_reaches_the_model() -> None:
     mine = {**find_tool("terminal").schema["function"], "description": "Mine."}
-    toolkit = Toolkit.of_schemas([{"type": "function", "function": mine}])
+    toolkit = toolkit_of([{"type": "function", "function": mine}])
     assert toolkit.schemas[0]["function"]["description"] == "Mine."
     assert toolkit.get("terminal") is find_tool("terminal")
 
 
 def test_schemas_that_carry_their_toolkit_give_it_back() -> None:
     toolkit = Toolkit([find_tool("terminal"), find_tool("todo")])
-    assert Toolkit.of_schemas(toolkit.schemas) is toolkit
-    assert Toolkit.of_schemas(toolkit.schemas, {"todo"}).names == {"todo"}
+    assert toolkit_of(toolkit.schemas) is toolkit
+    assert toolkit_of(toolkit.schemas, {"todo"}).names == {"todo"}

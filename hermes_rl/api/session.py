@@ -35,7 +35,7 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SessionTurn:
     """What the policy is asked now; `Session.step` answers it."""
 
     messages: list[Message]
@@ -79,7 +79,7 @@ class Stepped:
         )
         self._tokens = TokenServer(self._config, self, lambda: renderer) if renderer is not None else None
         self.role = ModelClient("policy", [self], RetryPolicy(attempts=1))
-        self.turns: asyncio.Queue[Turn] = asyncio.Queue()
+        self.turns: asyncio.Queue[SessionTurn] = asyncio.Queue()
         self.waiting: asyncio.Future[_Answer] | None = None
         """Where the answer to the turn that was handed out belongs; None while there is no such turn."""
         self.unknown_logprobs = False
@@ -147,7 +147,7 @@ class Stepped:
     async def _ask(self, request: ChatRequest, sampling: Sampling | None) -> _Answer:
         self.waiting = asyncio.get_running_loop().create_future()
         self.turns.put_nowait(
-            Turn(
+            SessionTurn(
                 messages=[dict(message) for message in request.messages],
                 tools=[dict(tool) for tool in request.tools or ()],
                 max_tokens=request.max_tokens if sampling is None else sampling.max_tokens,
@@ -188,7 +188,7 @@ class Session:
         self.rollout: Rollout | None = None
         """The rollout with its score, once it has ended; None before, and where the session was closed before."""
 
-    async def start(self) -> Turn | None:
+    async def start(self) -> SessionTurn | None:
         """Begin; the first turn, or None where the rollout ended before it (`rollout.error` says why).
 
         Raises:
@@ -206,7 +206,7 @@ class Session:
         logprobs: Sequence[float] | None = None,
         finish: str | None = None,
         version: int | None = None,
-    ) -> Turn | None:
+    ) -> SessionTurn | None:
         """Answer the turn; the next one, or None where the rollout has ended (see `rollout`).
 
         Args:
@@ -269,7 +269,7 @@ class Session:
         known = None if logprobs is None else array("d", found.logprobs)
         return _Answer(ids=array("i", found.ids), logprobs=known, finish=found.finish, version=version)
 
-    async def _next(self, playing: asyncio.Task[Rollout]) -> Turn | None:
+    async def _next(self, playing: asyncio.Task[Rollout]) -> SessionTurn | None:
         asked = asyncio.create_task(self._stepped.turns.get())
         try:
             await asyncio.wait({asked, playing}, return_when=asyncio.FIRST_COMPLETED)

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from hermes_rl.api.environment import Env
 from hermes_rl.api.groups import Groups
-from hermes_rl.api.session import Session, Turn
+from hermes_rl.api.session import Session, SessionTurn
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Group, Rollout
@@ -147,11 +147,11 @@ class SyncSession:
     def __init__(self, env: SyncEnv, session: Session) -> None:
         self._env, self._session = env, session
 
-    def start(self) -> Turn | None:
+    def start(self) -> SessionTurn | None:
         """See `Session.start`."""
         return self._env._call(self._session.start())
 
-    def step(self, answer: Any, **kwargs: Any) -> Turn | None:
+    def step(self, answer: Any, **kwargs: Any) -> SessionTurn | None:
         """See `Session.step`, which has the same arguments."""
         return self._env._call(self._session.step(answer, **kwargs))
 

@@ -38,10 +38,10 @@ def run(
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
 ) -> None:
     """Play rollouts of a spec."""
-    from hermes_rl.cli.running import Request, run_spec
+    from hermes_rl.cli.running import RunRequest, run_spec
 
     flags = tuple(context.args)
-    request = Request(spec, mode, tuple(sets or ()), flags, out, fresh, demo, quiet, verbose, env_file)
+    request = RunRequest(spec, mode, tuple(sets or ()), flags, out, fresh, demo, quiet, verbose, env_file)
     raise typer.Exit(run_spec(request))
 
 

@@ -14,7 +14,7 @@ from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.tooling import named_toolsets
 from hermes_rl.runs.exact import TOKEN_LEVEL, forecast_of, tokenizer_of
 from hermes_rl.sandbox.packages import package_folder
-from hermes_rl.sandbox.probe import Part, parts, probe
+from hermes_rl.sandbox.probe import Ability, parts, probe
 from hermes_rl.sandbox.remote_machines import NAMES as NAMES_OF_REMOTE
 from hermes_rl.sandbox.remote_machines import missing
 from hermes_rl.servers.exactness import examine as examine_server
@@ -114,7 +114,7 @@ async def _docker() -> Check:
     return Check("sandbox docker", True, f"the engine at {engine.socket} is version {version}")
 
 
-def _sandbox_part(found: Part) -> Check:
+def _sandbox_part(found: Ability) -> Check:
     return Check(f"sandbox {found.name}", not found.remedy, found.detail, found.remedy or None, needed=False)
 
 

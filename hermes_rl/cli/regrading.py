@@ -8,7 +8,7 @@ from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import environment
 from hermes_rl.cli.running import evaluation_lines, run_interruptible
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.regrade import Regraded, Request, regrade
+from hermes_rl.runs.regrade import Regraded, RegradeRequest, regrade
 from hermes_rl.spec.overrides import parse_extra_args
 
 
@@ -20,7 +20,7 @@ def regrade_run(path: Path, sets: tuple[str, ...], env_file: Path | None) -> int
         RunError: a judge could not be asked.
     """
     overrides = parse_extra_args((), sets)
-    done = run_interruptible(regrade(Request(path, overrides, environment(env_file), Progress())))
+    done = run_interruptible(regrade(RegradeRequest(path, overrides, environment(env_file), Progress())))
     for line in _words(done):
         echo(line)
     return 0

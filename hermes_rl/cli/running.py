@@ -34,7 +34,7 @@ INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """The words of `hermes-rl run`."""
 
     spec: str
@@ -49,7 +49,7 @@ class Request:
     env_file: Path | None = None
 
 
-def run_spec(request: Request) -> int:
+def run_spec(request: RunRequest) -> int:
     """Load, play and sum up; returns the exit status.
 
     Raises:
@@ -89,7 +89,7 @@ def logged() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _load(request: Request, environ: Mapping[str, str], more: tuple[str, ...]) -> Spec:
+def _load(request: RunRequest, environ: Mapping[str, str], more: tuple[str, ...]) -> Spec:
     require_effect(request.flags, request.mode)
     overrides = parse_extra_args(request.flags, [*request.sets, *more])
     return load_spec(request.spec, overrides=overrides, demo=request.demo, environ=environ, mode=request.mode)

@@ -50,7 +50,7 @@ class Calls(Protocol):
         ...
 
 
-class Descriptors:
+class DescriptorShare:
     """Whether the file descriptors that this process may open carry another rollout.
 
     Args:
@@ -83,9 +83,9 @@ class Descriptors:
 class Fixed:
     """As many rollouts as were asked for."""
 
-    def __init__(self, concurrency: int, descriptors: Descriptors | None = None) -> None:
+    def __init__(self, concurrency: int, descriptors: DescriptorShare | None = None) -> None:
         self.concurrency = concurrency
-        self._descriptors = descriptors or Descriptors()
+        self._descriptors = descriptors or DescriptorShare()
 
     def admits(self, open_rollouts: int) -> bool:
         return open_rollouts < self.concurrency and self._descriptors.carry(open_rollouts)
@@ -109,9 +109,9 @@ class Adaptive:
         used: Callable[[], float] | None = None,
         free: Callable[[], float] | None = None,
         cores: int | None = None,
-        descriptors: Descriptors | None = None,
+        descriptors: DescriptorShare | None = None,
     ) -> None:
-        self._descriptors = descriptors or Descriptors(clock=clock)
+        self._descriptors = descriptors or DescriptorShare(clock=clock)
         self._calls, self._clock = calls, clock
         self._used, self._free = used or processor_seconds, free or free_memory
         self._cores = cores or len(os.sched_getaffinity(0))

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from hermes_rl.errors import UserError
-from hermes_rl.tools.artifacts import Artifact, File
+from hermes_rl.tools.artifacts import Artifact, ArtifactFile
 
 
 def keep_artifacts(folder: Path, rollout: str, artifacts: Mapping[str, Artifact]) -> dict[str, Any]:
@@ -55,9 +55,9 @@ def _kept(run: Path, name: str, said: Mapping[str, Any]) -> Artifact:
     return artifact
 
 
-def _read(path: Path, place: Path) -> File:
+def _read(path: Path, place: Path) -> ArtifactFile:
     inner = "" if path == place else str(path.relative_to(place))
-    return File(inner, path.read_bytes(), 0o644 | path.stat().st_mode & 0o111)
+    return ArtifactFile(inner, path.read_bytes(), 0o644 | path.stat().st_mode & 0o111)
 
 
 def _keep(place: Path, artifact: Artifact, top: Path) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _keep(place: Path, artifact: Artifact, top: Path) -> dict[str, Any]:
     }
 
 
-def _write(place: Path, file: File) -> None:
+def _write(place: Path, file: ArtifactFile) -> None:
     parts = file.path.split("/") if file.path else []
     if any(part in ("", ".", "..") for part in parts):
         raise ValueError(f"artifact file {file.path!r}")  # no sandbox lists such an entry

@@ -48,7 +48,7 @@ from hermes_rl.servers.scripted import Script
 from hermes_rl.spec.model import NO_TOOLSETS, Agent, Spec
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import has_template, render_section
-from hermes_rl.tools.artifacts import Artifact, Request
+from hermes_rl.tools.artifacts import Artifact, ArtifactRequest
 from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.toolkit import Toolkit
 
@@ -216,13 +216,13 @@ class CompiledSpec:
         config, toolkit = sandbox_config(self.spec, row, self._environ), self.tooling.shared(group)
         return KeptMachines(name, config, toolkit, artifacts, self.pool.create, self._only_kept())
 
-    def _artifacts(self, row: Row) -> list[Request]:
+    def _artifacts(self, row: Row) -> list[ArtifactRequest]:
         """The artifacts that the spec asks for, rendered for a row."""
         rendered = {
             name: render_section(artifact, row.columns, where=f"artifacts.{name}", key=row.key)
             for name, artifact in self.spec.artifacts.items()
         }
-        return [Request(name, artifact.path, artifact.command) for name, artifact in rendered.items()]
+        return [ArtifactRequest(name, artifact.path, artifact.command) for name, artifact in rendered.items()]
 
     def _only_kept(self) -> frozenset[str]:
         """Artifacts that no fresh sandbox gets."""

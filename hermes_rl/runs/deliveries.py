@@ -15,7 +15,7 @@ DELIVERIES = "deliveries.jsonl"
 
 
 @dataclass(frozen=True)
-class Mark:
+class StepMark:
     """At a step of the trainer: how many groups it had taken out of its queue, and the state of the environment."""
 
     step: int
@@ -42,7 +42,7 @@ class DeliveryLog:
     delivered: list[str] = field(default_factory=list)
     doubtful: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[StepMark] = field(default_factory=list)
     session: Any = None
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class DeliveryLog:
         elif event == "registered":
             self.session, self.doubtful = line["session"], []
         elif event == "step":
-            self.marks.append(Mark(line["step"], line["taken"], line["state"]))
+            self.marks.append(StepMark(line["step"], line["taken"], line["state"]))
 
     def _write(self, event: str, **more: Any) -> None:
         line = {"trainer": self.trainer, "event": event, **more}
@@ -106,10 +106,10 @@ class DeliveryLog:
         """The trainer is at a step, with so many of our groups still in its queue."""
         self._write("step", step=step, taken=max(0, len(self.delivered) - queued), state=state)
 
-    def at(self, step: int) -> Mark:
+    def at(self, step: int) -> StepMark:
         """The last mark that is not beyond a step."""
         before = [mark for mark in self.marks if mark.step <= step]
-        return before[-1] if before else Mark(step, 0, {})
+        return before[-1] if before else StepMark(step, 0, {})
 
     def close(self) -> None:
         """Close the file."""

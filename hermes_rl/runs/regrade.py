@@ -34,7 +34,7 @@ class Regraded:
 
 
 @dataclass
-class Request:
+class RegradeRequest:
     """`path` is a run directory; `overrides` change its spec."""
 
     path: Path
@@ -43,7 +43,7 @@ class Request:
     progress: Progress = field(default_factory=Progress)
 
 
-async def regrade(request: Request) -> Regraded:
+async def regrade(request: RegradeRequest) -> Regraded:
     """Score, and where its rewards have changed judge, the rollouts of a run anew; nothing is played.
 
     Raises:

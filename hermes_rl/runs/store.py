@@ -29,7 +29,7 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PlayedEntry:
     """Where a rollout's line begins in its file, and what decides whether the rollout has to be played again."""
 
     begin: int
@@ -45,8 +45,8 @@ class GroupEntry:
     row_key: str
     epoch: int
     digest: str
-    ended: dict[int, Entry] = field(default_factory=dict)
-    waiting: dict[int, Entry] = field(default_factory=dict)
+    ended: dict[int, PlayedEntry] = field(default_factory=dict)
+    waiting: dict[int, PlayedEntry] = field(default_factory=dict)
 
 
 class RolloutStore:
@@ -280,8 +280,8 @@ class RolloutStore:
         self._rollouts.close()
 
 
-def _entry(line: Line, begin: int) -> Entry:
-    return Entry(begin, line["attempt"], RolloutState(line["state"]), line["score"])
+def _entry(line: Line, begin: int) -> PlayedEntry:
+    return PlayedEntry(begin, line["attempt"], RolloutState(line["state"]), line["score"])
 
 
 def _place(line: Line) -> tuple[str, int, int]:

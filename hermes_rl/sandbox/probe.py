@@ -56,7 +56,7 @@ def probe() -> ProbeResult:
 
 
 @dataclass(frozen=True)
-class Part:
+class Ability:
     """Something that not every sandbox needs; `remedy` is empty where it is there."""
 
     name: str
@@ -64,36 +64,38 @@ class Part:
     remedy: str = ""
 
 
-def parts() -> list[Part]:
+def parts() -> list[Ability]:
     """What sandboxes can have here beyond the fence itself."""
     return [_groups(), _images(), _filter()]
 
 
-def _groups() -> Part:
+def _groups() -> Ability:
     layout = find_layout()
     if layout is None:
-        return Part("control groups", "cannot be made here: limits hold per process, cpu not at all", DELEGATE)
+        return Ability("control groups", "cannot be made here: limits hold per process, cpu not at all", DELEGATE)
     missing = [name for name in CONTROLLERS if name not in layout.parents]
     detail = f"version {layout.version} with {', '.join(layout.parents)}"
-    return Part("control groups", detail, f"not handed to this user: {', '.join(missing)}" if missing else "")
+    return Ability("control groups", detail, f"not handed to this user: {', '.join(missing)}" if missing else "")
 
 
-def _images() -> Part:
+def _images() -> Ability:
     try:
         said = _try(find_bwrap(overlay=True), "--overlay-src", "/usr", "--tmp-overlay", "/tmp")
         cache = str(cache_folder())
     except UserError as error:
-        return Part("images", "cannot be used here", str(error))
+        return Ability("images", "cannot be used here", str(error))
     if said is not None:
-        return Part("images", "cannot be used here", str(overlay_refused(said) or said))
-    return Part("images", f"folders and archives work; they are unpacked below {cache}")
+        return Ability("images", "cannot be used here", str(overlay_refused(said) or said))
+    return Ability("images", f"folders and archives work; they are unpacked below {cache}")
 
 
-def _filter() -> Part:
+def _filter() -> Ability:
     machine = platform.machine()
     if filter_program() is None:
-        return Part("system calls", f"there is no filter for the processor {machine}", "choose another sandbox.backend")
-    return Part("system calls", f"filtered ({machine})")
+        return Ability(
+            "system calls", f"there is no filter for the processor {machine}", "choose another sandbox.backend"
+        )
+    return Ability("system calls", f"filtered ({machine})")
 
 
 def require_bubblewrap() -> None:

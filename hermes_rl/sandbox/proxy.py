@@ -38,7 +38,7 @@ Resolve = Callable[[str, int], Awaitable[str]]
 
 
 @dataclass(frozen=True)
-class Request:
+class ProxyRequest:
     """The head of a request: where to, and what to send there first; a tunnel has nothing to send."""
 
     host: str
@@ -126,7 +126,7 @@ class Proxy:
 Side = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def _pass_on(request: Request, near: Side, far: Side) -> None:
+async def _pass_on(request: ProxyRequest, near: Side, far: Side) -> None:
     try:
         if request.head is None:
             near[1].write(b"HTTP/1.1 200 Connection established\r\n\r\n")
@@ -154,7 +154,7 @@ async def _say(writer: asyncio.StreamWriter, status: str, why: str) -> None:
     await writer.drain()
 
 
-def read_request(head: bytes) -> Request:
+def read_request(head: bytes) -> ProxyRequest:
     """The head of a request to a proxy, as RFC 9112 has it: authority form for CONNECT, else absolute form.
 
     Raises:
@@ -173,9 +173,9 @@ def read_request(head: bytes) -> Request:
     if host is None or (method == "CONNECT" and port is None) or (method != "CONNECT" and parts.scheme != "http"):
         raise RefusedError("ask for http://HOST/…, or CONNECT HOST:PORT")
     if method == "CONNECT":
-        return Request(host, port or 0, None)
+        return ProxyRequest(host, port or 0, None)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     kept = [line for line in lines[1:-2] if line.partition(":")[0].strip().lower() not in OWN_HEADERS]
     own = [f"Host: {parts.netloc.rpartition('@')[2]}", "Connection: close"]
     text = "\r\n".join([f"{method} {path} {version}", *own, *kept, "", ""])
-    return Request(host, port or 80, text.encode("latin-1"))
+    return ProxyRequest(host, port or 80, text.encode("latin-1"))

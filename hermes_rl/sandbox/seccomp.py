@@ -43,7 +43,7 @@ PERSONALITIES = (0, 0x0008, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF)
 
 
 @dataclass(frozen=True)
-class Machine:
+class Processor:
     """One processor: how a filter knows it, and its numbers of the calls."""
 
     audit: int
@@ -57,7 +57,7 @@ _COMMON = {
 }  # fmt: skip
 """Newer calls have the same number everywhere."""
 
-X86_64 = Machine(
+X86_64 = Processor(
     0xC000003E,
     {
         **_COMMON,
@@ -75,7 +75,7 @@ X86_64 = Machine(
     },
 )  # fmt: skip
 
-AARCH64 = Machine(
+AARCH64 = Processor(
     0xC00000B7,
     {
         **_COMMON,
@@ -109,7 +109,7 @@ Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false, value."""
 
 
-def _rules(machine: Machine) -> list[Instruction]:
+def _rules(machine: Processor) -> list[Instruction]:
     """What another processor's convention asks for is refused: it would have other numbers for the same calls."""
     numbers = machine.numbers
     rules: list[Instruction] = [

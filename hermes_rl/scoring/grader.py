@@ -18,7 +18,7 @@ from hermes_rl.scoring.combine import Weighting, combine
 from hermes_rl.scoring.value import RewardValue, interpret, total
 
 
-class Staging(Protocol):
+class Restorable(Protocol):
     """What the grader needs of a `ToolContext`: files that a reward lays down go away after it."""
 
     def restore(self) -> None: ...
@@ -42,7 +42,7 @@ class GradedReward:
 Render = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 """(arguments with templates, columns of the row) → arguments."""
 
-Machines = Callable[[GradedReward], AbstractAsyncContextManager[Staging | None]]
+Machines = Callable[[GradedReward], AbstractAsyncContextManager[Restorable | None]]
 """The sandbox that a reward looks into, there for as long as it runs; None for one that does not look."""
 
 

@@ -25,7 +25,7 @@ OUTPUTS = "~/.artifacts"
 
 
 @dataclass(frozen=True)
-class Request:
+class ArtifactRequest:
     """An artifact that the spec asks for: exactly one of `path`, `command`."""
 
     name: str
@@ -34,7 +34,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class File:
+class ArtifactFile:
     """A file; `path` is relative to the artifact's own, empty for that itself."""
 
     path: str
@@ -48,7 +48,7 @@ class Artifact:
 
     name: str
     target: str
-    files: tuple[File, ...] = ()
+    files: tuple[ArtifactFile, ...] = ()
     problem: str | None = None
 
     @property
@@ -84,7 +84,7 @@ class _Budget:
             raise _TooMuchError
 
 
-async def take(sandbox: Sandbox, requests: Sequence[Request], timeout: float) -> dict[str, Artifact]:
+async def take(sandbox: Sandbox, requests: Sequence[ArtifactRequest], timeout: float) -> dict[str, Artifact]:
     """Take artifacts in order; `timeout` in seconds is for each command. Raises `SandboxFailure` where it is ours."""
     budget = _Budget()
     taken = {}
@@ -108,10 +108,12 @@ def _said(error: Exception) -> str:
     return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
-async def _files(sandbox: Sandbox, request: Request, budget: _Budget, timeout: float) -> AsyncIterator[File]:
+async def _files(
+    sandbox: Sandbox, request: ArtifactRequest, budget: _Budget, timeout: float
+) -> AsyncIterator[ArtifactFile]:
     if request.path is None:
         assert request.command is not None
-        yield File("", await _output(sandbox, request.command, budget, timeout), 0o644)
+        yield ArtifactFile("", await _output(sandbox, request.command, budget, timeout), 0o644)
         return
     info = await sandbox.stat(request.path)
     if info.kind != "directory":
@@ -130,10 +132,10 @@ async def _files(sandbox: Sandbox, request: Request, budget: _Budget, timeout: f
                 yield await _file(sandbox, f"{request.path}/{path}", path, info.mode, budget)
 
 
-async def _file(sandbox: Sandbox, source: str, path: str, mode: int, budget: _Budget) -> File:
+async def _file(sandbox: Sandbox, source: str, path: str, mode: int, budget: _Budget) -> ArtifactFile:
     data = await sandbox.read_file(source, limit=max(budget.left, 0))
     budget.spend(len(data))
-    return File(path, data, mode & 0o777)
+    return ArtifactFile(path, data, mode & 0o777)
 
 
 async def _output(sandbox: Sandbox, command: str, budget: _Budget, timeout: float) -> bytes:
@@ -154,7 +156,7 @@ async def _output(sandbox: Sandbox, command: str, budget: _Budget, timeout: floa
 class Laid:
     """The artifacts in a fresh sandbox, and what each of their files has replaced there."""
 
-    replaced: dict[str, File | None] = field(default_factory=dict)
+    replaced: dict[str, ArtifactFile | None] = field(default_factory=dict)
     """Absolute path → the file that was there before, if any."""
 
     async def lay(self, sandbox: Sandbox, artifacts: Mapping[str, Artifact]) -> None:
@@ -174,9 +176,9 @@ class Laid:
             await sandbox.write_file(path, before.data, before.mode)
 
 
-async def _there(sandbox: Sandbox, path: str) -> File | None:
+async def _there(sandbox: Sandbox, path: str) -> ArtifactFile | None:
     try:
         info = await sandbox.stat(path)
-        return File(path, await sandbox.read_file(path), info.mode)
+        return ArtifactFile(path, await sandbox.read_file(path), info.mode)
     except FileNotFoundError:
         return None

@@ -10,7 +10,7 @@ from hermes_rl.tools.errors import ToolInputError
 
 
 @dataclass
-class Entry:
+class ListedProcess:
     """A process and what the model called it into being with."""
 
     id: str
@@ -33,17 +33,17 @@ class ProcessTable:
     """Each rollout has its own, so that an id of another rollout means nothing here."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, ListedProcess] = {}
 
-    def add(self, command: str, cwd: str, process: BackgroundProcess) -> Entry:
-        entry = Entry(f"proc_{len(self._entries) + 1}", command, cwd, process)
+    def add(self, command: str, cwd: str, process: BackgroundProcess) -> ListedProcess:
+        entry = ListedProcess(f"proc_{len(self._entries) + 1}", command, cwd, process)
         self._entries[entry.id] = entry
         return entry
 
-    def all(self) -> list[Entry]:
+    def all(self) -> list[ListedProcess]:
         return list(self._entries.values())
 
-    def get(self, identity: str) -> Entry:
+    def get(self, identity: str) -> ListedProcess:
         """The process with this id; raises `ToolInputError` that names those there are."""
         if identity not in self._entries:
             known = ", ".join(self._entries) or "none"

@@ -17,7 +17,7 @@ import aiohttp
 
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.rollout import Group
-from hermes_rl.runs.deliveries import DeliveryLog, Mark
+from hermes_rl.runs.deliveries import DeliveryLog, StepMark
 from hermes_rl.runs.encoding import body_of
 from hermes_rl.trainers.base import GroupRefused, Registered, Registration, TrainerState
 
@@ -251,6 +251,6 @@ def queue_was_lost(log: DeliveryLog, step: int, queued: int | None) -> bool:
     """
     if queued is None:
         return bool(log.delivered)
-    last = log.marks[-1] if log.marks else Mark(step, 0, {})
+    last = log.marks[-1] if log.marks else StepMark(step, 0, {})
     # Steps of an API never fall, and while they stay what was in its queue stays there.
     return step < last.step or (queued == 0 and step == last.step and len(log.delivered) > last.taken)

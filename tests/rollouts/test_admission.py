@@ -11,7 +11,7 @@ from hermes_rl.rollouts.admission import DESCRIPTORS as EACH
 from hermes_rl.rollouts.admission import FIRST as PER_CORE
 from hermes_rl.rollouts.admission import (
     Adaptive,
-    Descriptors,
+    DescriptorShare,
     Fixed,
     admission,
     free_memory,
@@ -102,7 +102,7 @@ def test_this_machine_can_be_measured() -> None:
     assert 0 < free_memory() <= 1
 
 
-def begun(descriptors: Descriptors, each: int, used: list[int]) -> int:
+def begun(descriptors: DescriptorShare, each: int, used: list[int]) -> int:
     """How many of 1000 rollouts begin where each takes so many descriptors."""
     fixed, rollouts = Fixed(1000, descriptors), 0
     while fixed.admits(rollouts):
@@ -119,14 +119,14 @@ def test_no_more_begin_than_this_process_may_open_descriptors_for(each: int) -> 
         now[0] += 1
         return now[0]
 
-    rollouts = begun(Descriptors(1024, lambda: used[0], later), each, used)
+    rollouts = begun(DescriptorShare(1024, lambda: used[0], later), each, used)
     assert used[0] <= 1024
     assert rollouts >= (1024 - 50) // EACH
     assert each != 1 or rollouts > 400, "where they take few, more of them may begin"
 
 
 def test_the_last_one_is_never_kept_from_beginning() -> None:
-    assert Fixed(5, Descriptors(20, lambda: 19)).admits(0)
+    assert Fixed(5, DescriptorShare(20, lambda: 19)).admits(0)
 
 
 def test_a_run_may_open_as_much_as_the_system_lets_it() -> None:

@@ -17,7 +17,7 @@ from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import run_process
 from hermes_rl.sandbox import SandboxConfig, SandboxFile
 from hermes_rl.spec.load import load_spec
-from hermes_rl.tools.artifacts import Request
+from hermes_rl.tools.artifacts import ArtifactRequest
 from hermes_rl.tools.machine import ToolRuntime, find_runtime
 from tests.rootfs import make_rootfs
 from tests.sandbox.test_pool import settled
@@ -208,7 +208,7 @@ async def test_fresh_sandboxes_wait_already_and_have_nothing_of_anybody(tmp_path
                 own = await runtime.sandbox()
                 await own.run("mkdir work; echo a > work/a; touch ~/left /tmp/left; sleep 777 >/dev/null 2>&1 &")
                 machines = RewardMachines(runtime, compiled.grader.ordered)
-                await machines.take([Request("work", path="work")], 9)
+                await machines.take([ArtifactRequest("work", path="work")], 9)
                 await settled(compiled.pool)
                 before = compiled.pool.taken
                 async with machines(compiled.grader.ordered[1]) as context:

@@ -8,7 +8,7 @@ import pytest
 
 from hermes_rl.rollouts.artifact_files import keep_artifacts
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
-from hermes_rl.tools.artifacts import LIMIT, Artifact, File, Laid, Request, take
+from hermes_rl.tools.artifacts import LIMIT, Artifact, ArtifactFile, ArtifactRequest, Laid, take
 
 
 @pytest.fixture(params=["bubblewrap", "none"])
@@ -17,7 +17,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 async def taken(sandbox: Sandbox, **request: str) -> Artifact:
-    found = await take(sandbox, [Request("a", **request)], timeout=10)
+    found = await take(sandbox, [ArtifactRequest("a", **request)], timeout=10)
     return found["a"]
 
 
@@ -27,15 +27,15 @@ async def test_files_folders_and_outputs(backend: str) -> None:
             "mkdir -p d/e; printf 'x\\0y' > d/f; echo run > d/e/g; chmod 755 d/e/g; ln -s /etc/passwd d/l"
         )
         await sandbox.run("mkfifo d/pipe")
-        assert (await taken(sandbox, path="d/f")).files == (File("", b"x\0y", 0o644),)
+        assert (await taken(sandbox, path="d/f")).files == (ArtifactFile("", b"x\0y", 0o644),)
         folder = await taken(sandbox, path="d")
         assert sorted(folder.files, key=lambda file: file.path) == [
-            File("e/g", b"run\n", 0o755),
-            File("f", b"x\0y", 0o644),
+            ArtifactFile("e/g", b"run\n", 0o755),
+            ArtifactFile("f", b"x\0y", 0o644),
         ]
         assert folder.size == 7
         printed = await taken(sandbox, command="echo out; echo err >&2")
-        assert printed.files == (File("", b"out\n", 0o644),)
+        assert printed.files == (ArtifactFile("", b"out\n", 0o644),)
         assert printed.digest != folder.digest
 
 
@@ -53,14 +53,14 @@ async def test_what_cannot_be_taken_is_a_problem_of_the_agent(backend: str) -> N
 
 async def test_a_command_that_does_not_end(backend: str) -> None:
     async with create_sandbox(SandboxConfig(backend=backend)) as sandbox:
-        found = await take(sandbox, [Request("a", command="sleep 60")], timeout=0.2)
+        found = await take(sandbox, [ArtifactRequest("a", command="sleep 60")], timeout=0.2)
         assert found["a"].problem is not None
 
 
 async def test_laid_into_another_and_withdrawn() -> None:
     artifacts = {
-        "patch": Artifact("patch", "~/.artifacts/patch", (File("", b"diff", 0o644),)),
-        "src": Artifact("src", "src", (File("a.py", b"new", 0o644), File("sub/b.py", b"b", 0o755))),
+        "patch": Artifact("patch", "~/.artifacts/patch", (ArtifactFile("", b"diff", 0o644),)),
+        "src": Artifact("src", "src", (ArtifactFile("a.py", b"new", 0o644), ArtifactFile("sub/b.py", b"b", 0o755))),
     }
     async with create_sandbox(SandboxConfig()) as sandbox:
         await sandbox.write_file("src/a.py", b"old", 0o600)
@@ -79,8 +79,8 @@ async def test_laid_into_another_and_withdrawn() -> None:
 
 def test_kept_on_the_host_as_files_and_folders_only(tmp_path: Path) -> None:
     artifacts = {
-        "one": Artifact("one", "x", (File("", b"1", 0o755),)),
-        "tree": Artifact("tree", "t", (File("a/b", b"2", 0o644), File("\udcff", b"3", 0o600))),
+        "one": Artifact("one", "x", (ArtifactFile("", b"1", 0o755),)),
+        "tree": Artifact("tree", "t", (ArtifactFile("a/b", b"2", 0o644), ArtifactFile("\udcff", b"3", 0o600))),
         "none": Artifact("none", "n", problem="it is not there"),
     }
     for _ in range(2):  # a second attempt under the same id replaces the first
@@ -103,7 +103,7 @@ def test_kept_on_the_host_as_files_and_folders_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["../out", "a/../../out", "/out", "a//b"])
 def test_no_name_leads_out_of_the_folder(tmp_path: Path, path: str) -> None:
     with pytest.raises(ValueError, match="artifact file"):
-        keep_artifacts(tmp_path, "r", {"a": Artifact("a", "a", (File(path, b"x", 0o644),))})
+        keep_artifacts(tmp_path, "r", {"a": Artifact("a", "a", (ArtifactFile(path, b"x", 0o644),))})
     assert not (tmp_path / "out").exists()
 
 

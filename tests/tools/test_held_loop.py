@@ -16,7 +16,7 @@ import pytest
 
 from hermes_rl.sandbox.config import Limits, SandboxConfig
 from hermes_rl.tools import v4a
-from hermes_rl.tools.artifacts import Request, take
+from hermes_rl.tools.artifacts import ArtifactRequest, take
 from hermes_rl.tools.editing import NoMatchError, replace
 from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.toolsets._patch import Patch, _unified
@@ -110,7 +110,7 @@ async def test_an_artifact_of_a_great_many_names_is_refused_at_once(inside: str)
         assert (await sandbox.run(f"mkdir many; cd many; seq 1 200000 | {make}")).exit_code == 0
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         async with lag() as late:
-            found = await take(sandbox, [Request("many", path="many")], 60)
+            found = await take(sandbox, [ArtifactRequest("many", path="many")], 60)
             await asyncio.sleep(0.5)
         assert "files and folders" in str(found["many"].problem)
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000

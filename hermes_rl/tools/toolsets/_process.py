@@ -7,7 +7,7 @@ from typing import Any
 
 from hermes_rl.tools.base import CALL_TIMEOUT, Tool, ToolInputError
 from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.processes import Entry
+from hermes_rl.tools.processes import ListedProcess
 from hermes_rl.tools.results import as_json, readable
 
 PREVIEW = 1000
@@ -21,7 +21,7 @@ KILL_SECONDS = 2.0
 """Time that a process has to end by itself after SIGTERM."""
 
 
-class Process(Tool):
+class ProcessTool(Tool):
     """List, poll, read, wait for, kill and write to background processes of this rollout."""
 
     name = "process"
@@ -74,7 +74,7 @@ class Process(Tool):
         return as_json(await ACTIONS[action](entry, args))
 
 
-def _listed(entry: Entry) -> dict[str, Any]:
+def _listed(entry: ListedProcess) -> dict[str, Any]:
     return {
         "session_id": entry.id,
         "command": entry.command[:200],
@@ -86,15 +86,15 @@ def _listed(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _output(entry: Entry) -> str:
+def _output(entry: ListedProcess) -> str:
     return readable(entry.process.output())
 
 
-def _ending(entry: Entry) -> dict[str, Any]:
+def _ending(entry: ListedProcess) -> dict[str, Any]:
     return {"exit_code": entry.process.poll(), "completion_reason": "killed" if entry.killed else "exited"}
 
 
-async def _poll(entry: Entry, args: dict[str, Any]) -> dict[str, Any]:
+async def _poll(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
     answer = {
         "session_id": entry.id,
         "command": entry.command,
@@ -106,7 +106,7 @@ async def _poll(entry: Entry, args: dict[str, Any]) -> dict[str, Any]:
     return answer | (_ending(entry) if entry.status == "exited" else {})
 
 
-async def _log(entry: Entry, args: dict[str, Any]) -> dict[str, Any]:
+async def _log(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
     lines = _output(entry).splitlines()
     offset, limit = args.get("offset", 0), args.get("limit", LOG_LINES)
     shown = lines[offset : offset + limit] if offset > 0 else lines[-limit:]
@@ -120,7 +120,7 @@ async def _log(entry: Entry, args: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _wait(entry: Entry, args: dict[str, Any]) -> dict[str, Any]:
+async def _wait(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
     timeout = min(float(args.get("timeout", WAIT_SECONDS)), (CALL_TIMEOUT.get() or WAIT_SECONDS) * 0.9)
     code = await entry.process.wait(timeout)
     if code is None:
@@ -129,7 +129,7 @@ async def _wait(entry: Entry, args: dict[str, Any]) -> dict[str, Any]:
     return {"status": "exited", "command": entry.command, **_ending(entry), "output": _output(entry)[-TAIL:]}
 
 
-async def _kill(entry: Entry, args: dict[str, Any]) -> dict[str, Any]:
+async def _kill(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
     if entry.status == "exited":
         return {"status": "already_exited", **_ending(entry), "output": _output(entry)[-TAIL:]}
     entry.killed = True
@@ -140,15 +140,15 @@ async def _kill(entry: Entry, args: dict[str, Any]) -> dict[str, Any]:
     return {"status": "killed", "session_id": entry.id, **_ending(entry), "output": _output(entry)[-TAIL:]}
 
 
-async def _write(entry: Entry, args: dict[str, Any]) -> dict[str, Any]:
+async def _write(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
     return await _send(entry, args.get("data", ""))
 
 
-async def _submit(entry: Entry, args: dict[str, Any]) -> dict[str, Any]:
+async def _submit(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
     return await _send(entry, args.get("data", "") + "\n")
 
 
-async def _send(entry: Entry, data: str) -> dict[str, Any]:
+async def _send(entry: ListedProcess, data: str) -> dict[str, Any]:
     if entry.status == "exited":
         return {"status": "already_exited", "error": "Process has already finished"}
     try:
@@ -158,14 +158,14 @@ async def _send(entry: Entry, data: str) -> dict[str, Any]:
     return {"status": "ok", "bytes_written": len(data)}
 
 
-async def _close(entry: Entry, args: dict[str, Any]) -> dict[str, Any]:
+async def _close(entry: ListedProcess, args: dict[str, Any]) -> dict[str, Any]:
     if entry.status == "exited":
         return {"status": "already_exited", "error": "Process has already finished"}
     await entry.process.close_stdin()
     return {"status": "ok", "message": "stdin closed"}
 
 
-ACTIONS: dict[str, Callable[[Entry, dict[str, Any]], Awaitable[dict[str, Any]]]] = {
+ACTIONS: dict[str, Callable[[ListedProcess, dict[str, Any]], Awaitable[dict[str, Any]]]] = {
     "poll": _poll,
     "log": _log,
     "wait": _wait,

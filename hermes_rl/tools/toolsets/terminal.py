@@ -12,7 +12,7 @@ from hermes_rl.tools.base import CALL_TIMEOUT, Tool, Toolset
 from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.results import OUTPUT_LIMIT, as_json, readable
 from hermes_rl.tools.shell import STATE_LIMIT
-from hermes_rl.tools.toolsets._process import Process
+from hermes_rl.tools.toolsets._process import ProcessTool
 
 SPARE_SECONDS = 1.0
 """A command ends this long before its tool call would, so that the model still gets its output."""
@@ -132,4 +132,4 @@ def _timeout(sandbox: Sandbox, asked: float | None) -> float:
     return min(bounds)
 
 
-TOOLSET = Toolset("terminal", "Shell commands and background processes in the sandbox.", (Terminal(), Process()))
+TOOLSET = Toolset("terminal", "Shell commands and background processes in the sandbox.", (Terminal(), ProcessTool()))

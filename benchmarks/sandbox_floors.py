@@ -10,9 +10,9 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from hermes_rl.sandbox.bubblewrap import namespace_options
-from hermes_rl.sandbox.bwrap_binary import find_bwrap
+from hermes_rl.sandbox.bwrap_binary import find_bwrap, namespace_options
 from hermes_rl.sandbox.images import OUTER_UID
+from hermes_rl.sandbox.roots import UID
 
 END = b"--end of a command--"
 MOUNTS = ("--tmpfs", "/", "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib")
@@ -39,7 +39,7 @@ async def bare(*command: str) -> asyncio.subprocess.Process:
     executable, env = find_bwrap().by_descriptor(fds.append)
     try:
         return await asyncio.create_subprocess_exec(
-            "bwrap", *namespace_options(network=False), *MOUNTS, *MORE, *command,
+            "bwrap", *namespace_options(UID, network=False), *MOUNTS, *MORE, *command,
             executable=executable, env=env, pass_fds=fds, cwd="/",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             user=OUTER_UID if as_root else None, group=OUTER_UID if as_root else None,

@@ -149,12 +149,13 @@ class AtroposTrainer:
             former = await self._status(self._former) or {}
             queued += int(former.get("self_queue_size", 0))
             self._former = self._former if former.get("self_queue_size") else None
-        ahead = queue * self._group_size // self.batch_size if self.batch_size > 0 else 0
+        # Groups of other environments may fill no batch without ours, so that only our own count as enough.
+        ahead = queued * self._group_size // self.batch_size if self.batch_size > 0 else 0
         return TrainerState(
             step=step,
-            wants=self._wanted(status, queue, queued),
+            wants=0 if step + ahead >= self.total_steps else self._wanted(status, queue, queued),
             queued=queued,
-            finished=step + ahead > self.total_steps,
+            finished=step >= self.total_steps,
             share=float(status.get("env_weight", 1.0)) if self._weighted else 1.0,
         )
 

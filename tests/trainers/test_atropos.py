@@ -182,3 +182,23 @@ async def test_what_the_queue_takes_is_what_is_wanted(status: dict[str, Any], le
         trainer._group_size, trainer._env_id = 2, 0
         assert (await trainer.state()).wants == wants
         await trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("step", "queued", "finished", "wants_more"),
+    [(3, 4, False, True), (3, 8, False, False), (4, 4, False, False), (4, 0, False, True), (5, 0, True, False)],
+)
+async def test_a_trainer_whose_queue_is_enough_wants_no_more_and_is_finished_at_its_last_step(
+    step: int, queued: int, finished: bool, wants_more: bool
+) -> None:
+    """An environment that ended with the queue would miss the evaluation of the last step."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"current_step": step, "queue_size": queued, "self_queue_size": queued})
+
+    async with answering(answer) as url:
+        trainer = client(url, batch_size=8)
+        trainer._group_size, trainer._env_id = 2, 0
+        state = await trainer.state()
+        assert (state.finished, state.wants > 0) == (finished, wants_more)
+        await trainer.close()

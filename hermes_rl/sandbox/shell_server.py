@@ -57,7 +57,9 @@ PROGRAM = "; ".join(
     (
         "((BASH_VERSINFO >= 4)) && ( : >/proc/$$/fd/4 ) && set -m && export -p >&3 && printf '\\0%d\\n' 0 || exit",
         "trap : INT",  # else a command that SIGINT has ended would end this loop
-        f"while read -r -u 2; do ( {_SUBSHELL} ); printf '\\0%d\\n' $?; done",
+        f"while read -r -u 2; do ( {_SUBSHELL} ); printf '\\0%d\\n' $?; done; code=$?",
+        # A command that stops itself with SIGTSTP leaves the loop: nobody else could find what it runs afterwards.
+        "kill -KILL %% 2>/dev/null; exit $code",
     )
 )
 

@@ -202,6 +202,12 @@ async def test_a_command_that_stops_its_own_shell_ends(terminal: Terminal, signa
     assert await terminal.said("echo next") == "next\n"
 
 
+async def test_what_a_command_runs_is_killed_where_stopping_it_ends_its_shell(terminal: Terminal) -> None:
+    ignoring = "trap '' HUP TERM CONT; sleep 69 & echo $! >pid; kill -TSTP $BASHPID; echo end"
+    assert (await terminal.run(ignoring, timeout=60)).exit_code == 148
+    assert (await terminal.said(GONE)).endswith("gone\n")
+
+
 async def test_what_a_stopped_command_runs_is_killed_however_late_the_helper_hears_of_it(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,15 +120,19 @@ class Collecting:
                 scored, backlog = await self.collect_trajectory(item)
                 if scored is not None:
                     return checked(scored), list(backlog)
-            except Exception:
+            except Exception:  # a user's code may raise anything, and costs its own group at most; the log says what
                 logger.exception("collect_trajectory failed (attempt %d of %d)", attempt + 1, REPLAYS + 1)
         return None, []
 
     def _layers_of(self, group: Group) -> list[dict[str, Any]]:
         """The group as Atropos' ScoredDataGroups: one where each rollout has one sequence."""
+        return group_lines(group, self._generation_params())
+
+    def _generation_params(self) -> dict[str, Any]:
+        """How the policy samples in training, for the lines of groups."""
         options = self._core.options("train")
         params = {"temperature": options.temperature, "top_p": options.top_p}
-        return group_lines(group, {name: value for name, value in params.items() if value is not None})
+        return {name: value for name, value in params.items() if value is not None}
 
 
 class _Tracked:

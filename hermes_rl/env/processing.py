@@ -34,8 +34,6 @@ async def process_by_hand(env: HermesAgentBaseEnv) -> int:
     path = Path(env.config.data_path_to_save_groups or f"data/{env.name or 'groups'}.jsonl")
     progress = Progress()
     with closing(GroupsFile(Journal(path), "")) as file:
-        options = env._core.options("train")
-        params = {"temperature": options.temperature, "top_p": options.top_p}
         run = Run(
             env._environment(),
             items_of(env, pauses=False),
@@ -43,7 +41,7 @@ async def process_by_hand(env: HermesAgentBaseEnv) -> int:
                 size=int(env.config.group_size),
                 repeat=False,
                 concurrency=env._rollouts_in_flight,
-                generation_params={name: value for name, value in params.items() if value is not None},
+                generation_params=env._generation_params(),
             ),
             encoder=env._encoder,
             budget=Budget(max_failures=max(target, 10)),

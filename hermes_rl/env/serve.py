@@ -108,8 +108,6 @@ async def serve_environment(env: HermesAgentBaseEnv, trainer: Trainer | None = N
     path = config.data_path_to_save_groups
     with ExitStack() as stack:
         file = stack.enter_context(closing(GroupsFile(Journal(Path(path)), ""))) if path is not None else None
-        options = env._core.options("train")
-        params = {"temperature": options.temperature, "top_p": options.top_p}
         size = int(config.group_size)
         run = Run(
             env._environment(),
@@ -119,7 +117,7 @@ async def serve_environment(env: HermesAgentBaseEnv, trainer: Trainer | None = N
                 repeat=False,
                 drop_uniform=bool(config.ensure_scores_are_not_same),
                 concurrency=env._rollouts_in_flight,
-                generation_params={name: value for name, value in params.items() if value is not None},
+                generation_params=env._generation_params(),
             ),
             encoder=env._encoder,
             budget=Budget(),
@@ -197,7 +195,7 @@ class EnvHooks:
             await self._env.evaluate()
         except HermesRLError as error:
             logger.error("the evaluation at step %d failed: %s", step, error)
-        except Exception:
+        except Exception:  # a user's `evaluate` may raise anything; training goes on without this evaluation
             logger.exception("the evaluation at step %d failed", step)
 
     async def sending(self, group: Group, lines: list[dict[str, Any]]) -> None:

@@ -14,7 +14,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from hermes_rl.errors import SandboxFailure
 
@@ -30,30 +30,30 @@ def ours(what: str) -> Iterator[None]:
 
 def memory_file(data: bytes, name: str = "data") -> int:
     """A descriptor of an unnamed file in memory that holds `data`, at its start."""
-    with ours("this machine cannot make a file in memory"):
-        fd = os.memfd_create(name, os.MFD_CLOEXEC)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            os.lseek(fd, 0, os.SEEK_SET)
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
+    with _new_file(name) as fd:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 def fixed_file(size: int, name: str) -> int:
     """A descriptor of an unnamed file in memory of zeros, which nobody can make larger or smaller."""
-    with ours("this machine cannot make a file in memory"):
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(fd, size)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
+    with _new_file(name, os.MFD_ALLOW_SEALING) as fd:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return fd
+
+
+@contextmanager
+def _new_file(name: str, flags: int = 0) -> Iterator[int]:
+    """A new file in memory, which is closed where the block does not end well."""
+    with ours("this machine cannot make a file in memory"), ExitStack() as unfinished:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | flags)
+        unfinished.callback(os.close, fd)
+        yield fd
+        unfinished.pop_all()
 
 
 def pipe() -> tuple[int, int]:

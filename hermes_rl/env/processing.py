@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hermes_rl.env.items import items_of
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.rollout import Group
-from hermes_rl.runs.budget import Budget
+from hermes_rl.runs.budget import RunBudget
 from hermes_rl.runs.groups_file import GroupsFile
 from hermes_rl.runs.journal import Journal
 from hermes_rl.runs.process import Processing
@@ -44,7 +44,7 @@ async def process_by_hand(env: HermesAgentBaseEnv) -> int:
                 generation_params=env._generation_params(),
             ),
             encoder=env._encoder,
-            budget=Budget(max_failures=max(target, 10)),
+            budget=RunBudget(max_failures=max(target, 10)),
             progress=progress,
         )
         work = Processing(run, file, target, EnvLog(env))

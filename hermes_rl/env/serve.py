@@ -13,7 +13,7 @@ from atroposlib.envs.base import EvalHandlingEnum
 from hermes_rl.env.items import items_of
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.rollout import Group
-from hermes_rl.runs.budget import Budget
+from hermes_rl.runs.budget import RunBudget
 from hermes_rl.runs.deliveries import DELIVERIES, DeliveryLog
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.groups_file import GroupsFile
@@ -120,7 +120,7 @@ async def serve_environment(env: HermesAgentBaseEnv, trainer: Trainer | None = N
                 generation_params=env._generation_params(),
             ),
             encoder=env._encoder,
-            budget=Budget(),
+            budget=RunBudget(),
             progress=Progress(),
         )
         checks = Checks(

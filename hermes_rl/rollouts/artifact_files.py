@@ -14,10 +14,10 @@ from typing import Any
 from urllib.parse import quote
 
 from hermes_rl.errors import UserError
-from hermes_rl.tools.artifacts import Artifact, ArtifactFile
+from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
 
 
-def keep_artifacts(folder: Path, rollout: str, artifacts: Mapping[str, Artifact]) -> dict[str, Any]:
+def keep_artifacts(folder: Path, rollout: str, artifacts: Mapping[str, TakenArtifact]) -> dict[str, Any]:
     """Write a rollout's artifacts below `folder` and describe them, as its record does; blocks.
 
     An attempt of an earlier run under the same id is replaced.
@@ -28,7 +28,7 @@ def keep_artifacts(folder: Path, rollout: str, artifacts: Mapping[str, Artifact]
     return {name: _keep(own / quote(name, safe=""), artifact, folder.parent) for name, artifact in artifacts.items()}
 
 
-def kept_artifacts(run: Path, record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Artifact]:
+def kept_artifacts(run: Path, record: Mapping[str, Any], names: Iterable[str]) -> dict[str, TakenArtifact]:
     """The artifacts of a rollout from what its record says of them; `run` is the run directory. Blocks.
 
     Raises:
@@ -40,16 +40,16 @@ def kept_artifacts(run: Path, record: Mapping[str, Any], names: Iterable[str]) -
     return {name: _kept(run, name, record[name]) for name in names}
 
 
-def _kept(run: Path, name: str, said: Mapping[str, Any]) -> Artifact:
+def _kept(run: Path, name: str, said: Mapping[str, Any]) -> TakenArtifact:
     if "problem" in said:
-        return Artifact(name, "", problem=said["problem"])
+        return TakenArtifact(name, "", problem=said["problem"])
     place = run / said["path"]
     try:
         found = sorted(path for path in (place, *place.rglob("*")) if path.is_file())
         files = tuple(_read(path, place) for path in found)
     except OSError as error:
         raise UserError(f"the artifact {place} cannot be read: {error.strerror}") from error
-    artifact = Artifact(name, said["target"], files)
+    artifact = TakenArtifact(name, said["target"], files)
     if artifact.digest != said["sha256"]:
         raise UserError(f"the artifact {place} is no longer what was taken of the rollout")
     return artifact
@@ -60,7 +60,7 @@ def _read(path: Path, place: Path) -> ArtifactFile:
     return ArtifactFile(inner, path.read_bytes(), 0o644 | path.stat().st_mode & 0o111)
 
 
-def _keep(place: Path, artifact: Artifact, top: Path) -> dict[str, Any]:
+def _keep(place: Path, artifact: TakenArtifact, top: Path) -> dict[str, Any]:
     if artifact.problem is not None:
         return {"problem": artifact.problem}
     for file in artifact.files:

@@ -48,7 +48,7 @@ from hermes_rl.servers.scripted import Script
 from hermes_rl.spec.model import NO_TOOLSETS, Agent, Spec
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import has_template, render_section
-from hermes_rl.tools.artifacts import Artifact, ArtifactRequest
+from hermes_rl.tools.artifacts import ArtifactRequest, TakenArtifact
 from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.toolkit import Toolkit
 
@@ -210,7 +210,7 @@ class CompiledSpec:
         await self.grader.grade_rollout(item, result, machines, runtime.state, rollout.rewards)
 
     def kept_machines(
-        self, name: str, group: str, row: Row, artifacts: Callable[[], Mapping[str, Artifact]]
+        self, name: str, group: str, row: Row, artifacts: Callable[[], Mapping[str, TakenArtifact]]
     ) -> KeptMachines:
         """Sandboxes for the rewards of a rollout of an earlier run; tools of tool servers are not there."""
         config, toolkit = sandbox_config(self.spec, row, self._environ), self.tooling.shared(group)
@@ -278,7 +278,7 @@ class CompiledSpec:
             self.roles[self.spec.user.server].forget(user_id(key.id))
 
 
-async def _kept(folder: Path, rollout: str, taken: Mapping[str, Artifact]) -> dict[str, Any]:
+async def _kept(folder: Path, rollout: str, taken: Mapping[str, TakenArtifact]) -> dict[str, Any]:
     try:
         return await asyncio.to_thread(keep_artifacts, folder, rollout, taken)
     except OSError as error:

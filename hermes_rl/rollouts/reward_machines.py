@@ -18,7 +18,7 @@ from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.threads import Places
-from hermes_rl.tools.artifacts import Artifact, ArtifactRequest, take
+from hermes_rl.tools.artifacts import ArtifactRequest, TakenArtifact, take
 from hermes_rl.tools.context import ToolContext
 from hermes_rl.tools.machine import SandboxFactory, ToolRuntime
 from hermes_rl.tools.toolkit import Toolkit
@@ -46,7 +46,7 @@ class RewardMachines:
         self._only_kept = only_kept
         self._waiting = [reward.name for reward in rewards if _looks(reward) and not reward.fresh]
 
-    async def take(self, requests: Sequence[ArtifactRequest], timeout: float) -> Mapping[str, Artifact]:
+    async def take(self, requests: Sequence[ArtifactRequest], timeout: float) -> Mapping[str, TakenArtifact]:
         """Take the artifacts from the rollout's sandbox. Raises `SandboxFailure` where that is gone by our doing."""
         if requests:
             sandbox = await self.runtime.sandbox()
@@ -90,7 +90,7 @@ class KeptMachines:
         name: str,
         config: SandboxConfig,
         toolkit: Toolkit,
-        artifacts: Callable[[], Mapping[str, Artifact]],
+        artifacts: Callable[[], Mapping[str, TakenArtifact]],
         factory: SandboxFactory,
         only_kept: Collection[str] = (),
     ) -> None:
@@ -115,7 +115,7 @@ async def _fresh(
     config: SandboxConfig,
     toolkit: Toolkit,
     state: Any,
-    artifacts: Mapping[str, Artifact],
+    artifacts: Mapping[str, TakenArtifact],
     only_kept: Collection[str],
     factory: SandboxFactory,
 ) -> AsyncIterator[ToolContext]:

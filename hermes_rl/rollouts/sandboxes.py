@@ -10,7 +10,7 @@ from typing import Any
 
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox.config import Limits, SandboxConfig, SandboxFile
+from hermes_rl.sandbox.config import ResourceLimits, SandboxConfig, SandboxFile
 from hermes_rl.spec.model import File, Sandbox, Spec
 from hermes_rl.spec.templates import render, render_section
 
@@ -32,7 +32,7 @@ def sandbox_config(spec: Spec, row: Row, environ: Mapping[str, str] | None = Non
         files=laid_files(section.files, spec.folder),
         setup=tuple(section.setup),
         network=section.network,
-        limits=Limits(**section.limits.model_dump()),
+        limits=ResourceLimits(**section.limits.model_dump()),
         timeout=spec.command_timeout,
         lifetime=section.lifetime,
         keep_processes=section.keep_processes,

@@ -12,7 +12,7 @@ from hermes_rl.rollouts.rollout import Group, Rollout
 
 
 @dataclass
-class Budget:
+class RunBudget:
     """Counts what a run uses; `None` is no bound.
 
     `max_failures` are groups (rows, in evaluation) that infrastructure failed for good, `max_tokens` prompt and

@@ -18,7 +18,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
-from hermes_rl.runs.budget import Budget
+from hermes_rl.runs.budget import RunBudget
 from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.exact import TOKEN_LEVEL, renderer_of, tokenizer_of
 from hermes_rl.runs.grading import Grading
@@ -243,10 +243,10 @@ def plan_of(spec: Spec, mode: Mode) -> Plan:
     )
 
 
-def budget_of(spec: Spec, mode: Mode) -> Budget:
+def budget_of(spec: Spec, mode: Mode) -> RunBudget:
     """The spec's bounds; where it names none for failures, as many groups may fail as process is to write."""
     limit = spec.budget.max_failures
-    return Budget(
+    return RunBudget(
         max_failures=spec.process.groups if limit is None and mode == "process" else limit,
         max_tokens=spec.budget.max_tokens,
         deadline=spec.budget.deadline,

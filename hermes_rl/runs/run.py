@@ -22,7 +22,7 @@ from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.quarantine import Quarantine
 from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
-from hermes_rl.runs.budget import Budget
+from hermes_rl.runs.budget import RunBudget
 from hermes_rl.runs.group_lines import group_lines
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.rows import Lookahead, RowSource
@@ -129,14 +129,14 @@ class Run:
         *,
         store: RolloutStore | None = None,
         encoder: Encoder | None = None,
-        budget: Budget | None = None,
+        budget: RunBudget | None = None,
         progress: Progress | None = None,
         policy: ChatServer | None = None,
         runner: RolloutRunner | None = None,
     ) -> None:
         self.environment, self.plan, self.store, self.encoder = environment, plan, store, encoder
         self.rows = rows if isinstance(rows, RowSource) else RowSource(rows)
-        self.budget = budget or Budget()
+        self.budget = budget or RunBudget()
         self.progress = progress or Progress(quiet=True)
         self.quarantine = Quarantine()
         self.curriculum = Curriculum(plan.prefer_differing)

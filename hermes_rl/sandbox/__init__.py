@@ -2,14 +2,14 @@
 
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import BackgroundProcess, CommandResult, FileInfo, Sandbox
-from hermes_rl.sandbox.config import BACKENDS, Limits, SandboxConfig, SandboxFile
+from hermes_rl.sandbox.config import BACKENDS, ResourceLimits, SandboxConfig, SandboxFile
 
 __all__ = [
     "BACKENDS",
     "BackgroundProcess",
     "CommandResult",
     "FileInfo",
-    "Limits",
+    "ResourceLimits",
     "Sandbox",
     "SandboxConfig",
     "SandboxFile",

@@ -14,7 +14,7 @@ BACKENDS = ("bubblewrap", "docker", "modal", "daytona", "ssh", "singularity", "n
 
 
 @dataclass(frozen=True)
-class Limits:
+class ResourceLimits:
     """What the agent's processes may use; None leaves the backend's own default in force.
 
     A limit that is set here and that the backend cannot enforce is an error at start, unless `best_effort`.
@@ -64,7 +64,7 @@ class SandboxConfig:
     setup: tuple[str, ...] = ()
     """Shell commands, run in order in the working directory; non-zero is our failure."""
     network: bool | tuple[str, ...] = False
-    limits: Limits = Limits()
+    limits: ResourceLimits = ResourceLimits()
     timeout: float = 180.0
     """Seconds per command, where the caller names no other."""
     lifetime: float | None = None

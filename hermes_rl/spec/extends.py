@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hermes_rl.errors import Problem
 from hermes_rl.spec.merge import merge
-from hermes_rl.spec.nodes import MappingNode, Mark, Node, ScalarNode, Source
+from hermes_rl.spec.nodes import MappingNode, Mark, Node, ScalarNode, SourceText
 from hermes_rl.spec.reader import read_bytes, read_text
 
 
@@ -21,18 +21,18 @@ def read_spec_file(path: Path, name: str) -> tuple[MappingNode | None, list[Prob
     Raises:
         OSError: the file itself cannot be read.
     """
-    root, problems = read_bytes(path.read_bytes(), Source(name, path.resolve().parent))
-    tree = _as_mapping(root, Source(name, path.resolve().parent), problems)
+    root, problems = read_bytes(path.read_bytes(), SourceText(name, path.resolve().parent))
+    tree = _as_mapping(root, SourceText(name, path.resolve().parent), problems)
     return _with_parent(tree, problems, (path.resolve(),))
 
 
-def read_spec_text(text: str, source: Source) -> tuple[MappingNode | None, list[Problem]]:
+def read_spec_text(text: str, source: SourceText) -> tuple[MappingNode | None, list[Problem]]:
     """As `read_spec_file`, from text."""
     root, problems = read_text(text, source)
     return _with_parent(_as_mapping(root, source, problems), problems, ())
 
 
-def _as_mapping(root: Node | None, source: Source, problems: list[Problem]) -> MappingNode | None:
+def _as_mapping(root: Node | None, source: SourceText, problems: list[Problem]) -> MappingNode | None:
     if isinstance(root, MappingNode):
         return root
     if not problems:
@@ -62,7 +62,7 @@ def _with_parent(
 
 def _parent(path: Path, node: ScalarNode) -> tuple[MappingNode | None, list[Problem]]:
     shown = posixpath.normpath(posixpath.join(posixpath.dirname(node.mark.source.name), str(node.value)))
-    source = Source(shown, path.parent)
+    source = SourceText(shown, path.parent)
     try:
         root, problems = read_bytes(path.read_bytes(), source)
     except OSError as error:

@@ -17,7 +17,7 @@ from hermes_rl.shipped import shipped_dir
 from hermes_rl.spec.demo import for_demo
 from hermes_rl.spec.extends import read_spec_file, read_spec_text
 from hermes_rl.spec.model.spec import Mode, Spec
-from hermes_rl.spec.nodes import MappingNode, Source, scalar
+from hermes_rl.spec.nodes import MappingNode, SourceText, scalar
 from hermes_rl.spec.paths import absolute
 from hermes_rl.spec.salvage import Draft, salvage
 from hermes_rl.spec.secrets import literal_secrets
@@ -95,7 +95,7 @@ def parse_spec(
     Raises:
         SpecError: with every problem at its place.
     """
-    root, problems = read_spec_text(text, Source(name, (folder or Path.cwd()).resolve()))
+    root, problems = read_spec_text(text, SourceText(name, (folder or Path.cwd()).resolve()))
     return _Loading("spec", environ, demo=demo).finish(root, problems)
 
 

@@ -15,7 +15,7 @@ from hermes_rl.errors import Problem
 NodePath: TypeAlias = tuple[str | int, ...]
 
 
-class Source(NamedTuple):
+class SourceText(NamedTuple):
     """Who wrote a value: a file, or an option of the command line (which has no lines)."""
 
     name: str
@@ -26,7 +26,7 @@ class Source(NamedTuple):
 class Mark(NamedTuple):
     """A place; `line` and `column` count from 1."""
 
-    source: Source
+    source: SourceText
     line: int
     column: int
 

@@ -16,7 +16,7 @@ from hermes_rl.spec.assign import Assignment, NoPlaceError, assign, chat_server
 from hermes_rl.spec.flags import Flag, find_flag, refusal
 from hermes_rl.spec.hints import option_for
 from hermes_rl.spec.model.spec import Mode
-from hermes_rl.spec.nodes import MappingNode, Mark, Node, NodePath, ScalarNode, Source
+from hermes_rl.spec.nodes import MappingNode, Mark, Node, NodePath, ScalarNode, SourceText
 from hermes_rl.spec.reader import read_text
 from hermes_rl.spec.suggest import choices
 
@@ -75,8 +75,8 @@ def parse_extra_args(argv: Sequence[str], sets: Sequence[str]) -> Overrides:
     return Overrides(tuple(assignments), tuple(uses), key)
 
 
-def _source(option: str) -> Source:
-    return Source(option, Path.cwd(), has_lines=False)
+def _source(option: str) -> SourceText:
+    return SourceText(option, Path.cwd(), has_lines=False)
 
 
 def _value(text: str, option: str, problems: list[Problem]) -> Node:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from hermes_rl.errors import Problem
-from hermes_rl.spec.nodes import Block, Entry, MappingNode, Mark, Node, ScalarNode, SequenceNode, Source
+from hermes_rl.spec.nodes import Block, Entry, MappingNode, Mark, Node, ScalarNode, SequenceNode, SourceText
 from hermes_rl.spec.scalars import resolve
 
 _MOST_NODES = 1_000_000
@@ -59,7 +59,7 @@ class _Loader(yaml.Loader):
 class _Reader:
     """Builds the nodes of one document."""
 
-    def __init__(self, text: str, source: Source) -> None:
+    def __init__(self, text: str, source: SourceText) -> None:
         self.source = source
         self.lines = text.split("\n")
         self.problems: list[Problem] = []
@@ -236,13 +236,13 @@ class _Reader:
         return Block(first + 1, tuple(self.lines[first:last]), folded=event.style == ">")
 
 
-def read_text(text: str, source: Source) -> tuple[Node | None, list[Problem]]:
+def read_text(text: str, source: SourceText) -> tuple[Node | None, list[Problem]]:
     """The root of a text (None when empty or unreadable) and its problems."""
     reader = _Reader(text, source)
     return reader.read(), reader.problems
 
 
-def read_bytes(data: bytes, source: Source) -> tuple[Node | None, list[Problem]]:
+def read_bytes(data: bytes, source: SourceText) -> tuple[Node | None, list[Problem]]:
     """As `read_text`, from the bytes of a file; anything but UTF-8 is a problem."""
     try:
         text = data.decode("utf-8-sig")
@@ -255,4 +255,4 @@ def read_bytes(data: bytes, source: Source) -> tuple[Node | None, list[Problem]]
 
 def read_file(path: Path, name: str) -> tuple[Node | None, list[Problem]]:
     """As `read_bytes`, from a file that is shown as `name`."""
-    return read_bytes(path.read_bytes(), Source(name, path.resolve().parent))
+    return read_bytes(path.read_bytes(), SourceText(name, path.resolve().parent))

@@ -43,7 +43,7 @@ class ArtifactFile:
 
 
 @dataclass(frozen=True)
-class Artifact:
+class TakenArtifact:
     """What was taken. `target` is where it belongs in a sandbox."""
 
     name: str
@@ -84,7 +84,7 @@ class _Budget:
             raise _TooMuchError
 
 
-async def take(sandbox: Sandbox, requests: Sequence[ArtifactRequest], timeout: float) -> dict[str, Artifact]:
+async def take(sandbox: Sandbox, requests: Sequence[ArtifactRequest], timeout: float) -> dict[str, TakenArtifact]:
     """Take artifacts in order; `timeout` in seconds is for each command. Raises `SandboxFailure` where it is ours."""
     budget = _Budget()
     taken = {}
@@ -92,13 +92,13 @@ async def take(sandbox: Sandbox, requests: Sequence[ArtifactRequest], timeout: f
         target = f"{OUTPUTS}/{request.name}" if request.path is None else request.path
         try:
             files = [file async for file in _files(sandbox, request, budget, timeout)]
-            taken[request.name] = Artifact(request.name, target, tuple(files))
+            taken[request.name] = TakenArtifact(request.name, target, tuple(files))
         except (OSError, _TooMuchError) as error:
-            taken[request.name] = Artifact(request.name, target, problem=_said(error))
+            taken[request.name] = TakenArtifact(request.name, target, problem=_said(error))
         except SandboxFailure as failure:
             if not failure.ending.graded:
                 raise
-            taken[request.name] = Artifact(request.name, target, problem=failure.detail)
+            taken[request.name] = TakenArtifact(request.name, target, problem=failure.detail)
     return taken
 
 
@@ -159,7 +159,7 @@ class Laid:
     replaced: dict[str, ArtifactFile | None] = field(default_factory=dict)
     """Absolute path → the file that was there before, if any."""
 
-    async def lay(self, sandbox: Sandbox, artifacts: Mapping[str, Artifact]) -> None:
+    async def lay(self, sandbox: Sandbox, artifacts: Mapping[str, TakenArtifact]) -> None:
         """Write all files of artifacts to where they belong. What was removed by the agent stays there."""
         for artifact in artifacts.values():
             for file in artifact.files:

@@ -19,7 +19,7 @@ from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.backends import create_sandbox
 from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.sandbox.config import SandboxConfig
-from hermes_rl.tools.artifacts import Artifact, Laid
+from hermes_rl.tools.artifacts import Laid, TakenArtifact
 from hermes_rl.tools.own_loop import own_loop
 from hermes_rl.tools.processes import ProcessTable
 from hermes_rl.tools.shell import ShellState
@@ -66,7 +66,7 @@ class ToolRuntime:
         """Files that a reward has put in place."""
         self.held: dict[str, Held] = {}
         """What tools opened for this rollout, by name; closed with it."""
-        self.artifacts: Mapping[str, Artifact] = {}
+        self.artifacts: Mapping[str, TakenArtifact] = {}
         """What was taken of the sandbox when the agent had ended."""
         self.laid = Laid()
         """The artifacts that lie in this sandbox, where it is a fresh one for a reward."""

@@ -13,7 +13,7 @@ from played import graded
 
 from hermes_rl.sandbox.config import SandboxConfig, SandboxFile
 from hermes_rl.scoring.value import RewardValue
-from hermes_rl.tools.artifacts import Artifact, ArtifactFile
+from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
 from hermes_rl.tools.context import ToolContext
 from hermes_rl.tools.machine import ToolRuntime
 
@@ -303,9 +303,11 @@ async def judged(case: Case, pytest_files: tuple[SandboxFile, ...]) -> RewardVal
         files, setup = (*files, *pytest_files), ("mkdir /tmp/lib && tar xzf /tmp/lib.tgz -C /tmp/lib",)
     config = SandboxConfig(env=env, files=files, setup=setup)
     given = {path: ArtifactFile("", text.encode(), 0o644) for path, text in case.files.items()}
-    artifacts = {path: Artifact(path, path, (file,)) for path, file in given.items()}
+    artifacts = {path: TakenArtifact(path, path, (file,)) for path, file in given.items()}
     if case.patch:
-        artifacts = {"patch": Artifact("patch", "~/.artifacts/patch", (ArtifactFile("", await diff(case), 0o644),))}
+        artifacts = {
+            "patch": TakenArtifact("patch", "~/.artifacts/patch", (ArtifactFile("", await diff(case), 0o644),))
+        }
     async with ToolRuntime(config) as runtime:
         runtime.artifacts = artifacts
         await runtime.laid.lay(await runtime.sandbox(), artifacts)

@@ -9,9 +9,9 @@ import pytest
 from played import graded, write
 
 from hermes_rl.errors import RewardFailure, UserError
-from hermes_rl.sandbox.config import Limits, SandboxConfig, SandboxFile
+from hermes_rl.sandbox.config import ResourceLimits, SandboxConfig, SandboxFile
 from hermes_rl.scoring.value import RewardValue
-from hermes_rl.tools.artifacts import Artifact, ArtifactFile
+from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
 from hermes_rl.tools.context import ToolContext
 from hermes_rl.tools.machine import ToolRuntime
 
@@ -84,7 +84,7 @@ async def test_an_artifact_that_the_spec_does_not_have(ctx: ToolContext) -> None
 
 
 async def test_a_disk_that_the_agent_has_filled_passes_nothing() -> None:
-    async with ToolRuntime(SandboxConfig(limits=Limits(disk=1 << 20))) as runtime:
+    async with ToolRuntime(SandboxConfig(limits=ResourceLimits(disk=1 << 20))) as runtime:
         ctx = ToolContext(runtime.task_id)
         await write(ctx, solution=RIGHT)
         await asyncio.to_thread(ctx.terminal, "mkdir hidden; echo > hidden/check.py; cat /dev/zero > full")
@@ -216,7 +216,7 @@ async def test_what_the_agent_is_to_make_is_its_own_to_lack(ctx: ToolContext) ->
 
 
 async def test_a_git_of_the_agents_own_that_is_not_found_scores_0_and_ends_no_run() -> None:
-    patch = Artifact("patch", "patch", (ArtifactFile("", b"diff --git a/x b/x\n", 0o644),))
+    patch = TakenArtifact("patch", "patch", (ArtifactFile("", b"diff --git a/x b/x\n", 0o644),))
     async with ToolRuntime(SandboxConfig(env={"PATH": "own:/usr/bin:/bin"})) as runtime:
         runtime.artifacts = {"patch": patch}
         ctx = ToolContext(runtime.task_id)

@@ -13,7 +13,7 @@ from typing import Any
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.runs import evaluate as evaluating
-from hermes_rl.runs.budget import Budget
+from hermes_rl.runs.budget import RunBudget
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.groups_file import GroupsFile
 from hermes_rl.runs.process import Processing, ProcessSummary
@@ -58,7 +58,7 @@ async def play_process(
     *,
     count: int = 3,
     given: Any = None,
-    budget: Budget | None = None,
+    budget: RunBudget | None = None,
     said: io.StringIO | None = None,
 ) -> ProcessSummary:
     """Process over `count` rows."""
@@ -91,7 +91,7 @@ async def play_evaluate(
     plan: EvaluatePlan | None = None,
     *,
     given: list[Row] | None = None,
-    budget: Budget | None = None,
+    budget: RunBudget | None = None,
     folder: Path | None = None,
     listener: Any = None,
     policy: Any = None,

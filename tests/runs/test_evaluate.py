@@ -16,7 +16,7 @@ from hermes_rl.agent.result import ToolCall
 from hermes_rl.endings import Ending
 from hermes_rl.errors import RewardFailure, RunError
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
-from hermes_rl.runs.budget import Budget
+from hermes_rl.runs.budget import RunBudget
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import write_evaluation
 from hermes_rl.tools.errors import ToolError
@@ -151,19 +151,19 @@ async def test_each_reward_has_a_mean_of_its_own() -> None:
 
 async def test_a_budget_ends_it_with_what_was_found() -> None:
     plan = EvaluatePlan(concurrency=1)
-    found = await play_evaluate(World(), plan, given=rows(9), budget=Budget(max_tokens=30))
+    found = await play_evaluate(World(), plan, given=rows(9), budget=RunBudget(max_tokens=30))
     assert found.stopped == "budget.max_tokens (30) is used up"
     assert found.metrics["eval/rows"] == 3
 
 
 async def test_a_budget_that_leaves_no_room_is_not_said_to_be_a_lack_of_rows() -> None:
     with pytest.raises(RunError, match=r"budget\.deadline \(0 s\) has passed"):
-        await play_evaluate(World(), budget=Budget(deadline=0.0))
+        await play_evaluate(World(), budget=RunBudget(deadline=0.0))
 
 
 async def test_too_many_failed_rows_end_it() -> None:
     with pytest.raises(RunError, match="max_failures"):
-        await play_evaluate(World(on_grade=scores([[None]] * 3 + [[1.0]])), budget=Budget(max_failures=1))
+        await play_evaluate(World(on_grade=scores([[None]] * 3 + [[1.0]])), budget=RunBudget(max_failures=1))
 
 
 async def test_where_one_member_fails_the_others_are_not_compared_and_say_why() -> None:

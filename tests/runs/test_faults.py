@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.runs.budget import Budget
+from hermes_rl.runs.budget import RunBudget
 from hermes_rl.sandbox.bwrap_binary import find_bwrap
 from tests.cli.test_run import environment, hermes, lines, listen_to_ctrl_c
 from tests.rollouts.worlds import Policy, World
@@ -154,7 +154,7 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("jumping")
 async def test_a_clock_that_jumps_changes_no_deadline_and_no_duration(tmp_path: Path) -> None:
     world = World(on_grade=lambda key: float(key.index), policy=Policy(delay=0.01))
-    budget = Budget(deadline=3600.0)
+    budget = RunBudget(deadline=3600.0)
     summary = await play_process(world, tmp_path / "process", ProcessPlan(2, 6), budget=budget)
     assert (summary.written, summary.stopped) == (6, None)
     assert 0 < summary.seconds < 60

@@ -12,7 +12,7 @@ import pytest
 
 from hermes_rl.errors import RewardFailure, RunError, SandboxFailure, UserError
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
-from hermes_rl.runs.budget import Budget
+from hermes_rl.runs.budget import RunBudget
 from tests.rollouts.worlds import Policy, World
 from tests.runs.playing import ProcessPlan, lines, play_process
 
@@ -75,7 +75,7 @@ async def test_a_group_of_one_is_never_uniform(tmp_path: Path) -> None:
 
 async def test_one_hears_of_a_task_in_which_every_group_is_uniform(tmp_path: Path) -> None:
     said = io.StringIO()
-    budget = Budget(max_tokens=TOKENS * 2 * 25)
+    budget = RunBudget(max_tokens=TOKENS * 2 * 25)
     plan = ProcessPlan(2, 3, drop_uniform=True, concurrency=2)
     summary = await play_process(World(), tmp_path, plan, budget=budget, said=said)
     assert summary.uniform == 25
@@ -107,20 +107,20 @@ async def test_no_group_is_ever_written_in_part(tmp_path: Path) -> None:
 async def test_more_failures_than_the_budget_allows_end_the_run_with_their_causes(tmp_path: Path) -> None:
     world = World(on_grade=broken("row0", "row1", "row2"))
     with pytest.raises(RunError, match=r"3 groups .*sandbox_failure: 3.*max_failures \(2\).*no space left"):
-        await play_process(world, tmp_path, ProcessPlan(2, 3), budget=Budget(max_failures=2))
+        await play_process(world, tmp_path, ProcessPlan(2, 3), budget=RunBudget(max_failures=2))
     assert world.opened == world.closed
 
 
 async def test_as_many_failures_as_the_budget_allows_do_not(tmp_path: Path) -> None:
     plan = ProcessPlan(2, 2, concurrency=2)
     world = World(on_grade=broken("row0"))
-    assert (await play_process(world, tmp_path, plan, budget=Budget(max_failures=1))).written == 2
+    assert (await play_process(world, tmp_path, plan, budget=RunBudget(max_failures=1))).written == 2
 
 
 async def test_a_token_budget_ends_the_run_cleanly_with_whole_groups(tmp_path: Path) -> None:
     world = World(on_grade=by_index)
     plan = ProcessPlan(2, 100, concurrency=2)
-    summary = await play_process(world, tmp_path, plan, budget=Budget(max_tokens=TOKENS * 5))
+    summary = await play_process(world, tmp_path, plan, budget=RunBudget(max_tokens=TOKENS * 5))
     assert summary.stopped == f"budget.max_tokens ({TOKENS * 5}) is used up"
     assert summary.written == 3
     assert [len(group["scores"]) for group in lines(tmp_path / "groups.jsonl")] == [2] * 3
@@ -132,7 +132,7 @@ async def test_tokens_of_attempts_that_failed_are_spent_too(tmp_path: Path) -> N
             raise RewardFailure("flaky")
         return float(key.index)
 
-    budget = Budget()
+    budget = RunBudget()
     await play_process(World(on_grade=second_time), tmp_path, ProcessPlan(2, 3), budget=budget)
     assert budget.tokens == TOKENS * 2 * 3 * 2
 
@@ -140,7 +140,7 @@ async def test_tokens_of_attempts_that_failed_are_spent_too(tmp_path: Path) -> N
 async def test_a_deadline_ends_the_run_cleanly(tmp_path: Path) -> None:
     world = World(on_grade=by_index, policy=Policy(delay=0.05))
     plan = ProcessPlan(2, 1000, concurrency=2)
-    summary = await play_process(world, tmp_path, plan, budget=Budget(deadline=0.2))
+    summary = await play_process(world, tmp_path, plan, budget=RunBudget(deadline=0.2))
     assert summary.stopped == "budget.deadline (0.2 s) has passed"
     assert summary.written == len(lines(tmp_path / "groups.jsonl")) >= 1
     assert world.opened == world.closed
@@ -287,11 +287,11 @@ class Priced(Policy):
 async def test_a_budget_of_cost_ends_the_run_cleanly_where_the_server_tells_it(tmp_path: Path) -> None:
     world = World(on_grade=by_index, policy=Priced())
     plan = ProcessPlan(2, 100, concurrency=2)
-    summary = await play_process(world, tmp_path / "told", plan, budget=Budget(max_cost=1.4))
+    summary = await play_process(world, tmp_path / "told", plan, budget=RunBudget(max_cost=1.4))
     assert (summary.stopped, summary.written) == ("budget.max_cost (1.4 $) is used up", 3)
     assert lines(tmp_path / "told" / "rollouts.jsonl")[0]["usage"]["cost"] == 0.25
     with pytest.raises(RunError, match=r"max_cost cannot be kept.*max_tokens"):
-        await play_process(World(on_grade=by_index), tmp_path / "not", plan, budget=Budget(max_cost=1.4))
+        await play_process(World(on_grade=by_index), tmp_path / "not", plan, budget=RunBudget(max_cost=1.4))
 
 
 async def test_rows_whose_groups_differ_are_preferred_also_when_a_run_goes_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Limits on a sandbox as a whole; where this machine lets us make no groups, what is promised then."""
+"""ResourceLimits on a sandbox as a whole; where this machine lets us make no groups, what is promised then."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox import Limits, SandboxConfig, create_sandbox
+from hermes_rl.sandbox import ResourceLimits, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.cgroup import ControlGroup, Layout, find_layout
 
 HERE = find_layout()
@@ -29,7 +29,7 @@ def folders() -> set[Path]:
 @needs_groups
 async def test_many_processes_together_are_held_to_the_memory_of_one() -> None:
     hog = "x = bytearray(50 << 20); x[::4096] = b'x' * len(x[::4096]); import time; time.sleep(2)"
-    config = SandboxConfig(limits=Limits(memory=80 << 20, disk=1 << 20))
+    config = SandboxConfig(limits=ResourceLimits(memory=80 << 20, disk=1 << 20))
     async with create_sandbox(config) as sandbox:
         assert "per sandbox" in sandbox.enforced["memory"]
         try:
@@ -47,7 +47,7 @@ async def test_share_of_the_processor() -> None:
     assert HERE is not None
     if "cpu" not in HERE.parents:
         pytest.skip("the controller cpu is not handed to this user")
-    async with create_sandbox(SandboxConfig(limits=Limits(cpu=0.2))) as sandbox:
+    async with create_sandbox(SandboxConfig(limits=ResourceLimits(cpu=0.2))) as sandbox:
         assert sandbox.enforced["cpu"] == "per sandbox"
         used = await sandbox.run(["timeout", "1", "python3", "-c", "while True: pass"])
         assert used.exit_code == 124

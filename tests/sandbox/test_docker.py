@@ -18,7 +18,7 @@ from test_release import marked
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox import Limits, SandboxConfig, channel, create_sandbox, docker, docker_engine
+from hermes_rl.sandbox import ResourceLimits, SandboxConfig, channel, create_sandbox, docker, docker_engine
 from hermes_rl.sandbox.docker import IMAGE, DockerSandbox
 from hermes_rl.sandbox.docker_engine import Engine, engine_socket, joined
 from hermes_rl.sandbox.docker_leftovers import LABEL, is_dead, own_mark, remove_leftovers
@@ -64,7 +64,7 @@ async def started(socket: str, config: SandboxConfig) -> dict[str, Any]:
 
 
 async def test_what_the_container_may(plan: Plan, docker_host: str) -> None:
-    limits = Limits(memory=1 << 30, processes=64, cpu=1.5, open_files=100)
+    limits = ResourceLimits(memory=1 << 30, processes=64, cpu=1.5, open_files=100)
     host = (await started(docker_host, SandboxConfig(backend="docker", limits=limits)))["HostConfig"]
     assert (host["Memory"], host["MemorySwap"], host["PidsLimit"]) == (1 << 30, 1 << 30, 65)
     assert host["NanoCpus"] == 1_500_000_000
@@ -159,19 +159,19 @@ async def test_starts_together_are_limited(plan: Plan, docker_host: str) -> None
 
 async def test_a_disk_limit_that_the_engine_has_not(plan: Plan, docker_host: str) -> None:
     with pytest.raises(UserError, match=r"sandbox\.limits\.disk cannot be enforced.*best_effort"):
-        await create_sandbox(SandboxConfig(backend="docker", limits=Limits(disk=1 << 30))).start()
-    config = SandboxConfig(backend="docker", limits=Limits(disk=1 << 30, best_effort=True))
+        await create_sandbox(SandboxConfig(backend="docker", limits=ResourceLimits(disk=1 << 30))).start()
+    config = SandboxConfig(backend="docker", limits=ResourceLimits(disk=1 << 30, best_effort=True))
     async with create_sandbox(config) as sandbox:
         assert "disk" not in sandbox.enforced
     await plan(quota=True)
-    body = await started(docker_host, SandboxConfig(backend="docker", limits=Limits(disk=1 << 30)))
+    body = await started(docker_host, SandboxConfig(backend="docker", limits=ResourceLimits(disk=1 << 30)))
     assert body["HostConfig"]["StorageOpt"] == {"size": str(1 << 30)}
 
 
 async def test_a_limit_that_the_kernel_has_not(plan: Plan) -> None:
     await plan(warnings=["Your kernel does not support memory limit capabilities. Limitation discarded."])
     with pytest.raises(UserError, match=r"sandbox\.limits\.memory cannot be enforced"):
-        await create_sandbox(SandboxConfig(backend="docker", limits=Limits(memory=1 << 30))).start()
+        await create_sandbox(SandboxConfig(backend="docker", limits=ResourceLimits(memory=1 << 30))).start()
     async with create_sandbox(CONFIG) as sandbox:
         assert "memory" not in sandbox.enforced
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox import Limits, SandboxConfig, create_sandbox
+from hermes_rl.sandbox import ResourceLimits, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.images import ZSTANDARD, overlay_refused, ready_image
 from hermes_rl.sandbox.runtime import runtime_folder
 
@@ -46,7 +46,7 @@ async def test_changes_stay_in_the_sandbox(rootfs: Path) -> None:
 
 
 async def test_disk_limit(rootfs: Path) -> None:
-    async with create_sandbox(SandboxConfig(image=str(rootfs), limits=Limits(disk=8 << 20))) as sandbox:
+    async with create_sandbox(SandboxConfig(image=str(rootfs), limits=ResourceLimits(disk=8 << 20))) as sandbox:
         filled = await sandbox.run("for i in $(seq 1 20); do head -c 1000000 /dev/zero > /usr/$i || exit 7; done")
         assert filled.exit_code == 7
 

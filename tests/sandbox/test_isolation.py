@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox import Limits, Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, create_sandbox
 
 
 async def test_environment_is_not_inherited(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ async def test_first_process_cannot_be_killed_or_traced(fenced: Sandbox) -> None
 
 
 async def test_fork_bomb_is_bounded() -> None:
-    async with create_sandbox(SandboxConfig(limits=Limits(processes=40))) as sandbox:
+    async with create_sandbox(SandboxConfig(limits=ResourceLimits(processes=40))) as sandbox:
         bomb = "bomb() { bomb | bomb & }; bomb; for i in $(seq 1 100); do sleep 5 & done; wait"
         await sandbox.run(bomb, timeout=0.5)
         assert await sandbox.read_file("/etc/hostname") == b"sandbox\n"
@@ -111,7 +111,7 @@ async def test_fork_bomb_is_bounded() -> None:
 
 
 async def test_disk_limit() -> None:
-    async with create_sandbox(SandboxConfig(limits=Limits(disk=4 << 20))) as sandbox:
+    async with create_sandbox(SandboxConfig(limits=ResourceLimits(disk=4 << 20))) as sandbox:
         assert (await sandbox.run("head -c 8000000 /dev/zero > big")).exit_code != 0
         assert (await sandbox.run("rm big; for i in 1 2 3 4 5 6; do head -c 1000000 /dev/zero > $i; done")).exit_code
         with pytest.raises(OSError, match="No space left"):
@@ -119,22 +119,26 @@ async def test_disk_limit() -> None:
 
 
 async def test_memory_limit_per_process() -> None:
-    async with create_sandbox(SandboxConfig(limits=Limits(memory=100 << 20))) as sandbox:
+    async with create_sandbox(SandboxConfig(limits=ResourceLimits(memory=100 << 20))) as sandbox:
         assert (await sandbox.run(["python3", "-c", "x = b'x' * (300 << 20)"])).exit_code != 0
         assert sandbox.alive
 
 
 async def test_limits_in_force_are_named(fenced: Sandbox) -> None:
     assert {"memory", "processes", "disk", "open_files"} <= set(fenced.enforced)
-    async with create_sandbox(SandboxConfig(limits=Limits(open_files=64))) as sandbox:
+    async with create_sandbox(SandboxConfig(limits=ResourceLimits(open_files=64))) as sandbox:
         assert (await sandbox.run("ulimit -n")).output == "64\n"
 
 
 @pytest.mark.parametrize(
     ("backend", "limits"),
-    [("bubblewrap", Limits(cpu=1)), ("none", Limits(disk=1 << 30)), ("none", Limits(processes=9))],
+    [
+        ("bubblewrap", ResourceLimits(cpu=1)),
+        ("none", ResourceLimits(disk=1 << 30)),
+        ("none", ResourceLimits(processes=9)),
+    ],
 )
-async def test_limit_that_cannot_be_kept(backend: str, limits: Limits, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_limit_that_cannot_be_kept(backend: str, limits: ResourceLimits, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
     from hermes_rl.sandbox import bubblewrap
@@ -147,7 +151,7 @@ async def test_limit_that_cannot_be_kept(backend: str, limits: Limits, monkeypat
 
 async def test_limit_too_small_to_work() -> None:
     with pytest.raises(UserError, match="at least"):
-        create_sandbox(SandboxConfig(limits=Limits(open_files=5)))
+        create_sandbox(SandboxConfig(limits=ResourceLimits(open_files=5)))
 
 
 async def test_two_sandboxes_side_by_side(backend: str) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
-from hermes_rl.sandbox.config import Limits
+from hermes_rl.sandbox.config import ResourceLimits
 from hermes_rl.sandbox.hosts import HostList, RefusedError, is_public
 from hermes_rl.sandbox.proxy import CONNECTIONS, Proxy, read_request
 
@@ -319,7 +319,7 @@ async def test_connections_beyond_the_places_of_a_sandbox_have_nothing_of_the_ho
 
     async with (
         reaching(f"files.test:{web}") as other,
-        create_sandbox(SandboxConfig(network=("files.test",), limits=Limits(open_files=4096))) as sandbox,
+        create_sandbox(SandboxConfig(network=("files.test",), limits=ResourceLimits(open_files=4096))) as sandbox,
     ):
         before = descriptors()
         flood = await sandbox.spawn(["python3", "-c", FLOOD])

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from hermes_rl.sandbox import Limits, Sandbox, SandboxConfig, SandboxFile, create_sandbox
+from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, SandboxFile, create_sandbox
 from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
 from hermes_rl.sandbox.pool import MOST, SPARES, Pool
 
@@ -66,10 +66,10 @@ async def test_one_that_died_meanwhile_is_not_given(pool: Pool) -> None:
 
 async def test_what_differs_has_spares_of_its_own_and_there_are_few_in_all(pool: Pool) -> None:
     for number in range(MOST):
-        await play(pool, SandboxConfig(limits=Limits(processes=100 + number)))
+        await play(pool, SandboxConfig(limits=ResourceLimits(processes=100 + number)))
         await settled(pool)
     assert len(waiting(pool)) <= MOST
-    async with pool.create(SandboxConfig(limits=Limits(processes=100 + MOST - 1))) as sandbox:
+    async with pool.create(SandboxConfig(limits=ResourceLimits(processes=100 + MOST - 1))) as sandbox:
         assert pool.taken == 1
         assert (await sandbox.run("ulimit -u")).output == f"{100 + MOST - 1}\n"
 

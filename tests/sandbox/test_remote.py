@@ -21,7 +21,7 @@ import test_sandbox_files
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox import Limits, Sandbox, SandboxConfig, create_sandbox, remote_scripts
+from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, create_sandbox, remote_scripts
 from hermes_rl.sandbox.remote import RemoteSandbox
 from hermes_rl.sandbox.remote_jobs import parts
 from hermes_rl.sandbox.remote_machines import NAMES, machine, missing
@@ -172,7 +172,7 @@ def test_what_such_a_machine_cannot_do_is_said(ssh: SandboxConfig, monkeypatch: 
     with pytest.raises(UserError, match=r"network: true"):
         create_sandbox(SandboxConfig(backend="ssh"))
     with pytest.raises(UserError, match=r"limits\.memory cannot be enforced"):
-        create_sandbox(SandboxConfig(backend="ssh", network=True, limits=Limits(memory=1 << 30)))
+        create_sandbox(SandboxConfig(backend="ssh", network=True, limits=ResourceLimits(memory=1 << 30)))
     with pytest.raises(UserError, match="no images"):
         create_sandbox(SandboxConfig(backend="ssh", network=True, image="debian"))
     monkeypatch.delenv("TERMINAL_SSH_HOST")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox import CommandResult, Limits, Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox import CommandResult, ResourceLimits, Sandbox, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.shell_server import _live
 from hermes_rl.tools.shell import ShellState
@@ -288,7 +288,7 @@ while True:
 
 
 async def test_where_nothing_can_be_started_it_says_so_at_once() -> None:
-    async with create_sandbox(SandboxConfig(limits=Limits(processes=12))) as sandbox:
+    async with create_sandbox(SandboxConfig(limits=ResourceLimits(processes=12))) as sandbox:
         terminal = Terminal(sandbox)
         await terminal.run(f"setsid python3 -c '{CROWD}' >/dev/null 2>&1 </dev/null &")
         await asyncio.sleep(0.5)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hermes_rl.errors import SpecError
 from hermes_rl.spec import Spec, load_spec
 from hermes_rl.spec.merge import merge
-from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, ScalarNode, SequenceNode, Source, plain
+from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, ScalarNode, SequenceNode, SourceText, plain
 
 PARENT = """\
 version: 1
@@ -127,7 +127,7 @@ def test_a_longer_cycle(tmp_path: Path) -> None:
         load_spec(tmp_path / "a.yaml")
 
 
-MARK = Mark(Source("t", Path("/")), 1, 1)
+MARK = Mark(SourceText("t", Path("/")), 1, 1)
 
 
 def node(value: Any) -> Node:

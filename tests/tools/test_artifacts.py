@@ -8,7 +8,7 @@ import pytest
 
 from hermes_rl.rollouts.artifact_files import keep_artifacts
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
-from hermes_rl.tools.artifacts import LIMIT, Artifact, ArtifactFile, ArtifactRequest, Laid, take
+from hermes_rl.tools.artifacts import LIMIT, ArtifactFile, ArtifactRequest, Laid, TakenArtifact, take
 
 
 @pytest.fixture(params=["bubblewrap", "none"])
@@ -16,7 +16,7 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def taken(sandbox: Sandbox, **request: str) -> Artifact:
+async def taken(sandbox: Sandbox, **request: str) -> TakenArtifact:
     found = await take(sandbox, [ArtifactRequest("a", **request)], timeout=10)
     return found["a"]
 
@@ -59,8 +59,10 @@ async def test_a_command_that_does_not_end(backend: str) -> None:
 
 async def test_laid_into_another_and_withdrawn() -> None:
     artifacts = {
-        "patch": Artifact("patch", "~/.artifacts/patch", (ArtifactFile("", b"diff", 0o644),)),
-        "src": Artifact("src", "src", (ArtifactFile("a.py", b"new", 0o644), ArtifactFile("sub/b.py", b"b", 0o755))),
+        "patch": TakenArtifact("patch", "~/.artifacts/patch", (ArtifactFile("", b"diff", 0o644),)),
+        "src": TakenArtifact(
+            "src", "src", (ArtifactFile("a.py", b"new", 0o644), ArtifactFile("sub/b.py", b"b", 0o755))
+        ),
     }
     async with create_sandbox(SandboxConfig()) as sandbox:
         await sandbox.write_file("src/a.py", b"old", 0o600)
@@ -79,9 +81,9 @@ async def test_laid_into_another_and_withdrawn() -> None:
 
 def test_kept_on_the_host_as_files_and_folders_only(tmp_path: Path) -> None:
     artifacts = {
-        "one": Artifact("one", "x", (ArtifactFile("", b"1", 0o755),)),
-        "tree": Artifact("tree", "t", (ArtifactFile("a/b", b"2", 0o644), ArtifactFile("\udcff", b"3", 0o600))),
-        "none": Artifact("none", "n", problem="it is not there"),
+        "one": TakenArtifact("one", "x", (ArtifactFile("", b"1", 0o755),)),
+        "tree": TakenArtifact("tree", "t", (ArtifactFile("a/b", b"2", 0o644), ArtifactFile("\udcff", b"3", 0o600))),
+        "none": TakenArtifact("none", "n", problem="it is not there"),
     }
     for _ in range(2):  # a second attempt under the same id replaces the first
         record = keep_artifacts(tmp_path / "artifacts", "group/../7-0", artifacts)
@@ -103,7 +105,7 @@ def test_kept_on_the_host_as_files_and_folders_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["../out", "a/../../out", "/out", "a//b"])
 def test_no_name_leads_out_of_the_folder(tmp_path: Path, path: str) -> None:
     with pytest.raises(ValueError, match="artifact file"):
-        keep_artifacts(tmp_path, "r", {"a": Artifact("a", "a", (ArtifactFile(path, b"x", 0o644),))})
+        keep_artifacts(tmp_path, "r", {"a": TakenArtifact("a", "a", (ArtifactFile(path, b"x", 0o644),))})
     assert not (tmp_path / "out").exists()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.sandbox.config import Limits, SandboxConfig
+from hermes_rl.sandbox.config import ResourceLimits, SandboxConfig
 from hermes_rl.tools import v4a
 from hermes_rl.tools.artifacts import ArtifactRequest, take
 from hermes_rl.tools.editing import NoMatchError, replace
@@ -80,7 +80,7 @@ WORK: dict[str, tuple[str, Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("what", WORK)
 async def test_no_ordinary_call_holds_up_others(what: str) -> None:
     prepare, tool, args = WORK[what]
-    async with ToolRuntime(SandboxConfig(limits=Limits(disk=1 << 28))) as runtime:
+    async with ToolRuntime(SandboxConfig(limits=ResourceLimits(disk=1 << 28))) as runtime:
         sandbox = await runtime.sandbox()
         assert (await sandbox.run(prepare)).exit_code == 0
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -105,7 +105,7 @@ async def test_no_ordinary_call_holds_up_others(what: str) -> None:
 @pytest.mark.parametrize("inside", ["files", "folders"])
 async def test_an_artifact_of_a_great_many_names_is_refused_at_once(inside: str) -> None:
     make = {"files": "xargs touch", "folders": "xargs mkdir"}[inside]
-    async with ToolRuntime(SandboxConfig(limits=Limits(disk=1 << 30, memory=1 << 32))) as runtime:
+    async with ToolRuntime(SandboxConfig(limits=ResourceLimits(disk=1 << 30, memory=1 << 32))) as runtime:
         sandbox = await runtime.sandbox()
         assert (await sandbox.run(f"mkdir many; cd many; seq 1 200000 | {make}")).exit_code == 0
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -19,12 +19,12 @@ from typing import Any
 from hermes_rl.errors import UserError
 from hermes_rl.spec.suggest import did_you_mean
 
-Raw = dict[str, Any]
+Record = dict[str, Any]
 _INT = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)?(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 
 
-def read_files(kind: str, patterns: Sequence[str]) -> list[Raw]:
+def read_files(kind: str, patterns: Sequence[str]) -> list[Record]:
     """The rows of all files, in order.
 
     Raises:
@@ -61,7 +61,7 @@ def _text(path: Path) -> str:
         raise UserError(f"{path}: cannot be read: {error}") from None
 
 
-def _read_json(path: Path) -> list[Raw]:
+def _read_json(path: Path) -> list[Record]:
     text = _text(path)
     if text.lstrip().startswith("["):
         return _rows(path, _loads(path, text, 1), lambda number: f"{path}: row {number}")
@@ -88,19 +88,19 @@ def _loads(path: Path, text: str, line: int) -> Any:
         raise UserError(f"{path}:{at}: is not JSON: {getattr(error, 'msg', error)}") from None
 
 
-def _rows(path: Path, values: Any, place: Callable[[int], str]) -> list[Raw]:
+def _rows(path: Path, values: Any, place: Callable[[int], str]) -> list[Record]:
     if not isinstance(values, list):
         raise UserError(f"{path}: expected a list of objects")
     return [_row(value, place(number)) for number, value in enumerate(values, start=1)]
 
 
-def _row(value: Any, place: str) -> Raw:
+def _row(value: Any, place: str) -> Record:
     if not isinstance(value, dict):
         raise UserError(f"{place}: expected an object with the columns of a row")
     return value
 
 
-def _read_csv(path: Path) -> list[Raw]:
+def _read_csv(path: Path) -> list[Record]:
     reader = csv.DictReader(io.StringIO(_text(path), newline=""), restkey=None, strict=True)
     try:
         rows = list(reader)
@@ -126,7 +126,7 @@ def _convert(kind: Callable[[str], Any], value: str | None) -> Any:
     return kind(value) if value else None
 
 
-def _complete(rows: Iterable[Raw]) -> list[Raw]:
+def _complete(rows: Iterable[Record]) -> list[Record]:
     rows = list(rows)
     names = dict.fromkeys(name for row in rows for name in row)
     if all(len(row) == len(names) for row in rows):

@@ -46,7 +46,7 @@ def _kept(run: Path, name: str, said: Mapping[str, Any]) -> TakenArtifact:
     place = run / said["path"]
     try:
         found = sorted(path for path in (place, *place.rglob("*")) if path.is_file())
-        files = tuple(_read(path, place) for path in found)
+        files = tuple(_read_artifact(path, place) for path in found)
     except OSError as error:
         raise UserError(f"the artifact {place} cannot be read: {error.strerror}") from error
     artifact = TakenArtifact(name, said["target"], files)
@@ -55,7 +55,7 @@ def _kept(run: Path, name: str, said: Mapping[str, Any]) -> TakenArtifact:
     return artifact
 
 
-def _read(path: Path, place: Path) -> ArtifactFile:
+def _read_artifact(path: Path, place: Path) -> ArtifactFile:
     inner = "" if path == place else str(path.relative_to(place))
     return ArtifactFile(inner, path.read_bytes(), 0o644 | path.stat().st_mode & 0o111)
 

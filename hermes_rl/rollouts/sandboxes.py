@@ -91,8 +91,8 @@ def _expand(entry: File, folder: Path) -> list[SandboxFile]:
     source = _inside(str(entry.from_), folder)
     if source.is_dir():
         inner = sorted(path for path in source.rglob("*") if path.is_file())
-        return [_read(path, f"{entry.to}/{path.relative_to(source)}", mode, folder) for path in inner]
-    return [_read(source, entry.to, mode, folder)]
+        return [_read_file(path, f"{entry.to}/{path.relative_to(source)}", mode, folder) for path in inner]
+    return [_read_file(source, entry.to, mode, folder)]
 
 
 def _inside(source: str, folder: Path) -> Path:
@@ -103,7 +103,7 @@ def _inside(source: str, folder: Path) -> Path:
     return path
 
 
-def _read(path: Path, to: str, mode: int | None, folder: Path) -> SandboxFile:
+def _read_file(path: Path, to: str, mode: int | None, folder: Path) -> SandboxFile:
     try:
         real = _inside(str(path), folder)
         return SandboxFile(to, real.read_bytes(), real.stat().st_mode & 0o777 if mode is None else mode)

@@ -26,14 +26,14 @@ from hermes_rl.sandbox.channel import Channel, Lost
 from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.sandbox.descriptors import memory_file
 from hermes_rl.sandbox.docker_container import Container, shared_folder
-from hermes_rl.sandbox.docker_door import PLACE as DOOR_PLACE
+from hermes_rl.sandbox.docker_door import DOOR_FOLDER
 from hermes_rl.sandbox.docker_door import Door, boot_code
 from hermes_rl.sandbox.docker_engine import Engine, EngineError
 from hermes_rl.sandbox.docker_leftovers import remove_leftovers
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, Descriptors, HelperSandbox
 from hermes_rl.sandbox.launcher import Program
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
-from hermes_rl.sandbox.runtime import PLACE, runtime_folder, runtime_python
+from hermes_rl.sandbox.runtime import RUNTIME_FOLDER, runtime_folder, runtime_python
 from hermes_rl.sandbox.seccomp import filter_program
 
 IMAGE = "python:3.11-slim"
@@ -207,7 +207,7 @@ class DockerSandbox(HelperSandbox):
 
     async def _boot(self) -> None:
         door = await asyncio.to_thread(Door)
-        shown = shared_folder(self._made_of[1], PLACE), shared_folder(door.folder, DOOR_PLACE)
+        shown = shared_folder(self._made_of[1], RUNTIME_FOLDER), shared_folder(door.folder, DOOR_FOLDER)
         try:
             self._creating = asyncio.create_task(self.container.start(self._command(), *shown))
             await asyncio.shield(self._creating)

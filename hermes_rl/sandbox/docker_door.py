@@ -16,14 +16,14 @@ from pathlib import Path
 
 from hermes_rl.sandbox.bundle import BOOT
 
-PLACE = "/.hermes-rl-door"
+DOOR_FOLDER = "/.hermes-rl-door"
 """Where the container sees the folder."""
 NAME = "door"
 
 CONNECT = f"""
 import _socket, os, sys
 control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-control.connect("{PLACE}/{NAME}")
+control.connect("{DOOR_FOLDER}/{NAME}")
 rest = control.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)[1]
 sys.argv[1:] = [str(control.detach()), str(int.from_bytes(rest[0][2][:4], sys.byteorder))]
 """

@@ -66,7 +66,7 @@ class Ability:
 
 def parts() -> list[Ability]:
     """What sandboxes can have here beyond the fence itself."""
-    return [_groups(), _images(), _filter()]
+    return [_groups(), _images(), _filter_ability()]
 
 
 def _groups() -> Ability:
@@ -89,7 +89,7 @@ def _images() -> Ability:
     return Ability("images", f"folders and archives work; they are unpacked below {cache}")
 
 
-def _filter() -> Ability:
+def _filter_ability() -> Ability:
     machine = platform.machine()
     if filter_program() is None:
         return Ability(

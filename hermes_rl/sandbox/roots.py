@@ -25,9 +25,9 @@ from hermes_rl.sandbox.bwrap_binary import Bwrap, find_bwrap
 from hermes_rl.sandbox.descriptors import memory_file
 from hermes_rl.sandbox.helper_sandbox import Descriptors
 from hermes_rl.sandbox.images import ready_image
-from hermes_rl.sandbox.packages import PLACE as PACKAGES
+from hermes_rl.sandbox.packages import PACKAGES_FOLDER
 from hermes_rl.sandbox.packages import package_folder
-from hermes_rl.sandbox.runtime import PLACE, runtime_argv, runtime_folder
+from hermes_rl.sandbox.runtime import RUNTIME_FOLDER, runtime_argv, runtime_folder
 
 HOME = "/home/user"
 UID = 1000
@@ -87,7 +87,7 @@ class SystemRoot(Root):
     """The system of this machine, read-only."""
 
     def __init__(self, workdir: str | None, packages: tuple[str, ...] = ()) -> None:
-        self.workdir = _workdir(workdir, (*READ_ONLY, PACKAGES) if packages else READ_ONLY)
+        self.workdir = _workdir(workdir, (*READ_ONLY, PACKAGES_FOLDER) if packages else READ_ONLY)
         self.packages = packages
         self.bwrap = find_bwrap()
         system = system_python()
@@ -96,7 +96,7 @@ class SystemRoot(Root):
         if self.python_prefix is not None:
             self.path += f":{self.python_prefix}/bin"
         if packages:
-            self.path = f"{PACKAGES}/bin:{self.path}"
+            self.path = f"{PACKAGES_FOLDER}/bin:{self.path}"
 
     def prepare(self) -> None:
         super().prepare()
@@ -116,7 +116,7 @@ class SystemRoot(Root):
         if self.python_prefix is not None:
             yield from ("--ro-bind", self.python_prefix, self.python_prefix)
         if self.packages:
-            yield from ("--ro-bind", str(self._package_folder), PACKAGES)
+            yield from ("--ro-bind", str(self._package_folder), PACKAGES_FOLDER)
 
     def boot(self, descriptors: Descriptors) -> list[str]:
         return boot_argv(self.python, descriptors.control, descriptors.code)
@@ -141,7 +141,7 @@ class ImageRoot(Root):
 
     def __init__(self, image: str, workdir: str | None) -> None:
         self.image = image
-        self.workdir = _workdir(workdir, ("/proc", "/dev", PLACE))
+        self.workdir = _workdir(workdir, ("/proc", "/dev", RUNTIME_FOLDER))
         self.bwrap = find_bwrap(overlay=True)
         self.python = system_python() or own_python()
 
@@ -154,7 +154,7 @@ class ImageRoot(Root):
     def options(self, descriptors: Descriptors, disk: int, *, network: bool) -> Iterator[str]:
         yield from ("--overlay-src", "/image", "--overlay", "/scratch/upper", "/scratch/work", "/")
         yield from _devices()
-        yield from ("--ro-bind", "/runtime", PLACE)
+        yield from ("--ro-bind", "/runtime", RUNTIME_FOLDER)
         yield from ("--perms", "1777", "--dir", "/tmp", "--dir", HOME, "--dir", self.workdir)
         for path, text in _names(network=network).items():
             yield from ("--perms", "0644", "--file", _text(descriptors, text), path)

@@ -21,7 +21,7 @@ from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.bundle import BOOT
 from hermes_rl.sandbox.images import cached
 
-PLACE = "/.hermes-rl"
+RUNTIME_FOLDER = "/.hermes-rl"
 """Where a sandbox sees it."""
 
 _LOOK = """
@@ -56,8 +56,8 @@ def runtime_argv(folder: Path, control: int, code: int) -> list[str]:
 
 def runtime_python(folder: Path) -> list[str]:
     """The command that runs in a sandbox the Python code that follows it."""
-    loader, python = f"{PLACE}/lib/{_loader(folder)}", f"{PLACE}/bin/python3"
-    return [loader, "--library-path", f"{PLACE}/lib", python, "-I", "-S", "-c"]
+    loader, python = f"{RUNTIME_FOLDER}/lib/{_loader(folder)}", f"{RUNTIME_FOLDER}/bin/python3"
+    return [loader, "--library-path", f"{RUNTIME_FOLDER}/lib", python, "-I", "-S", "-c"]
 
 
 def _loader(folder: Path) -> str:

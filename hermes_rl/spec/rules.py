@@ -12,9 +12,9 @@ from typing import Any
 
 from hermes_rl.spec.fault import Fault
 from hermes_rl.spec.nodes import NodePath
-from hermes_rl.spec.rules_data import RULES as DATA_RULES
-from hermes_rl.spec.rules_run import RULES as RUN_RULES
-from hermes_rl.spec.rules_sandbox import RULES as SANDBOX_RULES
+from hermes_rl.spec.rules_data import DATA_RULES
+from hermes_rl.spec.rules_run import RUN_RULES
+from hermes_rl.spec.rules_sandbox import SANDBOX_RULES
 from hermes_rl.spec.rules_sandbox import sources_below
 
 FolderOf = Callable[[NodePath], Path]

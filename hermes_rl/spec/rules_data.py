@@ -147,4 +147,4 @@ def _names(tool: Any) -> Iterator[tuple[str, str]]:
         yield "mcp", tool["mcp"]["name"]
 
 
-RULES = (_sources, _formats, _fallback, _eval, _empty_items, _prompt, _parts, _toolsets, _tools, _tool_names)
+DATA_RULES = (_sources, _formats, _fallback, _eval, _empty_items, _prompt, _parts, _toolsets, _tools, _tool_names)

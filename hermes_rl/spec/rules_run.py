@@ -147,6 +147,6 @@ def _env(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(path, message, at="key" if at == "key" else "value")
 
 
-RULES = (
+RUN_RULES = (
     _reasoning, _extra_body, _rewards, _code, _clamp, _endings, _solution, _roles, _servers, _urls, _env,
 )  # fmt: skip

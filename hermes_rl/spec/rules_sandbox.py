@@ -121,4 +121,4 @@ def _artifacts(data: dict[str, Any]) -> Iterator[Fault]:
         yield from exactly_one(artifact, path, ("path", "command"), "an artifact")
 
 
-RULES = (_backend, _bare_machine, _packages, _files, _artifacts)
+SANDBOX_RULES = (_backend, _bare_machine, _packages, _files, _artifacts)

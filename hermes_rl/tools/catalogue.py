@@ -22,7 +22,7 @@ from hermes_rl.tools.distributions import draw, find_distribution
 from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
 from hermes_rl.tools.toolkit import Schemas, Toolkit
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Supplier(Protocol):
@@ -97,7 +97,7 @@ def resolve_toolsets(
     """
     if enabled is None:
         enabled = tuple(toolsets())
-        log.warning("no toolsets are named: the model gets all of them (%s)", ", ".join(enabled))
+        logger.warning("no toolsets are named: the model gets all of them (%s)", ", ".join(enabled))
     enabled = tuple(enabled)
     check_toolsets([*enabled, *disabled])
     wanted = [name for name in dict.fromkeys(enabled) if name not in disabled]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 DISTRIBUTIONS: dict[str, dict[str, float]] = {
     "default": {"web": 1, "vision": 1, "image_gen": 1, "terminal": 1, "file": 1, "browser": 1},
@@ -75,5 +75,5 @@ def draw(chances: Mapping[str, float], seed: int | str) -> tuple[str, ...]:
     if drawn:
         return drawn
     likeliest = max(chances, key=lambda name: chances[name])
-    log.info("the draw from the distribution was empty: taking %s, the most probable toolset", likeliest)
+    logger.info("the draw from the distribution was empty: taking %s, the most probable toolset", likeliest)
     return (likeliest,)

@@ -70,9 +70,9 @@ def marked_text(
     start = 0
     for place, token in enumerate(ids):
         if token in own:
-            pieces += [_broken(tokenizer.decode(ids[start:place]), special), own[token]]
+            pieces += [_with_broken_markers(tokenizer.decode(ids[start:place]), special), own[token]]
             start = place + 1
-    pieces.append(_broken(tokenizer.decode(ids[start:]), special))
+    pieces.append(_with_broken_markers(tokenizer.decode(ids[start:]), special))
     marked = "".join(pieces)
     return (marked, _whole) if _BREAK in marked else (marked, _as_it_is)
 
@@ -82,7 +82,7 @@ def opens_reasoning(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
     return tokenizer.decode(list(prompt[-_TAIL:])).rstrip().endswith(_OPENING) if len(prompt) else False
 
 
-def _broken(text: str, markers: Sequence[str]) -> str:
+def _with_broken_markers(text: str, markers: Sequence[str]) -> str:
     for marker in markers:
         text = text.replace(marker, marker[0] + _BREAK + marker[1:])
     return text

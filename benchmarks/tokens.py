@@ -28,7 +28,7 @@ from hermes_rl.servers.generation import Sampling
 from hermes_rl.servers.vllm import Completions
 from hermes_rl.tokens.load import load_tokenizer, make_renderer
 from hermes_rl.tokens.rendering import Renderer, next_prompt
-from hermes_rl.tokens.sequence import SampledSpan, Sequence, ids, numbers, packed
+from hermes_rl.tokens.sequence import SampledSpan, TokenSequence, ids, numbers, packed
 from hermes_rl.tokens.transcript import Step, Transcript
 
 MODEL_TURN = 0.020
@@ -161,7 +161,7 @@ def long_group(tokens: int) -> dict[str, Any]:
         SampledSpan(turn, turn * 2 * step + step, (turn + 1) * 2 * step) for turn in range(tokens // step // 2)
     )
     count = sum(span.stop - span.start for span in spans)
-    line = Sequence(
+    line = TokenSequence(
         ids(chance.randrange(3000) for _ in range(tokens)), spans, numbers(-chance.random() for _ in range(count))
     )
     return {

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from hermes_rl.rollouts.rollout import Certificate, Group, Rollout
 from hermes_rl.servers.base import LedgerEntry, sampled_digest
-from hermes_rl.tokens.sequence import SampledSpan, Sequence
+from hermes_rl.tokens.sequence import SampledSpan, TokenSequence
 
 
 def certify(group: Group) -> Certificate:
@@ -61,11 +61,11 @@ def _provenance(rollout: Rollout) -> Iterator[str]:
             yield f"the assistant message {number} is not what was sampled"
 
 
-def _turns(sequences: list[Sequence]) -> Iterator[tuple[Sequence, SampledSpan]]:
+def _turns(sequences: list[TokenSequence]) -> Iterator[tuple[TokenSequence, SampledSpan]]:
     return ((sequence, span) for sequence in sequences for span in sequence.spans)
 
 
-def _turn(sequence: Sequence, span: SampledSpan, sampled: LedgerEntry) -> Iterator[str]:
+def _turn(sequence: TokenSequence, span: SampledSpan, sampled: LedgerEntry) -> Iterator[str]:
     if sequence.sampled is None:
         yield f"turn {span.turn} has no log-probabilities"
         return
@@ -78,7 +78,7 @@ def _turn(sequence: Sequence, span: SampledSpan, sampled: LedgerEntry) -> Iterat
         yield f"the context of turn {span.turn} is not the one that it was sampled in"
 
 
-def _logprobs(sequence: Sequence, span: SampledSpan) -> array[float]:
+def _logprobs(sequence: TokenSequence, span: SampledSpan) -> array[float]:
     assert sequence.sampled is not None
     before = sum(one.stop - one.start for one in sequence.spans if one.start < span.start)
     return sequence.sampled[before : before + span.stop - span.start]

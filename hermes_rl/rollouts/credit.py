@@ -10,7 +10,7 @@ from __future__ import annotations
 from statistics import fmean, pstdev
 
 from hermes_rl.rollouts.rollout import LEAST_SPREAD, Group, Rollout
-from hermes_rl.tokens.sequence import Sequence
+from hermes_rl.tokens.sequence import TokenSequence
 
 
 def turn_advantages(group: Group) -> list[list[float]] | None:
@@ -24,7 +24,7 @@ def turn_advantages(group: Group) -> list[list[float]] | None:
     return [_of(rollout, score, mean, spread) for rollout, score in zip(group.rollouts, scores, strict=True)]
 
 
-def token_advantages(sequence: Sequence, per_turn: list[float]) -> list[float]:
+def token_advantages(sequence: TokenSequence, per_turn: list[float]) -> list[float]:
     """One per token of a sequence, 0 where it was not sampled."""
     line = [0.0] * len(sequence)
     for span in sequence.spans:

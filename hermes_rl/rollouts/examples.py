@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hermes_rl.servers.base import LedgerEntry
-from hermes_rl.tokens.sequence import Sequence as TokenSequence
+from hermes_rl.tokens.sequence import TokenSequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from hermes_rl.errors import Failure, UserError
 from hermes_rl.rollouts.examples import Example, example_of
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import LedgerEntry
-from hermes_rl.tokens.sequence import Sequence as TokenSequence
+from hermes_rl.tokens.sequence import TokenSequence
 
 Normalise = Literal["std", "mean", "none"]
 """How scores become advantages."""

@@ -23,7 +23,7 @@ from hermes_rl.runs.journal import Journal, cannot_write
 from hermes_rl.runs.records import rollout_of
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.tokens.messages import for_template, history_named
-from hermes_rl.tokens.sequence import Sequence
+from hermes_rl.tokens.sequence import TokenSequence
 from hermes_rl.tokens.tokenizer import Tokenizer
 
 FILES: Mapping[str, tuple[str, ...]] = {"sft": ("sft.jsonl",), "dpo": ("dpo.jsonl", "dpo-text.jsonl")}
@@ -116,7 +116,7 @@ def _group(name: str, store: RolloutStore, environment: Environment) -> Group:
     return Group(name, row, rollouts)
 
 
-def _labelled(sequence: Sequence) -> dict[str, Any]:
+def _labelled(sequence: TokenSequence) -> dict[str, Any]:
     return {
         "input_ids": sequence.tokens,
         "attention_mask": [1] * len(sequence),

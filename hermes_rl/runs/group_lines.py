@@ -12,13 +12,12 @@ that sets its advantage to zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hermes_rl.rollouts.credit import token_advantages, turn_advantages
 from hermes_rl.rollouts.rollout import Group, Rollout
-from hermes_rl.tokens.sequence import MASKED, MASKED_LOGPROB, Sequence
+from hermes_rl.tokens.sequence import MASKED, MASKED_LOGPROB, TokenSequence
 
 FILLER_OVERRIDE = {"set_advantage_to_zero": True}
 GROUP_KEYS = ("group", "scores")
@@ -89,7 +88,7 @@ def _token_layers(group: Group) -> list[dict[str, Any]]:
     return [_layer(group.rollouts, turns, number) for number in range(deepest)]
 
 
-def _layer(rollouts: Many[Rollout], turns: list[list[float]] | None, number: int) -> dict[str, Any]:
+def _layer(rollouts: Sequence[Rollout], turns: list[list[float]] | None, number: int) -> dict[str, Any]:
     entries = [(rollout, _at(rollout, number)) for rollout in rollouts]
     lines = [(_line(rollout, sequence)) for rollout, sequence in entries]
     logprobs = [line["logprobs"] for line in lines]
@@ -102,18 +101,18 @@ def _layer(rollouts: Many[Rollout], turns: list[list[float]] | None, number: int
     }
 
 
-def _overrides(entries: Many[tuple[Rollout, bool]]) -> list[dict[str, Any]] | None:
+def _overrides(entries: Sequence[tuple[Rollout, bool]]) -> list[dict[str, Any]] | None:
     """What the trainer is told of each entry, (rollout, it is a filler); None where there is nothing to tell."""
     each = [{**rollout.overrides, **(FILLER_OVERRIDE if filler else {})} for rollout, filler in entries]
     return each if any(each) else None
 
 
-def _at(rollout: Rollout, number: int) -> Sequence | None:
+def _at(rollout: Rollout, number: int) -> TokenSequence | None:
     sequences = rollout.sequences or []
     return sequences[number] if number < len(sequences) else None
 
 
-def _line(rollout: Rollout, sequence: Sequence | None) -> dict[str, Any]:
+def _line(rollout: Rollout, sequence: TokenSequence | None) -> dict[str, Any]:
     """Tokens, masks and log-probabilities of one entry."""
     if sequence is None:
         first = (rollout.sequences or [])[0]
@@ -129,5 +128,5 @@ def _line(rollout: Rollout, sequence: Sequence | None) -> dict[str, Any]:
     return {"tokens": sequence.tokens, "masks": sequence.masks, "logprobs": sequence.logprobs}
 
 
-def _advantages(sequence: Sequence | None, turns: list[float]) -> list[float]:
+def _advantages(sequence: TokenSequence | None, turns: list[float]) -> list[float]:
     return [0.0] if sequence is None else token_advantages(sequence, turns)

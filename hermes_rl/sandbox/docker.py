@@ -26,8 +26,7 @@ from hermes_rl.sandbox.channel import Channel, Lost
 from hermes_rl.sandbox.config import SandboxConfig
 from hermes_rl.sandbox.descriptors import memory_file
 from hermes_rl.sandbox.docker_container import Container, shared_folder
-from hermes_rl.sandbox.docker_door import DOOR_FOLDER
-from hermes_rl.sandbox.docker_door import Door, boot_code
+from hermes_rl.sandbox.docker_door import DOOR_FOLDER, Door, boot_code
 from hermes_rl.sandbox.docker_engine import Engine, EngineError
 from hermes_rl.sandbox.docker_leftovers import remove_leftovers
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, Descriptors, HelperSandbox

@@ -20,7 +20,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.sandbox.bundle import own_python, system_python
 from hermes_rl.sandbox.images import cached
 
-PACKAGES_FOLDER = "/python"
+PACKAGES = "/python"
 """Where a sandbox sees it; the environment is made for this path. It is at the top, as the agent cannot rename a mount,
 but could rename a folder around it."""
 PATIENCE = 1800.0
@@ -46,11 +46,14 @@ def _make(folder: Path, python: str, packages: Sequence[str]) -> None:
     inside = str(folder / "bin" / "python")
     wheels = ["--only-binary=:all:", "--no-compile", "--no-input", "--disable-pip-version-check", "--quiet"]
     _run([*pip, "--python", inside, "install", *wheels, "--", *packages])
-    _run([inside, "-I", "-m", "compileall", "-q", "-s", str(folder), "-p", PACKAGES_FOLDER, str(folder / "lib")], status=(0, 1))
+    _run(
+        [inside, "-I", "-m", "compileall", "-q", "-s", str(folder), "-p", PACKAGES, str(folder / "lib")],
+        status=(0, 1),
+    )
     for path in (folder / "pyvenv.cfg", *(folder / "bin").iterdir()):
         if not path.is_symlink() and path.is_file():
             # Programs name the interpreter by the path at which the environment was made.
-            path.write_bytes(path.read_bytes().replace(os.fsencode(folder), PACKAGES_FOLDER.encode()))
+            path.write_bytes(path.read_bytes().replace(os.fsencode(folder), PACKAGES.encode()))
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():  # for the user of root's sandboxes, whatever the umask
             path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))

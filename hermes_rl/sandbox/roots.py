@@ -25,8 +25,7 @@ from hermes_rl.sandbox.bwrap_binary import Bwrap, find_bwrap
 from hermes_rl.sandbox.descriptors import memory_file
 from hermes_rl.sandbox.helper_sandbox import Descriptors
 from hermes_rl.sandbox.images import ready_image
-from hermes_rl.sandbox.packages import PACKAGES_FOLDER
-from hermes_rl.sandbox.packages import package_folder
+from hermes_rl.sandbox.packages import PACKAGES, package_folder
 from hermes_rl.sandbox.runtime import RUNTIME_FOLDER, runtime_argv, runtime_folder
 
 HOME = "/home/user"
@@ -87,7 +86,7 @@ class SystemRoot(Root):
     """The system of this machine, read-only."""
 
     def __init__(self, workdir: str | None, packages: tuple[str, ...] = ()) -> None:
-        self.workdir = _workdir(workdir, (*READ_ONLY, PACKAGES_FOLDER) if packages else READ_ONLY)
+        self.workdir = _workdir(workdir, (*READ_ONLY, PACKAGES) if packages else READ_ONLY)
         self.packages = packages
         self.bwrap = find_bwrap()
         system = system_python()
@@ -96,7 +95,7 @@ class SystemRoot(Root):
         if self.python_prefix is not None:
             self.path += f":{self.python_prefix}/bin"
         if packages:
-            self.path = f"{PACKAGES_FOLDER}/bin:{self.path}"
+            self.path = f"{PACKAGES}/bin:{self.path}"
 
     def prepare(self) -> None:
         super().prepare()
@@ -116,7 +115,7 @@ class SystemRoot(Root):
         if self.python_prefix is not None:
             yield from ("--ro-bind", self.python_prefix, self.python_prefix)
         if self.packages:
-            yield from ("--ro-bind", str(self._package_folder), PACKAGES_FOLDER)
+            yield from ("--ro-bind", str(self._package_folder), PACKAGES)
 
     def boot(self, descriptors: Descriptors) -> list[str]:
         return boot_argv(self.python, descriptors.control, descriptors.code)

@@ -14,8 +14,7 @@ from hermes_rl.spec.fault import Fault
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.rules_data import DATA_RULES
 from hermes_rl.spec.rules_run import RUN_RULES
-from hermes_rl.spec.rules_sandbox import SANDBOX_RULES
-from hermes_rl.spec.rules_sandbox import sources_below
+from hermes_rl.spec.rules_sandbox import SANDBOX_RULES, sources_below
 
 FolderOf = Callable[[NodePath], Path]
 

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hermes_rl.tokens.guard import Guard
 from hermes_rl.tokens.messages import for_template
 from hermes_rl.tokens.rendering import Renderer, RendererRefused, next_prompt
-from hermes_rl.tokens.sequence import Sequence, ids
+from hermes_rl.tokens.sequence import TokenSequence, ids
 from hermes_rl.tokens.template_renderer import TemplateRenderer
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools
 from hermes_rl.tokens.transcript import Step, Transcript
 
-__all__ = ["ChatTokens", "SampledTurn", "Sequence", "chat_tokens", "turn_ids"]
+__all__ = ["ChatTokens", "SampledTurn", "TokenSequence", "chat_tokens", "turn_ids"]
 
 _QUESTION: tuple[dict[str, Any], ...] = ({"role": "user", "content": "u"},)
 
@@ -44,11 +43,11 @@ class SampledTurn:
 class ChatTokens:
     """Sequences, or the reason why there are none."""
 
-    sequences: list[Sequence] | None
+    sequences: list[TokenSequence] | None
     reason: str | None = None
 
     @property
-    def sequence(self) -> Sequence | None:
+    def sequence(self) -> TokenSequence | None:
         """The only sequence; None where there are none or several."""
         return self.sequences[0] if self.sequences is not None and len(self.sequences) == 1 else None
 
@@ -59,7 +58,7 @@ def chat_tokens(
     tools: Tools | None = None,
     *,
     sampled_from: int = 0,
-    turns: Many[SampledTurn] = (),
+    turns: Sequence[SampledTurn] = (),
     renderer: Renderer | None = None,
 ) -> ChatTokens:
     """Make the sequences of a conversation. It takes milliseconds: call it in a thread.
@@ -113,7 +112,7 @@ class _Steps:
         step = Step.of(prompt.ids, completion, logprobs or [0.0] * len(completion), turn.finish_reason or "stop")
         self._transcript.add(step, messages, prompt)
 
-    def sequences(self, told: bool) -> list[Sequence]:
+    def sequences(self, told: bool) -> list[TokenSequence]:
         """Return the merged steps; without log-probabilities where the server did not give all of them."""
         found = self._transcript.sequences()
         return found if told and self._logprobs else [replace(sequence, sampled=None) for sequence in found]

@@ -10,8 +10,7 @@ import sys
 import zlib
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -47,7 +46,7 @@ class SampledSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class TokenSequence:
     """Tokens in order, and the spans of them that were sampled; everything else is context."""
 
     ids: array[int]
@@ -67,7 +66,7 @@ class Sequence:
             )
 
     @classmethod
-    def of(cls, tokens: Many[int], masks: Many[int], logprobs: Many[float] | None = None) -> Self:
+    def of(cls, tokens: Sequence[int], masks: Sequence[int], logprobs: Sequence[float] | None = None) -> Self:
         """Make a sequence from lists of one length; a mask is `MASKED` or the token. Each run of tokens is a turn."""
         if len({len(tokens), len(masks), len(tokens if logprobs is None else logprobs)}) != 1:
             raise ValueError("tokens, masks and logprobs differ in length")
@@ -102,7 +101,7 @@ class Sequence:
         """One per token, `MASKED_LOGPROB` where it was not sampled."""
         return None if self.sampled is None else self.spread(self.sampled, MASKED_LOGPROB)
 
-    def spread(self, values: Many[float], elsewhere: float) -> list[float]:
+    def spread(self, values: Sequence[float], elsewhere: float) -> list[float]:
         """Put values of sampled tokens at their places, and `elsewhere` at all others."""
         line, taken = [elsewhere] * len(self.ids), 0
         for span in self.spans:
@@ -117,7 +116,7 @@ class Sequence:
         return [token for span in self.spans for token in self.ids[span.start : span.stop]]
 
 
-def _runs(masks: Many[int]) -> Iterator[SampledSpan]:
+def _runs(masks: Sequence[int]) -> Iterator[SampledSpan]:
     start, turn = None, 0
     for place, mask in enumerate([*masks, MASKED]):
         if mask != MASKED and start is None:
@@ -127,7 +126,7 @@ def _runs(masks: Many[int]) -> Iterator[SampledSpan]:
             start, turn = None, turn + 1
 
 
-def packed(sequence: Sequence) -> dict[str, Any]:
+def packed(sequence: TokenSequence) -> dict[str, Any]:
     """Write the sequence as JSON; `unpacked` gives it back to the last bit.
 
     Ids are 32-bit and log-probabilities 64-bit numbers, little-endian, compressed and written as base64.
@@ -139,12 +138,12 @@ def packed(sequence: Sequence) -> dict[str, Any]:
     }
 
 
-def unpacked(record: Mapping[str, Any]) -> Sequence:
+def unpacked(record: Mapping[str, Any]) -> TokenSequence:
     """Read the sequence of a record; raises ValueError where the record holds none."""
     try:
         spans = tuple(SampledSpan(*map(int, span)) for span in record["spans"])
         sampled = None if record["logprobs"] is None else _numbers(record["logprobs"], numbers())
-        return Sequence(_numbers(record["ids"], ids()), spans, sampled)
+        return TokenSequence(_numbers(record["ids"], ids()), spans, sampled)
     except (KeyError, TypeError, zlib.error) as error:
         raise ValueError(f"this is no packed sequence: {type(error).__name__}: {error}") from error
 

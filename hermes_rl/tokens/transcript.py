@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from hermes_rl.tokens.sequence import SampledSpan, ids, listed, numbers
-from hermes_rl.tokens.sequence import Sequence as TokenSequence
+from hermes_rl.tokens.sequence import SampledSpan, TokenSequence, ids, listed, numbers
 
 Call = tuple[str, Any]
 How = Literal["first", "extended", "anew"]

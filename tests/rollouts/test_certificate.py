@@ -16,7 +16,7 @@ from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.group_lines import group_lines
 from hermes_rl.runs.records import rollout_of, rollout_record
 from hermes_rl.servers.base import ChatReply, LedgerEntry
-from hermes_rl.tokens.sequence import SampledSpan, Sequence, ids, numbers
+from hermes_rl.tokens.sequence import SampledSpan, TokenSequence, ids, numbers
 from hermes_rl.tokens.transcript import Step, Transcript, WeightVersions
 
 ROW = Row(key="row", columns={}, index=0, digest="0" * 64)
@@ -153,7 +153,7 @@ def test_credit_of_turns_becomes_advantages_of_tokens() -> None:
 
 
 def test_sequences_take_few_bytes() -> None:
-    line = Sequence(ids(range(1000)), (SampledSpan(0, 0, 1000),), numbers([-0.123456789] * 1000))
+    line = TokenSequence(ids(range(1000)), (SampledSpan(0, 0, 1000),), numbers([-0.123456789] * 1000))
     assert line.sampled is not None
     assert line.ids.itemsize * len(line.ids) + line.sampled.itemsize * len(line.sampled) <= 16 * len(line)
     assert certify(group()).exact
@@ -164,4 +164,4 @@ def test_sequences_take_few_bytes() -> None:
 )
 def test_spans_that_cannot_be_are_refused(spans: tuple[SampledSpan, ...]) -> None:
     with pytest.raises(ValueError, match="the span"):
-        Sequence(ids([1, 2, 3]), spans)
+        TokenSequence(ids([1, 2, 3]), spans)

@@ -17,7 +17,7 @@ from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.tokens.load import load_tokenizer
-from hermes_rl.tokens.sequence import Sequence
+from hermes_rl.tokens.sequence import TokenSequence
 from tests.tokens.families import FAMILIES, tokenizer_of
 
 TEXT = """
@@ -126,9 +126,9 @@ def test_a_call_that_could_not_be_read_is_text() -> None:
 def test_one_rollout_without_tokens_is_a_file_without_tokens(tmp_path: Path) -> None:
     """A trainer asks the first row alone."""
     group = group_of({"role": "assistant", "content": "x"})
-    group.rollouts[0].sequences = [Sequence.of([1, 2], [-100, 2])]
+    group.rollouts[0].sequences = [TokenSequence.of([1, 2], [-100, 2])]
     assert [row.get("labels") for row in sft_rows(group, tokens=False)] == [None, None]
-    group.rollouts[1].sequences = [Sequence.of([1], [1]), Sequence.of([3], [3])]
+    group.rollouts[1].sequences = [TokenSequence.of([1], [1]), TokenSequence.of([3], [3])]
     assert [row["labels"] for row in sft_rows(group, tokens=True)] == [[-100, 2], [1], [3]]
 
 

@@ -14,12 +14,12 @@ from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.group_lines import group_lines
 from hermes_rl.runs.records import rollout_record
 from hermes_rl.scoring.value import RewardValue
-from hermes_rl.tokens.sequence import Sequence
+from hermes_rl.tokens.sequence import TokenSequence
 
 ROW = Row(key="row", columns={}, index=0, digest="0" * 64)
 
 
-def rollout(index: int, score: float, sequence: Sequence | None, *, masked: bool = False) -> Rollout:
+def rollout(index: int, score: float, sequence: TokenSequence | None, *, masked: bool = False) -> Rollout:
     result = AgentResult(messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": []}])
     made = Rollout(RolloutKey(ROW, "row:0", index, 2), seed=1, ending=Ending.FINISHED, result=result)
     made.score, made.masked = score, masked
@@ -32,8 +32,8 @@ def group(*rollouts: Rollout) -> Group:
     return Group("row:0", ROW, list(rollouts))
 
 
-def tokens(logprobs: bool = True) -> Sequence:
-    return Sequence.of([1, 2, 3], [-100, 2, 3], [1.0, -0.5, -0.25] if logprobs else None)
+def tokens(logprobs: bool = True) -> TokenSequence:
+    return TokenSequence.of([1, 2, 3], [-100, 2, 3], [1.0, -0.5, -0.25] if logprobs else None)
 
 
 def test_the_keys_are_those_of_scored_data_group() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hermes_rl.cli.main import status
 from hermes_rl.errors import SpecError, UserError
 from hermes_rl.sandbox import SandboxConfig, create_sandbox
-from hermes_rl.sandbox.packages import PACKAGES_FOLDER, package_folder
+from hermes_rl.sandbox.packages import PACKAGES, package_folder
 from hermes_rl.sandbox.pool import Pool
 from hermes_rl.spec import parse_spec
 from hermes_rl.spec.fingerprint import fingerprint
@@ -59,12 +59,14 @@ async def test_a_sandbox_has_the_packages_and_cannot_change_them(wheels: Path) -
             )
             lines = found.output.split("\n")
             if version is None:
-                assert f"{PACKAGES_FOLDER}/bin" not in found.output and "No module named 'tinytool'" in found.output
+                assert f"{PACKAGES}/bin" not in found.output and "No module named 'tinytool'" in found.output
                 continue
-            assert lines[:3] == [f"tinytool {version}", version, f"{PACKAGES_FOLDER}/bin/python3"], found.output
-            spoilt = await sandbox.run(f"echo 'VERSION = 3' > {PACKAGES_FOLDER}/lib/python3*/site-packages/tinytool.py")
+            assert lines[:3] == [f"tinytool {version}", version, f"{PACKAGES}/bin/python3"], found.output
+            spoilt = await sandbox.run(f"echo 'VERSION = 3' > {PACKAGES}/lib/python3*/site-packages/tinytool.py")
             assert spoilt.exit_code != 0 and "Read-only file system" in spoilt.output
-            moved = await sandbox.run(f"mv {PACKAGES_FOLDER} /elsewhere || rm -rf {PACKAGES_FOLDER}; mkdir -p {PACKAGES_FOLDER}/bin; tinytool")
+            moved = await sandbox.run(
+                f"mv {PACKAGES} /elsewhere || rm -rf {PACKAGES}; mkdir -p {PACKAGES}/bin; tinytool"
+            )
             assert moved.output.split("\n")[-2] == f"tinytool {version}", moved.output
     await pool.close()
 

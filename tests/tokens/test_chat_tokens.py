@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hermes_rl.tokens.chat import ChatTokens, SampledTurn, chat_tokens, turn_ids
 from hermes_rl.tokens.load import load_tokenizer
-from hermes_rl.tokens.sequence import MASKED, MASKED_LOGPROB, Sequence
+from hermes_rl.tokens.sequence import MASKED, MASKED_LOGPROB, TokenSequence
 from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 
@@ -72,7 +72,7 @@ def test_what_joins_the_generation_prompt_begins_a_new_sequence() -> None:
     assert trained == [f"\nhi{STOP}", f"bye{STOP}"]
 
 
-def sequence_of(result: ChatTokens) -> Sequence:
+def sequence_of(result: ChatTokens) -> TokenSequence:
     assert result.sequence is not None, result.reason
     return result.sequence
 
@@ -301,4 +301,4 @@ def test_a_hub_tokenizer_gives_the_same_sequence(monkeypatch: pytest.MonkeyPatch
 
 def test_lists_of_different_lengths_are_no_sequence() -> None:
     with pytest.raises(ValueError, match="differ in length"):
-        Sequence.of([1, 2], [1])
+        TokenSequence.of([1, 2], [1])

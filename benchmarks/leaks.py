@@ -31,7 +31,7 @@ from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.threads import IDLE
-from hermes_rl.tools.machine import find_runtime
+from hermes_rl.tools.base import find_runtime
 
 MARK = f"{os.getpid()}77"
 """Seconds that nobody else sleeps."""

@@ -94,8 +94,8 @@ async def hermes_rl(url: str, tool: Callable[..., Any] = noop) -> AsyncIterator[
     from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
     from hermes_rl.servers.base import ServerConfig
     from hermes_rl.servers.factory import create_client
+    from hermes_rl.tools.base import Toolkit
     from hermes_rl.tools.python_tools import python_tool
-    from hermes_rl.tools.toolkit import Toolkit
 
     toolkit = Toolkit([python_tool(tool, "noop")])
     options = LoopOptions(max_turns=1000, timeout=3600.0, tool_timeout=300.0)

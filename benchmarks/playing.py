@@ -8,9 +8,9 @@ from pathlib import Path
 
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.rollouts.rollout import Encoder
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.groups_file import GroupsFile
+from hermes_rl.runs.groups import GroupsFile
 from hermes_rl.runs.process import Processing
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.run import Plan, Run

@@ -23,15 +23,13 @@ from report import machine, say, table
 from sandbox_floors import bare, shell
 from sandbox_hermes import hermes_local
 
-from hermes_rl.sandbox.backends import create_sandbox
-from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.sandbox.backends import Pool, create_sandbox
+from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.helper_system import descendants
-from hermes_rl.sandbox.pool import Pool
+from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets
 from hermes_rl.tools.execute import execute_calls
-from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.toolkit import Toolkit
 
 COMMAND = "seq 200 | tail -1"
 """Programs that do little: the figure is about what stands around them."""

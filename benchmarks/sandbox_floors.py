@@ -10,9 +10,8 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from hermes_rl.sandbox.bwrap_binary import find_bwrap, namespace_options
+from hermes_rl.sandbox.bubblewrap import UID, find_bwrap, namespace_options
 from hermes_rl.sandbox.images import OUTER_UID
-from hermes_rl.sandbox.roots import UID
 
 END = b"--end of a command--"
 MOUNTS = ("--tmpfs", "/", "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib")

@@ -23,9 +23,8 @@ from report import machine, say, table
 
 from hermes_rl.data.load import load_rows
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.encode import Encoder
-from hermes_rl.rollouts.rollout import Group
-from hermes_rl.runs.heap import rare_full_collections
+from hermes_rl.rollouts.rollout import Encoder, Group
+from hermes_rl.runs.process import rare_full_collections
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import parse_spec
 

@@ -21,15 +21,13 @@ from typing import Any
 from aiohttp import web
 from report import machine, say, spread, table
 
-from hermes_rl.runs.encoding import body_of, encoded
+from hermes_rl.runs.groups import body_of, encoded
 from hermes_rl.runs.journal import Journal
-from hermes_rl.servers.base import ServerConfig
-from hermes_rl.servers.generation import Sampling
+from hermes_rl.servers.base import Sampling, ServerConfig
 from hermes_rl.servers.vllm import Completions
 from hermes_rl.tokens.load import load_tokenizer, make_renderer
 from hermes_rl.tokens.rendering import Renderer, next_prompt
-from hermes_rl.tokens.sequence import SampledSpan, TokenSequence, ids, numbers, packed
-from hermes_rl.tokens.transcript import Step, Transcript
+from hermes_rl.tokens.transcript import SampledSpan, Step, TokenSequence, Transcript, ids, numbers, packed
 
 MODEL_TURN = 0.020
 """Seconds that a model takes for a turn."""

@@ -25,7 +25,7 @@ from report import say
 import hermes_rl
 from hermes_rl.data.load import load_rows
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.rollouts.rollout import Encoder
 from hermes_rl.runs.process import Processing
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import parse_spec

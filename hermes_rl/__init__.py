@@ -19,37 +19,35 @@ if TYPE_CHECKING:
     from hermes_rl.env.base import HermesAgentBaseEnv
     from hermes_rl.env.config import HermesAgentEnvConfig
     from hermes_rl.env.spec_env import SpecEnv, compile_spec
-    from hermes_rl.rollouts.examples import Example
-    from hermes_rl.rollouts.rollout import Group, Rollout
+    from hermes_rl.rollouts.rollout import Example, Group, Rollout
     from hermes_rl.scoring.value import Score
-    from hermes_rl.servers.generation import Sampled, Sampling
+    from hermes_rl.servers.base import Sampled, Sampling
     from hermes_rl.servers.policy import Policy
     from hermes_rl.spec.load import load_spec
     from hermes_rl.spec.model import Spec
+    from hermes_rl.tools.base import ToolError, clear_task_env_overrides, register_task_env_overrides
     from hermes_rl.tools.context import ToolContext
-    from hermes_rl.tools.errors import ToolError
-    from hermes_rl.tools.machine import clear_task_env_overrides, register_task_env_overrides
 
 
 _HOMES = {
     "AgentResult": "hermes_rl.agent.result",
     "Ending": "hermes_rl.endings",
-    "Example": "hermes_rl.rollouts.examples",
+    "Example": "hermes_rl.rollouts.rollout",
     "Group": "hermes_rl.rollouts.rollout",
     "HermesAgentBaseEnv": "hermes_rl.env.base",
     "HermesAgentEnvConfig": "hermes_rl.env.config",
     "HermesAgentLoop": "hermes_rl.agent.loop",
     "Policy": "hermes_rl.servers.policy",
     "Rollout": "hermes_rl.rollouts.rollout",
-    "Sampled": "hermes_rl.servers.generation",
-    "Sampling": "hermes_rl.servers.generation",
+    "Sampled": "hermes_rl.servers.base",
+    "Sampling": "hermes_rl.servers.base",
     "Score": "hermes_rl.scoring.value",
     "Spec": "hermes_rl.spec.model",
     "SpecEnv": "hermes_rl.env.spec_env",
     "ToolContext": "hermes_rl.tools.context",
-    "ToolError": "hermes_rl.tools.errors",
-    "clear_task_env_overrides": "hermes_rl.tools.machine",
-    "register_task_env_overrides": "hermes_rl.tools.machine",
+    "ToolError": "hermes_rl.tools.base",
+    "clear_task_env_overrides": "hermes_rl.tools.base",
+    "register_task_env_overrides": "hermes_rl.tools.base",
     "compile_spec": "hermes_rl.env.spec_env",
     "load_spec": "hermes_rl.spec.load",
     "open_env": "hermes_rl.api.environment",

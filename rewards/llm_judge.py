@@ -9,10 +9,8 @@ from typing import Any
 
 from hermes_rl import Score
 from hermes_rl.errors import JudgeFailure, UserError
-from hermes_rl.scoring.calibration import require_agreement
-from hermes_rl.scoring.call import call_reward
-from hermes_rl.scoring.find import find_reward
-from hermes_rl.scoring.judge import Bill, JudgeRole, marked, number_in, verdict
+from hermes_rl.scoring.grader import call_reward, find_reward
+from hermes_rl.scoring.judge import Bill, JudgeRole, marked, number_in, require_agreement, verdict
 from hermes_rl.scoring.value import interpret
 
 WORDS = 300

@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from hermes_rl.tokens.small_tokenizer import CONTROL, MARKUP, small_tokenizer_path
+from hermes_rl.tokens.tokenizer import CONTROL, MARKUP, small_tokenizer_path
 
 VOCABULARY = 3072
 

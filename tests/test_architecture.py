@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hermes_rl"
 DOORS = {
     "atroposlib": "env/",
-    "wandb": "runs/tracker.py",
+    "wandb": "runs/progress.py",
     "datasets": "data/hub.py",
     "transformers": "tokens/hub.py",
     "tokenizers": "tokens/",
@@ -39,7 +39,7 @@ ANYWHERE = {"errors", "endings", "plugins", "shipped", "threads", "version", "vi
 """Modules of the package itself that every room may use."""
 SEVERAL_HOMES = {"Renderer", "Sandbox", "Tool"}
 """Sections of the spec whose name another class has too. A name may leave this set, none may join it."""
-CIRCULAR = ("env", "tools")
+CIRCULAR = ("env",)
 """Rooms in which modules still import each other in a circle. A room may leave this list, none may join it."""
 
 

@@ -61,7 +61,7 @@ def test_command_works(command: str, folder: Path) -> None:
 def test_the_line_shown_is_json_with_the_keys_of_a_rollout() -> None:
     from hermes_rl.data.rows import Row
     from hermes_rl.rollouts.rollout import Rollout, RolloutKey
-    from hermes_rl.runs.records import rollout_record
+    from hermes_rl.runs.store import rollout_record
 
     shown = json.loads(blocks("json")[0])
     real = rollout_record(Rollout(RolloutKey(Row("k", {}, 0, ""), "g", 0, 1), seed=0))

@@ -57,7 +57,7 @@ from hermes_rl.data.load import load_rows
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.rollouts.runner import RolloutRunner
-from hermes_rl.runs.records import rollout_record
+from hermes_rl.runs.store import rollout_record
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.overrides import parse_extra_args

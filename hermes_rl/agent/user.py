@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hermes_rl.agent.result import Message, Usage, text_of
-from hermes_rl.agent.server import as_chat_server
+from hermes_rl.agent.result import Message, Usage, as_chat_server, text_of
 from hermes_rl.endings import Ending
 from hermes_rl.errors import ServerFailure
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, drawn_seed, without_thinking
+from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.execute import execute_calls
-from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.toolkit import Toolkit
 
 GREETING = "Hi! How can I help you today?"
 """Stands as the agent's first words in the history of a user that speaks first."""

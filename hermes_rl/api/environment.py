@@ -24,16 +24,14 @@ from hermes_rl.data.load import Split, load_rows
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.encode import Encoder
-from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
+from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.exact import TOKEN_LEVEL
 from hermes_rl.runs.opening import budget_of, open_records, require_machine
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.provenance import provenance
-from hermes_rl.runs.rows import RowSource
-from hermes_rl.runs.run import Plan, Run
+from hermes_rl.runs.run import Plan, RowSource, Run
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.client import ModelClient

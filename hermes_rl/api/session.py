@@ -15,17 +15,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from hermes_rl.errors import UserError
-from hermes_rl.rollouts.encode import Encoder
-from hermes_rl.rollouts.rollout import Rollout
+from hermes_rl.rollouts.rollout import Encoder, Rollout
 from hermes_rl.runs.exact import TOKEN_LEVEL, renderer_of, tokenizer_of
-from hermes_rl.servers.asking import Generation
-from hermes_rl.servers.base import ChatReply, ChatRequest, ServerConfig, Timing
-from hermes_rl.servers.calling import CALLABLE, assistant, numbers_of
-from hermes_rl.servers.client import ModelClient
-from hermes_rl.servers.generation import Sampling, generated
-from hermes_rl.servers.retry import RetryPolicy
+from hermes_rl.servers.base import ChatReply, ChatRequest, Malformed, Sampling, ServerConfig, Timing, generated
+from hermes_rl.servers.client import CALLABLE, Generation, ModelClient, assistant, numbers_of
 from hermes_rl.servers.token_level import TokenServer
-from hermes_rl.servers.wire import Malformed
+from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.spec.model import Spec
 from hermes_rl.tokens.load import renderer_for
 from hermes_rl.tokens.rendering import Renderer, RendererRefused, RendererSettings

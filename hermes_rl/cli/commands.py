@@ -114,7 +114,7 @@ def regrade(
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
 ) -> None:
     """New rewards or weights over what a run kept; nothing is played."""
-    from hermes_rl.cli.regrading import regrade_run
+    from hermes_rl.cli.running import regrade_run
 
     raise typer.Exit(regrade_run(run_directory, tuple(sets or ()), env_file))
 
@@ -133,6 +133,6 @@ def version(
 
 
 def _print(text: str) -> None:
-    from hermes_rl.cli.echo import echo
+    from hermes_rl.cli.options import echo
 
     echo(text)

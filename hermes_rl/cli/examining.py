@@ -7,16 +7,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from hermes_rl.cli.echo import echo
-from hermes_rl.cli.options import Options
-from hermes_rl.cli.policy import policy_of
+from hermes_rl.cli.options import Options, echo, policy_of
 from hermes_rl.errors import HermesRLError, UserError
-from hermes_rl.rollouts.tooling import named_toolsets
+from hermes_rl.rollouts.sandboxes import named_toolsets
 from hermes_rl.runs.exact import TOKEN_LEVEL, forecast_of, tokenizer_of
+from hermes_rl.sandbox.bubblewrap import Ability, parts, probe
 from hermes_rl.sandbox.packages import package_folder
-from hermes_rl.sandbox.probe import Ability, parts, probe
-from hermes_rl.sandbox.remote_machines import NAMES as NAMES_OF_REMOTE
-from hermes_rl.sandbox.remote_machines import missing
+from hermes_rl.sandbox.remote import NAMES as NAMES_OF_REMOTE
+from hermes_rl.sandbox.remote import missing
 from hermes_rl.servers.exactness import examine as examine_server
 from hermes_rl.servers.factory import config_from_spec, token_server
 from hermes_rl.servers.transport import Transport

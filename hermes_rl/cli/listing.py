@@ -50,7 +50,7 @@ def _tools() -> list[dict[str, str]]:
 
 
 def _distributions() -> list[dict[str, str]]:
-    from hermes_rl.tools.distributions import DISTRIBUTIONS
+    from hermes_rl.tools.catalogue import DISTRIBUTIONS
 
     return [
         _entry(name, ", ".join(f"{toolset} {chance:g}" for toolset, chance in chances.items()))

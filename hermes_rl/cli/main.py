@@ -30,7 +30,7 @@ def status(arguments: list[str] | None = None) -> int:
     import typer
 
     from hermes_rl.cli.commands import app
-    from hermes_rl.cli.echo import echo
+    from hermes_rl.cli.options import echo
 
     # Typer brings a click of its own in some versions, so the class is found through Typer.
     click_exception: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")

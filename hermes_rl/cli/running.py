@@ -13,20 +13,47 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hermes_rl.cli.echo import echo
-from hermes_rl.cli.options import environment
-from hermes_rl.cli.policy import with_policy
+from hermes_rl.cli.options import echo, environment, with_policy
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
-from hermes_rl.runs.heap import rare_full_collections
 from hermes_rl.runs.metrics import BY, COUNT
 from hermes_rl.runs.opening import Launch, require_effect
-from hermes_rl.runs.process import ProcessSummary, run_process
+from hermes_rl.runs.process import ProcessSummary, rare_full_collections, run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.regrade import Regraded, RegradeRequest, regrade
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.overrides import parse_extra_args
 from hermes_rl.tokens.hub import without_advice
+
+# ----------------- `hermes-rl regrade`: from the command line to the run directory, and what came of it in words
+
+
+def regrade_run(path: Path, sets: tuple[str, ...], env_file: Path | None) -> int:
+    """Grade a run anew; returns the exit status.
+
+    Raises:
+        UserError: the command line or the run is wrong.
+        RunError: a judge could not be asked.
+    """
+    overrides = parse_extra_args((), sets)
+    done = run_interruptible(regrade(RegradeRequest(path, overrides, environment(env_file), Progress())))
+    for line in _words(done):
+        echo(line)
+    return 0
+
+
+def _words(done: Regraded) -> list[str]:
+    if done.evaluation is not None:
+        lines = evaluation_lines(done.evaluation)
+    else:
+        lines = [f"{done.groups} groups are in groups.jsonl"]
+        if done.without_score:
+            lines.append(f"{done.without_score} rollouts have no score")
+    return [*lines, f"run directory: {done.directory.path}"]
+
+
+# -------------------------------------------------------------------------------- running
 
 T = TypeVar("T")
 

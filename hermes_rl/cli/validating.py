@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from hermes_rl.cli.echo import echo
-from hermes_rl.cli.options import Options
+from hermes_rl.cli.options import Options, echo
 from hermes_rl.data.check import check_spec
 from hermes_rl.errors import HermesRLError, Problem, UserError
 from hermes_rl.runs.exact import foretold, unknown_renderers
@@ -99,7 +98,7 @@ def _known_toolsets(spec: Spec) -> Collection[str]:
 def _known_distributions(spec: Spec) -> Collection[str]:
     if spec.toolsets.distribution is None:
         return ()
-    from hermes_rl.tools.distributions import DISTRIBUTIONS
+    from hermes_rl.tools.catalogue import DISTRIBUTIONS
 
     return DISTRIBUTIONS
 
@@ -108,7 +107,7 @@ def _lacking(spec: Spec, environ: Mapping[str, str]) -> list[Problem]:
     """What the spec's toolsets lack on this machine."""
     if spec.toolsets.replay or not _names_toolsets(spec):
         return []
-    from hermes_rl.rollouts.tooling import toolset_problems
+    from hermes_rl.rollouts.sandboxes import toolset_problems
     from hermes_rl.tools.hermes_toolsets import HermesToolsets
 
     return toolset_problems(spec, HermesToolsets(environ))

@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from hermes_rl.data.derive import derive
-from hermes_rl.data.rows import Row
+from hermes_rl.data.rows import Row, derive
 from hermes_rl.data.sources import is_fetched, is_on_hub, open_source, taken_for_local
 from hermes_rl.errors import Problem, SpecError, UserError
 from hermes_rl.spec import check

@@ -1,24 +1,96 @@
 """`load_rows`: the rows of a spec for training or evaluation.
 
 Owns the order of the steps: source, columns, filter, key, split, shuffle, order, limit. Everything here is plain
-synchronous code; callers with an event loop run it in a thread.
-"""
+synchronous code; callers with an event loop run it in a thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from random import Random
 from typing import Literal
 
-from hermes_rl.data.derive import derive
-from hermes_rl.data.hashing import combined
 from hermes_rl.data.hub import HubOutOfReachError
-from hermes_rl.data.order import ordered, shuffled, shuffled_stream
-from hermes_rl.data.rows import Row, Rows
+from hermes_rl.data.rows import Row, Rows, combined, derive, fraction_of, seeded
 from hermes_rl.data.sources import Opened, is_on_hub, open_source, taken_for_local
-from hermes_rl.data.split import eval_digests, is_eval
 from hermes_rl.errors import UserError
 from hermes_rl.spec.model import Source, Spec
+from hermes_rl.spec.suggest import did_you_mean
+
+# -------------------------------------- The order of rows: a shuffle that depends on its seed and the rows alone
+
+WINDOW = 1000
+"""Rows among which endless data is shuffled."""
+
+
+def shuffled(rows: Iterable[Row], seed: int) -> list[Row]:
+    """Finite rows in an order of chance; a row that is added or left out does not move the others."""
+    return sorted(rows, key=lambda row: (seeded(seed, f"{row.digest}:{row.key}"), row.index))
+
+
+def ordered(rows: Iterable[Row], by: str) -> list[Row]:
+    """Finite rows by a column, smallest first, or largest first with ``-`` in front; equal ones stay as they were.
+
+    Raises:
+        UserError: a row has no such column, or values that cannot be compared.
+    """
+    column, largest_first = by.removeprefix("-"), by.startswith("-")
+    rows = list(rows)
+    for row in rows:
+        if column not in row.columns:
+            raise UserError(
+                f"dataset.order: row {row.key} has no column {column!r}{did_you_mean(column, set(row.columns))}"
+            )
+    try:
+        return sorted(rows, key=lambda row: row.columns[column], reverse=largest_first)
+    except TypeError as error:
+        raise UserError(f"dataset.order: the values of {column!r} cannot be compared: {error}") from error
+
+
+def shuffled_stream(rows: Iterable[Row], seed: int) -> Iterator[Row]:
+    """Endless rows, shuffled within a window that moves along."""
+    random = Random(seed)
+    waiting: list[Row] = []
+    for row in rows:
+        if len(waiting) < WINDOW:
+            waiting.append(row)
+            continue
+        place = random.randrange(WINDOW)
+        yield waiting[place]
+        waiting[place] = row
+    random.shuffle(waiting)
+    yield from waiting
+
+
+# -------------- Which rows are for evaluation: a function of the seed and the row's content, and of nothing else
+
+
+def eval_digests(rows: Iterable[Row], fraction: float, seed: int) -> frozenset[str]:
+    """The contents that are for evaluation, of finite data.
+
+    Contents are ranked by a hash of seed and content; the first `max(1, round(fraction · rows))` rows are for
+    evaluation, rounded up to whole contents, since duplicates stay together. At least one content stays.
+    """
+    counts = Counter(row.digest for row in rows)
+    ranked = sorted(counts, key=lambda content: (seeded(seed, content), content))
+    wanted = max(1, round(fraction * counts.total()))
+    chosen: set[str] = set()
+    taken = 0
+    for content in ranked[:-1]:  # the last one stays, whatever the fraction
+        if taken >= wanted:
+            break
+        chosen.add(content)
+        taken += counts[content]
+    return frozenset(chosen)
+
+
+def is_eval(row: Row, fraction: float, seed: int) -> bool:
+    """Whether a row is for evaluation, of data whose end is not known: the same hash against a threshold."""
+    return fraction_of(seeded(seed, row.digest)) < fraction
+
+
+# -------------------------------------------------------------------------------- load
 
 Split = Literal["train", "eval"]
 Notify = Callable[[str], None]

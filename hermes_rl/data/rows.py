@@ -2,10 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
 from itertools import islice
 from typing import Any
+from uuid import UUID
+
+from hermes_rl.errors import SpecError, UserError
+from hermes_rl.spec.model import FrozenDict, Spec
+from hermes_rl.spec.suggest import did_you_mean
+from hermes_rl.spec.templates import TemplateError, evaluate, render
+
+# -------------- Hashes of rows that are the same in every process, on every machine: SHA-256 over canonical JSON
+
+
+def digest(columns: Mapping[str, Any]) -> str:
+    """64 hex digits of a row's content; the order of its columns does not matter.
+
+    Raises:
+        UserError: a value is of a kind that has no stable form.
+    """
+    text = json.dumps(_canonical(columns), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def seeded(seed: int, text: str) -> str:
+    """64 hex digits that put rows in an order of chance, the same for the same seed."""
+    return hashlib.sha256(f"{seed}:{text}".encode()).hexdigest()
+
+
+def fraction_of(digits: str) -> float:
+    """A hash as a number from 0 to 1 (1 excluded)."""
+    return int(digits[:13], 16) / 16**13
+
+
+def combined(parts: Iterable[str]) -> str:
+    """One hash of many."""
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(part.encode() + b"\n")
+    return total.hexdigest()
+
+
+def _canonical(value: Any) -> Any:
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    return _canonical_other(value)
+
+
+def _canonical_other(value: Any) -> Any:
+    if isinstance(value, bytes | bytearray):
+        return {"bytes": hashlib.sha256(value).hexdigest()}
+    if isinstance(value, date | time | timedelta | Decimal | UUID):
+        return {type(value).__name__: str(value)}
+    if hasattr(value, "tobytes") and hasattr(value, "size"):  # arrays and images
+        shape = getattr(value, "shape", value.size)
+        return {"array": [str(shape), hashlib.sha256(value.tobytes()).hexdigest()]}
+    if isinstance(value, set | frozenset):
+        return {"set": sorted(json.dumps(_canonical(item), sort_keys=True) for item in value)}
+    raise UserError(
+        f"a row holds a {type(value).__name__}, which cannot be kept; give text, numbers, lists or mappings"
+    )
+
+
+# -------------------------------------------------------------------------------- rows
 
 
 @dataclass(frozen=True)
@@ -69,3 +141,58 @@ class Rows:
         for row in islice(self, index, index + 1) if index >= 0 else ():
             return row
         raise IndexError("there are fewer rows")
+
+
+# ------------------------------------------ Raw rows → `Row`s: derived columns in order, the filter, and the key
+
+
+def derive(spec: Spec, raw: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+    """The rows that pass the filter, each with its derived columns and its key.
+
+    Raises:
+        SpecError: a column or the filter does not work for a row; the place is the template's.
+        UserError: the key column is missing, empty or not unique.
+    """
+    seen: Counter[str] = Counter()
+    for index, source in enumerate(raw):
+        content = digest(source)
+        columns = _columns(spec, source, index)
+        if not _passes(spec, columns, index):
+            continue
+        if spec.dataset.key is None:
+            seen[content] += 1
+            key = content[:16] if seen[content] == 1 else f"{content[:16]}-{seen[content]}"
+        else:
+            key = _named_key(spec.dataset.key, columns, index, seen)
+        yield Row(key, FrozenDict(columns), index, content)
+
+
+def _columns(spec: Spec, source: Mapping[str, Any], index: int) -> dict[str, Any]:
+    columns = dict(source)
+    for name, template in spec.dataset.columns.items():
+        try:
+            columns[name] = render(template, columns, where=f"dataset.columns.{name}", key=str(index + 1))
+        except TemplateError as error:
+            raise SpecError([spec.template_problem(("dataset", "columns", name), error)]) from None
+    return columns
+
+
+def _passes(spec: Spec, columns: Mapping[str, Any], index: int) -> bool:
+    if spec.dataset.filter is None:
+        return True
+    try:
+        return bool(evaluate(spec.dataset.filter, columns, where="dataset.filter", key=str(index + 1)))
+    except TemplateError as error:
+        raise SpecError([spec.template_problem(("dataset", "filter"), error)]) from None
+
+
+def _named_key(name: str, columns: Mapping[str, Any], index: int, seen: Counter[str]) -> str:
+    if name not in columns:
+        raise UserError(f"dataset.key: row {index + 1} has no column `{name}`{did_you_mean(name, columns)}")
+    if columns[name] is None or columns[name] == "":
+        raise UserError(f"dataset.key: column `{name}` of row {index + 1} is empty")
+    key = str(columns[name])
+    seen[key] += 1
+    if seen[key] > 1:
+        raise UserError(f"dataset.key: `{key}` of row {index + 1} is there already; a key names one row")
+    return key

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_rl.runs.group_lines import FILLER_OVERRIDE
-from hermes_rl.tokens.sequence import MASKED, MASKED_LOGPROB
+from hermes_rl.runs.groups import FILLER_OVERRIDE
+from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
 
 FURTHER = "further"
 """Key of an item under which its rollout's other sequences lie, as items."""

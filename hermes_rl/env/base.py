@@ -25,14 +25,14 @@ from hermes_rl.env.items import CollectsByHand, WithOwnCode
 from hermes_rl.env.servers import HermesServer, HermesServerManager
 from hermes_rl.env.tracking import Tracking
 from hermes_rl.errors import UserError
-from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
+from hermes_rl.rollouts.rollout import Encoder
 from hermes_rl.runs.readable import readable
-from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.servers.base import ReasoningOptions
-from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from hermes_rl.tools.base import Toolkit
 from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
-from hermes_rl.tools.toolkit import Toolkit
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,10 @@ from typing import Any
 from hermes_rl.data.rows import Row
 from hermes_rl.env.assemble import FURTHER, assemble, checked, layered
 from hermes_rl.env.items import group_id, items_of, row_of
-from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
+from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.rollouts.runner import REPLAYS, Recorded, RolloutRunner, Unrecorded
-from hermes_rl.runs.group_lines import group_lines
+from hermes_rl.runs.groups import group_lines
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.servers.base import ChatServer
 

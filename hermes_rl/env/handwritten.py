@@ -11,14 +11,14 @@ from hermes_rl.agent.result import Message
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import RewardFailure
+from hermes_rl.rollouts.compiled import with_thinking
 from hermes_rl.rollouts.environment import Treatment
-from hermes_rl.rollouts.prompts import with_thinking
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
-from hermes_rl.sandbox.config import SandboxConfig
-from hermes_rl.scoring.call import RewardFunction, call_reward
+from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.scoring.grader import RewardFunction, call_reward
 from hermes_rl.scoring.value import interpret
+from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext
-from hermes_rl.tools.machine import ToolRuntime
 
 if TYPE_CHECKING:
     from hermes_rl.env.base import HermesAgentBaseEnv

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from hermes_rl.env.items import items_of
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.rollout import Group
-from hermes_rl.runs.budget import RunBudget
-from hermes_rl.runs.groups_file import GroupsFile
+from hermes_rl.runs.groups import GroupsFile
 from hermes_rl.runs.journal import Journal
 from hermes_rl.runs.process import Processing
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.run import Plan, Run
+from hermes_rl.runs.run import Plan, Run, RunBudget
 
 if TYPE_CHECKING:
     from hermes_rl.env.base import HermesAgentBaseEnv

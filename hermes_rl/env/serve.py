@@ -13,16 +13,15 @@ from atroposlib.envs.base import EvalHandlingEnum
 from hermes_rl.env.items import items_of
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.rollout import Group
-from hermes_rl.runs.budget import RunBudget
 from hermes_rl.runs.deliveries import DELIVERIES, DeliveryLog
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.groups_file import GroupsFile
+from hermes_rl.runs.groups import GroupsFile
 from hermes_rl.runs.journal import Journal
 from hermes_rl.runs.opening import Launch, open_run
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.run import Plan, Run
+from hermes_rl.runs.run import Plan, Run, RunBudget
 from hermes_rl.spec.model import Spec
-from hermes_rl.tokens.sequence import MASKED
+from hermes_rl.tokens.transcript import MASKED
 from hermes_rl.trainers.atropos import AtroposTrainer
 from hermes_rl.trainers.base import Registered, Registration, Trainer
 from hermes_rl.trainers.checks import Checks

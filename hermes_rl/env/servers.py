@@ -21,7 +21,7 @@ from openai.types.completion import Completion
 from hermes_rl.agent.result import ManagedState
 from hermes_rl.errors import HermesRLError, NotYetAvailable
 from hermes_rl.runs.exact import TOKEN_LEVEL
-from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.servers.base import ChatReply, ChatRequest, ReasoningOptions, Secret, ServerConfig, drawn_seed
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client

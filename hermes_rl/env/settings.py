@@ -9,7 +9,7 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from hermes_rl.env.config import HermesAgentEnvConfig
 from hermes_rl.runs.exact import tokenizer_of
 from hermes_rl.spec.model import Mode, Spec
-from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
 
 CONCURRENCY = 64
 """Rollouts at a time where the spec does not say and Atropos' own loops, which do not measure, play them."""

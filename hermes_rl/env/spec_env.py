@@ -19,18 +19,17 @@ from hermes_rl.env.items import items_of
 from hermes_rl.env.servers import HermesServerManager, server_config
 from hermes_rl.env.settings import env_config, server_configs
 from hermes_rl.errors import UserError
+from hermes_rl.rollouts.admission import Curriculum
 from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
-from hermes_rl.rollouts.curriculum import Curriculum
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import EvaluatePlan, evaluate, evaluation_directory, write_evaluation
 from hermes_rl.runs.opening import OwnCode, SpecRun, budget_of, plan_of
-from hermes_rl.runs.rows import RowSource
-from hermes_rl.runs.run import Run
+from hermes_rl.runs.progress import mode_of
+from hermes_rl.runs.run import RowSource, Run
 from hermes_rl.runs.store import RolloutStore
-from hermes_rl.runs.wandb_log import mode_of
 from hermes_rl.servers.factory import create_client
 from hermes_rl.spec.model import Mode, Spec
-from hermes_rl.tools.toolkit import Toolkit
+from hermes_rl.tools.base import Toolkit
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hermes_rl.rollouts.rollout import Group, Rollout
-from hermes_rl.runs.tracker import Tracker
+from hermes_rl.runs.progress import Tracker
 from hermes_rl.runs.training import TrainingMetrics
 
 logger = logging.getLogger(__name__)

@@ -1,13 +1,15 @@
 """A spec as an environment that the core can play.
 
 Compiling loads the code that the spec names and makes its roles; it starts nothing. What each rollout needs
-(tools, sandbox, prompt, script) is made per key, so that rollouts share nothing that changes.
-"""
+(tools, sandbox, prompt, script) is made per key, so that rollouts share nothing that changes."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
+import functools
+import io
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -15,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,30 +30,217 @@ from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.plugins import load_object, place_of
-from hermes_rl.rollouts.artifact_files import keep_artifacts
 from hermes_rl.rollouts.environment import Treatment
 from hermes_rl.rollouts.model_handle import ModelHandle
-from hermes_rl.rollouts.prompts import content_of, messages_of, with_thinking
-from hermes_rl.rollouts.reward_machines import KeptMachines, RewardMachines
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
-from hermes_rl.rollouts.sandboxes import reward_args, sandbox_config
-from hermes_rl.rollouts.scripts import policy_script, user_script
-from hermes_rl.rollouts.tooling import Tooling
-from hermes_rl.sandbox.config import SandboxConfig
-from hermes_rl.sandbox.pool import Pool
-from hermes_rl.scoring.combine import Weighting
-from hermes_rl.scoring.find import find_reward
-from hermes_rl.scoring.grader import GradedReward, Grader
-from hermes_rl.servers.base import ReasoningOptions
+from hermes_rl.rollouts.sandboxes import (
+    KeptMachines,
+    RewardMachines,
+    Tooling,
+    keep_artifacts,
+    reward_args,
+    sandbox_config,
+)
+from hermes_rl.sandbox.backends import Pool
+from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.scoring.grader import GradedReward, Grader, find_reward
+from hermes_rl.scoring.value import Weighting
+from hermes_rl.servers.base import ReasoningOptions, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import config_from_spec, create_client
-from hermes_rl.servers.scripted import Script
-from hermes_rl.spec.model import NO_TOOLSETS, Agent, Spec
+from hermes_rl.servers.scripted import Script, ScriptedTurn, deviate_script, deviations
+from hermes_rl.spec.model import NO_TOOLSETS, Agent, Part, Prompt, Spec, TextFile, is_template, thaw
+from hermes_rl.spec.model import Message as SpecMessage
 from hermes_rl.spec.suggest import choices
-from hermes_rl.spec.templates import has_template, render_section
+from hermes_rl.spec.templates import has_template, render, render_section, render_text
 from hermes_rl.tools.artifacts import ArtifactRequest, TakenArtifact
-from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.toolkit import Toolkit
+from hermes_rl.tools.base import Toolkit, ToolRuntime
+
+# ---------------- A spec's `solution` as scripts: what a scripted policy plays, and what a scripted user answers
+# Owns the rendering over a row and which members of a group go wrong.
+
+
+def policy_script(spec: Spec, server: ServerConfig, key: RolloutKey, prior: int) -> Script:
+    """What a scripted policy plays in a key; `prior` is the number of assistant messages in the prompt."""
+    turns = gold_turns(spec, key.row)
+    if key.index in deviations(key.size, server.deviate, server.seed, key.group):
+        turns = deviate_script(turns, Random(f"{server.seed}:{key.group}-{key.index}"))
+    return Script(turns, prior)
+
+
+def has_solution(spec: Spec) -> bool:
+    """Whether the spec says what a perfect agent would do."""
+    return spec.solution is not None and (spec.solution.turns is not None or spec.solution.patch is not None)
+
+
+def patch_turns(patch: str) -> list[dict[str, Any]]:
+    """A solution that is a patch, as turns: it is applied in the terminal."""
+    command = f"git apply - <<'END_OF_PATCH'\n{patch}\nEND_OF_PATCH"
+    return [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "The patch is applied."}]
+
+
+def gold_turns(spec: Spec, row: Row) -> tuple[ScriptedTurn, ...]:
+    """The policy's turns of the solution for a row; none where the spec has no solution."""
+    return tuple(
+        ScriptedTurn.of(turn) for turn in _turns(spec, row) if turn.get("say") is not None or turn.get("tools")
+    )
+
+
+def user_script(spec: Spec, row: Row, prior: int) -> Script:
+    """What a scripted user says: each `user` of the solution's turns in order, then the first stop phrase."""
+    said = [str(turn["user"]) for turn in _turns(spec, row) if turn.get("user") is not None]
+    stop = spec.user.stop[:1] if spec.user is not None else ()
+    return Script(tuple(ScriptedTurn(say=text) for text in (*said, *stop)), prior)
+
+
+def _turns(spec: Spec, row: Row) -> list[dict[str, Any]]:
+    solution = spec.solution
+    if solution is None or not has_solution(spec):
+        return []
+    turns = solution.turns if solution.turns is not None else patch_turns(str(solution.patch))
+    plain: Any = (
+        turns
+        if is_template(turns)
+        else [turn if isinstance(turn, dict) else turn.model_dump(exclude_none=True) for turn in turns]
+    )
+    rendered: list[dict[str, Any]] = render(plain, row.columns, where="solution.turns", key=row.key)
+    return rendered
+
+
+# ---------------------------------------------- From a spec and a row to the messages that a rollout begins with
+
+
+def messages_of(prompt: Prompt, row: Row, folder: Path = Path()) -> list[Message]:
+    """The messages, rendered for the row; relative paths of images begin in `folder`.
+
+    Raises:
+        TemplateError: a template does not work for this row.
+        UserError: a file of the prompt cannot be read, or an image is none.
+    """
+    return _Rendering(row, folder).messages(prompt)
+
+
+def content_of(text: str | TextFile, row: Row, where: str) -> str:
+    """One text of a spec, given there or in a file, rendered for the row."""
+    return str(_Rendering(row).content(text, where))
+
+
+def with_thinking(messages: list[Message], thinking: str | None) -> list[Message]:
+    """The messages with Atropos' `custom_thinking_prompt` in front of the system message."""
+    if not thinking:
+        return messages
+    first = messages[0] if messages and messages[0]["role"] == "system" else None
+    text = f"{thinking}\n\n{first['content']}" if first is not None else thinking
+    return [{"role": "system", "content": text}, *messages[1 if first is not None else 0 :]]
+
+
+class _Rendering:
+    """A row, and the place in the spec that an error is to name."""
+
+    def __init__(self, row: Row, folder: Path = Path()) -> None:
+        self._row = row
+        self._folder = folder
+
+    def messages(self, prompt: Prompt) -> list[Message]:
+        if is_template(prompt.messages):
+            return [dict(message) for message in self._value(prompt.messages, "prompt.messages")]
+        if prompt.messages is not None:
+            return [self._message(one, f"prompt.messages[{i}]") for i, one in enumerate(prompt.messages)]
+        parts = (("system", prompt.system), ("user", prompt.user))
+        return [
+            {"role": role, "content": self.content(content, f"prompt.{role}")}
+            for role, content in parts
+            if content is not None
+        ]
+
+    def _message(self, message: SpecMessage, where: str) -> Message:
+        content = None if message.content is None else self.content(message.content, f"{where}.content")
+        made: Message = {"role": self._text(message.role, f"{where}.role"), "content": content}
+        for key in ("name", "reasoning_content", "tool_calls", "tool_call_id"):
+            value = getattr(message, key)
+            if value is not None:
+                made[key] = self._value(thaw(value), f"{where}.{key}")
+        return made
+
+    def content(self, content: str | TextFile | tuple[Part, ...], where: str) -> str | list[dict[str, Any]]:
+        if isinstance(content, TextFile):
+            return self._text(_read(content.file), content.file)
+        if isinstance(content, str):
+            return self._text(content, where)
+        parts = [self._part(part, f"{where}[{number}]") for number, part in enumerate(content)]
+        return [part for part in parts if part is not None]
+
+    def _part(self, part: Part, where: str) -> dict[str, Any] | None:
+        """A part as the chat API has it; None where the row has no image."""
+        if part.text is not None:
+            return {"type": "text", "text": self._text(part.text, where)}
+        value = self._value(thaw(part.image_url if part.image_url is not None else part.image), where)
+        if value is None or value == "":
+            return None
+        return {"type": "image_url", "image_url": image_url(value, self._folder, where)}
+
+    def _text(self, template: str, where: str) -> str:
+        return render_text(template, self._row.columns, where=where, key=self._row.key)
+
+    def _value(self, template: Any, where: str) -> Any:
+        return render(template, self._row.columns, where=where, key=self._row.key)
+
+
+@functools.lru_cache(maxsize=64)
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+
+
+# ----------------- Images of rows, as the chat API takes them: an address, or the bytes themselves in a data URL
+
+KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+"""First bytes of a file → the last part of its media type."""
+
+
+def image_url(value: Any, folder: Path, where: str) -> dict[str, Any]:
+    """The `image_url` of a part.
+
+    Args:
+        value: an address (http, https, data), a path, bytes, an image of the `datasets` package (decoded, or
+            ``{"bytes", "path"}``), or a mapping as the API has it.
+        folder: where relative paths begin.
+        where: the place in the spec, for errors.
+
+    Raises:
+        UserError: the file cannot be read, or the value is no image.
+    """
+    if isinstance(value, dict) and "url" in value:
+        return value
+    if isinstance(value, str) and value.startswith(("http://", "https://", "data:")):
+        return {"url": value}
+    data = _bytes(value, folder, where)
+    kind = next((kind for start, kind in KINDS.items() if data.startswith(start)), None)
+    if kind is None:
+        raise UserError(f"{where}: this is no PNG, JPEG, GIF or WebP image")
+    return {"url": f"data:image/{kind};base64,{base64.b64encode(data).decode()}"}
+
+
+def _bytes(value: Any, folder: Path, where: str) -> bytes:
+    if isinstance(value, dict):
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        try:
+            return (folder / value).read_bytes()
+        except OSError as error:
+            raise UserError(f"{where}: the image {value} cannot be read: {error.strerror}") from error
+    if hasattr(value, "save"):  # decoded by `datasets`, with Pillow
+        file = io.BytesIO()
+        value.save(file, format="PNG")
+        return file.getvalue()
+    raise UserError(f"{where}: {type(value).__name__} is no image; give an address, a path or bytes")
+
+
+# -------------------------------------------------------------------------------- compiled
 
 POLICY = "policy"
 

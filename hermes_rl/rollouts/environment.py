@@ -12,7 +12,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.servers.base import ChatServer
-from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.base import ToolRuntime
 
 Treatment = Literal["grade", "mask", "drop"] | float
 """What is done with a rollout by its ending: graded; graded but not trained on; not graded; a fixed score."""

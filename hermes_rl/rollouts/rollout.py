@@ -1,12 +1,16 @@
 """A rollout and a group: what was played, how it ended, what it scored.
 
-These are the core's data. How they look in files is `hermes_rl.runs.records`, how a trainer gets them is up to
-its door.
-"""
+These are the core's data. How they look in files is `hermes_rl.runs.store`, how a trainer gets them is up to
+its door."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import zlib
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from statistics import fmean, pstdev
@@ -16,10 +20,176 @@ from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, UserError
-from hermes_rl.rollouts.examples import Example, example_of
 from hermes_rl.scoring.value import RewardValue
-from hermes_rl.servers.base import LedgerEntry
-from hermes_rl.tokens.sequence import TokenSequence
+from hermes_rl.servers.base import LedgerEntry, sampled_digest
+from hermes_rl.tokens.chat import SampledTurn, chat_tokens
+from hermes_rl.tokens.load import load_tokenizer
+from hermes_rl.tokens.tokenizer import Tokenizer, TokenizerUnavailable
+from hermes_rl.tokens.transcript import SampledSpan, TokenSequence
+
+# The proof that a group may be trained on: what is trained is what the server sampled, in the context it saw. The two
+# sides are independent: the servers' answers say what was sampled (`servers.base.LedgerEntry`), the sequences are
+# what a trainer gets. A certificate compares them, and names what does not fit.
+
+
+def certify(group: Group) -> Certificate:
+    """Compare the tokens of a group with what its servers sampled. Takes milliseconds: call it in a thread."""
+    ledger = [one for rollout in group.rollouts for one in rollout.ledger]
+    sequences = [one for rollout in group.rollouts for one in rollout.sequences or ()]
+    known = all(one.weights.before is not None and one.weights.after is not None for one in ledger) and bool(ledger)
+    return Certificate(
+        sampled=sum(one.count for one in ledger),
+        trained=sum(one.trained_length for one in sequences),
+        turns=sum(rollout.result.turns_used for rollout in group.rollouts if rollout.result is not None),
+        sequences=len(sequences),
+        oldest=min(one.weights.before or 0 for one in ledger) if known else None,
+        newest=max(one.weights.after or 0 for one in ledger) if known else None,
+        problems=tuple(f"{rollout.id}: {text}" for rollout in group.rollouts for text in _problems(rollout)),
+    )
+
+
+def _problems(rollout: Rollout) -> Iterator[str]:
+    result = rollout.result
+    if result is None or rollout.sequences is None:
+        yield "its tokens are not known"
+        return
+    if any(reply.sampled is None for reply in result.replies) or not result.replies:
+        yield "a chat server does not say which tokens it sampled"
+        return
+    yield from _provenance(rollout)
+    found = list(_turns(rollout.sequences))
+    ledger = rollout.ledger
+    if sorted(span.turn for _, span in found) != list(range(len(ledger))):
+        yield f"{len(ledger)} turns were sampled, and the sequences hold {[span.turn for _, span in found]}"
+        return
+    for sequence, span in found:
+        yield from _turn(sequence, span, ledger[span.turn])
+
+
+def _provenance(rollout: Rollout) -> Iterator[str]:
+    """Every assistant message behind the prompt is an answer of a server, in order."""
+    assert rollout.result is not None
+    result = rollout.result
+    said = [one for one in result.messages[result.prompt_length :] if one.get("role") == "assistant"]
+    if len(said) != len(result.replies):
+        yield f"it has {len(said)} assistant messages of {len(result.replies)} answers"
+    for number, (message, reply) in enumerate(zip(said, result.replies, strict=False)):
+        if (message.get("content") or "") != (reply.message.get("content") or ""):
+            yield f"the assistant message {number} is not what was sampled"
+
+
+def _turns(sequences: list[TokenSequence]) -> Iterator[tuple[TokenSequence, SampledSpan]]:
+    return ((sequence, span) for sequence in sequences for span in sequence.spans)
+
+
+def _turn(sequence: TokenSequence, span: SampledSpan, sampled: LedgerEntry) -> Iterator[str]:
+    if sequence.sampled is None:
+        yield f"turn {span.turn} has no log-probabilities"
+        return
+    if span.stop - span.start != sampled.count:
+        yield f"turn {span.turn} has {span.stop - span.start} tokens, {sampled.count} were sampled"
+        return
+    if sampled_digest(sequence.ids[span.start : span.stop], _logprobs(sequence, span)) != sampled.digest:
+        yield f"the tokens or log-probabilities of turn {span.turn} are not those that were sampled"
+    if span.start != sampled.prompt or zlib.crc32(sequence.ids[: span.start]) != sampled.prompt_check:
+        yield f"the context of turn {span.turn} is not the one that it was sampled in"
+
+
+def _logprobs(sequence: TokenSequence, span: SampledSpan) -> array[float]:
+    assert sequence.sampled is not None
+    before = sum(one.stop - one.start for one in sequence.spans if one.start < span.start)
+    return sequence.sampled[before : before + span.stop - span.start]
+
+
+# ---------------------------------------------------------------- From credit per turn to an advantage per token
+# A token's advantage is that of its rollout in the group, and on top what its turn did better or worse than the turns
+# of this rollout on average; both in units of the group's spread. Summed over the turns the second part is zero, so
+# credit moves weight within a rollout and never between rollouts.
+
+
+def turn_advantages(group: Group) -> list[list[float]] | None:
+    """One advantage per turn of each rollout; None where no reward gives credit to turns."""
+    if not any(rollout.credit for rollout in group.rollouts):
+        return None
+    scores = group.scores
+    mean, spread = fmean(scores), max(pstdev(scores), LEAST_SPREAD)
+    if pstdev(scores) < LEAST_SPREAD:
+        spread = max((pstdev(one.credit) for one in group.rollouts if one.credit), default=0.0) or 1.0
+    return [_of(rollout, score, mean, spread) for rollout, score in zip(group.rollouts, scores, strict=True)]
+
+
+def token_advantages(sequence: TokenSequence, per_turn: list[float]) -> list[float]:
+    """One per token of a sequence, 0 where it was not sampled."""
+    line = [0.0] * len(sequence)
+    for span in sequence.spans:
+        line[span.start : span.stop] = [per_turn[span.turn]] * (span.stop - span.start)
+    return line
+
+
+def _of(rollout: Rollout, score: float, mean: float, spread: float) -> list[float]:
+    turns = rollout.result.turns_used if rollout.result is not None else 0
+    credit = rollout.credit if rollout.credit else (0.0,) * turns
+    average = fmean(credit) if credit else 0.0
+    return [(score - mean + one - average) / spread for one in credit]
+
+
+# ---------------------------------------------- Examples: a rollout as the lists that nearly every trainer takes
+# A sequence becomes a prompt (all that came before the first sampled token) and a response, with a mask of 0 and 1 over
+# the response. How groups look for Atropos is `hermes_rl.runs.groups`.
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One sequence of a rollout. `response_ids`, `mask` and `logprobs` have one length."""
+
+    prompt_ids: list[int]
+    """What the model saw before it sampled for the first time."""
+    response_ids: list[int]
+    """What it sampled, and what tools and users said in between."""
+    mask: list[int]
+    """1 where a token was sampled and is trained on; all 0 for a rollout that the spec masks."""
+    logprobs: list[float] | None
+    """As they were sampled, 0.0 where the mask is 0; None where the server gave none."""
+    weights: tuple[int | None, int | None]
+    """The oldest and the newest version of the weights that sampled it; None where it is not known."""
+
+
+def example_of(sequence: TokenSequence, ledger: Sequence[LedgerEntry], *, masked: bool) -> Example:
+    """The example of a sequence.
+
+    Args:
+        sequence: its tokens.
+        ledger: what was sampled in each call of its rollout.
+        masked: nothing of it is trained on.
+    """
+    first = sequence.spans[0].start if sequence.spans else len(sequence)
+    mask, logprobs = [0] * len(sequence), None
+    if not masked:
+        for span in sequence.spans:
+            mask[span.start : span.stop] = [1] * (span.stop - span.start)
+    if sequence.sampled is not None:
+        logprobs = [0.0] * len(sequence) if masked else sequence.spread(sequence.sampled, 0.0)
+    tokens = sequence.tokens
+    return Example(
+        prompt_ids=tokens[:first],
+        response_ids=tokens[first:],
+        mask=mask[first:],
+        logprobs=None if logprobs is None else logprobs[first:],
+        weights=_weights(sequence, ledger),
+    )
+
+
+def _weights(sequence: TokenSequence, ledger: Sequence[LedgerEntry]) -> tuple[int | None, int | None]:
+    """Of the turns in this sequence; not known as soon as it is not known of one."""
+    turns = [ledger[span.turn].weights for span in sequence.spans if span.turn < len(ledger)]
+    before = [weights.before for weights in turns if weights.before is not None]
+    after = [weights.after for weights in turns if weights.after is not None]
+    if not turns or len(before) < len(turns) or len(after) < len(turns):
+        return None, None
+    return min(before), max(after)
+
+
+# -------------------------------------------------------------------------------- rollout
 
 Normalise = Literal["std", "mean", "none"]
 """How scores become advantages."""
@@ -248,3 +418,61 @@ class Group:
     def uniform(self) -> bool:
         """True where all of several scores are equal, so that comparing them teaches nothing."""
         return len(self.rollouts) > 1 and len(set(self.scores)) <= 1
+
+
+# Tokens of finished rollouts: those that a token-level server sampled, else those of the rendered messages
+# Where a chat server's tokenizer cannot be had, or its template does not allow exact sequences, a rollout keeps its
+# messages and has no tokens; the reasons are counted, for the user to hear.
+
+
+class Encoder:
+    """Encodes rollouts with one tokenizer; `missing` says why there is none."""
+
+    def __init__(self, tokenizer: Tokenizer | None, missing: str | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.missing = missing
+        self._missing: dict[str, str] = {}
+
+    @classmethod
+    def load(cls, name: str | None) -> Encoder:
+        """With the tokenizer of a hub name or folder (None: the small one); slow, call it in a thread."""
+        try:
+            return cls(load_tokenizer(name))
+        except TokenizerUnavailable as error:
+            return cls(None, str(error))
+
+    def missing_tokens(self) -> Counter[str]:
+        """How many rollouts have no tokens, by the reason."""
+        return Counter(self._missing.values())
+
+    async def encode(self, rollout: Rollout) -> None:
+        """Set the `sequences` of a rollout that has none, off the event loop."""
+        result = rollout.result
+        if result is None or rollout.sequences is not None:
+            return
+        if result.transcript is not None and result.transcript.turns:
+            rollout.sequences = result.transcript.sequences()
+        elif self.tokenizer is None:
+            self._missing[rollout.id] = self.missing or "there is no tokenizer"
+        else:
+            await asyncio.to_thread(self._render, self.tokenizer, rollout, result)
+
+    async def encode_group(self, group: Group) -> None:
+        """The same for every member, and the group's certificate."""
+        for rollout in group.rollouts:
+            await self.encode(rollout)
+        if group.certificate is None:
+            group.certificate = await asyncio.to_thread(certify, group)
+
+    def _render(self, tokenizer: Tokenizer, rollout: Rollout, result: AgentResult) -> None:
+        turns = [SampledTurn(reply.finish_reason, reply.logprobs, reply.tokens) for reply in result.replies]
+        encoded = chat_tokens(
+            tokenizer,
+            result.messages,
+            result.tool_schemas or None,
+            sampled_from=result.prompt_length,
+            turns=turns,
+        )
+        rollout.sequences = encoded.sequences
+        if encoded.reason is not None:
+            self._missing[rollout.id] = encoded.reason

@@ -21,7 +21,7 @@ from hermes_rl.errors import Failure
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.servers.base import ChatServer
-from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.base import ToolRuntime
 
 log = logging.getLogger(__name__)
 

@@ -2,17 +2,111 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
-from collections.abc import Mapping
+import logging
+import os
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from hermes_rl.data.rows import Row
-from hermes_rl.errors import UserError
-from hermes_rl.sandbox.config import ResourceLimits, SandboxConfig, SandboxFile
-from hermes_rl.spec.model import File, Sandbox, Spec
+from hermes_rl.errors import Problem, SandboxFailure, UserError
+from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile
+from hermes_rl.scoring.grader import GradedReward
+from hermes_rl.spec.model import File, Mcp, Sandbox, Spec, Toolsets
+from hermes_rl.spec.model import Tool as ToolEntry
 from hermes_rl.spec.templates import render, render_section
+from hermes_rl.threads import Places, in_thread
+from hermes_rl.tools.artifacts import ArtifactFile, ArtifactRequest, TakenArtifact, take
+from hermes_rl.tools.base import SandboxFactory, Tool, Toolkit, ToolRuntime
+from hermes_rl.tools.canned import canned_tools
+from hermes_rl.tools.catalogue import DISTRIBUTIONS, resolve_toolsets, sample_distribution
+from hermes_rl.tools.context import ToolContext
+from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
+from hermes_rl.tools.mcp_server import McpSettings
+from hermes_rl.tools.mcp_tools import McpSource
+from hermes_rl.tools.python_tools import python_tool, state_tools
+from hermes_rl.tools.recording import Recorder, Replay
+
+# ----------------------------------------- Artifacts on the host: one folder per rollout, files and folders only
+# Nothing that the agent named is followed or executed: the folder is new, and holds no link through which a name of the
+# agent could lead elsewhere.
+
+
+def keep_artifacts(folder: Path, rollout: str, artifacts: Mapping[str, TakenArtifact]) -> dict[str, Any]:
+    """Write a rollout's artifacts below `folder` and describe them, as its record does; blocks.
+
+    An attempt of an earlier run under the same id is replaced.
+    """
+    own = folder / quote(rollout, safe=":")
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir(parents=True)
+    return {name: _keep(own / quote(name, safe=""), artifact, folder.parent) for name, artifact in artifacts.items()}
+
+
+def kept_artifacts(run: Path, record: Mapping[str, Any], names: Iterable[str]) -> dict[str, TakenArtifact]:
+    """The artifacts of a rollout from what its record says of them; `run` is the run directory. Blocks.
+
+    Raises:
+        UserError: one was not taken, or is no longer there as it was taken.
+    """
+    missing = [name for name in names if name not in record]
+    if missing:
+        raise UserError(f"the artifact {missing[0]} was not taken when the rollouts were played; use --fresh")
+    return {name: _kept(run, name, record[name]) for name in names}
+
+
+def _kept(run: Path, name: str, said: Mapping[str, Any]) -> TakenArtifact:
+    if "problem" in said:
+        return TakenArtifact(name, "", problem=said["problem"])
+    place = run / said["path"]
+    try:
+        found = sorted(path for path in (place, *place.rglob("*")) if path.is_file())
+        files = tuple(_read_artifact(path, place) for path in found)
+    except OSError as error:
+        raise UserError(f"the artifact {place} cannot be read: {error.strerror}") from error
+    artifact = TakenArtifact(name, said["target"], files)
+    if artifact.digest != said["sha256"]:
+        raise UserError(f"the artifact {place} is no longer what was taken of the rollout")
+    return artifact
+
+
+def _read_artifact(path: Path, place: Path) -> ArtifactFile:
+    inner = "" if path == place else str(path.relative_to(place))
+    return ArtifactFile(inner, path.read_bytes(), 0o644 | path.stat().st_mode & 0o111)
+
+
+def _keep(place: Path, artifact: TakenArtifact, top: Path) -> dict[str, Any]:
+    if artifact.problem is not None:
+        return {"problem": artifact.problem}
+    for file in artifact.files:
+        _write(place, file)
+    return {
+        "path": str(place.relative_to(top)),
+        "target": artifact.target,
+        "files": len(artifact.files),
+        "bytes": artifact.size,
+        "sha256": artifact.digest,
+    }
+
+
+def _write(place: Path, file: ArtifactFile) -> None:
+    parts = file.path.split("/") if file.path else []
+    if any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"artifact file {file.path!r}")  # no sandbox lists such an entry
+    path = place.joinpath(*parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600 | file.mode & 0o111)
+    with os.fdopen(fd, "wb") as target:
+        target.write(file.data)
+
+
+# -------------------------------------------------------------------------------- sandboxes
 
 
 def sandbox_config(spec: Spec, row: Row, environ: Mapping[str, str] | None = None) -> SandboxConfig:
@@ -109,3 +203,341 @@ def _read_file(path: Path, to: str, mode: int | None, folder: Path) -> SandboxFi
         return SandboxFile(to, real.read_bytes(), real.stat().st_mode & 0o777 if mode is None else mode)
     except OSError as error:
         raise UserError(f"sandbox.files: {path} cannot be read: {error.strerror}") from error
+
+
+# Which sandbox a reward looks into: the rollout's own, or a fresh one with the rollout's artifacts laid in
+# Owns when each lives, and that nothing of the agent runs in the rollout's own before a reward. Artifacts are taken
+# before the first reward; the rollout's own sandbox is given back as soon as no reward that is still to come looks into
+# it; a fresh one lives as long as its reward.
+
+log = logging.getLogger(__name__)
+
+PER_CORE = 2
+"""Fresh sandboxes at once, for each core. What runs in them is mostly work, against a limit of time: one that is late
+because too many ran beside it would be a wrong 0."""
+
+_places = Places(PER_CORE * len(os.sched_getaffinity(0)))
+
+
+class RewardMachines:
+    """The sandboxes of one rollout's rewards; call it with a reward, for as long as that runs.
+
+    Args:
+        runtime: the rollout's own.
+        rewards: all that will ask, in order.
+        only_kept: names of artifacts that are not laid into fresh sandboxes.
+    """
+
+    def __init__(self, runtime: ToolRuntime, rewards: Sequence[GradedReward], only_kept: Collection[str] = ()) -> None:
+        self.runtime = runtime
+        self._only_kept = only_kept
+        self._waiting = [reward.name for reward in rewards if _looks(reward) and not reward.fresh]
+
+    async def take(self, requests: Sequence[ArtifactRequest], timeout: float) -> Mapping[str, TakenArtifact]:
+        """Take the artifacts from the rollout's sandbox. Raises `SandboxFailure` where that is gone by our doing."""
+        if requests:
+            sandbox = await self.runtime.sandbox()
+            self.runtime.artifacts = await take(sandbox, requests, timeout)
+        return self.runtime.artifacts
+
+    @asynccontextmanager
+    async def __call__(self, reward: GradedReward) -> AsyncIterator[ToolContext]:
+        await self._give_back()
+        if not reward.fresh or not _looks(reward):
+            if _looks(reward):
+                await self.runtime.settle()  # what another reward has run may have left processes of the agent
+            yield ToolContext(self.runtime.task_id)
+            if reward.name in self._waiting:
+                self._waiting.remove(reward.name)
+            return
+        own = self.runtime
+        given = own.config, own.toolkit, own.state, own.artifacts, self._only_kept, own.factory
+        async with _fresh(f"{own.task_id}/{reward.name}", *given) as context:
+            yield context
+
+    async def _give_back(self) -> None:
+        if not self._waiting:
+            await _released(self.runtime.release())
+
+
+class KeptMachines:
+    """Sandboxes for the rewards of a rollout that is over: fresh ones alone, as its own is gone.
+
+    Args:
+        name: of the rollout.
+        config: what its sandbox was made by.
+        toolkit: what a reward may call.
+        artifacts: reads those that were kept of it; blocks.
+        factory: where sandboxes come from.
+        only_kept: names of artifacts that are not laid into fresh sandboxes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: SandboxConfig,
+        toolkit: Toolkit,
+        artifacts: Callable[[], Mapping[str, TakenArtifact]],
+        factory: SandboxFactory,
+        only_kept: Collection[str] = (),
+    ) -> None:
+        self._only_kept = only_kept
+        self._name, self._config, self._toolkit, self._artifacts = name, config, toolkit, artifacts
+        self._factory = factory
+
+    @asynccontextmanager
+    async def __call__(self, reward: GradedReward) -> AsyncIterator[ToolContext | None]:
+        if not _looks(reward):
+            yield None
+            return
+        artifacts = await asyncio.to_thread(self._artifacts)
+        given = self._config, self._toolkit, None, artifacts, self._only_kept, self._factory
+        async with _fresh(f"{self._name}/{reward.name}", *given) as context:
+            yield context
+
+
+@asynccontextmanager
+async def _fresh(
+    name: str,
+    config: SandboxConfig,
+    toolkit: Toolkit,
+    state: Any,
+    artifacts: Mapping[str, TakenArtifact],
+    only_kept: Collection[str],
+    factory: SandboxFactory,
+) -> AsyncIterator[ToolContext]:
+    """A new sandbox with artifacts laid in, for as long as a reward looks into it.
+
+    Those that are `only_kept` are known to the reward, but their files are not in its sandbox.
+    """
+    runtime = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=factory)
+    async with _places.here():
+        try:
+            runtime.artifacts = artifacts
+            try:
+                laid = {name: artifact for name, artifact in artifacts.items() if name not in only_kept}
+                await runtime.laid.lay(await runtime.sandbox(), laid)
+            except OSError as error:
+                raise SandboxFailure(f"artifacts cannot be laid into a fresh sandbox: {error}") from error
+            yield ToolContext(runtime.task_id)
+        finally:
+            await _released(runtime.close())
+
+
+async def _released(releasing: Awaitable[None]) -> None:
+    """Release a sandbox. What lives on in it is said, and takes no value from a reward: the agent may wish that."""
+    try:
+        await releasing
+    except SandboxFailure as failure:
+        log.error("a sandbox was not released: %s", failure.detail)
+
+
+def _looks(reward: GradedReward) -> bool:
+    return reward.function.uses_context
+
+
+# The tools that a spec gives to its rollouts, from toolsets, functions, state objects and tool servers
+# Owns which tools a group has, and what has to be started once before any rollout can have them. Compiling
+# loads code and reads variables; `open` starts servers, lists their tools, and fails there rather than in the
+# first rollout.
+
+Place = tuple[str | int, ...]
+
+
+class Outside:
+    """The tools that reach outside, as the spec wants them: at work, recorded, or replayed.
+
+    Raises:
+        UserError: there is no recording to replay, or none can be made.
+    """
+
+    def __init__(self, spec: Spec, environ: Mapping[str, str]) -> None:
+        record, replay = spec.toolsets.record, spec.toolsets.replay
+        self.hermes = HermesToolsets(environ)
+        self._canned = spec.toolsets.canned if spec.demo else None
+        self.replay = Replay(Path(replay)) if replay is not None else None
+        self._recorder = Recorder(Path(record)) if record is not None else None
+
+    def tools(self, source: str) -> tuple[Tool, ...]:
+        """The tools of one of hermes-agent's toolsets."""
+        if self._canned is not None:
+            return canned_tools(source, self._canned)
+        if self.replay is not None:
+            return self.replay.tools(source)
+        return self.recorded(self.hermes.tools(source), source)
+
+    def recorded(self, tools: tuple[Tool, ...], source: str) -> tuple[Tool, ...]:
+        """Tools that reach outside, kept where the spec says so."""
+        recorder = self._recorder
+        return tools if recorder is None else tuple(recorder.wrap(tool, source) for tool in tools)
+
+    async def close(self) -> None:
+        """End hermes-agent's process."""
+        await self.hermes.close()
+
+
+class Tooling:
+    """What the agent of a spec can do, or its simulated user.
+
+    Args:
+        spec: the spec.
+        environ: where the keys of tools and the variables that hold headers are looked up.
+        tools, toolsets: others than the agent's.
+
+    Raises:
+        UserError: a function cannot be loaded, or a variable is missing.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        environ: Mapping[str, str],
+        tools: Sequence[ToolEntry] | None = None,
+        toolsets: Toolsets | None = None,
+    ) -> None:
+        self.spec = spec
+        self._toolsets = spec.toolsets if toolsets is None else toolsets
+        self._entries = spec.tools if tools is None else tools
+        self._outside = Outside(spec, environ)
+        self._functions = tuple(self._function(tool.python, tool.outside) for tool in self._entries if tool.python)
+        self._servers = tuple(
+            _McpTools(_settings(tool.mcp, spec, environ, number), self._outside)
+            for number, tool in enumerate(self._entries)
+            if tool.mcp is not None
+        )
+        self._fixed: tuple[Tool, ...] | None = None
+        self._listed: tuple[Tool, ...] | None = None
+        self._opening = asyncio.Lock()
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """SHA-256 of what each tool server lists, by its name; those that have been asked."""
+        return {name: digest for server in self._servers for name, digest in server.fingerprint.items()}
+
+    async def open(self, sandbox: SandboxConfig) -> None:
+        """Start what has to be there before a rollout; does nothing the second time.
+
+        Raises:
+            RunError: a tool server cannot be started, in a sandbox like `sandbox` where it runs in one.
+            UserError: it has not the tools that the spec allows, or a toolset lacks a key or an extra.
+        """
+        if self._listed is not None:
+            return  # every rollout asks: none waits for the others
+        async with self._opening:
+            if self._listed is None:
+                taken = {tool.name for tool in (*self._functions, *await in_thread(self._every_toolset))}
+                listed: list[Tool] = []
+                for server in self._servers:
+                    listed += await server.list_tools(sandbox, taken | {tool.name for tool in listed})
+                self._listed = tuple(listed)
+
+    async def close(self) -> None:
+        """End the tool servers that rollouts share."""
+        await self._outside.close()
+        for server in self._servers:
+            await server.close()
+
+    def toolkit(self, group: str, state: Any) -> Toolkit:
+        """The tools of a rollout: those of its group, and those of its own state object."""
+        shared = self.shared(group)
+        names = [tool.state for tool in self._entries if tool.state is not None]
+        own = [tool for name in names for tool in state_tools(state, name)]
+        return Toolkit([*shared.tools, *own]) if own else shared
+
+    def shared(self, group: str) -> Toolkit:
+        """The tools that all rollouts of a group have; those of tool servers once they are open."""
+        return Toolkit([*self._catalogue(group), *self._functions, *(self._listed or ())])
+
+    def _catalogue(self, group: str) -> tuple[Tool, ...]:
+        toolsets = self._toolsets
+        if toolsets.distribution is not None:
+            drawn = sample_distribution(toolsets.distribution, f"{self.spec.seed}:{group}")
+            return resolve_toolsets(drawn, toolsets.disabled, self._outside)
+        if self._fixed is None:
+            self._fixed = resolve_toolsets(toolsets.enabled, toolsets.disabled, self._outside)
+        return self._fixed
+
+    def _every_toolset(self) -> tuple[Tool, ...]:
+        """The tools of all toolsets that a group may get, so that none is found missing later."""
+        if self._toolsets is not self.spec.toolsets:
+            return ()
+        needless = self._outside.replay is not None or self.spec.demo
+        problems = [] if needless else toolset_problems(self.spec, self._outside.hermes)
+        if problems:
+            raise UserError("\n".join(map(str, problems)))
+        return resolve_toolsets([name for _, name in named_toolsets(self.spec)], (), self._outside)
+
+    def _function(self, reference: str, outside: bool) -> Tool:
+        tool = python_tool(reference)
+        if not outside:
+            return tool
+        if self._outside.replay is not None:
+            return self._outside.replay.tools(f"python {tool.name}")[0]
+        return self._outside.recorded((tool,), f"python {tool.name}")[0]
+
+
+class _McpTools:
+    """The tools of one MCP server: its own, recorded, or replayed without it."""
+
+    def __init__(self, settings: McpSettings, outside: Outside) -> None:
+        self._name = f"mcp {settings.name}"
+        self._outside = outside
+        self._replay = None if settings.in_sandbox else outside.replay
+        self._source = McpSource(settings) if self._replay is None else None
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        source = self._source
+        return {source.settings.name: source.fingerprint} if source is not None and source.fingerprint else {}
+
+    async def list_tools(self, sandbox: SandboxConfig, taken: set[str]) -> tuple[Tool, ...]:
+        if self._source is None:
+            return self._replay.tools(self._name) if self._replay is not None else ()
+        tools = await self._source.list_tools(sandbox, taken)
+        return tools if self._source.settings.in_sandbox else self._outside.recorded(tools, self._name)
+
+    async def close(self) -> None:
+        if self._source is not None:
+            await self._source.close()
+
+
+def named_toolsets(spec: Spec) -> list[tuple[Place, str]]:
+    """Every toolset that a rollout of the spec may have, with the place that names it; unknown names too."""
+    chances = spec.toolsets.distribution
+    if chances is None:
+        named: list[tuple[Place, str]] = [(("toolsets", "enabled", n), s) for n, s in enumerate(spec.toolsets.enabled)]
+    elif isinstance(chances, str):
+        named = [(("toolsets", "distribution"), name) for name in DISTRIBUTIONS.get(chances, ())]
+    else:
+        named = [(("toolsets", "distribution", name), name) for name, chance in chances.items() if chance > 0]
+    return [(place, name) for place, name in named if name not in spec.toolsets.disabled]
+
+
+def toolset_problems(spec: Spec, hermes: HermesToolsets) -> list[Problem]:
+    """What the spec's toolsets lack on this machine, each at its place. Takes a second for each of hermes-agent's."""
+    found = [(place, hermes.problem(name)) for place, name in named_toolsets(spec) if name in NAMES]
+    return [spec.problem(place, problem) for place, problem in found if problem is not None]
+
+
+def _settings(mcp: Mcp, spec: Spec, environ: Mapping[str, str], number: int) -> McpSettings:
+    return McpSettings(
+        name=mcp.name,
+        command=tuple(mcp.command or ()),
+        url=mcp.url,
+        files=laid_files(mcp.files, spec.folder, f"tools.{number}.mcp.files"),
+        shared=mcp.scope == "shared" or mcp.url is not None,
+        on_host=mcp.where == "host",
+        folder=spec.folder,
+        allow=None if mcp.allow is None else tuple(mcp.allow),
+        prefix=mcp.prefix,
+        timeout=mcp.timeout,
+        env=dict(mcp.env),
+        headers={header: _variable(environ, name, header) for header, name in mcp.headers_env.items()},
+    )
+
+
+def _variable(environ: Mapping[str, str], name: str, header: str) -> str:
+    value = environ.get(name)
+    if not value:
+        raise UserError(f"headers_env.{header} names the environment variable {name}, which is not set")
+    return value

@@ -23,12 +23,11 @@ from statistics import fmean
 from hermes_rl.agent.result import text_of
 from hermes_rl.data.load import Split, load_rows
 from hermes_rl.data.rows import Row
-from hermes_rl.rollouts.compiled import CompiledSpec
+from hermes_rl.rollouts.compiled import CompiledSpec, gold_turns, has_solution
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
-from hermes_rl.rollouts.scripts import gold_turns, has_solution
 from hermes_rl.runs.exact import uses_tools
-from hermes_rl.runs.records import rollout_record
 from hermes_rl.runs.run import Plan, Run
+from hermes_rl.runs.store import rollout_record
 from hermes_rl.servers.scripted import Script, ScriptedTurn
 from hermes_rl.spec.model import Spec
 

@@ -1,7 +1,7 @@
 """A run directory: where it lies, whose run it holds, and its files.
 
 Owns the path, the check that a directory holds the same run, and the lock against a second process. Lines that
-survive a crash are `hermes_rl.runs.journal`, what they say `hermes_rl.runs.records`.
+survive a crash are `hermes_rl.runs.journal`, what they say `hermes_rl.runs.store`.
 """
 
 from __future__ import annotations

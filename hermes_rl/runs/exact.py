@@ -34,8 +34,7 @@ def renderer_of(spec: Spec) -> Renderer:
         RendererRefused: its template does not allow exact tokens, or leaves out the spec's tools.
     """
     from hermes_rl.tokens.load import load_renderer
-    from hermes_rl.tokens.probing import require_tools
-    from hermes_rl.tokens.rendering import RendererSettings
+    from hermes_rl.tokens.rendering import RendererSettings, require_tools
 
     policy = spec.servers["policy"][0]
     settings = policy.renderer.model_dump(exclude_none=True) if policy.renderer is not None else None

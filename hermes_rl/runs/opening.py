@@ -16,23 +16,19 @@ from typing import Any
 from hermes_rl.data.load import Rows, Split, load_rows
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.encode import Encoder
 from hermes_rl.rollouts.environment import Environment
-from hermes_rl.runs.budget import RunBudget
+from hermes_rl.rollouts.rollout import Encoder
 from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.exact import TOKEN_LEVEL, renderer_of, tokenizer_of
-from hermes_rl.runs.grading import Grading
-from hermes_rl.runs.groups_file import GroupsFile
-from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.groups import GroupsFile
+from hermes_rl.runs.progress import Progress, WandbLog, wandb_log
 from hermes_rl.runs.provenance import provenance
-from hermes_rl.runs.regrading import bring_up_to_date
-from hermes_rl.runs.rows import RowSource
-from hermes_rl.runs.run import Plan, PlaysGroups, Run
+from hermes_rl.runs.regrading import Grading, bring_up_to_date
+from hermes_rl.runs.run import Plan, PlaysGroups, RowSource, Run, RunBudget
 from hermes_rl.runs.store import RolloutStore
-from hermes_rl.runs.wandb_log import WandbLog, wandb_log
+from hermes_rl.sandbox.bubblewrap import require_bubblewrap
 from hermes_rl.sandbox.none import WARNING
-from hermes_rl.sandbox.probe import require_bubblewrap
-from hermes_rl.servers.preflight import engines, require_reachable
+from hermes_rl.servers.exactness import engines, require_reachable
 from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.model import Mode, Spec
 

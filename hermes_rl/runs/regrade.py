@@ -12,10 +12,10 @@ from hermes_rl.data.load import load_rows
 from hermes_rl.data.rows import Rows
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
-from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.rollouts.rollout import Encoder
 from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.evaluate import EvaluatePlan, Evaluation, conclude, evaluation_directory, write_evaluation
-from hermes_rl.runs.group_lines import group_lines
+from hermes_rl.runs.groups import group_lines
 from hermes_rl.runs.opening import Records, generation_params, open_records, plan_of
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec

@@ -2,32 +2,224 @@
 
 It decides which row comes next, begins groups while there is room for them, and hands on each group as it ends.
 Process, evaluate, serve, `validate --deep`, the Python interface and environments written by hand all consume
-`Run.groups`; none of them has a loop over groups of its own. Opening a run of a spec is `hermes_rl.runs.opening`.
-"""
+`Run.groups`; none of them has a loop over groups of its own. Opening a run of a spec is `hermes_rl.runs.opening`."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from hermes_rl.data.rows import Row
-from hermes_rl.rollouts.admission import LOOK, admission
-from hermes_rl.rollouts.curriculum import Curriculum
-from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.data.load import Split
+from hermes_rl.data.rows import Row, Rows
+from hermes_rl.errors import RunError
+from hermes_rl.rollouts.admission import LOOK, Curriculum, Quarantine, admission
 from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.quarantine import Quarantine
-from hermes_rl.rollouts.rollout import Group, Rollout
+from hermes_rl.rollouts.rollout import Encoder, Group, Rollout
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
-from hermes_rl.runs.budget import RunBudget
-from hermes_rl.runs.group_lines import group_lines
+from hermes_rl.runs.groups import group_lines
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.rows import Lookahead, RowSource
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.servers.base import ChatServer
+from hermes_rl.threads import in_thread
+
+# -------------------------------------------------------- Rows for a run, without ever holding up its event loop
+# Rows that are all there are taken as they are. A generator, a streamed dataset or an environment's own code may wait
+# for a network or compute; those are asked in a thread, beside the groups that are running.
+
+T = TypeVar("T")
+
+
+class RowSource:
+    """Rows that can be gone through any number of times, as far as what they come from allows it.
+
+    Args:
+        rows: rows that are there, or that come; asynchronous rows are gone through once.
+    """
+
+    def __init__(self, rows: Iterable[Row] | AsyncIterable[Row]) -> None:
+        self._rows = rows
+        self.slow = isinstance(rows, AsyncIterable) or (isinstance(rows, Rows) and rows.length is None)
+        self._begun: tuple[Row, AsyncIterator[Row]] | None = None
+        """The first row and what follows it, where somebody has looked at it before the first pass."""
+
+    @property
+    def length(self) -> int | None:
+        """How many rows there are; None where that is not known, or there is no end."""
+        return len(self._rows) if not self.slow and isinstance(self._rows, Rows | list | tuple) else None
+
+    async def first(self) -> Row | None:
+        """The first row, which stands for any; None where there is none. The next pass begins with it."""
+        rows = self._pass()
+        async for row in rows:
+            if self.slow:
+                self._begun = row, rows
+            return row
+        return None
+
+    async def require_first(self, split: Split) -> Row:
+        """The same; raises RunError where there is none."""
+        first = await self.first()
+        if first is not None:
+            return first
+        if split == "eval":
+            raise RunError("the dataset has no rows to evaluate on; see dataset.eval, .filter and .limit")
+        raise RunError("the dataset has no rows to play; see dataset.filter, .eval and .limit")
+
+    async def __aiter__(self) -> AsyncIterator[Row]:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            yield begun[0]
+        async for row in begun[1] if begun is not None else self._pass():
+            yield row
+
+    async def _pass(self) -> AsyncIterator[Row]:
+        if isinstance(self._rows, AsyncIterable):
+            async for row in self._rows:
+                yield row
+        elif not self.slow:
+            for row in self._rows:
+                yield row
+        else:
+            rows = self._rows
+            iterator: Iterator[Row] = await in_thread(lambda: iter(rows))
+            while (following := await in_thread(lambda: next(iterator, None))) is not None:
+                yield following
+
+
+class Lookahead(Generic[T]):
+    """The next item of an asynchronous source; a slow one is asked beside everything else.
+
+    Args:
+        source: what is asked.
+        slow: whether asking it may take long.
+        wake: called when the answer of a slow source is there.
+    """
+
+    def __init__(self, source: AsyncIterator[T], *, slow: bool, wake: Callable[[], None]) -> None:
+        self._source, self._slow, self._wake = source, slow, wake
+        self._asked: asyncio.Task[T | None] | None = None
+        self.exhausted = False
+
+    async def take(self) -> T | None:
+        """The next item; None where it is not there yet, or there is no other (`exhausted`)."""
+        if not self._slow:
+            return self._taken(await self._next())
+        if self._asked is None:
+            self._asked = asyncio.create_task(self._next())
+            self._asked.add_done_callback(lambda _: self._wake())
+        if not self._asked.done():
+            return None
+        asked, self._asked = self._asked, None
+        return self._taken(asked.result())
+
+    async def _next(self) -> T | None:
+        return await anext(self._source, None)
+
+    def _taken(self, found: T | None) -> T | None:
+        self.exhausted = found is None
+        return found
+
+    async def close(self) -> None:
+        """Ask no more."""
+        if self._asked is not None:
+            self._asked.cancel()
+            await asyncio.gather(self._asked, return_exceptions=True)
+
+
+# -------------------------------------------------- What a run may use up before it ends: failures, tokens, time
+
+
+@dataclass
+class RunBudget:
+    """Counts what a run uses; `None` is no bound.
+
+    `max_failures` are groups (rows, in evaluation) that infrastructure failed for good, `max_tokens` prompt and
+    completion tokens as the servers counted them, `max_cost` US dollars as they tell them, `deadline` seconds from the
+    start.
+    """
+
+    max_failures: int | None = None
+    max_tokens: int | None = None
+    deadline: float | None = None
+    max_cost: float | None = None
+    clock: Callable[[], float] = time.monotonic
+    failures: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Groups that the spec drops by a policy's ending."""
+    tokens: int = 0
+    cost: float = 0.0
+    last_failure: str = ""
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
+
+    def spend(self, rollout: Rollout) -> None:
+        """Take the tokens of a finished rollout into account; those of failed attempts were spent as well.
+
+        Raises:
+            RunError: there is a bound to the cost, and the server does not tell it.
+        """
+        if rollout.result is None:
+            return
+        usage = rollout.result.usage
+        self.tokens += usage.prompt_tokens + usage.completion_tokens
+        self.cost += usage.cost or 0.0
+        if self.max_cost is not None and usage.cost is None and rollout.result.turns_used:
+            raise RunError(
+                "budget.max_cost cannot be kept: the policy's server does not say what a call costs (usage.cost); "
+                "use budget.max_tokens"
+            )
+
+    def count(self, group: Group) -> None:
+        """Take a finished group into account.
+
+        Raises:
+            RunError: too many groups failed.
+        """
+        if group.dropped is None:
+            return
+        failed = next((r for r in group.rollouts if r.error is not None and not r.ending.graded), None)
+        if failed is None and group.dropped.graded:
+            self.left_out[str(group.dropped)] += 1  # the spec drops this ending; nothing has failed
+            return
+        self.failures[str(failed.ending if failed is not None else group.dropped)] += 1
+        self.last_failure = (failed.error if failed is not None else group.detail) or ""
+        if self.max_failures is not None and self.failures.total() > self.max_failures:
+            raise RunError(
+                f"{self.failures.total()} groups could not be played ({self.causes()}), more than "
+                f"budget.max_failures ({self.max_failures}) allows. The last: {self.last_failure}"
+            )
+
+    def used_up(self) -> str | None:
+        """The budget that ends the run cleanly, in words; None while there is room."""
+        if self.max_tokens is not None and self.tokens >= self.max_tokens:
+            return f"budget.max_tokens ({self.max_tokens}) is used up"
+        if self.max_cost is not None and self.cost >= self.max_cost:
+            return f"budget.max_cost ({self.max_cost:g} $) is used up"
+        if self.deadline is not None and self.clock() - self.started >= self.deadline:
+            return f"budget.deadline ({self.deadline:g} s) has passed"
+        return None
+
+    def causes(self) -> str:
+        """The failures by cause, most frequent first."""
+        return ", ".join(f"{cause}: {count}" for cause, count in self.failures.most_common())
+
+
+# -------------------------------------------------------------------------------- run
 
 BURST = 1000
 """Rollouts that begin in one turn of the event loop; many thousands would stop it for seconds."""
@@ -229,7 +421,7 @@ class Run:
         self._changed.set()
 
     async def lines(self, group: Group) -> list[dict[str, Any]]:
-        """The lines of a group for a file or a trainer; see `hermes_rl.runs.group_lines`."""
+        """The lines of a group for a file or a trainer; see `hermes_rl.runs.groups`."""
         made = group.parts
         if made is None:
             made = group_lines(group, self.plan.generation_params, self.plan.fingerprint)

@@ -1,8 +1,16 @@
 """A rollout's machine: files and commands behind one interface, whatever fences them in."""
 
 from hermes_rl.sandbox.backends import create_sandbox
-from hermes_rl.sandbox.base import BackgroundProcess, CommandResult, FileInfo, Sandbox
-from hermes_rl.sandbox.config import BACKENDS, ResourceLimits, SandboxConfig, SandboxFile
+from hermes_rl.sandbox.base import (
+    BACKENDS,
+    BackgroundProcess,
+    CommandResult,
+    FileInfo,
+    ResourceLimits,
+    Sandbox,
+    SandboxConfig,
+    SandboxFile,
+)
 
 __all__ = [
     "BACKENDS",

@@ -6,21 +6,96 @@ to their own modules how they do it.
 
 Errors: a file that is not there, or is not what it should be, raises the `OSError` that a local call
 would (`FileNotFoundError`, `IsADirectoryError`, …). A sandbox that is gone raises `SandboxFailure`, whose
-`ending` says whose doing it was: `SANDBOX_KILLED` is the agent's, `SANDBOX_FAILURE` is ours.
-"""
+`ending` says whose doing it was: `SANDBOX_KILLED` is the agent's, `SANDBOX_FAILURE` is ours."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import posixpath
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Literal, Self
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.sandbox.launcher import ours
+
+# -------------------------------- What a sandbox is made of: its configuration, already rendered for one rollout
+# Owns the frozen types. Reading them from a spec is the spec's work; making a sandbox from them is
+# `hermes_rl.sandbox.backends`.
+
+BACKENDS = ("bubblewrap", "docker", "modal", "daytona", "ssh", "singularity", "none")
+"""Every backend that a spec may name; `create_sandbox` says which of them this version can run."""
+
+
+@dataclass(frozen=True)
+class ResourceLimits:
+    """What the agent's processes may use; None leaves the backend's own default in force.
+
+    A limit that is set here and that the backend cannot enforce is an error at start, unless `best_effort`.
+    """
+
+    memory: int | None = None
+    """Bytes."""
+    processes: int | None = None
+    """Processes and threads, all of the sandbox together."""
+    disk: int | None = None
+    """Bytes that all files of the sandbox may take together."""
+    cpu: float | None = None
+    """Processor cores."""
+    open_files: int | None = None
+    """Open files per process."""
+    best_effort: bool = False
+    """Go on where a limit cannot be enforced."""
+
+    def requested(self) -> tuple[str, ...]:
+        """Names of the limits that are set."""
+        names = (f.name for f in fields(self) if f.name != "best_effort")
+        return tuple(name for name in names if getattr(self, name) is not None)
+
+
+@dataclass(frozen=True)
+class SandboxFile:
+    """A file laid into the sandbox before `setup`; a relative `to` is below the working directory."""
+
+    to: str
+    data: bytes
+    mode: int = 0o644
+
+
+@dataclass(frozen=True)
+class SandboxConfig:
+    """Everything that a backend needs to start one sandbox."""
+
+    backend: str = "bubblewrap"
+    image: str | None = None
+    workdir: str | None = None
+    """Working directory inside the sandbox; None is the home directory, or the image's own."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the sandbox's own small environment; nothing is inherited from the host."""
+    packages: tuple[str, ...] = ()
+    """Python packages that are laid in read-only, as pip names them; bubblewrap without an image alone."""
+    files: tuple[SandboxFile, ...] = ()
+    setup: tuple[str, ...] = ()
+    """Shell commands, run in order in the working directory; non-zero is our failure."""
+    network: bool | tuple[str, ...] = False
+    limits: ResourceLimits = ResourceLimits()
+    timeout: float = 180.0
+    """Seconds per command, where the caller names no other."""
+    lifetime: float | None = None
+    """Seconds after which the sandbox is killed; None is without end."""
+    keep_processes: bool = False
+    """Leave the agent's processes running while rewards look at the sandbox."""
+    environ: Mapping[str, str] | None = field(default=None, repr=False, compare=False)
+    """Where backends on other machines find their addresses and keys; None: the process's environment. It may hold
+    secrets, so it is never shown, and nothing of it gets into the sandbox."""
+
+
+# -------------------------------------------------------------------------------- base
 
 OUTPUT_LIMIT = 1 << 20
 """Bytes of a command's output that are kept (head and tail) where the caller names no other limit."""
@@ -311,3 +386,124 @@ class Sandbox(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+# -------------------------------- What commands write, read from pipes on the event loop and kept within a limit
+# Owns keeping the head and the tail of too much output, and slowing down a command that floods: one rollout
+# that prints without end must take neither the memory nor the event loop from the others.
+
+CHUNK = 1 << 16
+BURST = 1 << 20
+"""Bytes read from one pipe before the others get a pause of `PAUSE_SECONDS`."""
+PAUSE_SECONDS = 0.01
+
+
+class OutputBuffer:
+    """The first 40 % and the last 60 % of a limit; the end of an output tells more than its middle."""
+
+    def __init__(self, limit: int) -> None:
+        self._head_limit = limit * 2 // 5
+        self._tail_limit = limit - self._head_limit
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.dropped = 0
+
+    def append(self, data: bytes) -> None:
+        room = self._head_limit - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        self._tail += data
+        if len(self._tail) > 2 * self._tail_limit + CHUNK:
+            self._trim()
+
+    def value(self) -> bytes:
+        """Everything, or head and tail with a line between them that says how much is missing."""
+        self._trim()
+        if not self.dropped:
+            return bytes(self._head + self._tail)
+        note = f"\n[... {self.dropped} bytes of output left out ...]\n".encode()
+        return bytes(self._head) + note + bytes(self._tail)
+
+    def _trim(self) -> None:
+        excess = len(self._tail) - self._tail_limit
+        if excess > 0:
+            del self._tail[:excess]
+            self.dropped += excess
+
+
+class PipeReader:
+    """The reading end of one pipe. The descriptor is its own to close.
+
+    Reads are on the event loop and must not block, so no sandbox may have this open file description (`descriptors`).
+    """
+
+    def __init__(self, fd: int, buffer: OutputBuffer) -> None:
+        self._fd = fd
+        self._buffer: OutputBuffer | None = buffer
+        self._loop = asyncio.get_running_loop()
+        self._burst = 0
+        self._pause: asyncio.TimerHandle | None = None
+        self.open = True
+        os.set_blocking(fd, False)
+        with ours("this machine cannot watch a pipe"):
+            self._loop.add_reader(fd, self._read)
+
+    def drain(self) -> None:
+        """Take what is in the pipe already; its writer has ended, but children of it may still write."""
+        for _ in range(BURST // CHUNK):
+            if not self.open or not self._take():
+                return
+
+    def into(self, buffer: OutputBuffer) -> None:
+        """From now on it is the output of another command."""
+        self._buffer = buffer
+
+    def abandoned(self) -> bool:
+        """True when nobody holds the writing end; asked after `drain`, while nothing of it is kept any more."""
+        try:
+            return os.read(self._fd, 1) == b""
+        except BlockingIOError:
+            return False
+
+    def ignore(self) -> None:
+        """From now on read and forget, so that who still writes is neither stopped nor remembered."""
+        self._buffer = None
+
+    def close(self) -> None:
+        if not self.open:
+            return
+        self.open = False
+        if self._pause is not None:
+            self._pause.cancel()
+        # A loop that was closed first has forgotten its readers already.
+        with contextlib.suppress(RuntimeError):
+            self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
+    def _read(self) -> None:
+        self._take()
+        if self.open and self._burst >= BURST:
+            self._burst = 0
+            self._loop.remove_reader(self._fd)
+            self._pause = self._loop.call_later(PAUSE_SECONDS, self._resume)
+
+    def _resume(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._fd, self._read)
+
+    def _take(self) -> bool:
+        """Read once; False when there is nothing more for now, or ever."""
+        try:
+            data = os.read(self._fd, CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return False
+        self._burst += len(data)
+        if self._buffer is not None:
+            self._buffer.append(data)
+        return True

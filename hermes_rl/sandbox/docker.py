@@ -4,36 +4,269 @@ Owns the sandbox's life: the image, meeting the helper, removal, and whose doing
 `docker_container`. The helper is the same as in bubblewrap, under a Python of its own that the container is lent
 read-only, so an image needs nothing but `/bin/sh`. It reaches us through a socket in a shared folder (`docker_door`),
 which carries descriptors: a command costs what it costs in bubblewrap, not an `exec` of the engine, and files go
-through byte by byte. When a runner dies, the helper ends, and its container stops with it.
-"""
+through byte by byte. When a runner dies, the helper ends, and its container stops with it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import posixpath
+import shutil
 import signal
 import socket
-from collections.abc import Mapping
+import struct
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox.bundle import helper_bundle, own_python, system_python
+from hermes_rl.errors import SandboxFailure, UserError
+from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.channel import Channel, Lost
-from hermes_rl.sandbox.config import SandboxConfig
-from hermes_rl.sandbox.descriptors import memory_file
-from hermes_rl.sandbox.docker_container import Container, shared_folder
-from hermes_rl.sandbox.docker_door import DOOR_FOLDER, Door, boot_code
 from hermes_rl.sandbox.docker_engine import Engine, EngineError
-from hermes_rl.sandbox.docker_leftovers import remove_leftovers
-from hermes_rl.sandbox.helper_sandbox import NO_CORE, Descriptors, HelperSandbox
-from hermes_rl.sandbox.launcher import Program
+from hermes_rl.sandbox.helper_sandbox import (
+    BOOT,
+    NO_CORE,
+    Descriptors,
+    HelperSandbox,
+    helper_bundle,
+    own_python,
+    system_python,
+)
+from hermes_rl.sandbox.launcher import Program, memory_file
+from hermes_rl.sandbox.packages import RUNTIME_FOLDER, runtime_folder, runtime_python
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
-from hermes_rl.sandbox.runtime import RUNTIME_FOLDER, runtime_folder, runtime_python
 from hermes_rl.sandbox.seccomp import filter_program
+
+# ----------------------- What a sandbox's container is: its limits, its rights, and what the engine says to them
+# Owns the body of the request that makes it. A limit that the engine cannot enforce is an error, unless `best_effort`.
+
+GIB = 1 << 30
+DEFAULTS = {"memory": 4 * GIB, "processes": 256, "open_files": 1024}
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
+"""What root keeps in a container: enough to install packages."""
+WORDS = {"memory": "memory", "processes": "pids", "cpu": "cpu"}
+"""Limit → a word of the engine's warning that it cannot enforce it."""
+
+
+class Container:
+    """One container, from its name on."""
+
+    def __init__(self, engine: Engine, name: str, image: str, config: SandboxConfig) -> None:
+        self.engine = engine
+        self.name = name
+        self.image = image
+        self.config = config
+        self.limits = {limit: getattr(config.limits, limit) or default for limit, default in DEFAULTS.items()}
+        self._unenforced: set[str] = set()
+
+    def enforced(self) -> dict[str, str]:
+        """The limits in force, each with how."""
+        found = {"memory": "per container", "processes": "per container", "open_files": "per process"}
+        asked = self.config.limits.requested()
+        found |= {name: "per container" for name in ("cpu", "disk") if name in asked}
+        return {name: how for name, how in found.items() if name not in self._unenforced}
+
+    async def start(self, command: list[str], *folders: dict[str, Any]) -> None:
+        """Make and start it; raises `EngineError`, or `UserError` for what this engine can never do."""
+        body = self._body(command, folders)
+        try:
+            warnings = await self.engine.create(self.name, body)
+        except EngineError as error:
+            warnings = await self._create_otherwise(error, body)
+        self._heed(warnings)
+        await self.engine.start(self.name)
+
+    async def _create_otherwise(self, error: EngineError, body: dict[str, Any]) -> list[str]:
+        """Again without a limit on the disk, where that was refused and may be; else say what to do."""
+        if "mount" in error.message.lower() and "path" in error.message.lower():
+            raise UserError(
+                f"the Docker engine does not see this machine's files ({error.message}): where the runner is itself in "
+                "a container, mount its TMPDIR and XDG_CACHE_HOME into it from folders of the same path on the "
+                "engine's machine"
+            ) from error
+        if "StorageOpt" not in body["HostConfig"] or "storage" not in error.message.lower():
+            raise error
+        if not self.config.limits.best_effort:
+            raise UserError(
+                f"sandbox.limits.disk cannot be enforced by this Docker engine ({error.message}); leave it out, or set "
+                "limits.best_effort: true"
+            ) from error
+        self._unenforced.add("disk")
+        del body["HostConfig"]["StorageOpt"]
+        return await self.engine.create(self.name, body)
+
+    def _heed(self, warnings: list[str]) -> None:
+        """The engine only warns where the kernel cannot enforce a limit; here that is an error."""
+        limits = self.config.limits
+        for warning in warnings:
+            for name, word in WORDS.items():
+                if "discarded" in warning.lower() and word in warning.lower():
+                    self._unenforced.add(name)
+                    if name in limits.requested() and not limits.best_effort:
+                        raise UserError(
+                            f"sandbox.limits.{name} cannot be enforced by this Docker engine ({warning}); leave it "
+                            "out, or set limits.best_effort: true"
+                        )
+
+    def _body(self, command: list[str], folders: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        limits, asked = self.limits, self.config.limits
+        host: dict[str, Any] = {
+            "NetworkMode": "bridge" if self.config.network is True else "none",
+            "Mounts": list(folders),
+            "Memory": limits["memory"],
+            "MemorySwap": limits["memory"],
+            "PidsLimit": limits["processes"] + 1,  # the helper is a process too
+            "CapDrop": ["ALL"],
+            "CapAdd": list(CAPABILITIES),
+            # SELinux would keep the container from the door; elsewhere the second option says nothing.
+            "SecurityOpt": ["no-new-privileges", *(["label=disable"] if _selinux() else [])],
+            "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
+        }
+        if asked.cpu is not None:
+            host["NanoCpus"] = int(asked.cpu * 1_000_000_000)
+        if asked.disk is not None:
+            host["StorageOpt"] = {"size": str(asked.disk)}
+        return {
+            "Image": self.image,
+            "Entrypoint": command,
+            "Cmd": [],
+            "WorkingDir": "/",
+            "Hostname": "sandbox",
+            "Labels": {LABEL: own_mark()},
+            "Healthcheck": {"Test": ["NONE"]},
+            "HostConfig": host,
+        }
+
+
+def shared_folder(folder: Path, place: str) -> dict[str, Any]:
+    """A folder of this machine that the container sees, read-only."""
+    return {"Type": "bind", "Source": str(folder), "Target": place, "ReadOnly": True}
+
+
+def _selinux() -> bool:
+    return Path("/sys/fs/selinux/enforce").exists()
+
+
+# ------------- The way by which the helper in a container reaches the runner: a socket in a folder that both see
+# Owns that folder, the listening socket in it, and the first lines that the helper's Python runs in the container. Once
+# the helper has connected, both are gone: nothing in the container can connect after it, and nothing lies about.
+
+DOOR_FOLDER = "/.hermes-rl-door"
+"""Where the container sees the folder."""
+NAME = "door"
+
+CONNECT = f"""
+import _socket, os, sys
+control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+control.connect("{DOOR_FOLDER}/{NAME}")
+rest = control.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)[1]
+sys.argv[1:] = [str(control.detach()), str(int.from_bytes(rest[0][2][:4], sys.byteorder))]
+"""
+"""Connects and gets the helper's code; what comes then finds both descriptors where it expects them."""
+
+
+class Door:
+    """Made before the container; `close` may be called twice."""
+
+    def __init__(self) -> None:
+        # Nobody else of this machine may enter the outer folder; the container is shown the inner one.
+        self._outer = Path(tempfile.mkdtemp(prefix="hermes-rl-"))
+        self.folder = self._outer / "in"
+        self.folder.mkdir()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            self._listen()
+        except BaseException:
+            self.close()
+            raise
+
+    def _listen(self) -> None:
+        entered = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
+        try:  # by descriptor: a path of a socket has 107 bytes at most
+            self._listener.bind(f"/proc/self/fd/{entered}/{NAME}")
+        finally:
+            os.close(entered)
+        self._listener.listen(1)
+        self.folder.chmod(0o755)
+        (self.folder / NAME).chmod(0o666)  # whoever the container's user is on this machine
+
+    async def enter(self, code: int) -> tuple[socket.socket, int]:
+        """Wait for the helper and hand it its code, a descriptor; its socket and its process id on this machine."""
+        control, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+        try:
+            socket.send_fds(control, [b"x"], [code])
+            peer = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        except BaseException:
+            control.close()
+            raise
+        return control, int(struct.unpack("3i", peer)[0])
+
+    def close(self) -> None:
+        self._listener.close()
+        shutil.rmtree(self._outer, ignore_errors=True)
+
+
+def boot_code() -> str:
+    """The program of the container's first process."""
+    return CONNECT + BOOT
+
+
+# -------------------------- Containers of runners that were killed: stopped already, and removed by the next run
+# Owns the label that says whose a container is. A runner in another PID namespace cannot be told from a dead one, so
+# what belongs to such a one is left alone.
+
+LABEL = "hermes-rl.runner"
+
+
+@functools.cache
+def _mark(pid: int) -> str:
+    return f"{_boot()}:{_namespace()}:{pid}:{_began(pid)}"
+
+
+def own_mark() -> str:
+    """This process, told apart from every other of this machine, before and after it."""
+    return _mark(os.getpid())
+
+
+def is_dead(mark: str) -> bool:
+    """True where `mark` is of a runner of this machine and PID namespace that is no more."""
+    boot, _, rest = mark.partition(":")
+    namespace, _, rest = rest.partition(":")
+    pid, _, began = rest.partition(":")
+    if boot != _boot():
+        return False  # another machine's, or of one that was started anew
+    return namespace == _namespace() and pid.isdigit() and _began(int(pid)) != began
+
+
+async def remove_leftovers(engine: Engine) -> None:
+    """Remove the containers of runners that are dead."""
+    for name, mark in (await engine.containers(LABEL)).items():
+        if is_dead(mark):
+            await engine.remove(name)
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _namespace() -> str:
+    return str(Path("/proc/self/ns/pid").stat().st_ino)
+
+
+def _began(pid: int) -> str:
+    """When it was started, in ticks since the machine's start; empty where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+# -------------------------------------------------------------------------------- docker
 
 IMAGE = "python:3.11-slim"
 """The image of a sandbox that names none."""

@@ -18,11 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox.bundle import boot_argv, own_python
-from hermes_rl.sandbox.config import SandboxConfig
-from hermes_rl.sandbox.descriptors import ours
-from hermes_rl.sandbox.helper_sandbox import NO_CORE, Descriptors, HelperSandbox
-from hermes_rl.sandbox.launcher import Program
+from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.sandbox.helper_sandbox import NO_CORE, Descriptors, HelperSandbox, boot_argv, own_python
+from hermes_rl.sandbox.launcher import Program, ours
 
 log = logging.getLogger(__name__)
 

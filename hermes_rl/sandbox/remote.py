@@ -2,23 +2,31 @@
 
 Owns the `Sandbox` over a machine that only runs commands (`remote_link`): each operation is a script for its bash and
 coreutils (`remote_scripts`). What such a machine cannot do is refused before it starts: conversations with a process,
-limits that its backend has not, and a network that is closed.
-"""
+limits that its backend has not, and a network that is closed."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import errno
+import json
 import os
 import posixpath
+import secrets
+import shutil
+import sys
+import tempfile
 import time
 import uuid
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Literal, cast
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, cast
 
-from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox import remote_scripts as scripts
+from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.base import (
     LIST_LIMIT,
     OUTPUT_LIMIT,
@@ -28,11 +36,472 @@ from hermes_rl.sandbox.base import (
     CommandResult,
     FileInfo,
     Sandbox,
+    SandboxConfig,
 )
-from hermes_rl.sandbox.config import SandboxConfig
-from hermes_rl.sandbox.remote_jobs import RemoteProcess, parts
-from hermes_rl.sandbox.remote_link import SMALL, Link
-from hermes_rl.sandbox.remote_machines import Machine, machine
+
+# ---------------------- What is done on a machine that only runs commands, as scripts for its bash and coreutils
+# Owns the scripts, and how bytes get there and back: base64 in both directions, so that neither names nor contents meet
+# a shell's quoting or a text encoding. An answer stands between two marks; `!N` in it is an error number.
+
+COMMON = rb"""exec 2>/dev/null  # bash tells there of what was killed
+say() { printf '\n%s(' "$mark"; "$@"; printf ')%s\n' "$mark"; exit 0; }
+fail() { say printf '!%s' "$1"; }
+missing() {
+  d=$1
+  while [ ! -e "$d" ] && [ ! -L "$d" ] && [ "$d" != / ]; do d=$(dirname -- "$d"; echo .); d=${d%??}; done
+  [ -d "$d" ] && fail 2
+  fail 20
+}
+there() { [ -e "$1" ] || [ -L "$1" ] || missing "$1"; }
+folders() { mkdir -p -- "$1" 2>/dev/null || { [ -e "$1" ] && [ ! -d "$1" ] && fail 17; fail 20; }; }
+parent() { d=$(dirname -- "$1"; echo .); d=${d%??}; }
+look='%f %s %Y'
+"""
+
+READ = rb"""there "$p"; [ -d "$p" ] && fail 21; [ -e "$p" ] || fail 2; [ -f "$p" ] || fail 22; [ -r "$p" ] || fail 13
+[ "$(stat -Lc %s -- "$p")" -gt "$limit" ] && fail 27
+say base64 -w0 -- "$p"
+"""
+WRITE = rb"""parent "$p"; folders "$d"; [ -d "$p" ] && fail 21
+[ -e "$p" ] && [ -z "$mode" ] && keep=1
+if [ "$more" = 1 ]; then base64 -d >>"$p" || fail 13; else base64 -d >"$p" || fail 13; fi
+[ -n "$mode" ] && chmod "$mode" -- "$p"; [ -z "$mode$keep" ] && chmod 644 -- "$p"
+say true
+"""
+STAT = rb"""if [ "$follow" = 1 ]; then [ -e "$p" ] || missing "$p"; say stat -L -c "$look" -- "$p"; fi
+there "$p"; say stat -c "$look" -- "$p"
+"""
+LIST = rb"""there "$p"; [ -d "$p" ] || fail 20; [ -r "$p" ] || fail 13
+list() { find "$p/" -mindepth 1 -maxdepth 1 -printf '%f\0%y\0%s\0%m\0%T@\0' | base64 -w0; }
+say list
+"""
+CHMOD = rb"""there "$p"; chmod "$mode" -- "$p" 2>/dev/null || fail 1; say true
+"""
+MKDIR = rb"""folders "$p"; say true
+"""
+REMOVE = rb"""there "$p"; rm -rf -- "$p" 2>/dev/null || fail 13; say true
+"""
+RENAME = rb"""there "$p"; [ -d "$q" ] && fail 21; mv -fT -- "$p" "$q" 2>/dev/null || missing "$q"; say true
+"""
+PLACE = rb"""folders "${home:=$HOME}"
+case $workdir in /*) ;; *) workdir=$home/$workdir ;; esac
+folders "$workdir"
+here() { printf %s "$home" | base64 -w0; }
+say here
+"""
+OUTPUT = rb"""o=$box/$job
+part() {
+  n=$(stat -c %s -- "$1"); printf ' %s +' "$n"
+  if [ "$n" -le "$limit" ]; then base64 -w0 -- "$1"; printf ' -'
+  else head -c "$head" -- "$1" | base64 -w0; printf ' +'; tail -c "$tail" -- "$1" | base64 -w0; fi
+}
+"""
+COMMAND = (
+    OUTPUT
+    + rb"""mkdir -p -- "$box"; cd -- "$cwd" 2>/dev/null || { [ -d "$cwd" ] && fail 13; missing "$cwd"; }
+"""
+)
+RUN = (
+    COMMAND
+    + rb"""
+: >"$o.e"
+if [ -n "$apart" ]; then timeout -s KILL "$seconds" env "${vars[@]}" "${argv[@]}" <"$input" >"$o.o" 2>"$o.e"
+else timeout -s KILL "$seconds" env "${vars[@]}" "${argv[@]}" <"$input" >"$o.o" 2>&1; fi
+code=$?
+result() { printf %s "$code"; part "$o.o"; part "$o.e"; rm -f -- "$o".*; }
+say result
+"""
+)
+SPAWN = (
+    COMMAND
+    + rb"""command -v -- "${argv[0]}" >/dev/null || fail 2
+mkfifo "$o.i"; : >"$o.o"
+sleep 1000000000 >"$o.i" 2>/dev/null </dev/null & echo $! >"$o.k"
+{ setsid env "${vars[@]}" "${argv[@]}" <"$o.i" >"$o.o" 2>&1 & echo $! >"$o.p"; wait $!; echo $? >"$o.d"
+  mv "$o.d" "$o.c"; kill $(cat "$o.k"); } </dev/null >/dev/null 2>&1 &
+until [ -s "$o.p" ]; do sleep 0.01; done
+say cat "$o.p"
+"""
+)
+# A process may remove its working directory, so that nothing goes there to look at it.
+POLL = (
+    OUTPUT
+    + rb"""result() { cat "$o.c" 2>/dev/null || printf -- -; part "$o.o"; }
+say result
+"""
+)
+FEED = rb"""o=$box/$job; [ -e "$o.c" ] && fail 32; base64 -d >"$o.i" || fail 32; say true
+"""
+HANG_UP = rb"""kill "$(cat "$box/$job.k")" 2>/dev/null; say true
+"""
+KILL = rb"""
+for round in 1 2 3 4 5; do
+  left=
+  for f in /proc/[0-9]*; do
+    if grep -qszxF -- "$named" "$f/environ"; then kill "-$signal" "${f#/proc/}" 2>/dev/null && left=1; fi
+  done
+  { [ -z "$left" ] || [ "$signal" != 9 ]; } && break
+  sleep 0.05
+done
+[ -n "$folder" ] && rm -rf -- "$folder"
+say true
+"""
+
+
+def quoted(value: str | bytes) -> bytes:
+    """A value as one word of the shell."""
+    data = os.fsencode(value) if isinstance(value, str) else value
+    if b"\0" in data:
+        raise ValueError("embedded null byte")
+    return b"'" + data.replace(b"'", b"'\\''") + b"'"
+
+
+def command(script: bytes, **values: str | bytes | list[str]) -> tuple[str, str]:
+    """The command that runs a script with these variables, and the mark around its answer."""
+    mark = secrets.token_hex(8)
+    lines = [f"mark={mark}".encode()]
+    for name, value in values.items():
+        word = b"(" + b" ".join(map(quoted, value)) + b")" if isinstance(value, list) else quoted(value)
+        lines.append(name.encode() + b"=" + word)
+    text = base64.b64encode(b"\n".join([*lines, COMMON, script])).decode()
+    return f'bash -c "$(echo {text} | base64 -d)"', mark
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """An answer is taken apart inside; one that makes no sense is a lost machine: its programs may be the agent's."""
+    try:
+        yield
+    except ValueError as error:
+        raise SandboxFailure(f"the sandbox answered what cannot be read: {error}") from error
+
+
+def answer(output: str, mark: str) -> list[str]:
+    """The words of an answer; raises the `OSError` that it tells of, `SandboxFailure` where there is none."""
+    begin, end = output.rfind(f"{mark}("), output.rfind(f"){mark}")
+    if begin < 0 or end < begin:
+        raise SandboxFailure(f"the sandbox did not answer: {output[-500:]}")
+    words = output[begin + len(mark) + 1 : end].split()
+    if words and words[0].startswith("!"):
+        with reading():
+            number = int(words[0][1:])
+        raise OSError(number, "Not a regular file" if number == 22 else os.strerror(number))
+    return words
+
+
+# A background process of a machine that only runs commands: its output lies in files there, which are looked at
+
+POLL_SECONDS = 0.2
+LOST_EXIT_CODE = 137
+Ask = Callable[..., Awaitable[list[str]]]
+
+
+class RemoteProcess(BackgroundProcess):
+    """See `BackgroundProcess`; what it says of the process is as old as the last look, `POLL_SECONDS` and a way."""
+
+    def __init__(self, pid: int, job: str, ask: Ask, kill: Callable[[str, int], Awaitable[None]]) -> None:
+        self.pid = pid
+        self.job = job
+        self._ask, self._kill = ask, kill
+        self._output: tuple[bytes, bool] = b"", False
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._following = asyncio.create_task(self._follow())
+
+    def poll(self) -> int | None:
+        return self.ended.result() if self.ended.done() else None
+
+    def output(self) -> bytes:
+        return self._output[0]
+
+    @property
+    def truncated(self) -> bool:
+        return self._output[1]
+
+    async def wait(self, timeout: float | None = None) -> int | None:
+        done, _ = await asyncio.wait([self.ended], timeout=timeout)
+        return self.ended.result() if done else None
+
+    async def write_stdin(self, data: bytes) -> None:
+        if self.poll() is not None:
+            raise BrokenPipeError("the process has ended")
+        await self._ask(FEED, data, job=self.job)
+
+    async def close_stdin(self) -> None:
+        await self._ask(HANG_UP, job=self.job)
+
+    async def kill(self, signal: int = 9) -> None:
+        if self.poll() is None:
+            await self._kill(self.job, signal)
+
+    def end(self) -> None:
+        """The sandbox is gone."""
+        self._following.cancel()
+        if not self.ended.done():
+            self.ended.set_result(LOST_EXIT_CODE)
+
+    async def _follow(self) -> None:
+        # An `OSError` means that its files are gone, and with them every way to hear of its end.
+        with contextlib.suppress(SandboxFailure, OSError):
+            while True:
+                words = await self._ask(POLL, job=self.job)
+                with reading():
+                    self._output = parts(words[1:])
+                    if words[0] != "-":
+                        self.ended.set_result(int(words[0]))
+                        return
+                await asyncio.sleep(POLL_SECONDS)
+        self.end()
+
+
+def parts(words: list[str]) -> tuple[bytes, bool]:
+    """An output, and whether something was left out of it: from its size, head (`+` and base64) and tail (or `-`).
+
+    Raises:
+        ValueError: they are none of these.
+    """
+    size, head, tail = words
+    first, last = base64.b64decode(head[1:]), base64.b64decode(tail[1:])
+    dropped = int(size) - len(first) - len(last)
+    if tail == "-" or dropped <= 0:
+        return first + last, False
+    return first + f"\n[... {dropped} bytes of output left out ...]\n".encode() + last, True
+
+
+# --------------------------------------------------- The runner's end of the conversation with a `remote_worker`
+# Owns that process, and matching answers to commands. A machine that answers no more is lost.
+
+LINE_LIMIT = 1 << 31
+START_SECONDS = 900.0
+"""How long it may take until there is a machine: a service may have to get a large image first."""
+END_SECONDS = 20.0
+"""How long a machine may take to be released."""
+SPARE_SECONDS = 30.0
+"""What a command may take beyond its own time, on its way there and back."""
+SMALL = 1 << 20
+"""Characters of an answer that is no more than a few words, with what a machine's shell may say before it."""
+
+
+class Link:
+    """One machine. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._closing: asyncio.Future[None] | None = None
+        self._last = 0
+        self._home = ""
+
+    @property
+    def open(self) -> bool:
+        return self._closing is None and self._reader is not None and not self._reader.done()
+
+    async def start(
+        self, backend: str, arguments: Mapping[str, Any], farewell: str, environ: Mapping[str, str] | None = None
+    ) -> None:
+        """Start the machine, with the variables of `environ` (None: the process's own) for its program.
+
+        Raises:
+            SandboxFailure: it cannot be had.
+        """
+        self._home = tempfile.mkdtemp(prefix="hermes-rl-")
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "hermes_rl.sandbox.remote_worker", backend, json.dumps(arguments), farewell),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            # Its connections lie in TMPDIR; two machines must not share one.
+            env={**(os.environ if environ is None else environ), "HERMES_HOME": self._home, "TMPDIR": self._home},
+            limit=LINE_LIMIT,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                line = await self._process.stdout.readline()
+        except TimeoutError:
+            raise SandboxFailure(f"the {backend} sandbox did not start within {START_SECONDS:.0f} s") from None
+        said = (
+            json.loads(line) if line else {"error": "hermes-agent ended; is the extra installed (hermes-rl[hermes])?"}
+        )
+        if "error" in said:
+            raise SandboxFailure(f"the {backend} sandbox did not start: {said['error']}")
+        self._reader = asyncio.create_task(self._read(self._process.stdout))
+
+    async def execute(self, command: str, stdin: str | None, timeout: float, most: int = SMALL) -> str:
+        """What a command prints, `most` characters; raises `SandboxFailure` for more, and where there is no answer."""
+        if not self.open or self._process is None or self._process.stdin is None:
+            raise SandboxFailure("the sandbox is gone")
+        self._last += 1
+        number = self._last
+        seconds = int(timeout + SPARE_SECONDS)
+        asked = {"id": number, "command": command, "stdin": stdin, "timeout": seconds, "most": most}
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+            async with asyncio.timeout(seconds + SPARE_SECONDS):
+                await self._process.stdin.drain()
+                answer = await future
+        except ConnectionError as error:
+            raise SandboxFailure("the sandbox was lost") from error
+        except TimeoutError:
+            raise SandboxFailure("the sandbox was lost: hermes-agent does not answer") from None
+        finally:
+            self._waiting.pop(number, None)
+        if "error" in answer:
+            raise SandboxFailure(f"the sandbox was lost: {answer['error']}")
+        return str(answer["output"])
+
+    async def close(self) -> None:
+        """Release the machine, and those who wait for an answer at once; may be called twice, and while cancelled."""
+        if self._process is None:
+            return
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._release(self._process))
+            self._answer_all("it is closed")
+        await asyncio.shield(self._closing)
+
+    async def _release(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+            if self._reader is not None:
+                self._reader.cancel()
+                await asyncio.gather(self._reader, return_exceptions=True)
+            shutil.rmtree(self._home, ignore_errors=True)
+
+    async def _read(self, lines: asyncio.StreamReader) -> None:
+        try:
+            while line := await lines.readline():
+                answer = json.loads(line)
+                future = self._waiting.get(answer["id"])
+                if future is not None and not future.done():
+                    future.set_result(answer)
+        finally:
+            self._answer_all("hermes-agent ended")
+
+    def _answer_all(self, error: str) -> None:
+        for future in self._waiting.values():
+            with contextlib.suppress(asyncio.InvalidStateError):
+                future.set_result({"error": error})
+
+
+# ---------------------------------- What each of hermes-agent's backends takes, can limit, and needs to be there
+# Owns turning a configuration into the arguments of its class. Addresses and keys come from the environment, under the
+# names that hermes-agent and the services use, so that no spec holds them.
+
+NAMES = ("ssh", "modal", "daytona", "singularity")
+IMAGE = "python:3.11-slim"
+MEBI = 1 << 20
+ABLE: Mapping[str, tuple[str, ...]] = {
+    "ssh": (),
+    "modal": ("memory", "cpu"),
+    "daytona": ("memory", "cpu", "disk"),
+    "singularity": ("memory", "cpu"),
+}
+"""Backend → the limits that it has."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine to be made."""
+
+    arguments: Mapping[str, Any]
+    limits: tuple[str, ...] = ()
+    shared: bool = False
+    """True where other rollouts use the same machine, so that each has a folder as its home."""
+    piece: int = 0
+    """Bytes of a file that one command can take; 0 is without a bound of its own."""
+
+
+def missing(backend: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """What this backend lacks here, and what to do; None where nothing is known to be missing."""
+    environ = os.environ if environ is None else environ
+    if find_spec("tools") is None or find_spec("model_tools") is None:
+        return f"the backend {backend} is hermes-agent's: pip install 'hermes-rl[hermes]'"
+    if backend == "ssh":
+        absent = [name for name in ("TERMINAL_SSH_HOST", "TERMINAL_SSH_USER") if not environ.get(name)]
+        if absent:
+            return f"set {' and '.join(absent)} (and TERMINAL_SSH_PORT, TERMINAL_SSH_KEY where they differ)"
+        return (
+            None if shutil.which("ssh") and shutil.which("scp") else "install the programs ssh and scp (openssh-client)"
+        )
+    if backend == "modal":
+        keys = environ.get("MODAL_TOKEN_ID") and environ.get("MODAL_TOKEN_SECRET")
+        if find_spec("modal") is None:
+            return "pip install modal"
+        return None if keys or Path("~/.modal.toml").expanduser().exists() else "set MODAL_TOKEN_ID, MODAL_TOKEN_SECRET"
+    if backend == "daytona":
+        if find_spec("daytona") is None:
+            return "pip install daytona"
+        return None if environ.get("DAYTONA_API_KEY") else "set DAYTONA_API_KEY"
+    return None if shutil.which("apptainer") or shutil.which("singularity") else "install apptainer or singularity"
+
+
+def machine(config: SandboxConfig) -> Machine:
+    """The machine for a configuration; raises `UserError` for what it cannot be, and for what is missing here."""
+    backend, limits = config.backend, config.limits
+    if config.network is not True:
+        raise UserError(
+            f"the sandbox backend {backend} cannot close its network: set sandbox.network: true, or use another"
+        )
+    unable = [name for name in limits.requested() if name not in ABLE[backend]]
+    if unable and not limits.best_effort:
+        raise UserError(
+            f"sandbox.limits.{unable[0]} cannot be enforced by the backend {backend}; leave it out, or set "
+            "limits.best_effort: true"
+        )
+    lacking = missing(backend, config.environ)
+    if lacking is not None:
+        raise UserError(f"the sandbox backend {backend} cannot be used: {lacking}")
+    if backend == "ssh":
+        return _ssh(config)
+    memory = None if limits.memory is None else limits.memory // MEBI
+    common: dict[str, Any] = {
+        "image": config.image or IMAGE,
+        "timeout": int(config.timeout),
+        "persistent_filesystem": False,
+    }
+    if backend == "modal":
+        asked = {"cpu": limits.cpu, "memory": memory}
+        given = {name: value for name, value in asked.items() if value is not None}
+        return Machine({**common, "modal_sandbox_kwargs": given}, ABLE[backend], piece=48_000)
+    if memory is not None:
+        common["memory"] = memory
+    if limits.cpu is not None:
+        common["cpu"] = int(limits.cpu) if backend == "daytona" else limits.cpu
+    if backend == "daytona" and limits.disk is not None:
+        common["disk"] = limits.disk // MEBI
+    return Machine(common, ABLE[backend], piece=48_000 if backend == "daytona" else 0)
+
+
+def _ssh(config: SandboxConfig) -> Machine:
+    if config.image is not None:
+        raise UserError("sandbox.image: the backend ssh has no images; the machine is the one that it connects to")
+    environ = os.environ if config.environ is None else config.environ
+    port = environ.get("TERMINAL_SSH_PORT") or "22"
+    if not port.isdigit():
+        raise UserError(f"TERMINAL_SSH_PORT is {port!r}, which is no port")
+    arguments = {
+        "host": environ["TERMINAL_SSH_HOST"],
+        "user": environ["TERMINAL_SSH_USER"],
+        "port": int(port),
+        "key_path": environ.get("TERMINAL_SSH_KEY", ""),
+        "timeout": int(config.timeout),
+    }
+    return Machine(arguments, shared=True)
+
+
+# -------------------------------------------------------------------------------- remote
 
 MARK = "HERMES_RL_SANDBOX"
 JOB = "HERMES_RL_JOB"
@@ -81,7 +550,7 @@ class RemoteSandbox(Sandbox):
 
     async def start(self) -> None:
         try:
-            farewell, _ = scripts.command(scripts.KILL, named=f"{MARK}={self.id}", signal="9", folder=self._box)
+            farewell, _ = command(KILL, named=f"{MARK}={self.id}", signal="9", folder=self._box)
             await self._link.start(self.config.backend, self.machine.arguments, farewell, self.config.environ)
             await self._prepare()
         except BaseException:
@@ -97,7 +566,7 @@ class RemoteSandbox(Sandbox):
         self._later(self.close())
 
     async def kill_all(self) -> None:
-        await self._ask(scripts.KILL, named=f"{MARK}={self.id}", signal="9", folder="")
+        await self._ask(KILL, named=f"{MARK}={self.id}", signal="9", folder="")
 
     async def close(self) -> None:
         if self._expiry is not None:
@@ -112,8 +581,8 @@ class RemoteSandbox(Sandbox):
     async def _prepare(self) -> None:
         home, workdir = self.home if self.machine.shared else "", self.config.workdir or ""
         # One way there and back for all: each takes a quarter of a second.
-        words = await self._ask(scripts.PLACE, home=home, workdir=workdir)
-        with scripts.reading():
+        words = await self._ask(PLACE, home=home, workdir=workdir)
+        with reading():
             self.home = base64.b64decode("".join(words)).decode()
         self.workdir = posixpath.normpath(posixpath.join(self.home, workdir))
         await self.furnish()
@@ -140,7 +609,7 @@ class RemoteSandbox(Sandbox):
         self._running += 1
         try:
             words = await self._ask(
-                scripts.RUN,
+                RUN,
                 None,
                 seconds,
                 2 * encoded(output_limit),
@@ -157,7 +626,7 @@ class RemoteSandbox(Sandbox):
             return CommandResult(127 if error.errno == errno.ENOENT else 126, message, message)
         finally:
             self._running -= 1
-        with scripts.reading():
+        with reading():
             code, (stdout, truncated), (stderr, _) = int("".join(words[:1])), parts(words[1:4]), parts(words[4:])
         duration = time.perf_counter() - began
         timed_out = code == 137 and duration >= seconds
@@ -174,8 +643,8 @@ class RemoteSandbox(Sandbox):
     ) -> BackgroundProcess:
         job = self._next_job()
         values = await self._values(job, command, cwd, env, output_limit)
-        words = await self._ask(scripts.SPAWN, **values)
-        with scripts.reading():
+        words = await self._ask(SPAWN, **values)
+        with reading():
             pid = int("".join(words))
 
         async def ask(script: bytes, data: bytes | None = None, **more: str) -> list[str]:
@@ -210,7 +679,7 @@ class RemoteSandbox(Sandbox):
         return str(self._jobs)
 
     async def _kill(self, job: str, signal: int) -> None:
-        await self._ask(scripts.KILL, named=f"{JOB}={self.id}-{job}", signal=str(signal), folder="")
+        await self._ask(KILL, named=f"{JOB}={self.id}-{job}", signal=str(signal), folder="")
 
     def _later(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -220,28 +689,28 @@ class RemoteSandbox(Sandbox):
     # ------------------------------------------------------------------ files
 
     async def read_file(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
-        words = await self._at(path, scripts.READ, most=encoded(limit), limit=str(limit))
-        with scripts.reading():
+        words = await self._at(path, READ, most=encoded(limit), limit=str(limit))
+        with reading():
             return await asyncio.to_thread(base64.b64decode, "".join(words))
 
     async def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
         kept = "" if mode is None else f"{mode:o}"
         for at in range(0, max(len(data), 1), self.machine.piece or PIECE):
             piece = data[at : at + (self.machine.piece or PIECE)]
-            await self._at(path, scripts.WRITE, piece, mode=kept, more="1" if at else "")
+            await self._at(path, WRITE, piece, mode=kept, more="1" if at else "")
 
     async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
-        words = await self._at(path, scripts.STAT, follow="1" if follow else "")
+        words = await self._at(path, STAT, follow="1" if follow else "")
         kinds = {0o100000: "file", 0o040000: "directory", 0o120000: "symlink"}
-        with scripts.reading():
+        with reading():
             raw, size, mtime = words
             mode = int(raw, 16)
             kind = cast(Literal["file", "directory", "symlink", "other"], kinds.get(mode & 0o170000, "other"))
             return FileInfo(posixpath.basename(self.resolve(path)), kind, int(size), mode & 0o7777, float(mtime))
 
     async def list_dir(self, path: str, *, limit: int = LIST_LIMIT) -> list[FileInfo]:
-        words = await self._at(path, scripts.LIST, most=LISTING)
-        with scripts.reading():
+        words = await self._at(path, LIST, most=LISTING)
+        with reading():
             fields = base64.b64decode("".join(words)).split(b"\0")[:-1]
             if len(fields) > 5 * limit:
                 raise OSError(errno.E2BIG, f"More than {limit} entries", path)
@@ -249,16 +718,16 @@ class RemoteSandbox(Sandbox):
         return sorted(entries, key=lambda info: info.name)
 
     async def set_mode(self, path: str, mode: int) -> None:
-        await self._at(path, scripts.CHMOD, mode=f"{mode:o}")
+        await self._at(path, CHMOD, mode=f"{mode:o}")
 
     async def make_dir(self, path: str) -> None:
-        await self._at(path, scripts.MKDIR)
+        await self._at(path, MKDIR)
 
     async def remove(self, path: str) -> None:
-        await self._at(path, scripts.REMOVE)
+        await self._at(path, REMOVE)
 
     async def rename(self, source: str, target: str) -> None:
-        await self._at(source, scripts.RENAME, q=self.resolve(target))
+        await self._at(source, RENAME, q=self.resolve(target))
 
     async def _at(
         self, path: str, script: bytes, data: bytes | None = None, *, most: int = SMALL, **values: str
@@ -278,10 +747,10 @@ class RemoteSandbox(Sandbox):
         /,
         **values: str | list[str],
     ) -> list[str]:
-        text, mark = scripts.command(script, **values)
+        text, mark = command(script, **values)
         given = None if data is None else (await asyncio.to_thread(base64.b64encode, data)).decode()
         try:
-            return scripts.answer(await self._link.execute(text, given, seconds_to_wait, most), mark)
+            return answer(await self._link.execute(text, given, seconds_to_wait, most), mark)
         except SandboxFailure as failure:
             raise self.gone(self._over) if self._over else failure from None
 

@@ -26,10 +26,9 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox.base import STATE
-from hermes_rl.sandbox.descriptors import fixed_file, reopened, socket_pair
+from hermes_rl.sandbox.base import STATE, OutputBuffer, PipeReader
 from hermes_rl.sandbox.jobs import output_pipe
-from hermes_rl.sandbox.output import OutputBuffer, PipeReader
+from hermes_rl.sandbox.launcher import fixed_file, reopened, socket_pair
 
 KILL_SECONDS = 5.0
 SAID_LIMIT = 1 << 16

@@ -2,21 +2,40 @@
 
 Owns the call as a whole: it asks `pool` for a server, repeats failed attempts (`retry`), and accounts for the time. A
 call from another thread (a reward's) runs on the client's own event loop, so that connections and the bound on requests
-in flight exist once.
-"""
+in flight exist once."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from array import array
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
-from hermes_rl.servers.base import Backend, ChatReply, ChatRequest, Message, ServerConfig, without_thinking
+from hermes_rl.errors import UserError
+from hermes_rl.servers.base import (
+    ABORT,
+    Backend,
+    ChatReply,
+    ChatRequest,
+    ContextLengthExceeded,
+    Dialect,
+    Malformed,
+    Message,
+    Sampled,
+    Sampling,
+    ServerConfig,
+    Timing,
+    generated,
+    without_thinking,
+)
 from hermes_rl.servers.pool import PooledServer, ServerPool
-from hermes_rl.servers.retry import RetryPolicy, with_retries
+from hermes_rl.servers.transport import AttemptFailed, HttpAnswer, RetryPolicy, Transport, excerpt, with_retries
+from hermes_rl.servers.weights import Pauses, Versions
+from hermes_rl.tokens.transcript import ids, numbers
 
 T = TypeVar("T")
 
@@ -190,3 +209,322 @@ class ModelClient:
 async def _newest(backends: Sequence[Versioned]) -> int | None:
     versions = [version for backend in backends if (version := await backend.weights()) is not None]
     return max(versions, default=None)
+
+
+# ------------------------ Functions of the caller as model servers: token ids in and out, or messages in and out
+# Owns what HTTP and a dialect do for a real server: it checks the answers, makes a failed attempt of every exception,
+# and notes the versions of the weights around each piece. Leaves repeating to `retry`, and the tokens of a
+# conversation to `token_level`.
+
+SampleFunction = Callable[[list[int], Sampling], Awaitable[Sampled]]
+"""Samples what follows the ids of a prompt."""
+ChatFunction = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], Awaitable[Mapping[str, Any] | str]]
+"""Answers messages, with the schemas of the tools that may be called."""
+CALLABLE = "callable"
+"""The type of such a server in records."""
+_MOST_ABORTS = 1000
+
+
+class SampledByFunction:
+    """Tokens that a function samples: a `TokenSource`.
+
+    Args:
+        function: the function.
+        context: tokens of the longest conversation; None: not known.
+        version: returns the version of the weights, for answers that do not tell it.
+    """
+
+    def __init__(self, function: SampleFunction, context: int | None, version: Callable[[], int | None]) -> None:
+        self._function, self._context, self._version = function, context, version
+        self._heard: int | None = None
+        """The newest version that an answer has told so far."""
+
+    async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
+        """Call the function, and again where it broke off for new weights; raises `AttemptFailed`."""
+        generation = Generation(before=self._now())
+        generation.sampling = _asked(sampling)
+        for _ in range(_MOST_ABORTS):
+            piece, timing = await self._piece(sampling.after(generation.ids) if generation.ids else sampling)
+            generation.append(piece, timing)
+            self._note(piece.version, generation)
+            if piece.finish != ABORT:
+                return generation
+            if len(generation.ids) >= sampling.max_tokens:
+                generation.finish = "length"
+                return generation
+            if not piece.ids:
+                await asyncio.sleep(0.1)
+        raise AttemptFailed(f"the policy's function broke off {_MOST_ABORTS} times")
+
+    async def weights(self) -> int | None:
+        """Return the newest version that the trainer or an answer has told."""
+        return self._now()
+
+    async def context_length(self) -> int | None:
+        """Return the length that the caller gave."""
+        return self._context
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+    def _now(self) -> int | None:
+        told = [version for version in (self._version(), self._heard) if version is not None]
+        return max(told, default=None)
+
+    def _note(self, told: int | None, generation: Generation) -> None:
+        """Note a version. Versions only rise: the known one is a lower bound, unless the answer tells a lower one."""
+        if told is None:
+            generation.after = self._now()
+        else:
+            self._heard = told if self._heard is None else max(told, self._heard)
+            generation.after = told if generation.after is None else max(told, generation.after)
+            generation.before = told if generation.before is None else min(told, generation.before)
+
+    async def _piece(self, sampling: Sampling) -> tuple[Sampled, Timing]:
+        started = time.monotonic()
+        answer = await _called(self._function, sampling.prompt.tolist(), sampling)
+        if not isinstance(answer, Sampled):
+            raise UserError(
+                f"the policy's function returned {type(answer).__name__}: return hermes_rl.Sampled(ids, logprobs, "
+                "finish), with a log-probability for each id"
+            )
+        try:
+            ids, logprobs = numbers_of(answer.ids, int), numbers_of(answer.logprobs, float)
+            piece = generated(ids, logprobs, answer.finish, answer.version, answer.model)
+        except (Malformed, TypeError, ValueError) as error:
+            raise AttemptFailed(f"the policy's function gave a wrong answer: {error}") from error
+        return piece, Timing(generating=time.monotonic() - started)
+
+
+class AnsweredByFunction:
+    """Messages that a function answers: a `Backend`."""
+
+    def __init__(self, config: ServerConfig, function: ChatFunction) -> None:
+        self._config, self._function = config, function
+
+    @property
+    def config(self) -> ServerConfig:
+        return self._config
+
+    async def attempt(self, request: ChatRequest) -> ChatReply:
+        """Call the function once; raises `AttemptFailed`."""
+        started = time.monotonic()
+        tools = [dict(tool) for tool in request.tools] if request.tools else None
+        message = await _called(self._function, [dict(message) for message in request.messages], tools)
+        return ChatReply(
+            message=assistant(message),
+            finish_reason="tool_calls" if isinstance(message, Mapping) and message.get("tool_calls") else "stop",
+            usage={},
+            model=self._config.model,
+            server_type=self._config.type,
+            timing=Timing(generating=time.monotonic() - started),
+        )
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+def assistant(given: Mapping[str, Any] | str) -> dict[str, Any]:
+    """Make an assistant message from a message or from its text.
+
+    Raises:
+        UserError: `given` is neither.
+    """
+    if isinstance(given, str):
+        return {"role": "assistant", "content": given}
+    known = isinstance(given, Mapping) and given.get("role", "assistant") == "assistant"
+    if not known or not {"content", "tool_calls"} & given.keys():
+        raise UserError(
+            'an answer is a text, or an assistant message such as {"content": "…", "tool_calls": […]}, not '
+            f"{given!r:.200}"
+        )
+    return {"role": "assistant", "content": None, **given}
+
+
+async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    """Call a function; what it raises is a failed attempt, except for errors that say that the call was wrong."""
+    try:
+        return await function(*arguments)
+    except (AttemptFailed, ContextLengthExceeded, UserError):
+        raise
+    except Exception as error:
+        raise AttemptFailed(f"the policy's function raised {type(error).__name__}: {error}") from error
+
+
+def numbers_of(values: Any, kind: Callable[[Any], Any]) -> list[Any]:
+    """Turn a list, an array or a tensor into a list of Python's own numbers."""
+    listed: Sequence[Any] = values.tolist() if hasattr(values, "tolist") else values
+    return [kind(value) for value in listed]
+
+
+def _asked(sampling: Sampling) -> dict[str, Any]:
+    """Return the parameters that shape the distribution, for records."""
+    given = {"temperature": sampling.temperature, "top_p": sampling.top_p, **sampling.further}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+# ----------------------------------------- One generation of a token-level server, in as many pieces as it takes
+# Owns asking a server: it finds the dialect that the server knows, notes the versions of the weights around each piece,
+# waits while the server is paused, and goes on from partial ids where the server aborts a generation for new weights.
+# Leaves rendering and messages to `token_level`, and the questions beside the calls to `weights`.
+
+HeadersFor = Callable[[ChatRequest], Mapping[str, str]]
+
+
+@dataclass(slots=True)
+class Generation:
+    """The tokens that were sampled for one call, perhaps in several pieces."""
+
+    ids: array[int] = field(default_factory=ids)
+    logprobs: array[float] = field(default_factory=numbers)
+    finish: str = ABORT
+    model: str | None = None
+    before: int | None = None
+    after: int | None = None
+    timing: Timing = field(default_factory=Timing)
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """The parameters of sampling that the server got, under its own names."""
+
+    def append(self, piece: Sampled, timing: Timing) -> None:
+        self.ids.extend(piece.ids)
+        self.logprobs.extend(piece.logprobs)
+        self.finish, self.model = piece.finish, piece.model
+        self.timing = Timing(
+            queued=self.timing.queued + timing.queued,
+            generating=self.timing.generating + timing.generating,
+            paused=self.timing.paused + timing.paused,
+        )
+
+    def wait(self, seconds: float) -> None:
+        self.timing = replace(self.timing, paused=self.timing.paused + seconds)
+
+
+class TokenSource(Protocol):
+    """A source of sampled tokens: a server, or a function in this process."""
+
+    async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
+        """Sample one generation; raises `AttemptFailed` or `ContextLengthExceeded`."""
+        ...
+
+    async def weights(self) -> int | None:
+        """Return the version of the weights now; None where it is not known."""
+        ...
+
+    async def context_length(self) -> int | None:
+        """Return the longest conversation in tokens; None where it is not known."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections; may be called twice."""
+        ...
+
+
+class Asker:
+    """Asks one token-level server: a `TokenSource`.
+
+    Args:
+        dialects: ways to ask it, tried in order until the server knows one.
+    """
+
+    def __init__(
+        self, config: ServerConfig, dialects: Sequence[Dialect], headers_for: HeadersFor | None = None
+    ) -> None:
+        self._transport, self._config, self._headers_for = Transport(config), config, headers_for
+        self._dialects = list(dialects)
+        self._use(self._dialects[0])
+
+    async def weights(self) -> int | None:
+        """Return the version of the server's weights now; None where it does not tell."""
+        return await self._versions.after()
+
+    async def context_length(self) -> int | None:
+        """Return the longest conversation, where the server tells it in its list of models."""
+        _, data = await self._transport.get_json("models")
+        entries = data.get("data") if isinstance(data, dict) else None
+        lengths = [one.get("max_model_len") for one in entries or () if isinstance(one, dict)]
+        return next((length for length in lengths if isinstance(length, int)), None)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._transport.close()
+
+    def _use(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        own = self._config.weights_path
+        paths = (own,) if own else dialect.weights_paths
+        self._versions = Versions(self._transport, paths, self._config.version)
+        self._pauses = Pauses(self._transport, dialect.paused_path)
+
+    async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
+        """Sample until the generation is complete; raises `AttemptFailed`."""
+        generation = Generation(before=await self._versions.before())
+        for _ in range(_MOST_ABORTS):
+            left = sampling.after(generation.ids) if generation.ids else sampling
+            piece, timing = await self._piece(left, request, generation)
+            generation.append(piece, timing)
+            generation.sampling = sampling.policy(self._dialect)
+            generation.after = await self._versions.after(piece.version)
+            if generation.before is None:
+                generation.before = piece.version
+            if piece.finish != ABORT:
+                return generation
+            if len(generation.ids) >= sampling.max_tokens:
+                generation.finish = "length"
+                return generation
+            generation.wait(await self._pauses.over())
+            if not piece.ids:
+                await asyncio.sleep(0.1)
+        raise AttemptFailed(f"the server aborted a generation {_MOST_ABORTS} times")
+
+    async def _piece(self, sampling: Sampling, request: ChatRequest, generation: Generation) -> tuple[Sampled, Timing]:
+        """Get one answer of the server. Waiting while the server is paused is no failure."""
+        while True:
+            seen = self._pauses.seconds
+            try:
+                async with self._pauses.watched():
+                    answer = await self._ask(sampling, request)
+            except AttemptFailed as failed:
+                if not failed.timed_out or self._pauses.seconds == seen:
+                    raise
+                generation.wait(self._pauses.seconds - seen)
+                continue
+            if answer.status == 503 and await self._pauses.now():
+                generation.wait(await self._pauses.over())
+                continue
+            if answer.status != 200:
+                raise self._transport.refused(self._dialect.path, answer)
+            took = answer.received - answer.sent
+            paused = min(self._pauses.seconds - seen, took)
+            timing = Timing(queued=answer.sent - answer.asked, generating=took - paused, paused=paused)
+            return self._read(answer), timing
+
+    async def _ask(self, sampling: Sampling, request: ChatRequest) -> HttpAnswer:
+        headers = self._headers_for(request) if self._headers_for is not None else None
+        while True:
+            dialect = self._dialect
+            body = sampling.written(dialect.body(sampling, self._config.current()))
+            answer = await self._transport.post(dialect.path, body, headers)
+            if not _unknown_path(answer) or (dialect is self._dialect and not self._next()):
+                return answer
+
+    def _next(self) -> bool:
+        """Go over to the next dialect; False where there is none."""
+        if len(self._dialects) < 2:
+            return False
+        del self._dialects[0]
+        self._use(self._dialects[0])
+        return True
+
+    def _read(self, answer: HttpAnswer) -> Sampled:
+        try:
+            return self._dialect.read(json.loads(answer.raw))
+        except Malformed as error:
+            problem = str(error)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            problem = f"the answer cannot be read ({type(error).__name__})"
+        raise self._transport.failed(self._dialect.path, f"{problem}: {excerpt(answer.raw)[:200]}")
+
+
+def _unknown_path(answer: HttpAnswer) -> bool:
+    """Whether the server has no such path. A server without the model answers 404 too, but with an error in JSON."""
+    return answer.status == 405 or (answer.status == 404 and b'"error"' not in answer.raw)

@@ -11,16 +11,14 @@ from dataclasses import fields
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.servers.asking import Asker
 from hermes_rl.servers.atropos import LegacyGenerate
-from hermes_rl.servers.base import Backend, Secret, ServerConfig
-from hermes_rl.servers.client import ModelClient
-from hermes_rl.servers.generation import Dialect
+from hermes_rl.servers.base import Backend, Dialect, Secret, ServerConfig
+from hermes_rl.servers.client import Asker, ModelClient
 from hermes_rl.servers.openai import OpenAIServer
-from hermes_rl.servers.retry import RetryPolicy
-from hermes_rl.servers.scripted.backend import ScriptedBackend
+from hermes_rl.servers.scripted.server import ScriptedBackend
 from hermes_rl.servers.sglang import Generate
 from hermes_rl.servers.token_level import TokenServer
+from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.servers.vllm import Completions
 
 _TYPES: dict[str, Callable[[ServerConfig], Backend]] = {

@@ -7,9 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from hermes_rl.servers.base import ChatReply, ChatRequest, ServerConfig, Timing
+from hermes_rl.servers.base import (
+    ChatReply,
+    ChatRequest,
+    ErrorBody,
+    Malformed,
+    ServerConfig,
+    Timing,
+    chat_body,
+    encode,
+    read_reply,
+)
 from hermes_rl.servers.transport import HttpAnswer, Transport, excerpt
-from hermes_rl.servers.wire import ErrorBody, Malformed, chat_body, encode, read_reply
 
 PATH = "chat/completions"
 

@@ -12,17 +12,17 @@ from typing import Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.servers.base import Secret, ServerConfig
-from hermes_rl.servers.calling import (
+from hermes_rl.servers.client import (
     CALLABLE,
     AnsweredByFunction,
     ChatFunction,
+    ModelClient,
     SampledByFunction,
     SampleFunction,
 )
-from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
-from hermes_rl.servers.retry import RetryPolicy
 from hermes_rl.servers.token_level import TokenServer
+from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.tokens.load import renderer_for
 from hermes_rl.tokens.rendering import Renderer, RendererSettings
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_rl.servers.base import ServerConfig
-from hermes_rl.servers.generation import NAMES, PROMPT, Sampled, Sampling, generated
-from hermes_rl.servers.wire import Malformed
+from hermes_rl.servers.base import NAMES, PROMPT, Malformed, Sampled, Sampling, ServerConfig, generated
 
 
 class Generate:

@@ -14,17 +14,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.servers.asking import Generation, TokenSource
-from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, LedgerEntry, Message, ServerConfig
-from hermes_rl.servers.generation import Sampled, Sampling
-from hermes_rl.servers.retry import AttemptFailed
+from hermes_rl.servers.base import (
+    ChatReply,
+    ChatRequest,
+    ContextLengthExceeded,
+    LedgerEntry,
+    Message,
+    Sampled,
+    Sampling,
+    ServerConfig,
+)
+from hermes_rl.servers.client import Generation, TokenSource
+from hermes_rl.servers.transport import AttemptFailed
 from hermes_rl.tokens.load import load_renderer
 from hermes_rl.tokens.parsers import Parsed, ParsedCall
-from hermes_rl.tokens.parsers.text import without_reasoning
+from hermes_rl.tokens.parsers.base import without_reasoning
 from hermes_rl.tokens.rendering import Renderer, RendererSettings, next_prompt
-from hermes_rl.tokens.sequence import ids
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
-from hermes_rl.tokens.transcript import RenderedPrompt, Step, Transcript, WeightVersions
+from hermes_rl.tokens.transcript import RenderedPrompt, Step, Transcript, WeightVersions, ids
 
 DEFAULT_MAX_TOKENS = 4096
 """Tokens of one turn where neither the spec nor the server bounds it."""

@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from hermes_rl.servers.generation import version_of
-from hermes_rl.servers.retry import AttemptFailed
-from hermes_rl.servers.transport import Transport
+from hermes_rl.servers.base import version_of
+from hermes_rl.servers.transport import AttemptFailed, Transport
 
 LONGEST_PAUSE = 3600.0
 """Seconds after which a server that reports a pause has failed."""

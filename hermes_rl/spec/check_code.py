@@ -3,14 +3,127 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
+from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.findings import Findings
+from hermes_rl.spec.hints import parameters_of_rewards
+from hermes_rl.spec.model import Reward, Spec
 from hermes_rl.spec.nodes import NodePath
-from hermes_rl.spec.signatures import CodeError, defined
+from hermes_rl.spec.schema import type_of
+from hermes_rl.spec.section import is_template, thaw
+from hermes_rl.spec.signatures import CodeError, Function, defined, function, names_in
 from hermes_rl.spec.suggest import choices, did_you_mean
+from hermes_rl.spec.templates import TemplateError, coerce
+
+# Tools that are parts of the state object: does its class, as far as the syntax tree tells, have them?
+# A name that was given in vain would otherwise only show when the first rollout starts.
+
+_DYNAMIC = frozenset({"__getattr__", "__getattribute__", "__dict__", "__setattr__", "setattr", "vars", "exec"})
+"""Names by which a class can have attributes that are written nowhere."""
+_HARMLESS = frozenset({"object", "ABC", "Protocol", "Generic"})
+_KNOWN_DECORATORS = frozenset({"dataclass", "final", "runtime_checkable"})
+
+
+class _Members(NamedTuple):
+    """The attributes that were found, and whether there can be no others."""
+
+    names: frozenset[str]
+    complete: bool
+
+
+def check_state_tools(spec: Spec, findings: Findings) -> None:
+    """Every `state: NAME` among the tools, of a class that is there."""
+    places = list(_named(spec))
+    if not places or spec.state is None:
+        return
+    file, _, class_name = spec.state.rpartition(":")
+    members = _members(Path(file), class_name)
+    methods = _methods(Path(file), class_name)
+    for path, name in places:
+        if name in methods and (fault := uncallable(methods[name], bound=True)) is not None:
+            findings.problem(path, f"tool `{name}` {fault}")
+        if members is None:
+            findings.warning(path, f"whether the state has `{name}` was not checked")
+        elif name not in members.names:
+            public = sorted(each for each in members.names if not each.startswith("_"))
+            message = f"the state {class_name} has no `{name}`{choices(name, public)}"
+            if members.complete:
+                findings.problem(path, message)
+            else:
+                findings.warning(path, f"as far as can be told without running it, {message}")
+
+
+def _named(spec: Spec) -> Iterator[tuple[NodePath, str]]:
+    for index, tool in enumerate(spec.tools):
+        if tool.state is not None:
+            yield ("tools", index, "state"), tool.state
+    for index, tool in enumerate(spec.user.tools if spec.user else ()):
+        if tool.state is not None:
+            yield ("user", "tools", index, "state"), tool.state
+
+
+def _methods(file: Path, name: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The methods that the class itself defines; a decorated one may have other parameters than it shows."""
+    try:
+        node = defined(file).get(name)
+    except CodeError:
+        return {}
+    members = names_in(node.body) if isinstance(node, ast.ClassDef) else {}
+    functions = {each: one for each, one in members.items() if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return {each: one for each, one in functions.items() if not one.decorator_list}
+
+
+def _members(file: Path, name: str) -> _Members | None:
+    """None where the file does not define the class itself."""
+    try:
+        there = defined(file)
+    except CodeError:
+        return None
+    node = there.get(name)
+    return _of_class(node, there, ()) if isinstance(node, ast.ClassDef) else None
+
+
+def _of_class(node: ast.ClassDef, there: dict[str, ast.AST], seen: tuple[str, ...]) -> _Members:
+    names = {*names_in(node.body), *_assigned(node)}
+    complete = not node.keywords and not _is_dynamic(node) and _KNOWN_DECORATORS.issuperset(_decorators(node))
+    for base in node.bases:
+        inner = base.value if isinstance(base, ast.Subscript) else base
+        shown = ast.unparse(inner).rpartition(".")[2]
+        parent = there.get(shown) if isinstance(inner, ast.Name) and shown not in seen else None
+        if isinstance(parent, ast.ClassDef):
+            found = _of_class(parent, there, (*seen, node.name))
+            names |= found.names
+            complete = complete and found.complete
+        else:
+            complete = complete and shown in _HARMLESS
+    return _Members(frozenset(names), complete)
+
+
+def _assigned(node: ast.ClassDef) -> Iterator[str]:
+    """The attributes that any method gives a value to."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
+            yield inner.attr
+
+
+def _is_dynamic(node: ast.ClassDef) -> bool:
+    used = {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
+    used |= {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    loops = any(isinstance(inner, ast.For | ast.While | ast.With) for inner in node.body)
+    return loops or not _DYNAMIC.isdisjoint(used | names_in(node.body).keys())
+
+
+def _decorators(node: ast.ClassDef) -> Iterator[str]:
+    for decorator in node.decorator_list:
+        inner = decorator.func if isinstance(decorator, ast.Call) else decorator
+        yield ast.unparse(inner).rpartition(".")[2]
+
+
+# -------------------------------------------------------------------------------- check_code
 
 
 def check_reference(path: NodePath, reference: str, kind: str, findings: Findings) -> bool:
@@ -77,3 +190,120 @@ def _check_package(path: NodePath, module: str, findings: Findings) -> bool:
     if not found:
         findings.warning(path, f"the package of {module} is not installed here, so this was not checked")
     return found
+
+
+# Rewards before they are loaded: does the function exist, and do the spec's arguments fit its signature?
+
+_ROLE_ARGUMENTS = ("server", "servers")
+"""Arguments of shipped rewards that name server roles."""
+
+
+def signature_of(spec: Spec, name: str) -> Function | None:
+    """The signature of a reward's function, where its source is at hand."""
+    place, inner = _place(spec.rewards[name].fn)
+    try:
+        return function(place, inner) if place is not None and place.is_file() else None
+    except CodeError:
+        return None
+
+
+def _place(fn: str) -> tuple[Path | None, str]:
+    file, colon, name = fn.rpartition(":")
+    if colon and file.endswith(".py"):
+        return Path(file), name
+    if not colon:
+        return shipped_rewards().get(fn), fn
+    return None, name
+
+
+def check_rewards(spec: Spec, findings: Findings) -> None:
+    """Every reward of a spec."""
+    if all(reward.weight == 0 and not reward.gate for reward in spec.rewards.values()):
+        findings.warning(("rewards",), "every weight is 0, so every rollout scores the same", at="key")
+    for name, reward in spec.rewards.items():
+        if _exists(name, reward, findings):
+            signature = signature_of(spec, name)
+            if signature is not None:
+                _check_arguments(spec, name, reward, signature, findings)
+
+
+def _fn_place(name: str, findings: Findings) -> tuple[NodePath, bool]:
+    """Where the function's name stands: at `fn`, or it is the reward's own name."""
+    given = findings.spec.is_written(("rewards", name, "fn"))
+    return (("rewards", name, "fn"), True) if given else (("rewards", name), False)
+
+
+def _exists(name: str, reward: Reward, findings: Findings) -> bool:
+    path, given = _fn_place(name, findings)
+    fn = reward.fn
+    if fn.startswith("atropos:"):
+        return True  # the registry is atroposlib's, and importing that takes seconds
+    if ":" in fn:
+        return check_reference(path, fn, "function", findings)
+    shipped = shipped_rewards()
+    if fn in shipped:
+        return True
+    published = [point.name for point in published_rewards()]
+    if published.count(fn) > 1:
+        message = f"several installed packages publish a reward `{fn}`; name the one that is meant: package.module:{fn}"
+        findings.problem(path, message, at="value" if given else "key")
+    elif not published.count(fn):
+        message = f"there is no reward `{fn}`{choices(fn, [*shipped, *published])}"
+        findings.problem(path, message, at="value" if given else "key")
+    return published.count(fn) == 1
+
+
+def _check_arguments(spec: Spec, name: str, reward: Reward, signature: Function, findings: Findings) -> None:
+    known = [one.name for one in signature.arguments() if one.name not in spec.servers]
+    path: NodePath = ("rewards", name, "args")
+    for argument in reward.args:
+        if argument not in known and not signature.open:
+            hint = choices(argument, known) if known else "; it takes none"
+            findings.problem((*path, argument), f"`{signature.name}` has no argument `{argument}`{hint}", at="key")
+    given = {*reward.args, *spec.servers}
+    missing = [one.name for one in signature.arguments() if one.required and one.name not in given]
+    if missing:
+        own = ":" in reward.fn
+        findings.problem(("rewards", name), _missing(signature, missing, spec, own=own), at="key")
+    _check_values(path, reward, signature, findings)
+    _check_roles(spec, path, reward, signature, findings)
+
+
+def _missing(signature: Function, missing: list[str], spec: Spec, *, own: bool) -> str:
+    """`own`: the function is the user's, who may have named what the run does not give."""
+    role = next((hint for one in missing if (hint := did_you_mean(one, spec.servers))), "")
+    needed = ", ".join(f"`{one}`" for one in missing)
+    hint = role or (parameters_of_rewards(missing) if own else "")
+    return f"`{signature.name}` needs {needed}, as an argument or as a server role{hint}"
+
+
+def _check_values(path: NodePath, reward: Reward, signature: Function, findings: Findings) -> None:
+    """Values without templates are coerced now; the others when sample rows are rendered."""
+    for one in signature.arguments():
+        kind = type_of(one.annotation)
+        if kind is None or one.name not in reward.args:
+            continue
+        value = reward.args[one.name]
+        if _has_template(value):
+            continue
+        try:
+            coerce(thaw(value), kind)
+        except TemplateError:
+            findings.problem((*path, one.name), f"`{signature.name}` takes {one.annotation} here")
+
+
+def _has_template(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(_has_template(item) for item in value.values())
+    if isinstance(value, tuple):
+        return any(_has_template(item) for item in value)
+    return is_template(value)
+
+
+def _check_roles(spec: Spec, path: NodePath, reward: Reward, signature: Function, findings: Findings) -> None:
+    for argument in _ROLE_ARGUMENTS:
+        value = reward.args.get(argument)
+        for role in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
+            if isinstance(role, str) and not is_template(role) and role not in spec.servers:
+                message = f"there is no server role `{role}`{choices(role, spec.servers)}"
+                findings.problem((*path, argument), message)

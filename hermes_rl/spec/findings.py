@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from hermes_rl.errors import Problem
-from hermes_rl.spec.model.spec import Spec
+from hermes_rl.spec.model import Spec
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.templates import TemplateError
 from hermes_rl.spec.validate import in_order

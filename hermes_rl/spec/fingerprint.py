@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.spec.model.base import Section, is_template, thaw
-from hermes_rl.spec.model.spec import Mode, Spec
+from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.paths import names_host_file
+from hermes_rl.spec.section import Section, is_template, thaw
 
 _TIMEOUTS = frozenset({"timeout", "tool_timeout", "lifetime"})
 _LARGE_TREE = 10_000

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hermes_rl.spec.env_fields import OWNED, PASSED
-from hermes_rl.spec.model.spec import Mode
+from hermes_rl.spec.model import Mode
 from hermes_rl.spec.nodes import Node, ScalarNode
 
 

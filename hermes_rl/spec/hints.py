@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hermes_rl.spec.fields import keys_at
-from hermes_rl.spec.model.sandbox import BACKENDS
-from hermes_rl.spec.model.scoring import INJECTED
-from hermes_rl.spec.model.spec import Spec
+from hermes_rl.spec.model import BACKENDS, INJECTED, Spec
 from hermes_rl.spec.nodes import Node, NodePath, ScalarNode, SequenceNode, plain
+from hermes_rl.spec.section import keys_at
 
 _SECTIONS = (
     "agent", "sandbox", "dataset", "prompt", "servers.policy", "process", "serve", "evaluate", "budget", "score",

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 from hermes_rl.errors import Problem, SpecError, UserError
 from hermes_rl.shipped import shipped_dir
 from hermes_rl.spec.demo import for_demo
-from hermes_rl.spec.extends import read_spec_file, read_spec_text
-from hermes_rl.spec.model.spec import Mode, Spec
+from hermes_rl.spec.merge import read_spec_file, read_spec_text
+from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.nodes import MappingNode, SourceText, scalar
+from hermes_rl.spec.origin import literal_secrets
 from hermes_rl.spec.paths import absolute
+from hermes_rl.spec.reader import check_templates
 from hermes_rl.spec.salvage import Draft, salvage
-from hermes_rl.spec.secrets import literal_secrets
 from hermes_rl.spec.substitution import substitute
 from hermes_rl.spec.suggest import choices
-from hermes_rl.spec.syntax import check_templates
 from hermes_rl.spec.validate import in_order, validate
 
 if TYPE_CHECKING:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+from urllib.parse import unquote_plus
 
 from hermes_rl.errors import Problem
-from hermes_rl.spec.nodes import MappingNode, Mark, Node, NodePath, ScalarNode, SequenceNode, find, locate
+from hermes_rl.spec import nodes
+from hermes_rl.spec.nodes import MappingNode, Mark, Node, NodePath, ScalarNode, SequenceNode, find, locate, walk
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,3 +93,116 @@ def _as_written(node: Node) -> Any:
     if isinstance(node, SequenceNode):
         return [_as_written(item) for item in node.items]
     return {key: _as_written(entry.value) for key, entry in node.entries.items()}
+
+
+# ------------------------ What a rule finds: a path, what is wrong there, and the small readers that rules share
+
+
+class Fault(NamedTuple):
+    """Something impossible at a path, to be shown at its key or its value."""
+
+    path: NodePath
+    message: str
+    at: Literal["key", "value"] = "value"
+
+
+def section(data: Any, *path: str) -> dict[str, Any]:
+    """The mapping at a path, empty where there is none."""
+    for step in path:
+        if not isinstance(data, dict):
+            return {}
+        data = data.get(step)
+    return data if isinstance(data, dict) else {}
+
+
+def entries(data: Any, *path: str) -> Iterator[tuple[NodePath, Any]]:
+    """The items of the list, or the values of the mapping, at a path, each with its own path."""
+    for step in path:
+        data = data.get(step) if isinstance(data, dict) else None
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        yield (*path, key), value
+
+
+def address(path: NodePath, url: Any, instead: str) -> Iterator[Fault]:
+    """A fault where it is no address of HTTP, or holds a secret; `instead` are the keys for that."""
+    if isinstance(url, str) and not url.startswith(("http://", "https://")):
+        yield Fault(path, "expected an address that starts with http:// or https://")
+    elif isinstance(url, str) and holds_secret(url):
+        yield Fault(path, f"an address must not hold a password, key or token; use {instead}")
+
+
+def exactly_one(value: Any, path: NodePath, names: tuple[str, ...], what: str) -> Iterator[Fault]:
+    """A fault where none or several of the keys are there."""
+    if not isinstance(value, dict):
+        return
+    given = [name for name in value if name in names]
+    wanted = f"{', '.join(names[:-1])} or {names[-1]}"
+    if not given:
+        yield Fault(path, f"{what} needs one of {wanted}", at="key")
+    for name in given[1:]:
+        yield Fault((*path, name), f"{what} takes one of {wanted}; `{given[0]}` is there already", at="key")
+
+
+# ----------------- Secrets do not belong in a spec: keys that hold one are refused, and the value is never shown
+
+_NAMES = frozenset({"api_key", "apikey", "token", "password", "authorization", "proxy_authorization", "x_api_key"})
+_PARAMETER_WORDS = frozenset(
+    {
+        "key", "apikey", "token", "accesstoken", "password", "passwd", "pwd", "secret", "sig", "signature", "auth",
+        "authorization", "credential", "credentials", "jwt", "code",
+    }
+)  # fmt: skip
+"""Words that make the name of a parameter in an address the name of a secret."""
+
+
+def is_secret_key(name: str) -> bool:
+    """True for a key that holds a secret, however it is written."""
+    return name.lower().replace("-", "_") in _NAMES
+
+
+def holds_secret(address: str) -> bool:
+    """True for an address with a password, or with a key or token in its query: both would be kept with the run."""
+    place, _, query = address.partition("#")[0].partition("?")
+    if "@" in place.partition("://")[2].partition("/")[0]:
+        return True
+    return any(value and _is_secret_parameter(name) for name, value in _pairs(query))
+
+
+def _pairs(query: str) -> Iterator[tuple[str, str]]:
+    for pair in re.split("[&;]", query):
+        name, _, value = pair.partition("=")
+        yield unquote_plus(name), value
+
+
+def _is_secret_parameter(name: str) -> bool:
+    """Broader than for keys of a spec: in a query any kind of key, token or signature is one."""
+    words = re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+    return is_secret_key(name) or not _PARAMETER_WORDS.isdisjoint(words)
+
+
+def _is_free(path: NodePath) -> bool:
+    return nodes.is_row(path) or nodes.is_in(path, nodes.ARGS)
+
+
+def _is_literal(node: object) -> bool:
+    if not isinstance(node, ScalarNode):
+        return False
+    return node.value is not None and node.text != "" and not node.text.startswith(("${", "{{"))
+
+
+def literal_secrets(root: MappingNode) -> Iterator[Problem]:
+    """A problem per secret that is written out, anywhere but in rows and arguments."""
+    for path, _, node in walk(root):
+        key = str(path[-1])
+        if is_secret_key(key) and not _is_free(path) and _is_literal(node):
+            yield node.mark.problem(_advice(key, path))
+
+
+def _advice(key: str, path: NodePath) -> str:
+    advice = "name the environment variable that holds it instead"
+    if path[:1] == ("servers",):
+        advice += ", in `api_key_env` or `headers_env`"
+    elif path[:1] == ("dataset",):
+        advice = "log in to the hub, or set HF_TOKEN in the environment"
+    return f"a secret is written in `{key}`; {advice}"

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from hermes_rl.spec import places
-from hermes_rl.spec.model.base import is_template
+from hermes_rl.spec import nodes
 from hermes_rl.spec.nodes import Entry, MappingNode, Node, NodePath, ScalarNode, find, rewrite
+from hermes_rl.spec.section import is_template
 
 FILE_FORMATS = frozenset({"json", "csv", "parquet", "arrow", "text", "xml", "webdataset", "imagefolder", "audiofolder"})
 """Names in `dataset.path` that mean a format of local files, not a dataset on the hub."""
@@ -41,7 +41,7 @@ def absolute(root: MappingNode) -> Node:
         ):
             return node
         folder = node.mark.source.folder
-        value = _code(node.value, folder) if places.is_in(path, places.CODE) else _join(folder, node.value)
+        value = _code(node.value, folder) if nodes.is_in(path, nodes.CODE) else _join(folder, node.value)
         return replace(node, value=value)
 
     return rewrite(root, change)
@@ -101,7 +101,7 @@ def _is_folder(path: str) -> bool:
 
 def names_host_file(path: NodePath, value_at: Callable[[NodePath], object]) -> bool:
     """True for a key whose value is, or may be, the path of a file of this machine; `value_at` reads other keys."""
-    if places.is_in(path, (*places.CODE, *places.TEXT_FILES, *places.SOURCE_FILES, *places.OUTPUTS)):
+    if nodes.is_in(path, (*nodes.CODE, *nodes.TEXT_FILES, *nodes.SOURCE_FILES, *nodes.OUTPUTS)):
         return True
     if _is_data_file(path):
         return value_at((*path[: path.index("data_files")], "path")) in FILE_FORMATS

@@ -1,21 +1,130 @@
 """YAML text → tree of nodes, with every problem of the text collected.
 
 Owns the dialect: YAML 1.2 core schema, UTF-8, one document, string keys, no tag but ``!raw``, no merge keys,
-no duplicate keys. PyYAML only splits the text into events; what they mean is decided here.
-"""
+no duplicate keys. PyYAML only splits the text into events; what they mean is decided here."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from hermes_rl.errors import Problem
-from hermes_rl.spec.nodes import Block, Entry, MappingNode, Mark, Node, ScalarNode, SequenceNode, SourceText
-from hermes_rl.spec.scalars import resolve
+from hermes_rl.spec import nodes
+from hermes_rl.spec.nodes import (
+    Block,
+    Entry,
+    MappingNode,
+    Mark,
+    Node,
+    NodePath,
+    ScalarNode,
+    SequenceNode,
+    SourceText,
+    rewrite,
+)
+from hermes_rl.spec.origin import line_mark
+from hermes_rl.spec.section import is_template
+from hermes_rl.spec.templates import TemplateError, check_syntax, literal
+
+# ------------- The core schema of YAML 1.2: which plain scalars are null, booleans and numbers; the rest is text
+
+_NULL = frozenset({"", "~", "null", "Null", "NULL"})
+_TRUE = frozenset({"true", "True", "TRUE"})
+_FALSE = frozenset({"false", "False", "FALSE"})
+_INT = re.compile(r"[-+]?[0-9]+")
+_OCTAL = re.compile(r"0o[0-7]+")
+_HEX = re.compile(r"0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_INFINITE = re.compile(r"([-+]?)\.(?:inf|Inf|INF)")
+_NAN = frozenset({".nan", ".NaN", ".NAN"})
+_LONGEST_INT = 1000
+"""Digits; Python refuses to read much longer ones, and nobody means them."""
+
+
+def resolve(text: str) -> str | int | float | bool | None:
+    """The value of a plain scalar.
+
+    Raises:
+        ValueError: the number has too many digits.
+    """
+    if text in _NULL:
+        return None
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    return _number(text)
+
+
+def _number(text: str) -> str | int | float:
+    if _INT.fullmatch(text):
+        if len(text) > _LONGEST_INT:
+            raise ValueError(f"a number of {len(text)} digits is too long; quote it if it is text")
+        return int(text)
+    if _OCTAL.fullmatch(text) or _HEX.fullmatch(text):
+        return int(text[2:], 8 if text[1] == "o" else 16)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    infinite = _INFINITE.fullmatch(text)
+    if infinite:
+        return float(f"{infinite[1]}inf")
+    return float("nan") if text in _NAN else text
+
+
+# ------------ Templates when a spec is loaded: their syntax, and whether they stand where templates are rendered
+# Also turns `!raw` text into a template that gives exactly that text, so that nothing later has to know of it.
+
+_WHERE = (
+    "prompt, dataset.columns, sandbox.image, .files, .setup, .env and .limits, rewards.*.args, solution, user "
+    "and artifacts"
+)
+_LEFT_ALONE = nodes.patterns("description", "agent.extra_body.**", "evaluate.agent.extra_body.**", "env.**")
+"""Text that is passed on as it is, braces and all."""
+
+
+def check_templates(root: Node) -> tuple[Node, list[Problem]]:
+    """The tree without `!raw`, and what is wrong with its templates."""
+    problems: list[Problem] = []
+
+    def change(path: NodePath, node: ScalarNode) -> ScalarNode:
+        if node.broken or not isinstance(node.value, str) or nodes.is_row(path):
+            return node
+        if node.raw:
+            return replace(node, value=literal(node.value)) if nodes.is_template_place(path) else node
+        problem = _problem(path, node)
+        if problem is not None:
+            problems.append(problem)
+            return replace(node, broken=True)
+        return node
+
+    return rewrite(root, change), problems
+
+
+def _problem(path: NodePath, node: ScalarNode) -> Problem | None:
+    expression = nodes.is_in(path, nodes.EXPRESSIONS)
+    if not is_template(node.value):
+        return _syntax(node, f"{{{{ {node.value} }}}}") if expression else None
+    if expression:
+        return node.mark.problem("the filter is an expression: leave the braces out")
+    if nodes.is_template_place(path):
+        return _syntax(node, node.value)
+    if nodes.is_in(path, _LEFT_ALONE):
+        return None
+    return node.mark.problem(f"templates are not rendered here, only in {_WHERE}")
+
+
+def _syntax(node: ScalarNode, source: str) -> Problem | None:
+    try:
+        check_syntax(source)
+    except TemplateError as error:
+        return line_mark(node, error.line or 1).problem(error.message)
+    return None
+
+
+# -------------------------------------------------------------------------------- reader
 
 _MOST_NODES = 1_000_000
 """Aliases of aliases can make a short text into a tree that fills the memory."""

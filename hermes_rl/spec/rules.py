@@ -1,20 +1,422 @@
 """Combinations of keys that are impossible, each as one small rule over the plain values.
 
 Rules run also where types are wrong, so that all problems are told at once; they pass over what they cannot
-read.
-"""
+read."""
 
 from __future__ import annotations
 
+import binascii
+import difflib
+import keyword
+import posixpath
+from base64 import b64decode
 from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.spec.fault import Fault
+from hermes_rl.endings import OURS, POLICYS
+from hermes_rl.plugins import SANDBOXES
+from hermes_rl.spec.env_fields import check_field
+from hermes_rl.spec.model import BACKENDS, INJECTED
 from hermes_rl.spec.nodes import NodePath
-from hermes_rl.spec.rules_data import DATA_RULES
-from hermes_rl.spec.rules_run import RUN_RULES
-from hermes_rl.spec.rules_sandbox import SANDBOX_RULES, sources_below
+from hermes_rl.spec.origin import Fault, address, entries, exactly_one, section
+from hermes_rl.spec.paths import FILE_FORMATS, file_format
+from hermes_rl.spec.section import is_template
+from hermes_rl.spec.suggest import choices
+
+# ------------------------------------------------------------------ Rules on dataset, prompt, toolsets and tools
+
+SOURCES = ("path", "items", "generator")
+PATH_KEYS = ("name", "split", "data_files", "revision", "streaming")
+"""Keys that say more about `path` and mean nothing without it."""
+
+
+def _sources(data: dict[str, Any]) -> Iterator[Fault]:
+    for path in (("dataset",), ("dataset", "fallback")):
+        source = section(data, *path)
+        if not source and not (isinstance(data.get("dataset"), dict) and path == ("dataset",)):
+            continue
+        yield from exactly_one(source, path, SOURCES, path[-1])
+        if "path" not in source:
+            for key in PATH_KEYS:
+                if key in source:
+                    yield Fault((*path, key), f"`{key}` goes with `path`", at="key")
+
+
+def _formats(data: dict[str, Any]) -> Iterator[Fault]:
+    for path in (("dataset",), ("dataset", "fallback")):
+        source = section(data, *path)
+        name = source.get("path")
+        if isinstance(name, str) and name in FILE_FORMATS and "data_files" not in source:
+            yield Fault((*path, "path"), f"`{name}` is a format of files; say which in `data_files`")
+        elif isinstance(name, str) and (kind := file_format(name)) and "data_files" in source:
+            message = f"`path` names a file already; leave one out, or write `path: {kind}`"
+            yield Fault((*path, "data_files"), message, at="key")
+
+
+def _fallback(data: dict[str, Any]) -> Iterator[Fault]:
+    dataset = section(data, "dataset")
+    if "fallback" in dataset and "path" not in dataset:
+        yield Fault(("dataset", "fallback"), "a fallback is for a dataset on the hub; there is no `path`", at="key")
+    if "generator" in section(dataset, "fallback"):
+        yield Fault(("dataset", "fallback", "generator"), "a fallback is items or path", at="key")
+
+
+def _eval(data: dict[str, Any]) -> Iterator[Fault]:
+    dataset = section(data, "dataset")
+    rows = section(dataset, "eval")
+    path: NodePath = ("dataset", "eval")
+    if isinstance(dataset.get("eval"), dict):
+        yield from exactly_one(rows, path, ("split", "fraction", "only"), "eval")
+    if "split" in rows and "items" in dataset:
+        yield Fault((*path, "split"), "items have no splits; use {fraction: 0.1}")
+    if isinstance(rows.get("split"), str) and rows["split"] == dataset.get("split", "train"):
+        yield Fault((*path, "split"), "the rows of this split are trained on; name another one, or use fraction")
+    if rows.get("only") is False:
+        yield Fault((*path, "only"), "`only` is true or absent")
+
+
+def _empty_items(data: dict[str, Any]) -> Iterator[Fault]:
+    for path in (("dataset",), ("dataset", "fallback")):
+        if section(data, *path).get("items") == []:
+            yield Fault((*path, "items"), "there must be at least one row")
+
+
+def _prompt(data: dict[str, Any]) -> Iterator[Fault]:
+    prompt = data.get("prompt")
+    if not isinstance(prompt, dict):
+        return
+    pair = [key for key in ("system", "user") if key in prompt]
+    if "messages" in prompt:
+        for key in pair:
+            yield Fault(("prompt", key), f"`{key}` and `messages` exclude each other", at="key")
+    elif "user" not in prompt and section(data, "user").get("opens") is not True:
+        yield Fault(("prompt",), "prompt needs `user` or `messages` (or a simulated user that opens)", at="key")
+    if prompt.get("messages") == []:
+        yield Fault(("prompt", "messages"), "there must be at least one message")
+
+
+def _parts(data: dict[str, Any]) -> Iterator[Fault]:
+    contents: list[tuple[NodePath, Any]] = [(("prompt", "user"), section(data, "prompt").get("user"))]
+    for path, message in entries(data, "prompt", "messages"):
+        contents.append(((*path, "content"), section(message).get("content")))
+    for path, content in contents:
+        for index, part in enumerate(content if isinstance(content, list) else []):
+            yield from exactly_one(part, (*path, index), ("text", "image", "image_url"), "a part")
+
+
+def _toolsets(data: dict[str, Any]) -> Iterator[Fault]:
+    toolsets = section(data, "toolsets")
+    if "distribution" in toolsets and "enabled" in toolsets:
+        message = "`distribution` and `enabled` exclude each other"
+        yield Fault(("toolsets", "distribution"), message, at="key")
+    if "record" in toolsets and "replay" in toolsets:
+        yield Fault(("toolsets", "replay"), "`record` and `replay` exclude each other", at="key")
+
+
+def tool_entries(data: dict[str, Any]) -> Iterator[tuple[NodePath, Any]]:
+    """The tools of the agent and of the simulated user."""
+    yield from entries(data, "tools")
+    yield from entries(data, "user", "tools")
+
+
+def _tools(data: dict[str, Any]) -> Iterator[Fault]:
+    for path, tool in tool_entries(data):
+        yield from exactly_one(tool, path, ("python", "state", "mcp"), "a tool")
+        if isinstance(tool, dict) and "state" in tool and "state" not in data:
+            yield Fault((*path, "state"), "there is no `state:` in this spec to take tools from")
+        if isinstance(tool, dict) and "outside" in tool and "python" not in tool:
+            yield Fault((*path, "outside"), "`outside` goes with `python`; of other tools it is known", at="key")
+        if isinstance(tool, dict) and isinstance(tool.get("mcp"), dict):
+            yield from _mcp((*path, "mcp"), tool["mcp"])
+
+
+def _mcp(path: NodePath, server: dict[str, Any]) -> Iterator[Fault]:
+    yield from exactly_one(server, path, ("command", "url"), "an MCP server")
+    if "url" in server:
+        yield from address((*path, "url"), server["url"], "headers_env")
+        for key in ("files", "where", "env"):
+            if key in server:
+                yield Fault((*path, key), f"`{key}` is for a server started by `command`", at="key")
+        if server.get("scope") == "rollout":
+            yield Fault((*path, "scope"), "a server at a `url` is shared by all rollouts", at="key")
+        return
+    if server.get("scope") == "shared" and server.get("where", "sandbox") == "sandbox":
+        yield Fault((*path, "scope"), "a server in the rollout's sandbox cannot be shared; `where: host` can", at="key")
+    if "headers_env" in server:
+        yield Fault((*path, "headers_env"), "`headers_env` is for a server at a `url`", at="key")
+
+
+def _tool_names(data: dict[str, Any]) -> Iterator[Fault]:
+    for owner in (("tools",), ("user", "tools")):
+        seen: dict[str, str] = {}
+        for path, tool in entries(data, *owner):
+            for kind, name in _names(tool):
+                where = seen.setdefault(name, f"{kind} number {int(path[-1]) + 1}")
+                if where != f"{kind} number {int(path[-1]) + 1}":
+                    yield Fault((*path, kind), f"the name `{name}` is taken by {where}; tools need different names")
+
+
+def _names(tool: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(tool, dict) and isinstance(tool.get("python"), str):
+        yield "python", tool["python"].rpartition(":")[2]
+    if isinstance(section(tool).get("mcp"), dict) and isinstance(tool["mcp"].get("name"), str):
+        yield "mcp", tool["mcp"]["name"]
+
+
+DATA_RULES = (_sources, _formats, _fallback, _eval, _empty_items, _prompt, _parts, _toolsets, _tools, _tool_names)
+
+
+# ----------------------- Rules on agent, rewards, endings, solution, servers, and the environment's other fields
+
+SCRIPTED_ONLY = ("deviate", "seed")
+REAL_ONLY = ("base_url", "api_key_env", "headers_env")
+"""Keys of a server that scripted ones alone have, and that they alone do not have."""
+TOKEN_LEVEL = ("vllm", "sglang", "atropos")
+
+
+def _reasoning(data: dict[str, Any]) -> Iterator[Fault]:
+    for path in (("agent",), ("evaluate", "agent")):
+        if "reasoning" in section(data, *path):
+            reasoning = section(data, *path)["reasoning"]
+            yield from exactly_one(reasoning, (*path, "reasoning"), ("effort", "max_tokens"), "reasoning")
+
+
+def _extra_body(data: dict[str, Any]) -> Iterator[Fault]:
+    types = [section(server).get("type") for path, server in servers(data) if path[1] == "policy"]
+    exact = [name for name in types if isinstance(name, str) and name in TOKEN_LEVEL]
+    for path in (("agent", "extra_body"), ("evaluate", "agent", "extra_body")):
+        if exact and section(data, *path):
+            yield Fault(path, f"extra_body is for chat servers; the policy's type is {exact[0]}", at="key")
+
+
+def _rewards(data: dict[str, Any]) -> Iterator[Fault]:
+    for path, reward in entries(data, "rewards"):
+        if not isinstance(reward, dict):
+            continue
+        if reward.get("gate") is True and "weight" in reward:
+            yield Fault((*path, "weight"), "a gate multiplies the score; it has no weight", at="key")
+        fn = reward.get("fn", "")
+        if isinstance(fn, str) and fn.partition(":")[0].endswith(".py") and not fn.rpartition(":")[2].isidentifier():
+            yield Fault((*path, "fn"), "expected file.py:function")
+
+
+def _code(data: dict[str, Any]) -> Iterator[Fault]:
+    places: list[tuple[NodePath, Any]] = [
+        (("dataset", "generator"), section(data, "dataset").get("generator")),
+        (("state",), data.get("state")),
+    ]
+    for owner in (("tools",), ("user", "tools")):
+        places.extend(((*path, "python"), section(tool).get("python")) for path, tool in entries(data, *owner))
+    for path, reference in places:
+        if isinstance(reference, str):
+            file, _, name = reference.rpartition(":")
+            if not file.endswith(".py") or not name.isidentifier():
+                kind = "Class" if path == ("state",) else "function"
+                yield Fault(path, f"expected file.py:{kind}")
+
+
+def _clamp(data: dict[str, Any]) -> Iterator[Fault]:
+    clamp = section(data, "score").get("clamp")
+    if not isinstance(clamp, list) or not all(isinstance(bound, int | float) for bound in clamp):
+        return
+    if len(clamp) == 2 and clamp[0] >= clamp[1]:
+        yield Fault(("score", "clamp"), "the first bound must be lower than the second")
+
+
+def _endings(data: dict[str, Any]) -> Iterator[Fault]:
+    names = [str(ending) for ending in POLICYS]
+    for path, _ in entries(data, "endings"):
+        name = str(path[-1])
+        if name in {str(ending) for ending in OURS}:
+            yield Fault(path, f"`{name}` is a failure of ours and never graded", at="key")
+        elif name not in names:
+            yield Fault(path, f"there is no ending `{name}`{choices(name, names)}", at="key")
+
+
+def _solution(data: dict[str, Any]) -> Iterator[Fault]:
+    for path, _ in entries(data, "solution"):
+        name = str(path[-1])
+        if name not in ("turns", "patch") and difflib.get_close_matches(name, ["turns", "patch"], cutoff=0.75):
+            yield Fault(path, f"unknown key `{name}`{choices(name, ['turns', 'patch'])}", at="key")
+    for path, turn in entries(data, "solution", "turns"):
+        if isinstance(turn, dict) and not {"tools", "say", "user"} & turn.keys():
+            yield Fault(path, "a turn needs `tools`, `say`, or the `user` that answers", at="key")
+
+
+def servers(data: dict[str, Any]) -> Iterator[tuple[NodePath, Any]]:
+    """Every server with its path, whether its role has one or a list."""
+    for path, role in entries(data, "servers"):
+        if isinstance(role, list):
+            yield from (((*path, index), server) for index, server in enumerate(role))
+        else:
+            yield path, role
+
+
+def _roles(data: dict[str, Any]) -> Iterator[Fault]:
+    for path, listed in entries(data, "servers"):
+        role = str(path[-1])
+        if listed == []:
+            yield Fault(path, "there must be at least one server")
+        if not role.isidentifier() or keyword.iskeyword(role) or role in INJECTED:
+            message = f"`{role}` cannot be a role: rewards name it as a parameter"
+            yield Fault(path, message, at="key")
+    user = data.get("user")
+    role = section(data, "user").get("server", "user")
+    if isinstance(user, dict) and isinstance(role, str) and role not in section(data, "servers"):
+        message = f"there is no server role `{role}`{choices(role, section(data, 'servers'))}"
+        yield Fault(("user", "server"), message) if "server" in user else Fault(("user",), message, at="key")
+
+
+def _servers(data: dict[str, Any]) -> Iterator[Fault]:
+    for path, server in servers(data):
+        if not isinstance(server, dict):
+            continue
+        kind = server.get("type", "openai")
+        unfit, needed = _server_keys(str(kind))
+        for key in unfit:
+            if key in server:
+                yield Fault((*path, key), f"`{key}` has no meaning for type {kind}", at="key")
+        for key in needed:
+            if key not in server:
+                yield Fault(path, f"missing key `{key}`", at="key")
+
+
+def _server_keys(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Keys that have no meaning for a type, and keys that it needs."""
+    if kind == "scripted":
+        return REAL_ONLY, ()
+    return SCRIPTED_ONLY, ("base_url", "model") if kind in ("openai", "vllm") else ("base_url",)
+
+
+def _urls(data: dict[str, Any]) -> Iterator[Fault]:
+    places = [((*path, "base_url"), section(server).get("base_url")) for path, server in servers(data)]
+    places.append((("serve", "api_url"), section(data, "serve").get("api_url")))
+    for path, url in places:
+        yield from address(path, url, "api_key_env or headers_env")
+
+
+def _env(data: dict[str, Any]) -> Iterator[Fault]:
+    for path, value in entries(data, "env"):
+        for message, at in check_field(str(path[-1]), value):
+            yield Fault(path, message, at="key" if at == "key" else "value")
+
+
+RUN_RULES = (
+    _reasoning, _extra_body, _rewards, _code, _clamp, _endings, _solution, _roles, _servers, _urls, _env,
+)  # fmt: skip
+
+
+# ---------------------------------------------------- Rules on the sandbox, the files put into it, and artifacts
+
+
+def _backend(data: dict[str, Any]) -> Iterator[Fault]:
+    name = section(data, "sandbox").get("backend")
+    if not isinstance(name, str) or name in BACKENDS:
+        return
+    known = [*BACKENDS, *(point.name for point in entry_points(group=SANDBOXES))]
+    if name not in known:
+        yield Fault(("sandbox", "backend"), f"there is no backend `{name}`{choices(name, known)}")
+
+
+def _bare_machine(data: dict[str, Any]) -> Iterator[Fault]:
+    sandbox = section(data, "sandbox")
+    if sandbox.get("backend") != "none":
+        return
+    if "image" in sandbox:
+        yield Fault(("sandbox", "image"), "the backend `none` has no images", at="key")
+    limits = section(sandbox, "limits")
+    if limits.get("best_effort") is True:
+        return
+    for key in limits:
+        if key != "best_effort":
+            message = f"the backend `none` cannot enforce `{key}`; set best_effort: true to go without"
+            yield Fault(("sandbox", "limits", key), message, at="key")
+
+
+def _packages(data: dict[str, Any]) -> Iterator[Fault]:
+    """Where there is an image, packages belong into it; the bare machine has those that it has."""
+    sandbox = section(data, "sandbox")
+    backend = sandbox.get("backend", "bubblewrap")
+    if "python" not in sandbox or (backend == "bubblewrap" and "image" not in sandbox):
+        return
+    if backend == "none":
+        way = "the backend `none` is this machine itself: install them here"
+    else:
+        what = "an image" if backend == "bubblewrap" else f"the backend `{backend}`"
+        way = f"{what} has a Python of its own: install them in the image, or in `setup`"
+    yield Fault(("sandbox", "python"), f"`python` is for the default sandbox; {way}", at="key")
+
+
+def file_lists(data: dict[str, Any]) -> Iterator[NodePath]:
+    """The paths of all lists of files."""
+    yield ("sandbox", "files")
+    for path, tool in tool_entries(data):
+        if isinstance(section(tool, "mcp").get("files"), list):
+            yield (*path, "mcp", "files")
+
+
+def _at(data: Any, path: NodePath) -> list[Any]:
+    for step in path:
+        if isinstance(data, dict):
+            data = data.get(str(step))
+        elif isinstance(data, list) and isinstance(step, int):
+            data = data[step]
+        else:
+            return []
+    return data if isinstance(data, list) else []
+
+
+def _files(data: dict[str, Any]) -> Iterator[Fault]:
+    for path in file_lists(data):
+        targets: dict[str, int] = {}
+        for index, file in enumerate(_at(data, path)):
+            here = (*path, index)
+            yield from exactly_one(file, here, ("content", "from", "base64"), "a file")
+            yield from _base64(here, section(file).get("base64"))
+            target = section(file).get("to")
+            if not isinstance(target, str) or is_template(target):
+                continue
+            first = targets.setdefault(posixpath.normpath(target), index)
+            if first != index:
+                yield Fault((*here, "to"), f"file number {first + 1} is put at `{target}` already")
+
+
+def _base64(path: NodePath, value: Any) -> Iterator[Fault]:
+    if not isinstance(value, str) or is_template(value):
+        return
+    try:
+        b64decode("".join(value.split()), validate=True)
+    except (binascii.Error, ValueError):
+        yield Fault((*path, "base64"), "this is not base64")
+
+
+def sources_below(data: dict[str, Any], folder_of: Callable[[NodePath], Path]) -> Iterator[Fault]:
+    """A file's source stays below the folder of the file that names it, after symlinks."""
+    for path in file_lists(data):
+        for index, file in enumerate(_at(data, path)):
+            source = section(file).get("from")
+            here = (*path, index, "from")
+            if isinstance(source, str) and not is_template(source) and not is_below(source, folder_of(here)):
+                yield Fault(here, "`from` must stay below the folder of the spec, symlinks included")
+
+
+def is_below(source: str, folder: Path) -> bool:
+    """True where a path, relative ones from `folder`, leads below `folder` after symlinks."""
+    top = folder.resolve()
+    return (top / source).resolve().is_relative_to(top)
+
+
+def _artifacts(data: dict[str, Any]) -> Iterator[Fault]:
+    for path, artifact in entries(data, "artifacts"):
+        yield from exactly_one(artifact, path, ("path", "command"), "an artifact")
+
+
+SANDBOX_RULES = (_backend, _bare_machine, _packages, _files, _artifacts)
+
+
+# -------------------------------------------------------------------------------- rules
 
 FolderOf = Callable[[NodePath], Path]
 

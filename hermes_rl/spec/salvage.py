@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from hermes_rl.spec.model.spec import Spec
+from hermes_rl.spec.model import Spec
 from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, NodePath, SequenceNode, scalar
 from hermes_rl.spec.suggest import did_you_mean
 from hermes_rl.spec.validate import Validated, parse_tree

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hermes_rl.spec.model.scoring import INJECTED
+from hermes_rl.spec.model import INJECTED
 
 
 class Parameter(NamedTuple):

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from hermes_rl.errors import Problem, UserError
-from hermes_rl.spec import places
-from hermes_rl.spec.model.base import is_template
+from hermes_rl.spec import nodes
 from hermes_rl.spec.nodes import Node, NodePath, ScalarNode, rewrite
-from hermes_rl.spec.scalars import resolve
+from hermes_rl.spec.reader import resolve
+from hermes_rl.spec.section import is_template
 
 _WHOLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?\}", re.DOTALL)
 _ESCAPED = re.compile(r"\$\$\{[^}]*\}")
@@ -43,7 +43,7 @@ def _changed(path: NodePath, node: ScalarNode, environ: Mapping[str, str]) -> Sc
     whole = _WHOLE.fullmatch(node.text)
     if whole:
         return _filled(node, _value(whole[1], whole[2], environ))
-    if places.is_in(path, places.PROSE):
+    if nodes.is_in(path, nodes.PROSE):
         return _filled(node, node.text[1:]) if _ESCAPED.fullmatch(node.text) else node
     if _PART.search(node.text):
         raise ValueError("a variable must be the whole value: ${VAR} or ${VAR:-default}; write $${ for the characters")
@@ -51,9 +51,9 @@ def _changed(path: NodePath, node: ScalarNode, environ: Mapping[str, str]) -> Sc
 
 
 def _stays(path: NodePath, node: ScalarNode) -> bool:
-    if places.is_row(path) or places.is_command(path) or places.is_in(path, places.EXPRESSIONS):
+    if nodes.is_row(path) or nodes.is_command(path) or nodes.is_in(path, nodes.EXPRESSIONS):
         return True
-    return places.is_template_place(path) and is_template(node.text)
+    return nodes.is_template_place(path) and is_template(node.text)
 
 
 def _filled(node: ScalarNode, text: str) -> ScalarNode:

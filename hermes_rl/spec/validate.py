@@ -13,10 +13,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from hermes_rl.errors import Problem
-from hermes_rl.spec import places
-from hermes_rl.spec.fields import keys_at
+from hermes_rl.spec import nodes
 from hermes_rl.spec.hints import home_of, short_form
-from hermes_rl.spec.model.spec import Spec
+from hermes_rl.spec.model import Spec
 from hermes_rl.spec.nodes import (
     Entry,
     MappingNode,
@@ -30,9 +29,9 @@ from hermes_rl.spec.nodes import (
     plain,
     rewrite,
 )
-from hermes_rl.spec.origin import Origin, place
+from hermes_rl.spec.origin import Origin, is_secret_key, place
 from hermes_rl.spec.rules import broken_rules
-from hermes_rl.spec.secrets import is_secret_key
+from hermes_rl.spec.section import keys_at
 from hermes_rl.spec.suggest import choices, did_you_mean
 
 _EXPECTED = {
@@ -115,18 +114,18 @@ def _as_text(node: ScalarNode) -> ScalarNode:
 
 def _mode_as_written(path: NodePath, node: ScalarNode) -> ScalarNode:
     """YAML has made 420 of ``0o644``; without its sign, 644 is what people write for the same."""
-    octal = node.plain and node.text.startswith("0o") and places.is_in(path, places.MODES)
+    octal = node.plain and node.text.startswith("0o") and nodes.is_in(path, nodes.MODES)
     return replace(node, value=node.text) if octal else node
 
 
 def _prune(node: Node, path: NodePath) -> Node:
     """Without the keys whose value is null: they are as good as absent, but in the user's own data."""
-    if not isinstance(node, MappingNode) or places.is_in(path, places.FREE):
+    if not isinstance(node, MappingNode) or nodes.is_in(path, nodes.FREE):
         return node
     entries = {}
     for key, entry in node.entries.items():
         here = (*path, key)
-        if is_null(entry.value) and not places.is_in(here, places.FREE):
+        if is_null(entry.value) and not nodes.is_in(here, nodes.FREE):
             continue
         entries[key] = Entry(entry.key, _prune(entry.value, here))
     return replace(node, entries=entries)

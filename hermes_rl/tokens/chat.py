@@ -15,13 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hermes_rl.tokens.guard import Guard
-from hermes_rl.tokens.messages import for_template
-from hermes_rl.tokens.rendering import Renderer, RendererRefused, next_prompt
-from hermes_rl.tokens.sequence import TokenSequence, ids
-from hermes_rl.tokens.template_renderer import TemplateRenderer
+from hermes_rl.tokens.rendering import Renderer, RendererRefused, TemplateRenderer, for_template, next_prompt
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools
-from hermes_rl.tokens.transcript import Step, Transcript
+from hermes_rl.tokens.transcript import Guard, Step, TokenSequence, Transcript, ids
 
 __all__ = ["ChatTokens", "SampledTurn", "TokenSequence", "chat_tokens", "turn_ids"]
 

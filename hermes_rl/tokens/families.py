@@ -15,16 +15,12 @@ from typing import Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
-from hermes_rl.tokens.guard import Guard
 from hermes_rl.tokens.hub import without_advice
-from hermes_rl.tokens.messages import for_template
 from hermes_rl.tokens.parsers import Parsed, ParsedCall, Status, load_parser, parse_ids
-from hermes_rl.tokens.parsers.base import made
-from hermes_rl.tokens.parsers.text import quoted
-from hermes_rl.tokens.rendering import RendererRefused, RendererSettings
-from hermes_rl.tokens.sequence import ids
+from hermes_rl.tokens.parsers.base import made, quoted
+from hermes_rl.tokens.rendering import RendererRefused, RendererSettings, for_template
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools
-from hermes_rl.tokens.transcript import Branch
+from hermes_rl.tokens.transcript import Branch, Guard, ids
 
 _TAIL = 256
 """How many tokens of a prompt a family gets: it looks back only to the end of the last turn."""

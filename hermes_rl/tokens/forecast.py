@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hermes_rl.tokens.chat import turn_ids
-from hermes_rl.tokens.probing import QUESTION, TOOL, call, said, thinking
-from hermes_rl.tokens.rendering import Renderer, next_prompt
-from hermes_rl.tokens.sequence import numbers
+from hermes_rl.tokens.rendering import QUESTION, TOOL, Renderer, call, next_prompt, said, thinking
 from hermes_rl.tokens.tokenizer import TemplateRefused
-from hermes_rl.tokens.transcript import Step, Transcript
+from hermes_rl.tokens.transcript import Step, Transcript, numbers
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,16 @@ from typing import Any
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.families import family_of, family_renderer
 from hermes_rl.tokens.hub import HubTokenizer, wrapped
-from hermes_rl.tokens.probing import QUESTION, TOOL
-from hermes_rl.tokens.rendering import AUTO, Renderer, RendererRefused, RendererSettings
-from hermes_rl.tokens.small_tokenizer import small_tokenizer, small_tokenizer_path
-from hermes_rl.tokens.template_renderer import TemplateRenderer
-from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
+from hermes_rl.tokens.rendering import (
+    AUTO,
+    QUESTION,
+    TOOL,
+    Renderer,
+    RendererRefused,
+    RendererSettings,
+    TemplateRenderer,
+)
+from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer, small_tokenizer, small_tokenizer_path
 
 TEMPLATE = "template"
 OWN = "hermes-rl/"

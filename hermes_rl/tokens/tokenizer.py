@@ -1,15 +1,26 @@
 """The tokenizer of a policy, with its chat template.
 
 Owns the protocol and its errors. Leaves the two implementations to `hub` and `small_tokenizer`, the choice between them
-to `load`, and masks and sequences to `chat`.
-"""
+to `load`, and masks and sequences to `chat`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hermes_rl.errors import UserError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from tokenizers import Tokenizer as Engine
+
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -59,3 +70,69 @@ class Tokenizer(Protocol):
 def encodable(text: str) -> str:
     """Replace the lone surrogates of a text, which have no UTF-8 form, by replacement characters."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+# ----------------- The package's own tokenizer, without `transformers`: ready in milliseconds instead of seconds
+# Owns the loading of `small/`, and the rendering of its template in the environment that transformers gives to
+# templates. `scripts/train_small_tokenizer.py` makes the files.
+
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+
+class SmallTokenizer:
+    """See `tokenizer.Tokenizer`."""
+
+    name = "hermes-rl/small"
+    control = frozenset(CONTROL)
+    markup = frozenset(MARKUP)
+
+    def __init__(self, engine: Engine, template: Template) -> None:
+        self._engine = engine
+        self._template = template
+
+    def encode(self, text: str) -> list[int]:
+        # Only this call leaves out the place of each token in the text, which would take a quarter of the time.
+        (encoded,) = self._engine.encode_batch_fast([encodable(text)], add_special_tokens=False)
+        return list(encoded.ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._engine.decode(list(ids), skip_special_tokens=False)
+
+    def render(self, messages: Messages, tools: Tools | None, *, add_generation_prompt: bool) -> str:
+        try:
+            return self._template.render(
+                messages=messages, tools=tools or None, add_generation_prompt=add_generation_prompt
+            )
+        except (TemplateError, TypeError) as error:
+            raise TemplateRefused(str(error)) from error
+
+
+def small_tokenizer_path() -> Path:
+    """Return the folder of the package's own tokenizer; `transformers` loads it without a network."""
+    return Path(__file__).parent / "small"
+
+
+@cache
+def small_tokenizer() -> SmallTokenizer:
+    """Return the one instance of the process; it holds no state."""
+    from tokenizers import Tokenizer as Engine
+
+    folder = small_tokenizer_path()
+    source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    return SmallTokenizer(Engine.from_file(str(folder / "tokenizer.json")), _environment().from_string(source))
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    return environment
+
+
+def _tojson(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)

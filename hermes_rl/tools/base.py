@@ -1,20 +1,203 @@
 """The interface of a tool, and of a group of tools with a name.
 
 Owns `Tool` and `Toolset`. Which toolsets there are is `hermes_rl.tools.catalogue`, how a model's calls are
-checked, run and answered is `hermes_rl.tools.execute`, what a tool acts on is `hermes_rl.tools.machine`.
-"""
+checked, run and answered is `hermes_rl.tools.execute`, what a tool acts on is `hermes_rl.tools.base`."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import json
+import re
+import shlex
+import threading
+import time
+import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
 
-from hermes_rl.tools.errors import ToolInputError
+from hermes_rl.errors import SandboxFailure, UserError
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import STATE, BackgroundProcess, Sandbox, SandboxConfig
+from hermes_rl.tools.artifacts import Laid, TakenArtifact
+from hermes_rl.tools.staging import Staging
 
-if TYPE_CHECKING:
-    from hermes_rl.tools.machine import ToolRuntime
+# --------------- What goes wrong with a call of the model: data for the record, told to the model, never a crash
+
+
+@dataclass(frozen=True)
+class ToolError:
+    """One call that failed by the policy's doing or by the tool's own; the rollout goes on."""
+
+    turn: int
+    """Counts from 1."""
+    tool_name: str
+    arguments: str
+    """As the model wrote them; an object is written as JSON."""
+    error: str
+    """What happened, for people; may hold more than the model was told."""
+    tool_result: str
+    """What the model was told."""
+
+
+class ToolInputError(Exception):
+    """The arguments of a call are not what the tool takes; the message is meant for the model."""
+
+
+# --------------------------------------------------------------- What tools answer: JSON texts of a bounded size
+# Owns the form of answers and errors, and the limits. Nothing of the host (paths, tracebacks) may be in them.
+
+RESULT_LIMIT = 100_000
+"""Characters that the model is told for one call; of more, head and tail are kept."""
+OUTPUT_LIMIT = 50_000
+"""Characters of a command's output; less than `RESULT_LIMIT`, so that the JSON around it stays whole."""
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_HOST_PATH = re.compile(r"(?<![\w.])/(?:[^\s/'\"`:,;()<>\[\]]+/)+(?=[^\s/])")
+
+
+def as_json(value: Any) -> str:
+    """JSON as models read it best: text as it is, not escaped."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def error_json(message: str) -> str:
+    """The answer to a call that failed."""
+    return as_json({"error": message})
+
+
+def capped(text: str, limit: int) -> str:
+    """`text`, or its head (40 %) and tail with a line between them that says how much is missing."""
+    if len(text) <= limit:
+        return text
+    head = limit * 2 // 5
+    dropped = len(text) - limit
+    return f"{text[:head]}\n[... {dropped} characters left out ...]\n{text[-(limit - head) :]}"
+
+
+def readable(output: bytes) -> str:
+    """A command's output for the model: text without terminal control sequences."""
+    return capped(_ANSI.sub("", output.decode("utf-8", "replace")).rstrip(), OUTPUT_LIMIT)
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line, without the folders of files on the host."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{type(error).__name__}: {error.strerror}"
+    return _HOST_PATH.sub("", f"{type(error).__name__}: {error}".removesuffix(": "))
+
+
+# An event loop in a thread of its own, for machines that code written by hand uses from the main loop
+# An `evaluate` written by hand calls ``ctx.terminal(…)`` without await on the event loop's own thread. Were the sandbox
+# on that loop, the call would wait for itself for ever; on this one it holds up the caller and nobody else's sandbox.
+
+
+@functools.cache
+def own_loop() -> asyncio.AbstractEventLoop:
+    """The loop, started on first use; it ends with the process."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="hermes-rl-machines", daemon=True).start()
+    return loop
+
+
+# -------------------------------------- The background processes of one rollout, by the ids that its model knows
+
+
+@dataclass
+class ListedProcess:
+    """A process and what the model called it into being with."""
+
+    id: str
+    command: str
+    cwd: str
+    process: BackgroundProcess
+    began: float = field(default_factory=time.monotonic)
+    killed: bool = False
+
+    @property
+    def status(self) -> str:
+        return "running" if self.process.poll() is None else "exited"
+
+    @property
+    def uptime(self) -> int:
+        return int(time.monotonic() - self.began)
+
+
+class ProcessTable:
+    """Each rollout has its own, so that an id of another rollout means nothing here."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, ListedProcess] = {}
+
+    def add(self, command: str, cwd: str, process: BackgroundProcess) -> ListedProcess:
+        entry = ListedProcess(f"proc_{len(self._entries) + 1}", command, cwd, process)
+        self._entries[entry.id] = entry
+        return entry
+
+    def all(self) -> list[ListedProcess]:
+        return list(self._entries.values())
+
+    def get(self, identity: str) -> ListedProcess:
+        """The process with this id; raises `ToolInputError` that names those there are."""
+        if identity not in self._entries:
+            known = ", ".join(self._entries) or "none"
+            raise ToolInputError(f"no process has the session_id {identity!r} (there are: {known})")
+        return self._entries[identity]
+
+
+# ------------ What a rollout's terminal remembers between commands: the working directory and exported variables
+# Owns the script around a command that takes up this state and reports it back. Every command gets a shell of
+# its own, so that commands can run side by side and one that hangs harms no other; the state is kept on the
+# host, where nothing in the sandbox can change it behind the model's back.
+
+STATE_LIMIT = 100_000
+"""Bytes of exported variables that are remembered; a shell that exports more keeps its former state."""
+
+
+@dataclass
+class ShellState:
+    """Empty until a command has run."""
+
+    cwd: str | None = None
+    exports: str = ""
+
+    def script(self, command: str, workdir: str | None, *, report: bool = True) -> str:
+        """The command, for `Sandbox.run_reporting` with `exports`; `workdir` is for this command alone.
+
+        Without `report` it is to be run with `variables`, and tells nothing of how it ended.
+        """
+        parts = [f'eval "${STATE}"; unset {STATE}', self._enter(workdir)]
+        parts.append(f"eval {shlex.quote(command)}" + (" 3>&-" if report else ""))
+        return "; ".join(part for part in parts if part)
+
+    def variables(self) -> dict[str, str]:
+        """What a script without report needs in its environment."""
+        return {STATE: self.exports}
+
+    def learn(self, report: bytes, *, keep_cwd: bool) -> None:
+        """Take over what a command reported; one that was killed reports nothing and changes nothing."""
+        text = report.decode("utf-8", "surrogateescape")
+        cwd, _, exports = text.partition("\n")
+        if len(report) >= STATE_LIMIT or not cwd.startswith("/") or not exports.endswith("\n.\n"):
+            return
+        self.exports = exports.removesuffix(".\n").rstrip("\n")
+        if not keep_cwd:
+            self.cwd = cwd
+
+    def _enter(self, workdir: str | None) -> str:
+        if workdir is not None:
+            return f"cd -- {shlex.quote(workdir)} || exit 126"
+        if self.cwd is None:
+            return ""
+        # A folder that was removed meanwhile is no reason to refuse every command from now on.
+        return f"cd -- {shlex.quote(self.cwd)} 2>/dev/null || true"
+
+
+# -------------------------------------------------------------------------------- base
 
 __all__ = ["CALL_TIMEOUT", "Tool", "ToolInputError", "Toolset", "function_schema"]
 
@@ -75,3 +258,273 @@ def function_schema(name: str, description: str, parameters: dict[str, Any]) -> 
         "type": "function",
         "function": {"name": name, "description": description, "parameters": parameters},
     }
+
+
+# --------------------------------------------------------- The tools that one group of rollouts may use, by name
+# Owns `Toolkit`: names without collisions, and the list of schemas that servers are given. The list carries
+# its tools along, so that code which only passes schemas on (as hand-written environments do) loses nothing.
+
+
+class Schemas(list[dict[str, Any]]):
+    """OpenAI tool schemas, with the toolkit that they describe."""
+
+    def __init__(self, toolkit: Toolkit, schemas: Iterable[dict[str, Any]]) -> None:
+        self.toolkit = toolkit
+        super().__init__(schemas)
+
+
+class Toolkit:
+    """Tools by name, in order; immutable, shared by the rollouts of a group.
+
+    Args:
+        tools: the tools.
+        schemas: what the model is told about each, in the same order; None: what each tool says of itself.
+    """
+
+    def __init__(self, tools: Iterable[Tool] = (), schemas: Iterable[dict[str, Any]] | None = None) -> None:
+        self.tools: tuple[Tool, ...] = tuple(tools)
+        self._by_name: dict[str, Tool] = {}
+        for tool in self.tools:
+            if tool.name in self._by_name:
+                raise UserError(f"two tools are named {tool.name!r}; rename one, or disable its toolset")
+            self._by_name[tool.name] = tool
+        self.schemas = Schemas(self, (tool.schema for tool in self.tools) if schemas is None else schemas)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._by_name)
+
+    def get(self, name: str) -> Tool | None:
+        return self._by_name.get(name)
+
+    def only(self, names: Collection[str] | None) -> Toolkit:
+        """The tools among these with one of `names`; None keeps all."""
+        if names is None or self.names <= set(names):
+            return self
+        kept = [pair for pair in zip(self.tools, self.schemas, strict=True) if pair[0].name in names]
+        return Toolkit((tool for tool, _ in kept), (schema for _, schema in kept))
+
+
+# ------------------------- Everything that one rollout's tools act on, and the registry that finds it by task id
+# Owns the life of a rollout's sandbox: it is started when something first uses it, once, and released by
+# `close`. What the tools keep between calls (to-do list, background processes, working directory of the
+# shell) lives here, so that a tool itself has no state and two rollouts never meet.
+
+T = TypeVar("T")
+SandboxFactory = Callable[[SandboxConfig], Sandbox]
+"""Gives a sandbox that is still to be started."""
+
+_live: dict[str, ToolRuntime] = {}
+"""Runtimes by task id, from the moment they are made until they are closed."""
+
+
+class Held(Protocol):
+    """Something that a tool keeps open between calls."""
+
+    async def close(self) -> None:
+        """Release it; may be called twice."""
+
+
+class ToolRuntime:
+    """One rollout's machine and memory, shared by its tools, its rewards and `ToolContext`."""
+
+    def __init__(
+        self,
+        sandbox: SandboxConfig | None = None,
+        *,
+        task_id: str | None = None,
+        toolkit: Toolkit | None = None,
+        state: Any = None,
+        factory: SandboxFactory = create_sandbox,
+        loop: asyncio.AbstractEventLoop | None = None,
+        run: bool = False,
+    ) -> None:
+        self.task_id = task_id or f"task-{uuid.uuid4().hex[:12]}"
+        self.config = sandbox or SandboxConfig()
+        self.toolkit = toolkit or Toolkit()
+        self.state = state
+        self.todos: list[dict[str, str]] = []
+        self.processes = ProcessTable()
+        self.shell = ShellState()
+        self.staging = Staging()
+        """Files that a reward has put in place."""
+        self.held: dict[str, Held] = {}
+        """What tools opened for this rollout, by name; closed with it."""
+        self.artifacts: Mapping[str, TakenArtifact] = {}
+        """What was taken of the sandbox when the agent had ended."""
+        self.laid = Laid()
+        """The artifacts that lie in this sandbox, where it is a fresh one for a reward."""
+        self.start_seconds = 0.0
+        """Seconds that starting the sandbox took; 0 where nothing used it."""
+        self.loop: asyncio.AbstractEventLoop | None = loop or _running_loop()
+        """The loop that the sandbox lives on."""
+        self.factory = factory
+        """Where its sandbox comes from, new or waiting."""
+        self.of_a_run = run
+        """A run plays the rollout, and releases its sandbox itself once all rewards have looked at it."""
+        self._sandbox: Sandbox | None = None
+        self._starting = asyncio.Lock()
+        self._closed = False
+        _register(self)
+
+    @property
+    def started(self) -> bool:
+        """True when something has used the sandbox."""
+        return self._sandbox is not None
+
+    @property
+    def image_digest(self) -> str | None:
+        """See `Sandbox.image_digest`; None where nothing used the sandbox."""
+        return self._sandbox.image_digest if self._sandbox is not None else None
+
+    @property
+    def killed_by_agent(self) -> bool:
+        """True when the sandbox is gone because of the agent's own commands."""
+        return self._sandbox is not None and self._sandbox.killed_by_agent
+
+    async def sandbox(self) -> Sandbox:
+        """The rollout's sandbox, started on first use; raises `SandboxFailure` when that fails."""
+        async with self._starting:
+            if self._closed:
+                raise self._released()
+            if self._sandbox is None:
+                self._sandbox = await self._start()
+            return self._sandbox
+
+    async def at_home(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on the loop that the sandbox lives on, from any loop."""
+        if self.loop is None or self.loop is asyncio.get_running_loop():
+            return await work
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
+
+    async def settle(self) -> None:
+        """The agent has ended: kill its processes, unless the spec keeps them. Rewards look after this."""
+        if self._sandbox is None or not self._sandbox.alive:
+            return
+        try:
+            await self._sandbox.end_shells()
+            if not self.config.keep_processes:
+                await self._sandbox.kill_all()
+        except SandboxFailure as failure:
+            # What the agent did to its sandbox is graded: rewards find that the sandbox is gone.
+            if not failure.ending.graded:
+                raise
+
+    async def release(self) -> None:
+        """Give the sandbox back before the end; what is asked of it from now on is a mistake of ours."""
+        self._closed = True
+        try:
+            for held in self.held.values():
+                await held.close()
+        finally:
+            if self._sandbox is not None:
+                await self._sandbox.close()
+
+    async def close(self) -> None:
+        """Release the sandbox and leave the registry; may be called twice, and while being cancelled."""
+        if _live.get(self.task_id) is self:
+            del _live[self.task_id]
+        await self.release()
+
+    async def _start(self) -> Sandbox:
+        self.loop = asyncio.get_running_loop()
+        began = time.perf_counter()
+        try:
+            sandbox = self.factory(self.config)
+            await sandbox.start()
+        except OSError as error:
+            raise SandboxFailure(f"the sandbox did not start: {error}") from error
+        if self._closed:
+            # Another task closed the runtime meanwhile and could not see this sandbox yet.
+            await sandbox.close()
+            raise self._released()
+        self.start_seconds = time.perf_counter() - began
+        return sandbox
+
+    def _released(self) -> UserError:
+        return UserError(f"the sandbox of task {self.task_id!r} was released already")
+
+    async def __aenter__(self) -> Self:
+        self.loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def find_runtime(task_id: str) -> ToolRuntime | None:
+    """The live runtime of a task."""
+    return _live.get(task_id)
+
+
+def runtime_for(
+    task_id: str | None, toolkit: Toolkit | None = None, sandbox: SandboxConfig | None = None
+) -> ToolRuntime:
+    """The live runtime of a task; a new one with this sandbox (None: the default one) where there is none yet.
+
+    A runtime made here lives on `own_loop`, so that a `ToolContext` may be used on any thread. It is released by
+    `ToolContext(task_id).cleanup()`.
+    """
+    runtime = _live.get(task_id) if task_id is not None else None
+    if runtime is not None:
+        return runtime
+    return ToolRuntime(_overridden(task_id, sandbox), task_id=task_id, toolkit=toolkit, loop=own_loop())
+
+
+_OVERRIDES: dict[str, dict[str, Any]] = {}
+_IMAGES = ("docker_image", "modal_image", "singularity_image", "daytona_image")
+
+
+def register_task_env_overrides(task_id: str, overrides: Mapping[str, Any]) -> None:
+    """Say what the sandbox of a task is to be like, before its first tool call; hermes-agent's name for it.
+
+    Args:
+        task_id: of the task, as it is given to `HermesAgentLoop` or `ToolContext`.
+        overrides: `env_type` is the backend; `docker_image`, `modal_image`, `singularity_image` or `daytona_image` the
+            image; `cwd` the working directory.
+
+    Raises:
+        UserError: an override is not known.
+    """
+    unknown = sorted(set(overrides) - {"env_type", "cwd", *_IMAGES})
+    if unknown:
+        known = ", ".join(("env_type", "cwd", *_IMAGES))
+        raise UserError(f"task {task_id!r}: unknown override {unknown[0]!r}; known are {known}")
+    _OVERRIDES[task_id] = dict(overrides)
+
+
+def clear_task_env_overrides(task_id: str) -> None:
+    """Forget what `register_task_env_overrides` said."""
+    _OVERRIDES.pop(task_id, None)
+
+
+def _overridden(task_id: str | None, sandbox: SandboxConfig | None) -> SandboxConfig | None:
+    given = _OVERRIDES.get(task_id or "")
+    if not given:
+        return sandbox
+    found: dict[str, Any] = {}
+    if "cwd" in given:
+        found["workdir"] = given["cwd"]
+    image = next((given[name] for name in _IMAGES if given.get(name)), None)
+    if image is not None:
+        found["image"] = image
+    backend = given.get("env_type") or next((n.removesuffix("_image") for n in _IMAGES if given.get(n)), None)
+    if backend is not None:
+        found["backend"] = "bubblewrap" if backend == "local" else backend
+        found["network"] = True if backend in ("modal", "daytona") else (sandbox or SandboxConfig()).network
+    return replace(sandbox or SandboxConfig(), **found)
+
+
+def _register(runtime: ToolRuntime) -> None:
+    if runtime.task_id in _live:
+        raise UserError(f"task id {runtime.task_id!r} is in use by another rollout")
+    _live[runtime.task_id] = runtime
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

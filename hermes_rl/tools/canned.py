@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.tools.base import Tool
-from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.base import Tool, ToolRuntime
 
 _TEXT = {"type": "string"}
 PARAMETERS: dict[str, dict[str, Any]] = {

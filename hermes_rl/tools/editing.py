@@ -6,16 +6,42 @@ match never competes with an exact one:
 1. exactly;
 2. line by line, without trailing white space;
 3. line by line, without leading white space too: the replacement is moved to the indentation found;
-4. line by line, with every run of white space as one space and typographic quotes and dashes as plain ones.
-"""
+4. line by line, with every run of white space as one space and typographic quotes and dashes as plain ones."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Literal
+
+from hermes_rl.sandbox.base import Conversation
+
+# ---------------------------------------------- Messages of one line each, from a process that the host talks to
+
+
+class LineTooLongError(Exception):
+    """A line has more bytes than it may."""
+
+
+async def lines_of(conversation: Conversation, limit: int) -> AsyncIterator[bytes]:
+    """The lines that come, without their ends, until the process closes its output.
+
+    Raises `LineTooLongError` for one of more than `limit` bytes, which are never held in memory twice over.
+    """
+    rest = bytearray()
+    while data := await conversation.read():
+        rest += data
+        *lines, rest = rest.split(b"\n") if b"\n" in data else [rest]
+        if max(len(rest), *map(len, lines), 0) > limit:
+            raise LineTooLongError(f"a line of more than {limit} bytes")
+        for line in lines:
+            yield bytes(line)
+
+
+# -------------------------------------------------------------------------------- editing
 
 LENIENT_CHARACTERS, LENIENT_LINES = 2 << 20, 100_000
 """Size of the largest text in which a passage is looked for that was not copied to the letter."""
@@ -139,3 +165,180 @@ def _nearest(text: str, old: str) -> str:
     if at != -1:
         return f"; its first line is at line {text.count(chr(10), 0, at) + 1}, but what follows differs"
     return "; read the file again and copy the passage as it is"
+
+
+# ------------------------------------- Patches of several files at once in the V4A form that coding models write
+# Owns reading the form and applying hunks to the text of a file. Reading and writing the files is the tool's.
+#
+# ::
+#
+#     *** Begin Patch
+#     *** Update File: path        hunks of lines that begin with " ", "-" or "+", each after an "@@" line
+#     *** Add File: path           lines that begin with "+"
+#     *** Delete File: path
+#     *** Move File: old -> new
+#     *** End Patch
+
+_HEADER = re.compile(r"\*\*\*\s*(Update|Add|Delete|Move)\s+File:\s*(.+?)\s*$")
+_MOVE_TO = re.compile(r"\*\*\*\s*Move\s+to:\s*(.+?)\s*$")
+_HINT = re.compile(r"@@\s*(.*?)\s*(?:@@.*)?$")
+
+
+MOST_WORK = 1 << 32
+"""Hunks times characters of the file that they are looked for in; a few seconds."""
+LENIENT_WORK = 1 << 25
+"""The same, for looking for lines that were not copied to the letter."""
+
+
+class PatchFormError(Exception):
+    """The patch cannot be read; the message is for the model."""
+
+
+@dataclass
+class Hunk:
+    """A change at one place; `hint` is a line above it."""
+
+    hint: str = ""
+    before: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+
+    def take(self, line: str) -> None:
+        # Models leave out the space in front of an empty line, and sometimes of others too.
+        sign, rest = (line[0], line[1:]) if line[:1] in {" ", "-", "+"} else (" ", line)
+        if sign != "+":
+            self.before.append(rest)
+        if sign != "-":
+            self.after.append(rest)
+
+
+@dataclass
+class Change:
+    """What a patch does to one file."""
+
+    kind: Literal["update", "add", "delete", "move"]
+    path: str
+    target: str | None = None
+    """Where an update or a move puts the file."""
+    hunks: list[Hunk] = field(default_factory=list)
+
+
+def parse(patch: str) -> list[Change]:
+    """The changes in the order of the patch; raises `PatchFormError`."""
+    changes: list[Change] = []
+    for line in _body(patch):
+        header = _HEADER.match(line)
+        if header:
+            changes.append(_change(header.group(1).lower(), header.group(2)))
+        elif changes:
+            _take(changes[-1], line)
+        elif line.strip():
+            raise PatchFormError(f"expected '*** Update File: path' or the like, found {line[:80]!r}")
+    if not changes:
+        raise PatchFormError("the patch is empty; it needs '*** Update File: path' and hunks below it")
+    for change in changes:
+        change.hunks = [hunk for hunk in change.hunks if hunk.before or hunk.after]
+        if change.kind == "update" and not change.hunks and change.target is None:
+            raise PatchFormError(f"update of {change.path}: no hunks")
+    return changes
+
+
+def update(text: str, hunks: list[Hunk]) -> str:
+    """`text` with all hunks applied in order; raises `NoMatchError` where one does not fit."""
+    if len(hunks) * len(text) > MOST_WORK:
+        raise NoMatchError(f"{len(hunks)} hunks are too many for a file of this size; make several patches of it")
+    crlf = only_crlf(text)
+    text = unix(text) if crlf else text
+    lenient = len(hunks) * len(text) <= LENIENT_WORK
+    position = 0
+    for number, hunk in enumerate(hunks, 1):
+        try:
+            text, position = _apply(text, hunk, position, lenient=lenient)
+        except NoMatchError as error:
+            raise NoMatchError(f"hunk {number}: {error}") from None
+    return text.replace("\n", "\r\n") if crlf else text
+
+
+def added(change: Change) -> str:
+    """The content of a new file."""
+    lines = [line for hunk in change.hunks for line in hunk.after]
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _body(patch: str) -> list[str]:
+    lines = unix(patch).split("\n")
+    starts = [i for i, line in enumerate(lines) if re.match(r"\*\*\*\s*Begin Patch", line)]
+    ends = [i for i, line in enumerate(lines) if re.match(r"\*\*\*\s*End Patch", line)]
+    body = lines[starts[0] + 1 if starts else 0 : ends[-1] if ends else len(lines)]
+    while body and not body[-1]:
+        body.pop()
+    return body
+
+
+def _change(kind: str, path: str) -> Change:
+    if kind == "move":
+        source, arrow, target = path.partition("->")
+        if not arrow or not target.strip():
+            raise PatchFormError(f"move of {path}: write '*** Move File: old -> new'")
+        return Change("move", source.strip(), target.strip())
+    if kind == "add":
+        return Change("add", path)
+    return Change("delete", path) if kind == "delete" else Change("update", path)
+
+
+def _take(change: Change, line: str) -> None:
+    """A line below a header."""
+    moved = _MOVE_TO.match(line)
+    if moved and change.kind == "update":
+        change.target = moved.group(1)
+    elif line.startswith("@@") and change.kind == "update":
+        hint = _HINT.match(line)
+        change.hunks.append(Hunk(hint.group(1) if hint else ""))
+    elif change.kind in {"update", "add"} and not line.startswith(("\\", "*** End of File")):
+        if not change.hunks:
+            change.hunks.append(Hunk())
+        change.hunks[-1].take(line)
+    elif line.strip() and not line.startswith("\\"):
+        raise PatchFormError(f"{change.kind} of {change.path}: unexpected line {line[:80]!r}")
+
+
+def _apply(text: str, hunk: Hunk, position: int, *, lenient: bool) -> tuple[str, int]:
+    """The text after one hunk, and the offset from which the next is looked for."""
+    start = _after_hint(text, hunk.hint, position)
+    if not hunk.before:
+        return _insert(text, hunk, start if hunk.hint else len(text))
+    span = _whole_lines(text, hunk, start)
+    if span is None and lenient:
+        spans = find_lines(text, "\n".join(hunk.before), "\n".join(hunk.after))
+        span = next((span for span in spans if span.start >= start), spans[0] if spans else None)
+    if span is None:
+        raise NoMatchError(f"its lines were not found, beginning with {hunk.before[0][:80]!r}")
+    end = span.end
+    if not hunk.after and end < len(text):
+        end += 1  # with the last of its lines the line break goes too
+    span = Span(span.start, end, span.text)
+    return apply(text, [span]), span.start + len(span.text)
+
+
+def _whole_lines(text: str, hunk: Hunk, start: int) -> Span | None:
+    """Where the lines of a hunk are to the letter: from `start` on, or else anywhere."""
+    old = "\n".join(hunk.before)
+    framed = f"\n{text}\n"
+    at = framed.find(f"\n{old}\n", start)
+    at = at if at != -1 else framed.find(f"\n{old}\n")
+    return Span(at, at + len(old), "\n".join(hunk.after)) if at != -1 else None
+
+
+def _after_hint(text: str, hint: str, position: int) -> int:
+    """The offset of the line after the one that the hint names; where it is not there, `position`."""
+    at = text.find(hint, position) if hint else -1
+    if at == -1:
+        return position
+    end = text.find("\n", at)
+    return len(text) if end == -1 else end + 1
+
+
+def _insert(text: str, hunk: Hunk, at: int) -> tuple[str, int]:
+    new = "\n".join(hunk.after) + "\n"
+    if at == len(text) and text and not text.endswith("\n"):
+        new = "\n" + new
+    return text[:at] + new + text[at:], at + len(new)

@@ -3,8 +3,7 @@
 Owns what happens between a model's call and the answer that it reads. Each call is made exactly once.
 Whatever the model wrote and whatever a tool does, the answer is a text; what went wrong is recorded as a
 `ToolError`. Only what is neither the model's nor the tool's doing goes on up: a `Failure`, a mistake in
-the user's setup, cancellation.
-"""
+the user's setup, cancellation."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ import asyncio
 import contextvars
 import errno
 import json
+import re
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,273 @@ from typing import Any
 
 from hermes_rl.errors import HermesRLError, SandboxFailure
 from hermes_rl.plugins import did_you_mean
-from hermes_rl.tools.arguments import check_arguments, read_arguments
-from hermes_rl.tools.base import CALL_TIMEOUT, Tool
-from hermes_rl.tools.errors import ToolError, ToolInputError
-from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.results import RESULT_LIMIT, as_json, capped, describe, error_json
-from hermes_rl.tools.toolkit import Toolkit
+from hermes_rl.tools.base import (
+    CALL_TIMEOUT,
+    RESULT_LIMIT,
+    Tool,
+    ToolError,
+    ToolInputError,
+    Toolkit,
+    ToolRuntime,
+    as_json,
+    capped,
+    describe,
+    error_json,
+)
+
+# ------------ From what a model wrote as arguments to what a tool takes, or to a message that says what is wrong
+# Owns reading the JSON, checking it against the tool's JSON Schema, and the few conversions that spare a
+# model a wasted turn:
+#
+# - text that is a number or a boolean, where the schema wants that (``"3"`` → 3, ``"true"`` → true);
+# - a whole float for an integer (3.0 → 3);
+# - text that is JSON of an array or object, where the schema wants that;
+# - null for a parameter that is not required and cannot be null: as if it was left out.
+#
+# Superfluous parameters are errors, also where the schema does not say so. Of JSON Schema it knows what tool
+# schemas use: type, enum, const, properties, patternProperties, required, additionalProperties, items, prefixItems,
+# uniqueItems, anyOf, oneOf, allOf, $ref within the schema, and bounds on numbers, lengths and patterns. The parts of an
+# allOf are taken as one schema, so that each may name some of the parameters.
+
+Schema = Mapping[str, Any]
+
+TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+
+
+_SHAPE = frozenset({"properties", "patternProperties", "additionalProperties"})
+"""Keys by which a schema says which parameters an object has."""
+MOST_REFERENCES = 32
+"""Steps from one ``$ref`` to the next."""
+
+
+def read_arguments(raw: object) -> dict[str, Any]:
+    """The JSON object that the model wrote; raises `ToolInputError` for anything else."""
+    if isinstance(raw, str):
+        try:
+            raw = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise ToolInputError(f"the arguments are not valid JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise ToolInputError(f"the arguments must be a JSON object, not {_kind(raw)}")
+    return raw
+
+
+def check_arguments(arguments: dict[str, Any], schema: Schema) -> dict[str, Any]:
+    """The arguments converted to `schema`; raises `ToolInputError` with everything that is wrong."""
+    problems: list[str] = []
+    try:
+        checked = _Check(schema, problems).object(arguments, schema, "")
+    except RecursionError:
+        raise ToolInputError("the tool's schema refers to itself without end, so nothing can be checked") from None
+    if problems:
+        raise ToolInputError("; ".join(problems))
+    return checked
+
+
+class _Check:
+    """One pass over a value; problems are collected, so that the model can mend them all at once."""
+
+    def __init__(self, root: Schema, problems: list[str]) -> None:
+        self.root = root
+        self.problems = problems
+
+    def value(self, value: Any, schema: Schema, where: str) -> Any:
+        schema = self._resolved(schema)
+        if "anyOf" in schema or "oneOf" in schema:
+            return self._any(value, schema.get("anyOf") or schema["oneOf"], where)
+        for part in schema.get("allOf", ()):
+            value = self.value(value, part, where)
+        value = _converted(value, _types(schema))
+        if not _is_of(value, _types(schema)):
+            self._wrong(where, f"must be {' or '.join(_types(schema))}, not {_kind(value)}")
+            return value
+        self._choices(value, schema, where)
+        self._bounds(value, schema, where)
+        if isinstance(value, dict):
+            if not _SHAPE.isdisjoint(schema):
+                return self.object(value, schema, where)
+            self._required(value, schema, where)
+        return self._list(value, schema, where) if isinstance(value, list) else value
+
+    def _list(self, value: list[Any], schema: Schema, where: str) -> list[Any]:
+        first: Sequence[Schema] = schema.get("prefixItems", ())
+        rest = schema.get("items", {})
+        if rest is False and len(value) > len(first):
+            self._wrong(where, f"must be of length at most {len(first)}, not {len(value)}")
+            return value
+        inner = [*first, *[rest if isinstance(rest, Mapping) else {}] * (len(value) - len(first))]
+        checked = [
+            self.value(item, one, f"{where}[{i}]") for i, (item, one) in enumerate(zip(value, inner, strict=False))
+        ]
+        if schema.get("uniqueItems") is True:
+            twice = [item for i, item in enumerate(checked) if any(_same(item, one) for one in checked[:i])]
+            if twice:
+                self._wrong(where, f"must have no item twice, and has {_shown(twice[0])} more than once")
+        return checked
+
+    def object(self, value: dict[str, Any], schema: Schema, where: str) -> dict[str, Any]:
+        schema = self._resolved(schema)
+        properties: Schema = schema.get("properties", {})
+        patterns: Schema = schema.get("patternProperties", {})
+        required: Sequence[str] = schema.get("required", ())
+        extra = schema.get("additionalProperties", False)
+        found: dict[str, Any] = {}
+        for key, item in value.items():
+            place = f"{where}.{key}" if where else key
+            matching = [inner for pattern, inner in patterns.items() if re.search(pattern, key)]
+            if key not in properties and matching:
+                found[key] = self.value(item, {"allOf": matching}, place)
+            elif key not in properties and not isinstance(extra, Mapping) and extra is not True:
+                self.problems.append(f"unknown parameter {place!r}{_choices_hint(key, properties)}")
+            elif item is None and key not in required and not self._nullable(properties.get(key, {})):
+                continue
+            else:
+                inner = properties.get(key, extra if isinstance(extra, Mapping) else {})
+                found[key] = self.value(item, inner, place)
+        self._required(value, schema, where)
+        return found
+
+    def _required(self, value: dict[str, Any], schema: Schema, where: str) -> None:
+        for key in dict.fromkeys(schema.get("required", ())):
+            if key not in value:
+                place = f"{where}.{key}" if where else key
+                self.problems.append(f"missing parameter {place!r}")
+
+    def _any(self, value: Any, branches: Sequence[Schema], where: str) -> Any:
+        """The first branch that takes the value as it is, else the first that takes it converted."""
+        tried: list[tuple[Any, list[str]]] = []
+        for branch in branches:
+            problems: list[str] = []
+            tried.append((_Check(self.root, problems).value(value, branch, where), problems))
+        fitting = [result for result, problems in tried if not problems]
+        if not fitting:
+            _, fewest = min(tried, key=lambda each: len(each[1]))
+            self.problems += fewest
+            return value
+        return next((result for result in fitting if type(result) is type(value)), fitting[0])
+
+    def _choices(self, value: Any, schema: Schema, where: str) -> None:
+        choices = [schema["const"]] if "const" in schema else schema.get("enum")
+        if choices is not None and not any(_same(value, choice) for choice in choices):
+            listed = ", ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+            self._wrong(where, f"must be one of {listed}, not {_shown(value)}")
+
+    def _bounds(self, value: Any, schema: Schema, where: str) -> None:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        size = len(value) if isinstance(value, str | list) else None
+        items = isinstance(value, list)
+        rules = (
+            (number, "minimum", lambda bound: value >= bound, "at least"),
+            (number, "maximum", lambda bound: value <= bound, "at most"),
+            (number, "exclusiveMinimum", lambda bound: value > bound, "greater than"),
+            (number, "exclusiveMaximum", lambda bound: value < bound, "less than"),
+            (size is not None, "minItems" if items else "minLength", lambda n: size >= n, "of length at least"),
+            (size is not None, "maxItems" if items else "maxLength", lambda n: size <= n, "of length at most"),
+            (isinstance(value, str), "pattern", lambda p: re.search(p, value), "text that matches"),
+        )
+        for applies, name, holds, words in rules:
+            if applies and name in schema and not holds(schema[name]):
+                self._wrong(where, f"must be {words} {schema[name]}, not {_shown(value)}")
+
+    def _nullable(self, schema: Schema) -> bool:
+        schema = self._resolved(schema)
+        branches = schema.get("anyOf") or schema.get("oneOf")
+        if branches:
+            return any(self._nullable(branch) for branch in branches)
+        return not _types(schema) or "null" in _types(schema)
+
+    def _resolved(self, schema: Schema | bool) -> Schema:
+        if isinstance(schema, bool):
+            return {} if schema else {"enum": []}
+        for _ in range(MOST_REFERENCES):
+            if "$ref" not in schema:
+                return self._folded(schema) if "allOf" in schema else schema
+            found: Any = self.root
+            for part in schema["$ref"].removeprefix("#/").split("/"):
+                found = found[part]
+            schema = {**found, **{key: value for key, value in schema.items() if key != "$ref"}}
+        raise RecursionError
+
+    def _folded(self, schema: Schema) -> Schema:
+        """The parts of an allOf as one schema; what two of them say of the same stays a part."""
+        folded = {key: value for key, value in schema.items() if key != "allOf"}
+        also: list[Schema] = []
+        for part in map(self._resolved, schema["allOf"]):
+            for key, value in part.items():
+                if key not in folded:
+                    folded[key] = value
+                elif key == "properties":
+                    both = folded[key].keys() & value.keys()
+                    shared = {name: {"allOf": [folded[key][name], value[name]]} for name in both}
+                    folded[key] = {**folded[key], **value, **shared}
+                elif key == "patternProperties":
+                    folded[key] = {**folded[key], **value}
+                elif key == "required":
+                    folded[key] = [*folded[key], *value]
+                elif key == "allOf":
+                    also += value
+                elif key not in _SHAPE and folded[key] != value:
+                    also.append({key: value})
+        return {**folded, "allOf": also} if also else folded
+
+    def _wrong(self, where: str, what: str) -> None:
+        self.problems.append(f"parameter {where!r} {what}")
+
+
+def _types(schema: Schema) -> tuple[str, ...]:
+    kind = schema.get("type", ())
+    return (kind,) if isinstance(kind, str) else tuple(kind)
+
+
+def _is_of(value: Any, types: tuple[str, ...]) -> bool:
+    if isinstance(value, bool):  # a boolean is an int to Python, but not to JSON
+        return not types or "boolean" in types
+    return not types or any(isinstance(value, TYPES.get(name, (object,))) for name in types)
+
+
+def _converted(value: Any, types: tuple[str, ...]) -> Any:
+    if _is_of(value, types):
+        return value
+    if isinstance(value, float) and value.is_integer() and "integer" in types:
+        return int(value)
+    if isinstance(value, str):
+        try:
+            read = json.loads(value.strip().lower() if "boolean" in types else value)
+        except (ValueError, RecursionError):
+            return value
+        return _converted(read, types) if not isinstance(read, str) and read is not None else value
+    return value
+
+
+def _same(value: Any, choice: Any) -> bool:
+    return bool(value == choice) and isinstance(value, bool) == isinstance(choice, bool)
+
+
+def _choices_hint(key: str, properties: Schema) -> str:
+    names = ", ".join(properties) or "none"
+    return f"{did_you_mean(key, set(properties))} (there are: {names})"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    return next((name for name, kinds in TYPES.items() if isinstance(value, kinds)), type(value).__name__)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else text[:80] + "…"
+
+
+# -------------------------------------------------------------------------------- execute
 
 CANCEL_SECONDS = 10.0
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)

@@ -21,11 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import ToolServerFailure, UserError
-from hermes_rl.tools.base import Tool
-from hermes_rl.tools.errors import ToolInputError
+from hermes_rl.tools.base import Tool, ToolInputError, ToolRuntime
 from hermes_rl.tools.hermes_worker import HOME
 from hermes_rl.tools.host_process import HostProcess
-from hermes_rl.tools.machine import ToolRuntime
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hermes_rl.sandbox.base import Conversation
-from hermes_rl.sandbox.output import OutputBuffer
+from hermes_rl.sandbox.base import Conversation, OutputBuffer
 
 CHUNK = 1 << 16
 ERRORS_LIMIT = 1 << 16

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import ToolServerFailure
-from hermes_rl.sandbox.base import Conversation, Sandbox
-from hermes_rl.sandbox.config import SandboxFile
+from hermes_rl.sandbox.base import Conversation, Sandbox, SandboxFile
 from hermes_rl.threads import in_thread
-from hermes_rl.tools.errors import ToolInputError
+from hermes_rl.tools.base import ToolInputError
 from hermes_rl.tools.host_process import HostProcess
 from hermes_rl.tools.mcp_client import (
     Listed,

@@ -15,9 +15,8 @@ from typing import Any
 
 from hermes_rl.errors import RunError, ToolServerFailure, UserError
 from hermes_rl.plugins import did_you_mean
-from hermes_rl.sandbox.config import SandboxConfig
-from hermes_rl.tools.base import Tool
-from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.tools.base import Tool, ToolRuntime
 from hermes_rl.tools.mcp_client import Listed, fingerprint, require_mcp
 from hermes_rl.tools.mcp_server import HostServer, HttpServer, McpServer, McpSettings, SandboxServer
 from hermes_rl.tools.python_tools import NAME

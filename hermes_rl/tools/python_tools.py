@@ -1,27 +1,136 @@
 """Tools that are Python functions of the user: ``tools: [{python: file.py:fn}]``.
 
 Owns the wrapping. They run on the host, in this process: sync functions in a thread, async ones on the
-event loop. What they raise is an error that the model is told.
-"""
+event loop. What they raise is an error that the model is told."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import re
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
+from typing_extensions import TypedDict
 
 from hermes_rl.errors import UserError
-from hermes_rl.plugins import load_object
+from hermes_rl.plugins import did_you_mean, load_object
 from hermes_rl.threads import in_thread
-from hermes_rl.tools.base import Tool
-from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.results import as_json
-from hermes_rl.tools.signature import Signature
+from hermes_rl.tools.base import Tool, ToolInputError, ToolRuntime, as_json
+
+# From the signature and docstring of a Python function to the schema of a tool, and from arguments to values
+# Owns `Signature`. Types are pydantic's business: whatever pydantic can describe may be annotated, so str,
+# int, float, bool, list, dict, Optional, Literal, Enum, dataclasses and pydantic models.
+
+_SECTION = re.compile(r"^\s*(args|arguments|parameters|returns|raises|yields|examples?|notes?):?\s*$", re.I)
+_ARGUMENT = re.compile(r"^\s*(?::param\s+(?:\w+\s+)?)?\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.+)$")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The parameters of a function as a JSON Schema, and how to make values of them."""
+
+    description: str
+    parameters: dict[str, Any]
+    adapter: TypeAdapter[Any]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], name: str, *, skip_first: bool = False) -> Signature:
+        """Read a function; raises `UserError` where a model could not call it. `skip_first` leaves out self."""
+        text = inspect.getdoc(function) or ""
+        if not text:
+            raise UserError(f"tool {name!r} has no docstring; its first paragraph is what the model is told")
+        described = _argument_texts(text)
+        fields: dict[str, Any] = {}
+        for parameter in _parameters(function, name, skip_first=skip_first):
+            fields[parameter.name] = _field(parameter, described.get(parameter.name))
+        # A TypedDict, since a model class would reserve names such as `schema` and `copy` for itself.
+        shape = TypedDict(name, fields)  # type: ignore[misc]
+        shape.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(shape)
+            schema = adapter.json_schema()
+        except Exception as error:
+            raise UserError(f"tool {name!r}: the types cannot be described to a model: {error}") from error
+        return cls(_summary(text), _tidy(schema), adapter)
+
+    def values(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The arguments as the annotated types; raises `ToolInputError`."""
+        try:
+            values: dict[str, Any] = self.adapter.validate_python(args)
+        except ValidationError as error:
+            problems = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise ToolInputError("; ".join(problems)) from None
+        return values
+
+
+def _parameters(function: Callable[..., Any], name: str, *, skip_first: bool) -> list[inspect.Parameter]:
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise UserError(f"tool {name!r}: an annotation cannot be resolved: {error}") from error
+    found = list(inspect.signature(function).parameters.values())[1 if skip_first else 0 :]
+    for parameter in found:
+        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY}:
+            raise UserError(f"tool {name!r}: a model cannot give parameter {parameter}; name it and type it")
+        if parameter.name not in hints:
+            raise UserError(f"tool {name!r}: parameter {parameter.name!r} has no type")
+    return [parameter.replace(annotation=hints[parameter.name]) for parameter in found]
+
+
+def _field(parameter: inspect.Parameter, description: str | None) -> Any:
+    extra: dict[str, Any] = {}
+    optional = parameter.default is not parameter.empty
+    if optional and isinstance(parameter.default, str | int | float | bool):
+        extra["default"] = parameter.default
+    field = Field(description=description, json_schema_extra=extra or None)
+    typed: Any = Annotated[(parameter.annotation, field)]
+    return typing.NotRequired[typed] if optional else typed
+
+
+def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without the titles that pydantic makes of names: they cost tokens and tell a model nothing."""
+    schema.pop("title", None)
+    schema.setdefault("properties", {})
+    for part in (schema, *schema.get("$defs", {}).values()):
+        part.pop("title", None)
+        for inner in part.get("properties", {}).values():
+            inner.pop("title", None)
+    return schema
+
+
+def _summary(text: str) -> str:
+    """The docstring up to the section that describes the arguments."""
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        if _SECTION.match(line) or line.strip().startswith(":param"):
+            return "\n".join(lines[:number]).strip()
+    return text.strip()
+
+
+def _argument_texts(text: str) -> dict[str, str]:
+    """What a docstring in Google's or Sphinx' style says about each parameter."""
+    found: dict[str, str] = {}
+    inside, last = False, ""
+    for line in text.split("\n"):
+        if _SECTION.match(line):
+            inside, last = line.strip().lower().startswith(("arg", "param")), ""
+            continue
+        match = _ARGUMENT.match(line)
+        if match and (inside or line.strip().startswith(":param")):
+            last = match.group(1)
+            found[last] = match.group(2).strip()
+        elif inside and last and line.strip():
+            found[last] += " " + line.strip()
+    return found
+
+
+# -------------------------------------------------------------------------------- python_tools
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What OpenAI's API takes as the name of a tool."""
@@ -68,3 +177,69 @@ async def call_function(function: Callable[..., Any], values: dict[str, Any]) ->
 def answer_of(result: Any) -> str:
     """What the model reads for a value that a function returned."""
     return result if isinstance(result, str) else as_json(to_jsonable_python(result, fallback=str))
+
+
+# ------------------------------ Tools that are methods of the rollout's state object: ``tools: [{state: NAME}]``
+# Owns finding the methods and calling them on the state of the rollout at hand. NAME is an attribute of the
+# state; its public methods are the tools. It may also be a method of the state itself, which is then the one
+# tool, or a list of names of such methods, so that one class offers some to the agent and others to a
+# simulated user. Without a name, all public methods of the state are tools.
+
+
+class StateTool(Tool):
+    """One method, looked up on `runtime.state` at each call. Not parallel: calls may depend on each other."""
+
+    parallel = False
+
+    def __init__(self, attribute: str | None, method: Callable[..., Any], name: str) -> None:
+        self.name = name
+        self._attribute = attribute
+        self._signature = Signature.of(method, name)
+
+    @property
+    def description(self) -> str:
+        return self._signature.description
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return self._signature.parameters
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        owner = runtime.state if self._attribute is None else getattr(runtime.state, self._attribute)
+        return answer_of(await call_function(getattr(owner, self.name), self._signature.values(args)))
+
+
+def state_tools(state: object, name: str | None = None) -> tuple[Tool, ...]:
+    """The tools of a state object; the same names and schemas for every state of its class."""
+    owner = state if name is None else _attribute(state, name)
+    if isinstance(owner, list | tuple):
+        return tuple(StateTool(None, _method(state, str(each)), str(each)) for each in owner)
+    if name is not None and inspect.isroutine(owner):
+        return (StateTool(None, owner, name),)
+    found = tuple(StateTool(name, method, own) for own, method in _public_methods(owner))
+    if not found:
+        raise UserError(f"{name or type(state).__name__} has no public methods, so there are no tools")
+    return found
+
+
+def _attribute(state: object, name: str) -> object:
+    if not hasattr(state, name):
+        names = {each for each in dir(state) if not each.startswith("_")}
+        raise UserError(f"the state {type(state).__name__} has no {name!r}{did_you_mean(name, names)}")
+    return getattr(state, name)
+
+
+def _method(state: object, name: str) -> Callable[..., Any]:
+    method = _attribute(state, name)
+    if not callable(method):
+        raise UserError(f"{name!r} of the state {type(state).__name__} is no method")
+    return method
+
+
+def _public_methods(owner: object) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """In the order in which the class declares them."""
+    names = [name for base in reversed(type(owner).__mro__) for name in vars(base)]
+    for name in dict.fromkeys(names):
+        method = inspect.getattr_static(owner, name)
+        if not name.startswith("_") and isinstance(method, staticmethod | classmethod) | inspect.isfunction(method):
+            yield name, getattr(owner, name)

@@ -17,9 +17,7 @@ from typing import Any
 
 from hermes_rl.errors import ToolServerFailure, UserError
 from hermes_rl.threads import in_thread
-from hermes_rl.tools.base import Tool
-from hermes_rl.tools.errors import ToolInputError
-from hermes_rl.tools.machine import Held, ToolRuntime
+from hermes_rl.tools.base import Held, Tool, ToolInputError, ToolRuntime
 
 TOOLS, ANSWERS = "tools.jsonl", "answers.jsonl"
 

@@ -18,7 +18,7 @@ import aiohttp
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.deliveries import DeliveryLog, StepMark
-from hermes_rl.runs.encoding import body_of
+from hermes_rl.runs.groups import body_of
 from hermes_rl.trainers.base import GroupRefused, Registered, Registration, TrainerState
 
 logger = logging.getLogger(__name__)

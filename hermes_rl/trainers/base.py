@@ -108,7 +108,7 @@ class Trainer(Protocol):
         Args:
             group: its rollouts with their sequences, scores and certificate; an environment that plays by its own
                 code has no rollouts here.
-            lines: the same as ScoredDataGroups (see `hermes_rl.runs.group_lines`).
+            lines: the same as ScoredDataGroups (see `hermes_rl.runs.groups`).
 
         Raises:
             GroupRefused: the trainer will never take it.

@@ -11,8 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hermes_rl.runs.group_lines import FILLER_OVERRIDE
-from hermes_rl.tokens.sequence import MASKED, MASKED_LOGPROB
+from hermes_rl.runs.groups import FILLER_OVERRIDE
+from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
-from hermes_rl.servers.retry import RetryPolicy
+from hermes_rl.servers.transport import RetryPolicy
+from hermes_rl.tools.base import Toolkit
 from hermes_rl.tools.python_tools import python_tool
-from hermes_rl.tools.toolkit import Toolkit
 
 MakeLoop = Callable[..., HermesAgentLoop]
 

@@ -16,8 +16,8 @@ from hermes_rl.agent.result import AgentResult
 from hermes_rl.endings import Ending
 from hermes_rl.errors import JudgeFailure, ServerFailure
 from hermes_rl.servers.base import ContextLengthExceeded, ReasoningOptions, drawn_seed
+from hermes_rl.tools.base import Toolkit
 from hermes_rl.tools.python_tools import python_tool
-from hermes_rl.tools.toolkit import Toolkit
 
 GO = [{"role": "user", "content": "go"}]
 

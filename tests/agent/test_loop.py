@@ -15,7 +15,7 @@ from hermes_rl.agent.result import ToolCall
 from hermes_rl.endings import Ending
 from hermes_rl.servers.base import ReasoningOptions, drawn_seed
 from hermes_rl.servers.client import ModelClient
-from hermes_rl.tools import machine
+from hermes_rl.tools import base
 from hermes_rl.tools.context import ToolContext
 
 MakeLoop = Callable[..., HermesAgentLoop]
@@ -142,18 +142,18 @@ async def test_plain_lists_of_schemas_stand_for_the_built_in_tools(chat: Scripte
 
 
 async def test_a_loop_without_a_task_id_leaves_no_machine_behind(chat: ScriptedChat, policy: ModelClient) -> None:
-    before = set(machine._live)
+    before = set(base._live)
     chat.script = [calls(call("todo", {}))]
     schemas = [{"type": "function", "function": {"name": "todo"}}]
     await HermesAgentLoop(policy, schemas).run(GO)
-    assert set(machine._live) == before
+    assert set(base._live) == before
 
 
 async def test_a_task_id_keeps_its_machine_until_it_is_cleaned_up(chat: ScriptedChat, policy: ModelClient) -> None:
     await HermesAgentLoop(policy, [], task_id="kept").run(GO)
-    assert machine.find_runtime("kept") is not None
+    assert base.find_runtime("kept") is not None
     await asyncio.to_thread(ToolContext("kept").cleanup)
-    assert machine.find_runtime("kept") is None
+    assert base.find_runtime("kept") is None
 
 
 async def test_one_loop_may_play_several_conversations_at_once(chat: ScriptedChat, make_loop: MakeLoop) -> None:

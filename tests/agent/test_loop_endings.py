@@ -12,11 +12,10 @@ from scripted_chat import Answer, ScriptedChat, answer, call, calls, refused, sa
 from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, ServerFailure
-from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.servers.client import ModelClient
+from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets
-from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.toolkit import Toolkit
 
 MakeLoop = Callable[..., HermesAgentLoop]
 GO = [{"role": "user", "content": "go"}]

@@ -13,12 +13,20 @@ from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.endings import Ending
 from hermes_rl.errors import ServerFailure
-from hermes_rl.servers.base import ChatReply, ChatRequest, ServerConfig, Timing
+from hermes_rl.servers.base import (
+    ChatReply,
+    ChatRequest,
+    Malformed,
+    ServerConfig,
+    Timing,
+    chat_body,
+    encode,
+    read_reply,
+)
 from hermes_rl.servers.client import ModelClient
-from hermes_rl.servers.retry import AttemptFailed, RetryPolicy
-from hermes_rl.servers.wire import Malformed, chat_body, encode, read_reply
+from hermes_rl.servers.transport import AttemptFailed, RetryPolicy
+from hermes_rl.tools.base import Toolkit
 from hermes_rl.tools.python_tools import python_tool
-from hermes_rl.tools.toolkit import Toolkit
 
 TURNS = 4
 

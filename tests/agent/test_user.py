@@ -16,9 +16,8 @@ from hermes_rl.errors import ServerFailure
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
-from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.python_tools import python_tool
-from hermes_rl.tools.toolkit import Toolkit
 
 SYSTEM = {"role": "system", "content": "Be kind."}
 

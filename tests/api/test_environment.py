@@ -14,8 +14,8 @@ import hermes_rl
 from hermes_rl import Ending, Policy, Sampled, Sampling, open_env
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.hub import HubTokenizer
-from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
-from hermes_rl.tools import machine
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from hermes_rl.tools import base
 from tests.api.summing import COMPARED, END, TEXT, TOKENIZER, Sampler, sampled, spec_in, trained, write
 from tests.env.test_token_exact import tokenizer_folder
 from tests.servers.token_policy import TokenPolicy
@@ -419,7 +419,7 @@ class Hanging:
 
 @pytest.mark.parametrize("how", ["play", "play_group", "groups"])
 async def test_cancelling_the_wait_releases_the_sandbox(tmp_path: Path, how: str) -> None:
-    hanging, before = Hanging(), set(machine._live)
+    hanging, before = Hanging(), set(base._live)
     async with open_env(spec_in(tmp_path, TERMINAL)) as env:
         row, policy = env.rows()[0], Policy.sampling(hanging, None)
         waits = {
@@ -429,7 +429,7 @@ async def test_cancelling_the_wait_releases_the_sandbox(tmp_path: Path, how: str
         }
         waiting = asyncio.ensure_future(waits[how]())
         await asyncio.wait_for(hanging.reached.wait(), 60)
-        runtimes = [machine._live[name] for name in set(machine._live) - before]
+        runtimes = [base._live[name] for name in set(base._live) - before]
         sandboxes = [await runtime.sandbox() for runtime in runtimes]
         assert sandboxes
         assert all(sandbox.alive for sandbox in sandboxes)
@@ -438,7 +438,7 @@ async def test_cancelling_the_wait_releases_the_sandbox(tmp_path: Path, how: str
             await waiting
         assert hanging.left.is_set()
         assert not any(sandbox.alive for sandbox in sandboxes)
-        assert set(machine._live) == before
+        assert set(base._live) == before
 
 
 async def test_closing_the_environment_ends_what_is_played(tmp_path: Path) -> None:
@@ -558,4 +558,4 @@ async def never(ids: list[int], sampling: Sampling) -> Sampled:
 
 
 def test_the_public_names_of_one_thing_have_one_home() -> None:
-    assert hermes_rl.Sampled.__module__ == hermes_rl.Sampling.__module__ == "hermes_rl.servers.generation"
+    assert hermes_rl.Sampled.__module__ == hermes_rl.Sampling.__module__ == "hermes_rl.servers.base"

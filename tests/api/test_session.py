@@ -10,10 +10,9 @@ import pytest
 
 from hermes_rl import Ending, open_env
 from hermes_rl.errors import UserError
-from hermes_rl.rollouts.certificate import certify
-from hermes_rl.rollouts.rollout import Group
-from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
-from hermes_rl.tools import machine
+from hermes_rl.rollouts.rollout import Group, certify
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from hermes_rl.tools import base
 from tests.agent.scripted_chat import ScriptedChat, says
 from tests.api.summing import COMPARED, END, TEXT, TOKENIZER, Sampler, sampled, spec_in, trained, write
 
@@ -141,7 +140,7 @@ prompt: {user: "Say {{ word }}."}
 toolsets: [terminal]
 rewards: {right: {fn: exact_match, args: {target: "{{ word }}"}}}
 """
-    before = set(machine._live)
+    before = set(base._live)
     call = {"id": "c", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "echo here"}'}}
     env = await open_env(spec_in(tmp_path, text)).open()
     session = await env.session(env.rows()[0])
@@ -149,7 +148,7 @@ rewards: {right: {fn: exact_match, args: {target: "{{ word }}"}}}
     turn = await session.step({"tool_calls": [call]})
     assert turn is not None
     assert "here" in turn.messages[-1]["content"]
-    [runtime] = [machine._live[name] for name in set(machine._live) - before]
+    [runtime] = [base._live[name] for name in set(base._live) - before]
     sandbox = await runtime.sandbox()
     assert sandbox.alive
     if by == "close":
@@ -158,7 +157,7 @@ rewards: {right: {fn: exact_match, args: {target: "{{ word }}"}}}
     else:
         await env.close()
     assert not sandbox.alive
-    assert set(machine._live) == before
+    assert set(base._live) == before
     assert session.rollout is None
     with pytest.raises(UserError, match=r"no turn waits|is started once"):
         await session.step("hello")

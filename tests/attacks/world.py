@@ -28,7 +28,7 @@ from hermes_rl.runs.process import run_process
 from hermes_rl.sandbox import SandboxConfig
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
-from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.base import ToolRuntime
 from tests.attacks.cases import CASES, LIMITS, SUCCEEDED, Case
 
 SECRET = "KEY-"

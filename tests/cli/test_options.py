@@ -14,8 +14,7 @@ from hermes_rl.cli.main import status
 from hermes_rl.cli.options import separated
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.parsers import load_parser
-from hermes_rl.tools.python_tools import python_tool
-from hermes_rl.tools.state_tools import state_tools
+from hermes_rl.tools.python_tools import python_tool, state_tools
 from tests.cli.test_other_commands import Keeper
 
 SPEC = "dataset: {items: [{q: hi}]}\nprompt: {user: '{{ q }}'}\nrewards: {nonempty: {fn: reward.py:r}}\n"

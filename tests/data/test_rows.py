@@ -14,9 +14,8 @@ import pytest
 
 from hermes_rl.data.check import check_spec
 from hermes_rl.data.files import read_files
-from hermes_rl.data.hashing import digest
 from hermes_rl.data.load import Split, load_rows
-from hermes_rl.data.rows import Rows
+from hermes_rl.data.rows import Rows, digest
 from hermes_rl.errors import SpecError, UserError
 from hermes_rl.spec import Spec, parse_spec
 

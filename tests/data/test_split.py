@@ -10,10 +10,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_rl.data.hashing import digest
-from hermes_rl.data.load import load_rows
-from hermes_rl.data.rows import Row
-from hermes_rl.data.split import eval_digests, is_eval
+from hermes_rl.data.load import eval_digests, is_eval, load_rows
+from hermes_rl.data.rows import Row, digest
 from hermes_rl.spec import parse_spec
 
 

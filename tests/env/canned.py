@@ -10,7 +10,7 @@ from aiohttp import web
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from hermes_rl import HermesAgentBaseEnv, HermesAgentEnvConfig
-from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
 
 NOBODY = "http://127.0.0.1:9/v1"
 

@@ -52,7 +52,7 @@ from hermes_rl.env.settings import env_config
 from hermes_rl.errors import RunError, ServerFailure
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.spec.overrides import parse_extra_args
-from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.trainers.base import Registered
 from tests.env.canned import NOBODY, Api, Canned, group, item, listening, make
 from tests.runs.offline_wandb import history

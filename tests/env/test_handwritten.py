@@ -15,8 +15,8 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig, Ser
 
 from hermes_rl import HermesAgentEnvConfig, HermesAgentLoop, ToolContext
 from hermes_rl.errors import UserError
-from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
-from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from hermes_rl.tools.base import ToolRuntime
 from tests.env.greetings import Greetings
 from tests.env.writer_model import WriterModel
 

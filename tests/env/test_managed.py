@@ -10,7 +10,7 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from hermes_rl import HermesAgentEnvConfig, HermesAgentLoop
 from hermes_rl.tokens.load import load_tokenizer
-from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.env.greetings import Greetings
 from tests.env.writer_model import WriterModel
 from tests.servers.token_policy import TokenPolicy

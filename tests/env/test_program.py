@@ -18,7 +18,7 @@ from hermes_rl import HermesAgentEnvConfig
 from hermes_rl.env.program import _changed, _given, _servers
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.hub import HubTokenizer
-from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.env.test_token_exact import tokenizer_folder
 from tests.env.writer_model import WriterModel
 from tests.servers.token_policy import TokenPolicy

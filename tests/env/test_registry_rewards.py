@@ -8,8 +8,7 @@ import pytest
 
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.errors import RewardFailure
-from hermes_rl.scoring.call import call_reward
-from hermes_rl.scoring.find import find_reward
+from hermes_rl.scoring.grader import call_reward, find_reward
 
 
 def said(text: str) -> AgentResult:

@@ -11,8 +11,8 @@ import pytest
 
 from hermes_rl import ToolContext, clear_task_env_overrides, register_task_env_overrides
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox.config import SandboxConfig, SandboxFile
-from hermes_rl.tools.machine import runtime_for
+from hermes_rl.sandbox.base import SandboxConfig, SandboxFile
+from hermes_rl.tools.base import runtime_for
 from tests.env.greetings import Greetings
 from tests.env.test_handwritten import make
 from tests.env.writer_model import WriterModel

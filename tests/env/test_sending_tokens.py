@@ -16,7 +16,7 @@ from hermes_rl.env.serve import require_exact
 from hermes_rl.errors import UserError
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.tokens.load import load_tokenizer
-from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.trainers.too_long import TooLong
 from tests.env.canned import Api, group, item, listening, make
 from tests.servers.token_policy import TokenPolicy

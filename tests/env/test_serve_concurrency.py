@@ -57,7 +57,7 @@ class Slow:
 @pytest.mark.slow
 @pytest.mark.parametrize(("more", "most"), [("", None), (", concurrency: 12", 12)])
 async def test_as_many_as_are_carried_or_as_the_spec_says(tmp_path: Path, more: str, most: int | None) -> None:
-    from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
+    from hermes_rl.tokens.tokenizer import small_tokenizer_path
 
     slow, out = Slow(), tmp_path / "run"
     async with slow.running() as model, trajectory_api() as api:

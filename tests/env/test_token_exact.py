@@ -14,8 +14,7 @@ import pytest
 
 from hermes_rl.tokens.chat import chat_tokens
 from hermes_rl.tokens.hub import HubTokenizer
-from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
-from hermes_rl.tokens.tokenizer import Tokenizer
+from hermes_rl.tokens.tokenizer import Tokenizer, small_tokenizer_path
 from tests.env.test_serve import serve
 from tests.env.trainer import train, trajectory_api
 from tests.runs.test_kills import seed_of

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.sandbox.config import SandboxConfig, SandboxFile
+from hermes_rl.sandbox.base import SandboxConfig, SandboxFile
+from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext
-from hermes_rl.tools.machine import ToolRuntime
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from played import graded
 
-from hermes_rl.sandbox.config import SandboxConfig, SandboxFile
+from hermes_rl.sandbox.base import SandboxConfig, SandboxFile
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
+from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext
-from hermes_rl.tools.machine import ToolRuntime
 
 RIGHT = "def add(a, b):\n    return a + b\n"
 WRONG = "def add(a, b):\n    return a - b\n"

@@ -11,8 +11,7 @@ from played import graded, said
 
 from hermes_rl.agent.result import AgentResult, ToolCall, Usage
 from hermes_rl.errors import RewardFailure
-from hermes_rl.scoring.call import CONTEXT
-from hermes_rl.scoring.find import find_reward
+from hermes_rl.scoring.grader import CONTEXT, find_reward
 from hermes_rl.shipped import shipped_rewards
 
 

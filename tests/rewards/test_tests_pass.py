@@ -9,11 +9,11 @@ import pytest
 from played import graded, write
 
 from hermes_rl.errors import RewardFailure, UserError
-from hermes_rl.sandbox.config import ResourceLimits, SandboxConfig, SandboxFile
+from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
+from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext
-from hermes_rl.tools.machine import ToolRuntime
 
 RIGHT = "def add(a, b):\n    return a + b"
 WRONG = "def add(a, b):\n    return a - b"

@@ -10,14 +10,11 @@ import pytest
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.rollouts.certificate import certify
-from hermes_rl.rollouts.credit import turn_advantages
-from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
-from hermes_rl.runs.group_lines import group_lines
-from hermes_rl.runs.records import rollout_of, rollout_record
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, certify, turn_advantages
+from hermes_rl.runs.groups import group_lines
+from hermes_rl.runs.store import rollout_of, rollout_record
 from hermes_rl.servers.base import ChatReply, LedgerEntry
-from hermes_rl.tokens.sequence import SampledSpan, TokenSequence, ids, numbers
-from hermes_rl.tokens.transcript import Step, Transcript, WeightVersions
+from hermes_rl.tokens.transcript import SampledSpan, Step, TokenSequence, Transcript, WeightVersions, ids, numbers
 
 ROW = Row(key="row", columns={}, index=0, digest="0" * 64)
 

@@ -115,7 +115,7 @@ async def test_a_draw_of_toolsets_is_the_same_for_a_group_and_differs_between_gr
 
 
 async def test_examples_in_the_prompt_are_not_trained_on() -> None:
-    from hermes_rl.rollouts.encode import Encoder
+    from hermes_rl.rollouts.rollout import Encoder
 
     text = (
         "dataset: {items: [{q: hi}]}\nsolution: {turns: [{say: real}]}\nservers: {policy: {type: scripted}}\n"

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.reward_machines import RewardMachines
+from hermes_rl.rollouts.sandboxes import RewardMachines
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import run_process
 from hermes_rl.sandbox import SandboxConfig, SandboxFile
 from hermes_rl.spec.load import load_spec
 from hermes_rl.tools.artifacts import ArtifactRequest
-from hermes_rl.tools.machine import ToolRuntime, find_runtime
+from hermes_rl.tools.base import ToolRuntime, find_runtime
 from tests.rootfs import make_rootfs
 from tests.sandbox.test_pool import settled
 
@@ -228,7 +228,7 @@ async def test_own_sandbox_is_given_back_before_a_fresh_one_starts(
     alive: list[int] = []
     (tmp_path / "spec.yaml").write_text(LAID)
     (tmp_path / "look.py").write_text(LOOK)
-    monkeypatch.setattr("hermes_rl.rollouts.reward_machines.ToolRuntime", _counting(alive))
+    monkeypatch.setattr("hermes_rl.rollouts.sandboxes.ToolRuntime", _counting(alive))
     spec = load_spec(tmp_path / "spec.yaml")
     spec = spec.model_copy(update={"process": spec.process.model_copy(update={"group_size": 1})})
     await run_process(spec, Launch("process", out=tmp_path / "run"))
@@ -237,11 +237,11 @@ async def test_own_sandbox_is_given_back_before_a_fresh_one_starts(
 
 def _counting(alive: list[int]) -> Any:
     """Each fresh runtime notes how many other sandboxes are alive when it is made."""
-    from hermes_rl.tools import machine
+    from hermes_rl.tools import base
 
-    class Counting(machine.ToolRuntime):
+    class Counting(base.ToolRuntime):
         def __init__(self, *given: Any, **named: Any) -> None:
-            others = [each._sandbox for each in machine._live.values()]
+            others = [each._sandbox for each in base._live.values()]
             alive.append(sum(sandbox is not None and sandbox.alive for sandbox in others))
             super().__init__(*given, **named)
 

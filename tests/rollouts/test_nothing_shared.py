@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hermes_rl.data.load import load_rows
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.rollouts.rollout import Encoder
 from hermes_rl.rollouts.runner import RolloutRunner
 from hermes_rl.spec.load import parse_spec
 

@@ -11,7 +11,7 @@ import pytest
 
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
-from hermes_rl.rollouts.prompts import messages_of
+from hermes_rl.rollouts.compiled import messages_of
 from hermes_rl.spec import parse_spec
 
 PNG = base64.b64decode(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermes_rl.data.rows import Row
-from hermes_rl.rollouts.scripts import gold_turns
+from hermes_rl.rollouts.compiled import gold_turns
 from hermes_rl.spec.load import parse_spec
 
 SPEC = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hermes_rl.errors import UserError
-from hermes_rl.rollouts.tooling import Tooling, named_toolsets, toolset_problems
+from hermes_rl.rollouts.sandboxes import Tooling, named_toolsets, toolset_problems
 from hermes_rl.sandbox import SandboxConfig
 from hermes_rl.spec import parse_spec
 from hermes_rl.tools.hermes_toolsets import HermesToolsets

@@ -15,7 +15,7 @@ from hermes_rl.rollouts.environment import Treatment
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import ChatReply, ChatRequest
-from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.base import ToolRuntime
 
 Act = Callable[[RolloutKey], Any]
 

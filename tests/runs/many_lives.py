@@ -13,7 +13,7 @@ import sys
 
 PRELOADED = (
     "hermes_rl.cli.running",
-    "hermes_rl.tokens.small_tokenizer",
+    "hermes_rl.tokens.tokenizer",
     "tokenizers",
     "aiohttp",
     "hermes_rl.env.serve",

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.data.rows import Row
-from hermes_rl.rollouts.encode import Encoder
+from hermes_rl.rollouts.rollout import Encoder
 from hermes_rl.runs import evaluate as evaluating
-from hermes_rl.runs.budget import RunBudget
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.groups_file import GroupsFile
+from hermes_rl.runs.groups import GroupsFile
 from hermes_rl.runs.process import Processing, ProcessSummary
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.run import Plan, Run
+from hermes_rl.runs.run import Plan, Run, RunBudget
 from hermes_rl.runs.store import RolloutStore
 from tests.rollouts.worlds import World, rows
 

@@ -9,8 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from hermes_rl.data.rows import Row, Rows
-from hermes_rl.runs.rows import RowSource
-from hermes_rl.runs.run import Plan, Run
+from hermes_rl.runs.run import Plan, RowSource, Run
 from tests.rollouts.worlds import Policy, World, row, rows
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.runs.budget import RunBudget
-from hermes_rl.sandbox.bwrap_binary import find_bwrap
+from hermes_rl.runs.run import RunBudget
+from hermes_rl.sandbox.bubblewrap import find_bwrap
 from tests.cli.test_run import environment, hermes, lines, listen_to_ctrl_c
 from tests.rollouts.worlds import Policy, World
 from tests.runs.playing import EvaluatePlan, ProcessPlan, play_evaluate, play_process

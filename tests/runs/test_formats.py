@@ -11,13 +11,13 @@ import pytest
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
-from hermes_rl.runs.formats import dpo_rows, sft_rows
+from hermes_rl.runs.groups import dpo_rows, sft_rows
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.tokens.load import load_tokenizer
-from hermes_rl.tokens.sequence import TokenSequence
+from hermes_rl.tokens.transcript import TokenSequence
 from tests.tokens.families import FAMILIES, tokenizer_of
 
 TEXT = """

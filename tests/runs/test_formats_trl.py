@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.runs.test_formats import loaded, made
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -18,7 +18,7 @@ import pytest
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import RolloutKey
 from hermes_rl.servers.base import drawn_seed
-from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.cli.test_run import environment, lines
 from tests.runs.faulty_model import FAULTS, FaultyModel, number_of
 

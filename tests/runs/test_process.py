@@ -12,7 +12,7 @@ import pytest
 
 from hermes_rl.errors import RewardFailure, RunError, SandboxFailure, UserError
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
-from hermes_rl.runs.budget import RunBudget
+from hermes_rl.runs.run import RunBudget
 from tests.rollouts.worlds import Policy, World
 from tests.runs.playing import ProcessPlan, lines, play_process
 

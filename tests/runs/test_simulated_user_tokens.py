@@ -11,7 +11,7 @@ from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import run_process
 from hermes_rl.spec.load import load_spec
 from hermes_rl.tokens.hub import HubTokenizer
-from hermes_rl.tokens.sequence import unpacked
+from hermes_rl.tokens.transcript import unpacked
 from tests.agent.scripted_chat import ScriptedChat, call, calls, says
 from tests.env.test_token_exact import STOP, tokenizer_folder
 from tests.runs.playing import lines

@@ -16,12 +16,11 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import JudgeFailure, UserError
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey, RolloutState
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.records import rollout_of, rollout_record
-from hermes_rl.runs.store import RolloutStore
+from hermes_rl.runs.store import RolloutStore, rollout_of, rollout_record
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import ChatReply
-from hermes_rl.tokens.sequence import TokenSequence
-from hermes_rl.tools.errors import ToolError
+from hermes_rl.tokens.transcript import TokenSequence
+from hermes_rl.tools.base import ToolError
 from tests.rollouts.worlds import Policy, World, row, rows
 from tests.runs.playing import EvaluatePlan, ProcessPlan, lines, play_evaluate, play_process, rollouts_of
 

@@ -79,7 +79,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
+    from hermes_rl.tokens.tokenizer import small_tokenizer_path
 
     (tmp_path / "words.jsonl").write_text("".join(f'{{"id": "w{n}", "word": "word{n}"}}\n' for n in range(60)))
     (tmp_path / "tools.py").write_text(TOOLS)

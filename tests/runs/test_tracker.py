@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.errors import UserError
+from hermes_rl.runs.progress import Tracker
 from hermes_rl.runs.readable import readable
-from hermes_rl.runs.tracker import Tracker
 from tests.runs.offline_wandb import history, table
 
 ROOT = Path(__file__).parents[2]

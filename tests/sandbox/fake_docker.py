@@ -23,7 +23,7 @@ from typing import Any
 
 from aiohttp import web
 
-from hermes_rl.sandbox.bwrap_binary import find_bwrap
+from hermes_rl.sandbox.bubblewrap import find_bwrap
 from hermes_rl.sandbox.helper_system import PR_SET_CHILD_SUBREAPER, children, prctl
 
 ENV = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "OF_THE_IMAGE=yes"]

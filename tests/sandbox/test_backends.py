@@ -17,12 +17,10 @@ import pytest
 
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.plugins import SANDBOXES
-from hermes_rl.sandbox import SandboxConfig, SandboxFile, create_sandbox, launcher, none, probe
-from hermes_rl.sandbox.bubblewrap import FIRST_UID, UIDS, BubblewrapSandbox
-from hermes_rl.sandbox.bundle import own_python
-from hermes_rl.sandbox.bwrap_binary import Bwrap, _bundled
+from hermes_rl.sandbox import SandboxConfig, SandboxFile, bubblewrap, create_sandbox, launcher, none
+from hermes_rl.sandbox.bubblewrap import FIRST_UID, UIDS, BubblewrapSandbox, Bwrap, SystemRoot, _bundled, lent_prefix
+from hermes_rl.sandbox.helper_sandbox import own_python
 from hermes_rl.sandbox.images import OUTER_UID
-from hermes_rl.sandbox.roots import SystemRoot, lent_prefix
 
 
 @pytest.mark.parametrize("host", ["http://pypi.org", "*", "a b", "pypi.org/simple", "*.*.org", ""])
@@ -70,7 +68,7 @@ async def test_none_warns_once(caplog: pytest.LogCaptureFixture, monkeypatch: py
 
 
 def test_probe_works_here() -> None:
-    found = probe.probe()
+    found = bubblewrap.probe()
     assert found.ok, found
 
 
@@ -81,27 +79,27 @@ def test_probe_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     tmp_path.chmod(0o755)
     switch = tmp_path / "max_user_namespaces"
     switch.write_text("0\n")
-    monkeypatch.setattr(probe, "find_bwrap", lambda: Bwrap(str(broken)))
-    monkeypatch.setattr(probe, "SWITCHES", ((str(switch), "0", "sysctl -w user.max_user_namespaces=15000"),))
-    found = probe.probe()
+    monkeypatch.setattr(bubblewrap, "find_bwrap", lambda: Bwrap(str(broken)))
+    monkeypatch.setattr(bubblewrap, "SWITCHES", ((str(switch), "0", "sysctl -w user.max_user_namespaces=15000"),))
+    found = bubblewrap.probe()
     assert not found.ok
     assert "No permissions" in found.detail
     assert "sysctl -w user.max_user_namespaces" in found.remedy
     with pytest.raises(UserError, match=r"sandbox\.backend=none"):
-        probe.require_bubblewrap()
+        bubblewrap.require_bubblewrap()
 
 
 def test_no_bubblewrap_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hermes_rl.sandbox import bwrap_binary
+    from hermes_rl.sandbox import bubblewrap
 
-    bwrap_binary.find_bwrap.cache_clear()
+    bubblewrap.find_bwrap.cache_clear()
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(bwrap_binary, "_bundled", lambda: None)
+    monkeypatch.setattr(bubblewrap, "_bundled", lambda: None)
     try:
         with pytest.raises(UserError, match="install bubblewrap"):
-            bwrap_binary.find_bwrap()
+            bubblewrap.find_bwrap()
     finally:
-        bwrap_binary.find_bwrap.cache_clear()
+        bubblewrap.find_bwrap.cache_clear()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has folders that the sandbox's user may not enter")
@@ -231,13 +229,13 @@ def test_backend_that_cannot_be_loaded_or_is_there_twice(monkeypatch: pytest.Mon
 
 
 def test_probe_of_what_not_every_sandbox_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {part.name: part for part in probe.parts()}
+    found = {part.name: part for part in bubblewrap.parts()}
     assert list(found) == ["control groups", "images", "system calls"]
     assert found["system calls"].remedy == ""
-    monkeypatch.setattr(probe, "find_layout", lambda: None)
-    monkeypatch.setattr(probe, "_try", lambda *_: "bwrap: Can't make overlay mount: Operation not permitted")
-    monkeypatch.setattr(probe, "filter_program", lambda: None)
-    remedies = {part.name: part.remedy for part in probe.parts()}
+    monkeypatch.setattr(bubblewrap, "find_layout", lambda: None)
+    monkeypatch.setattr(bubblewrap, "_try", lambda *_: "bwrap: Can't make overlay mount: Operation not permitted")
+    monkeypatch.setattr(bubblewrap, "filter_program", lambda: None)
+    remedies = {part.name: part.remedy for part in bubblewrap.parts()}
     assert "Delegate=yes" in remedies["control groups"]
     assert "modprobe overlay" in remedies["images"]
     assert remedies["system calls"]

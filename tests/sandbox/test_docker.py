@@ -19,9 +19,8 @@ from test_release import marked
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import ResourceLimits, SandboxConfig, channel, create_sandbox, docker, docker_engine
-from hermes_rl.sandbox.docker import IMAGE, DockerSandbox
+from hermes_rl.sandbox.docker import IMAGE, LABEL, DockerSandbox, is_dead, own_mark, remove_leftovers
 from hermes_rl.sandbox.docker_engine import Engine, engine_socket, joined
-from hermes_rl.sandbox.docker_leftovers import LABEL, is_dead, own_mark, remove_leftovers
 
 CONFIG = SandboxConfig(backend="docker")
 Plan = Callable[..., Awaitable[None]]
@@ -262,7 +261,7 @@ async def test_the_fake_engine_ends_a_container_that_has_hardly_begun(plan: Plan
 
 
 async def test_leftovers_of_a_dead_runner_are_removed(plan: Plan, docker_host: str) -> None:
-    code = "from hermes_rl.sandbox.docker_leftovers import own_mark; print(own_mark())"
+    code = "from hermes_rl.sandbox.docker import own_mark; print(own_mark())"
     dead = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()  # noqa: ASYNC221
     await plan(containers={"dead": {LABEL: dead}, "mine": {LABEL: own_mark()}, "theirs": {LABEL: "b:1:2:3"}, "x": {}})
     async with create_sandbox(CONFIG):

@@ -22,8 +22,8 @@ from hermes_rl.sandbox import Sandbox, SandboxConfig, channel, create_sandbox, l
 from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.helper_system import descendants
+from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext
-from hermes_rl.tools.machine import ToolRuntime
 
 KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
 libc = ctypes.CDLL(None, use_errno=True)

@@ -22,7 +22,7 @@ import pytest
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox import ResourceLimits, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.images import ZSTANDARD, overlay_refused, ready_image
-from hermes_rl.sandbox.runtime import runtime_folder
+from hermes_rl.sandbox.packages import runtime_folder
 
 
 async def test_what_is_in_it_is_the_image(rootfs: Path, packed_rootfs: Path) -> None:

@@ -13,7 +13,7 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.channel import Channel, Lost
-from hermes_rl.sandbox.descriptors import socket_pair
+from hermes_rl.sandbox.launcher import socket_pair
 from hermes_rl.sandbox.wire import LAST_PIECE, PIECE, number, pack
 
 FLOOD = """

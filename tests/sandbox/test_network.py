@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.base import ResourceLimits
 from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
-from hermes_rl.sandbox.config import ResourceLimits
 from hermes_rl.sandbox.hosts import HostList, RefusedError, is_public
 from hermes_rl.sandbox.proxy import CONNECTIONS, Proxy, read_request
 

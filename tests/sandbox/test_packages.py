@@ -12,8 +12,8 @@ import pytest
 from hermes_rl.cli.main import status
 from hermes_rl.errors import SpecError, UserError
 from hermes_rl.sandbox import SandboxConfig, create_sandbox
+from hermes_rl.sandbox.backends import Pool
 from hermes_rl.sandbox.packages import PACKAGES, package_folder
-from hermes_rl.sandbox.pool import Pool
 from hermes_rl.spec import parse_spec
 from hermes_rl.spec.fingerprint import fingerprint
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, SandboxFile, create_sandbox
+from hermes_rl.sandbox.backends import MOST, SPARES, Pool
 from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
-from hermes_rl.sandbox.pool import MOST, SPARES, Pool
 
 
 @pytest.fixture

@@ -21,10 +21,8 @@ import test_sandbox_files
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, create_sandbox, remote_scripts
-from hermes_rl.sandbox.remote import RemoteSandbox
-from hermes_rl.sandbox.remote_jobs import parts
-from hermes_rl.sandbox.remote_machines import NAMES, machine, missing
+from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, create_sandbox, remote
+from hermes_rl.sandbox.remote import NAMES, RemoteSandbox, machine, missing, parts
 from hermes_rl.sandbox.remote_worker import BASE, CLASSES
 
 ELSEWHERE = {"test_kill_all_ends_daemons_and_keeps_files"}
@@ -232,17 +230,17 @@ def test_the_symbols_of_hermes_agent(backend: str) -> None:
 
 def asked(script: bytes, **values: str | list[str]) -> list[str]:
     """What a script answers on this machine."""
-    text, mark = remote_scripts.command(script, **values)
-    return remote_scripts.answer(subprocess.run(text, shell=True, capture_output=True, text=True).stdout, mark)
+    text, mark = remote.command(script, **values)
+    return remote.answer(subprocess.run(text, shell=True, capture_output=True, text=True).stdout, mark)
 
 
 def test_a_process_whose_working_directory_is_removed_is_seen_to_end(tmp_path: Path) -> None:
     place = {"box": str(tmp_path / "box"), "job": "1", "limit": "100", "head": "40", "tail": "60"}
     (tmp_path / "gone").mkdir()
     program = ["bash", "-c", 'rmdir "$PWD"; echo said; exit 3']
-    asked(remote_scripts.SPAWN, **place, cwd=str(tmp_path / "gone"), argv=program, vars=["A=1"])
+    asked(remote.SPAWN, **place, cwd=str(tmp_path / "gone"), argv=program, vars=["A=1"])
     for _ in range(100):
-        code, *output = asked(remote_scripts.POLL, **place)
+        code, *output = asked(remote.POLL, **place)
         if code != "-":
             break
         time.sleep(0.05)

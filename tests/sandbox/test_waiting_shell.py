@@ -14,7 +14,7 @@ from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import CommandResult, ResourceLimits, Sandbox, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.shell_server import _live
-from hermes_rl.tools.shell import ShellState
+from hermes_rl.tools.base import ShellState
 
 TEXT = r"""
 echo out; echo err >&2; exit 3

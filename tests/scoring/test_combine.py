@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_rl.errors import RewardFailure
-from hermes_rl.scoring.combine import Weighting, combine
-from hermes_rl.scoring.value import RewardValue
+from hermes_rl.scoring.value import RewardValue, Weighting, combine
 
 Part = tuple[float, float]
 """weight, value"""

@@ -13,8 +13,7 @@ import pytest
 
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.errors import JudgeFailure, ServerFailure, UserError
-from hermes_rl.scoring.call import call_reward
-from hermes_rl.scoring.find import find_reward
+from hermes_rl.scoring.grader import call_reward, find_reward
 from hermes_rl.scoring.judge import Bill, json_object, marked, number_in, verdict
 from hermes_rl.scoring.value import RewardValue, interpret
 from hermes_rl.servers.base import ContextLengthExceeded

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from loopback_server import Loopback, Naps
 
-from hermes_rl.servers.retry import RetryPolicy
+from hermes_rl.servers.transport import RetryPolicy
 
 
 @pytest.fixture

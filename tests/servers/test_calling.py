@@ -8,10 +8,9 @@ from collections.abc import Iterable
 import pytest
 
 from hermes_rl.errors import UserError
-from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded
-from hermes_rl.servers.calling import SampledByFunction, assistant
-from hermes_rl.servers.generation import Sampled, Sampling
-from hermes_rl.servers.retry import AttemptFailed
+from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded, Sampled, Sampling
+from hermes_rl.servers.client import SampledByFunction, assistant
+from hermes_rl.servers.transport import AttemptFailed
 
 REQUEST = ChatRequest(())
 

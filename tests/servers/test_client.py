@@ -16,7 +16,7 @@ from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.pool import Health, ServerPool
-from hermes_rl.servers.retry import AttemptFailed, RetryPolicy
+from hermes_rl.servers.transport import AttemptFailed, RetryPolicy
 
 Start = Callable[[], Awaitable[Loopback]]
 HI = ChatRequest([{"role": "user", "content": "hi"}])

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 from virtual_time import VirtualLoop, simulated
 
-from hermes_rl.servers.concurrency import Limiter
+from hermes_rl.servers.pool import Limiter
 
 LANES, LATENCY, SECONDS = 700, 2.0, 240.0
 

@@ -13,7 +13,7 @@ from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.exactness import Finding, examine
 from hermes_rl.servers.factory import token_server
 from hermes_rl.tokens.load import load_tokenizer
-from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
 
 SMALL = load_tokenizer()
 

@@ -15,7 +15,7 @@ from hermes_rl.errors import ServerFailure
 from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded, ReasoningOptions, Secret, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
-from hermes_rl.servers.retry import RetryPolicy
+from hermes_rl.servers.transport import RetryPolicy
 
 Start = Callable[[], Awaitable[Loopback]]
 KEY = "key-that-must-not-be-seen"
@@ -82,7 +82,7 @@ async def test_thinking_fields(loopback: Start, reasoning: ReasoningOptions, sen
 
 
 def test_thinking_fields_of_openai_itself() -> None:
-    from hermes_rl.servers.wire import chat_body
+    from hermes_rl.servers.base import chat_body
 
     config = ServerConfig("openai", "https://api.openai.com/v1", "o")
     body = chat_body(ChatRequest([], temperature=0.2, max_tokens=50, reasoning=ReasoningOptions()), config)

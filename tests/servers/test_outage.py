@@ -12,7 +12,7 @@ from hermes_rl.servers import pool as pool_module
 from hermes_rl.servers.base import ChatReply, ChatRequest, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.pool import ServerPool
-from hermes_rl.servers.retry import AttemptFailed, RetryPolicy
+from hermes_rl.servers.transport import AttemptFailed, RetryPolicy
 
 HI = ChatRequest([{"role": "user", "content": "hi"}])
 

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from hermes_rl.errors import RunError
 from hermes_rl.servers.base import ServerConfig
-from hermes_rl.servers.preflight import engines, require_reachable
+from hermes_rl.servers.exactness import engines, require_reachable
 
 DEAD = "http://user:sk-secret@127.0.0.1:1/v1"
 

@@ -8,15 +8,17 @@ import pytest
 from loopback_server import Naps
 
 from hermes_rl.errors import ServerFailure
-from hermes_rl.servers.retry import (
+from hermes_rl.servers.transport import (
+    EXCERPT,
     AttemptFailed,
     RetryPolicy,
+    Scrubber,
     failed_status,
     is_context_overflow,
+    public_url,
     retry_after,
     with_retries,
 )
-from hermes_rl.servers.transport import EXCERPT, Scrubber, public_url
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 529])

@@ -13,17 +13,23 @@ from token_policy import TokenPolicy
 from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.endings import Ending
 from hermes_rl.errors import ServerFailure
-from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded, ServerConfig, drawn_seed
+from hermes_rl.servers.base import (
+    ChatRequest,
+    ContextLengthExceeded,
+    Malformed,
+    ServerConfig,
+    drawn_seed,
+    generated,
+    version_of,
+)
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
-from hermes_rl.servers.generation import generated, version_of
-from hermes_rl.servers.retry import RetryPolicy
-from hermes_rl.servers.wire import Malformed
+from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.tokens.load import load_tokenizer
-from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tokens.transcript import Transcript, WeightVersions
+from hermes_rl.tools.base import Toolkit
 from hermes_rl.tools.python_tools import python_tool
-from hermes_rl.tools.toolkit import Toolkit
 
 SMALL = load_tokenizer()
 STOP = "<|im_end|>"

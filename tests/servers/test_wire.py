@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from hermes_rl.servers.base import ServerConfig, Timing
-from hermes_rl.servers.wire import Malformed, read_reply
+from hermes_rl.servers.base import Malformed, ServerConfig, Timing, read_reply
 
 
 def answer(reason: object) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 from hermes_rl.data.check import check_spec
 from hermes_rl.errors import SpecError
 from hermes_rl.spec import Spec, load_spec
-from hermes_rl.spec.annotations import type_of
+from hermes_rl.spec.schema import type_of
 from hermes_rl.spec.signatures import function
 
 BASE = 'version: 1\ndataset: {items: [{q: one, n: 3, z: null}]}\nprompt: {user: "{{ q }}"}\n'

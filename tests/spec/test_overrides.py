@@ -195,7 +195,7 @@ def test_the_page_of_flags_is_fresh() -> None:
 
 
 def test_every_key_of_the_table_exists() -> None:
-    from hermes_rl.spec.fields import keys_at
+    from hermes_rl.spec.section import keys_at
 
     for flag in FLAGS.values():
         for key in flag.keys:

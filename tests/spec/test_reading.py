@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hermes_rl.errors import SpecError
 from hermes_rl.spec import parse_spec
 from hermes_rl.spec.nodes import MappingNode, ScalarNode, SourceText, plain
-from hermes_rl.spec.reader import read_text
-from hermes_rl.spec.scalars import resolve
+from hermes_rl.spec.reader import read_text, resolve
 
 SOURCE = SourceText("t.yaml", Path("/tmp"))
 

@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
-from hermes_rl.tokens.small_tokenizer import SmallTokenizer, _environment, small_tokenizer_path
+from hermes_rl.tokens.tokenizer import SmallTokenizer, _environment, small_tokenizer_path
 
 Call = tuple[str, dict[str, Any]]
 Write = Callable[[str, str | None, Sequence[Call]], str]

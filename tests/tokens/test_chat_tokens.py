@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from hermes_rl.tokens.chat import ChatTokens, SampledTurn, chat_tokens, turn_ids
 from hermes_rl.tokens.load import load_tokenizer
-from hermes_rl.tokens.sequence import MASKED, MASKED_LOGPROB, TokenSequence
-from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
-from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
+from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer, small_tokenizer_path
+from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB, TokenSequence
 
 SMALL = load_tokenizer()
 SPECIAL = sorted(SMALL.control | SMALL.markup)

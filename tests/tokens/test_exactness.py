@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hermes_rl.tokens.load import make_renderer
-from hermes_rl.tokens.probing import require_tools
-from hermes_rl.tokens.rendering import RendererSettings
-from hermes_rl.tokens.sequence import MASKED, MASKED_LOGPROB, packed, unpacked
+from hermes_rl.tokens.rendering import RendererSettings, require_tools
+from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB, packed, unpacked
 from tests.tokens.conversations import Played, Turn, turns
 from tests.tokens.families import FAMILIES, adder, tokenizer_of
 

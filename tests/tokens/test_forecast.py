@@ -9,9 +9,8 @@ import pytest
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.forecast import forecast
 from hermes_rl.tokens.load import load_tokenizer, make_renderer
-from hermes_rl.tokens.probing import require_tools
-from hermes_rl.tokens.rendering import RendererRefused, RendererSettings
-from hermes_rl.tokens.small_tokenizer import _environment
+from hermes_rl.tokens.rendering import RendererRefused, RendererSettings, require_tools
+from hermes_rl.tokens.tokenizer import _environment
 from tests.tokens.families import FAMILIES, FamilyTokenizer, tokenizer_of
 from tests.tokens.test_exactness import RENDERERS
 

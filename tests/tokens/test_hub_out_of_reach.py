@@ -9,8 +9,7 @@ from threading import Thread
 import pytest
 
 from hermes_rl.tokens.hub import HubTokenizer, hub_reachable
-from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
-from hermes_rl.tokens.tokenizer import TokenizerUnavailable
+from hermes_rl.tokens.tokenizer import TokenizerUnavailable, small_tokenizer_path
 
 MODEL = "acme/no-such-model"
 

@@ -15,8 +15,7 @@ from tokenizers import Tokenizer as Engine
 
 from hermes_rl.errors import UserError
 from hermes_rl.tokens.load import load_tokenizer
-from hermes_rl.tokens.small_tokenizer import small_tokenizer_path
-from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer, TokenizerUnavailable
+from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer, TokenizerUnavailable, small_tokenizer_path
 
 SMALL = load_tokenizer()
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "größer <b>", "parameters": {}}}]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
-from hermes_rl.tools.machine import ToolRuntime
 
 
 class Player:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_rl.tools.arguments import check_arguments, read_arguments
+from hermes_rl.tools.base import ToolInputError
 from hermes_rl.tools.catalogue import toolsets
-from hermes_rl.tools.errors import ToolInputError
+from hermes_rl.tools.execute import check_arguments, read_arguments
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

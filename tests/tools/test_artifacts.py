@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_rl.rollouts.artifact_files import keep_artifacts
+from hermes_rl.rollouts.sandboxes import keep_artifacts
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
 from hermes_rl.tools.artifacts import LIMIT, ArtifactFile, ArtifactRequest, Laid, TakenArtifact, take
 

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_rl.errors import UserError
+from hermes_rl.tools.base import Schemas, Toolkit
 from hermes_rl.tools.catalogue import (
+    DISTRIBUTIONS,
     describe_toolsets,
     find_tool,
     known_toolsets,
@@ -18,8 +20,6 @@ from hermes_rl.tools.catalogue import (
     sample_distribution,
     toolkit_of,
 )
-from hermes_rl.tools.distributions import DISTRIBUTIONS
-from hermes_rl.tools.toolkit import Schemas, Toolkit
 
 
 def names(tools: tuple[Any, ...]) -> list[str]:

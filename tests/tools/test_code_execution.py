@@ -10,10 +10,9 @@ import pytest
 from calling import Player
 
 from hermes_rl.sandbox import SandboxConfig
+from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets
-from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.python_tools import python_tool
-from hermes_rl.tools.toolkit import Toolkit
 
 
 def shout(text: str, times: int = 1) -> str:

@@ -14,12 +14,8 @@ from calling import Player, call
 
 from hermes_rl.errors import Failure, SandboxFailure, UserError
 from hermes_rl.sandbox import SandboxConfig
-from hermes_rl.tools.base import Tool, ToolInputError
-from hermes_rl.tools.errors import ToolError
+from hermes_rl.tools.base import RESULT_LIMIT, Tool, ToolError, ToolInputError, Toolkit, ToolRuntime
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
-from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.results import RESULT_LIMIT
-from hermes_rl.tools.toolkit import Toolkit
 
 
 class Scripted(Tool):

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.sandbox.config import ResourceLimits, SandboxConfig
-from hermes_rl.tools import v4a
+from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig
+from hermes_rl.tools import editing
 from hermes_rl.tools.artifacts import ArtifactRequest, take
+from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.editing import NoMatchError, replace
-from hermes_rl.tools.machine import ToolRuntime
 from hermes_rl.tools.toolsets._patch import Patch, _unified
 from hermes_rl.tools.toolsets.file import ReadFile, _page
 
@@ -144,14 +144,14 @@ def test_lenient_matching_takes_time_in_proportion_to_the_text() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [("a\n\nb\n", "a\n\nnew\nb\n"), ("\n", "\nnew\n"), ("\nb", "\nnew\nb")])
 def test_a_hunk_whose_only_line_is_empty_is_applied(before: str, after: str) -> None:
-    change = v4a.parse("*** Begin Patch\n*** Update File: x\n@@\n \n+new\n*** End Patch")[0]
-    assert v4a.update(before, change.hunks) == after
+    change = editing.parse("*** Begin Patch\n*** Update File: x\n@@\n \n+new\n*** End Patch")[0]
+    assert editing.update(before, change.hunks) == after
 
 
 def test_too_many_hunks_for_a_large_file_are_refused() -> None:
-    hunks = [v4a.Hunk("", ["x"], ["y"])] * 2000
+    hunks = [editing.Hunk("", ["x"], ["y"])] * 2000
     with pytest.raises(NoMatchError, match="too many"):
-        v4a.update("x\n" * 4_000_000, hunks)
+        editing.update("x\n" * 4_000_000, hunks)
 
 
 def applied(before: str, lines: list[str]) -> str:

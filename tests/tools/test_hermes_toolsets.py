@@ -18,10 +18,9 @@ from calling import Player
 from searxng import Searches, searxng
 
 from hermes_rl.errors import ToolServerFailure, UserError
-from hermes_rl.tools.distributions import DISTRIBUTIONS
+from hermes_rl.tools.base import Toolkit, ToolRuntime
+from hermes_rl.tools.catalogue import DISTRIBUTIONS
 from hermes_rl.tools.hermes_toolsets import NAMES, REFUSED, HermesSession, HermesToolsets
-from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.toolkit import Toolkit
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,8 @@ from calling import Player
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.tools.base import Toolkit, ToolRuntime, find_runtime, runtime_for
 from hermes_rl.tools.catalogue import resolve_toolsets
-from hermes_rl.tools.machine import ToolRuntime, find_runtime, runtime_for
-from hermes_rl.tools.toolkit import Toolkit
 
 
 async def test_started_once_on_first_use() -> None:

@@ -18,10 +18,9 @@ from http_mcp_server import serve
 
 from hermes_rl.errors import RunError, ToolServerFailure, UserError
 from hermes_rl.sandbox import SandboxConfig, SandboxFile
-from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.mcp_server import McpSettings
 from hermes_rl.tools.mcp_tools import McpSource
-from hermes_rl.tools.toolkit import Toolkit
 
 SERVER = Path(__file__).with_name("bad_mcp_server.py").read_bytes()
 CONFIG = SandboxConfig(timeout=10)

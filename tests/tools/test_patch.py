@@ -7,7 +7,7 @@ from calling import Player
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_rl.tools import v4a
+from hermes_rl.tools import editing
 from hermes_rl.tools.editing import NoMatchError, replace
 
 CODE = "def one():\n    x = 1\n    return x\n\n\ndef two():\n    x = 1\n    return x + 1\n"
@@ -83,15 +83,15 @@ def test_v4a_does_what_the_lines_say(lines: list[str], data: st.DataObject) -> N
     patch = "\n".join(["*** Begin Patch", "*** Update File: f", "@@", *body, "*** End Patch"])
     text = "\n".join(numbered) + "\n"
     expected = [*numbered[:at], *added, *numbered[at + 1 :]]
-    changed = v4a.update(text, v4a.parse(patch)[0].hunks)
+    changed = editing.update(text, editing.parse(patch)[0].hunks)
     assert changed == "".join(line + "\n" for line in expected)
 
 
 @given(st.text(max_size=200))
 def test_any_text_is_a_patch_or_an_error(text: str) -> None:
     try:
-        changes = v4a.parse(text)
-    except v4a.PatchFormError:
+        changes = editing.parse(text)
+    except editing.PatchFormError:
         return
     assert changes
 

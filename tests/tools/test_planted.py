@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext
-from hermes_rl.tools.machine import ToolRuntime
 
 PLANTED = {
     "symlink": "ln -s /home/user/elsewhere tests",

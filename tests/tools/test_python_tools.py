@@ -16,11 +16,9 @@ from calling import call
 from pydantic import BaseModel
 
 from hermes_rl.errors import UserError
+from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
-from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.python_tools import python_tool
-from hermes_rl.tools.state_tools import state_tools
-from hermes_rl.tools.toolkit import Toolkit
+from hermes_rl.tools.python_tools import python_tool, state_tools
 
 
 class Colour(enum.Enum):

@@ -10,10 +10,9 @@ import pytest
 from calling import Player
 
 from hermes_rl.errors import ToolServerFailure, UserError
-from hermes_rl.tools.machine import ToolRuntime
+from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.python_tools import python_tool
 from hermes_rl.tools.recording import Recorder, Replay
-from hermes_rl.tools.toolkit import Toolkit
 
 asked: list[str] = []
 

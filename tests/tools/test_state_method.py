@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hermes_rl.tools.state_tools import state_tools
+from hermes_rl.tools.python_tools import state_tools
 
 
 class Shelf:

@@ -9,9 +9,8 @@ import pytest
 from calling import Player
 
 from hermes_rl.sandbox import SandboxConfig
+from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets
-from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.toolkit import Toolkit
 
 
 async def test_output_and_exit_code(play: Player) -> None:

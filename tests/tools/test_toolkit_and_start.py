@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from hermes_rl.sandbox.config import SandboxConfig
+from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import find_tool, toolkit_of
 from hermes_rl.tools.execute import execute_calls
-from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.toolkit import Toolkit
 
 CALL = {"id": "1", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "echo hi"}'}}
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.errors import RunError, SandboxFailure
-from hermes_rl.rollouts.encode import Encoder
-from hermes_rl.rollouts.rollout import RolloutKey
+from hermes_rl.rollouts.rollout import Encoder, RolloutKey
 from hermes_rl.runs.deliveries import DELIVERIES, DeliveryLog
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.run import Plan, Run

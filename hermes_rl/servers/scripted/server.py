@@ -1,20 +1,129 @@
 """The HTTP server that plays scripts: it listens on loopback, on a port that the system chooses.
 
 Owns the routes, the registered scripts, and the pretence of weights that change, for those who try out a server whose
-weights change. Leaves the answers to `play`.
-"""
+weights change. Leaves the answers to `play`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
 
-from hermes_rl.servers.scripted.play import LEGACY, SGLANG, VLLM, LogprobOf, TokenDialect, completion, play_tokens
-from hermes_rl.servers.scripted.script import Script
+from hermes_rl.errors import UserError
+from hermes_rl.servers.base import Backend, ChatReply, ChatRequest, ServerConfig
+from hermes_rl.servers.client import Asker
+from hermes_rl.servers.openai import OpenAIServer
+from hermes_rl.servers.scripted.play import (
+    LEGACY,
+    SGLANG,
+    VLLM,
+    LogprobOf,
+    Script,
+    TokenDialect,
+    completion,
+    play_tokens,
+)
+from hermes_rl.servers.token_level import CannotRender, TokenServer
+from hermes_rl.servers.vllm import Completions
+from hermes_rl.tokens.load import load_renderer, load_tokenizer
+from hermes_rl.tokens.rendering import RendererSettings
 from hermes_rl.tokens.tokenizer import Tokenizer
+
+# `type: scripted` as a backend: it starts a scripted server with the first call and closes it with the client
+# Owns the pair of the server and the client that speaks to it over HTTP like to any other: in token ids where the
+# tokenizer allows that, as the default one does, else in messages.
+
+_MODEL = "scripted"
+
+
+class ScriptedBackend:
+    """See `base.Backend`; scripts may be registered before the server runs."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = replace(config, model=config.model or _MODEL)
+        self._scripts: dict[str, Script] = {}
+        self._server: ScriptedServer | None = None
+        self._client: Backend | None = None
+        self._chat: OpenAIServer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = asyncio.Lock()
+
+    @property
+    def config(self) -> ServerConfig:
+        return self._config
+
+    def register(self, rollout_id: str, script: Script) -> None:
+        """Play this script for the rollout."""
+        self._scripts[rollout_id] = script
+        if self._server is not None:
+            self._server.register(rollout_id, script)
+
+    def forget(self, rollout_id: str) -> None:
+        """Forget the script of a rollout that is over."""
+        self._scripts.pop(rollout_id, None)
+        if self._server is not None:
+            self._server.forget(rollout_id)
+
+    async def attempt(self, request: ChatRequest) -> ChatReply:
+        client = await self._started()
+        try:
+            return await client.attempt(request)
+        except CannotRender:
+            assert self._chat is not None
+            return await self._chat.attempt(request)  # messages with images, for example
+
+    async def weights(self) -> int | None:
+        """Return the version that the server pretends to have; None where it speaks messages, which tell none."""
+        client = await self._started()
+        return await client.weights() if isinstance(client, TokenServer) else None
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        chat, self._chat = self._chat, None
+        server, self._server = self._server, None
+        if client is not None:
+            await client.close()
+        if chat is not None:
+            await chat.close()
+        if server is not None:
+            await server.close()
+
+    async def _started(self) -> Backend:
+        """Return the client of a server that listens in the running loop; start it where there is none."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            # The server and clients of an earlier loop ended with that loop.
+            self._loop, self._client, self._chat, self._server = loop, None, None, None
+            self._starting = asyncio.Lock()
+        async with self._starting:
+            if self._client is None:
+                self._client = await self._start()
+            return self._client
+
+    async def _start(self) -> Backend:
+        tokenizer = await asyncio.to_thread(load_tokenizer, self._config.tokenizer)
+        self._server = ScriptedServer(self._config.model, tokenizer)
+        for rollout_id, script in self._scripts.items():
+            self._server.register(rollout_id, script)
+        base_url = await self._server.start()
+        config = replace(self._config, base_url=base_url, api_key=None, headers={})
+        self._chat = OpenAIServer(config, headers_for=_rollout_header)
+        try:
+            await asyncio.to_thread(load_renderer, config.tokenizer, RendererSettings.of(config.renderer))
+        except UserError:
+            return self._chat  # its template does not allow exact tokens
+        return TokenServer(config, Asker(config, [Completions()], headers_for=_rollout_header))
+
+
+def _rollout_header(request: ChatRequest) -> Mapping[str, str]:
+    return {ROLLOUT_HEADER: request.rollout_id} if request.rollout_id is not None else {}
+
+
+# -------------------------------------------------------------------------------- server
 
 ROLLOUT_HEADER = "X-Rollout-Id"
 """Tells the server which script a request belongs to."""

@@ -1,16 +1,160 @@
 """A model's turn as a parser gives it back.
 
 Owns the types, and the making of calls: in every format a call has a name and an object of arguments, whatever way the
-model wrote them. A parser never raises; each block that looks like a call becomes a `ParsedCall` with a status.
-"""
+model wrote them. A parser never raises; each block that looks like a call becomes a `ParsedCall` with a status."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NoReturn, Protocol
+
+from hermes_rl.tokens.tokenizer import Tokenizer
+
+# ----------- Reading a turn's text: reasoning, quoted passages, blocks between two tags, and values of arguments
+# Owns the reading that several formats share. A format in the style of XML has no types of its own, so the tool's
+# schema tells the type of a value.
+
+_THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+_QUOTES = ("`", '"', "'", "“", "‘", "«")
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+    "object": (dict,),
+    "array": (list,),
+}
+
+
+def without_reasoning(text: str, *, prefilled: bool = False) -> tuple[str | None, str]:
+    """Split off the reasoning at the beginning; returns it and the rest.
+
+    `prefilled` says that the prompt has opened the reasoning. Where nothing closes it, the whole text is reasoning.
+    """
+    for opening, closing in _THINKING:
+        opened = text.lstrip().startswith(opening)
+        if not opened and not prefilled and not _closes_first(text, opening, closing):
+            continue
+        thought = text.lstrip()[len(opening) :] if opened else text
+        if closing not in thought:
+            if opened or opening == _THINKING[0][0]:
+                return thought.strip(), ""
+            continue
+        thought, _, rest = thought.partition(closing)
+        return thought.strip(), rest.lstrip("\n")
+    return None, text
+
+
+def _closes_first(text: str, opening: str, closing: str) -> bool:
+    """Whether a tag is closed that was not opened here: the prompt opened it."""
+    end = text.find(closing)
+    return end >= 0 and not 0 <= text.find(opening) < end and "`" not in text[:end]
+
+
+def quoted(before: str, after: str) -> bool:
+    """Whether a passage between two texts is quoted: in code, behind a quotation mark, or inside of reasoning."""
+    if any(before.count(opening) > before.count(closing) for opening, closing in _THINKING):
+        return True
+    if before.count("```") % 2:
+        return True
+    line = before.rpartition("\n")[2]
+    if line.lstrip().startswith(">") or line.endswith(_QUOTES):
+        return True
+    return bool(line.replace("```", "").count("`") % 2) and "`" in after.partition("\n")[0]
+
+
+def openings(text: str, opening: str, read: Callable[[int], tuple[ParsedCall, int]]) -> tuple[str, list[ParsedCall]]:
+    """Read a call at each `opening` that is not quoted; returns the text without the blocks, and the calls.
+
+    `read` gets the place behind an opening and returns the call and the place behind the block.
+    """
+    calls: list[ParsedCall] = []
+    content: list[str] = []
+    done = looked = 0
+    while (found := text.find(opening, looked)) >= 0:
+        looked = found + len(opening)
+        if quoted(text[done:found], text[looked:]):
+            continue
+        call, end = read(looked)
+        content.append(text[done:found])
+        calls.append(call)
+        done = looked = max(end, looked)
+    content.append(text[done:])
+    return tidy(content, bool(calls)), calls
+
+
+def tidy(pieces: list[str], called: bool) -> str:
+    """Join the text around calls, without the blank lines that set them apart; a text without calls stays as it is."""
+    return "".join(pieces) if not called else "\n".join(piece.strip() for piece in pieces if piece.strip())
+
+
+def json_block(text: str, start: int, closing: str) -> tuple[ParsedCall, int]:
+    """Read a call from ``{…}`` up to a closing tag; a closing tag inside of a JSON text does not end it."""
+    begin = start + len(text[start:]) - len(text[start:].lstrip())
+    try:
+        value, end = decode(text, begin)
+    except ValueError:
+        return _broken(text, start, closing)
+    place = text.find(closing, end)
+    if place < 0:
+        return ParsedCall(text[start:].strip(), Status.UNCLOSED), len(text)
+    raw = text[start:place].strip()
+    if text[end:place].strip():
+        return ParsedCall(raw, Status.INVALID_JSON), place + len(closing)
+    return of_object(raw, value), place + len(closing)
+
+
+def _broken(text: str, start: int, closing: str) -> tuple[ParsedCall, int]:
+    place = text.find(closing, start)
+    if place < 0:
+        return ParsedCall(text[start:].strip(), Status.UNCLOSED), len(text)
+    return ParsedCall(text[start:place].strip(), Status.INVALID_JSON), place + len(closing)
+
+
+def typed(tools: Tools | None, tool: str, name: str, text: str) -> Any:
+    """Return an argument's value in the type of its schema, or the text itself where that is impossible or unknown."""
+    allowed = _allowed(_schema(tools, tool, name))
+    if not allowed or allowed == {"string"}:
+        return text
+    try:
+        value = loads(text.lower() if text in ("True", "False", "None") else text)
+    except ValueError:
+        return text
+    if isinstance(value, str):
+        return text
+    return value if "string" not in allowed or any(_is(value, kind) for kind in allowed) else text
+
+
+def _is(value: Any, kind: str) -> bool:
+    return isinstance(value, _TYPES.get(kind, ())) and (kind == "boolean" or not isinstance(value, bool))
+
+
+def _schema(tools: Tools | None, tool: str, name: str) -> Mapping[str, Any]:
+    for entry in tools or ():
+        function = entry.get("function", entry)
+        if isinstance(function, Mapping) and function.get("name") == tool:
+            properties = (function.get("parameters") or {}).get("properties") or {}
+            found = properties.get(name)
+            return found if isinstance(found, Mapping) else {}
+    return {}
+
+
+def _allowed(schema: Mapping[str, Any]) -> set[str]:
+    """Return the JSON types that a schema allows; the set is empty where it names none."""
+    given = schema.get("type")
+    found = {given} if isinstance(given, str) else set(given) if isinstance(given, list | tuple) else set()
+    for branch in (*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())):
+        found |= _allowed(branch) if isinstance(branch, Mapping) else set()
+    if not found and schema.get("enum"):
+        found = {kind for kind in _TYPES for value in schema["enum"] if _is(value, kind)}
+    return found
+
+
+# -------------------------------------------------------------------------------- base
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -126,3 +270,102 @@ def _no_constant(name: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant)
+
+
+# ------------------------------------------------- From the token ids of a turn to its text, reasoning and calls
+# Owns which token is a marker. A model may write the letters of ``<tool_call>`` without its token, for example in
+# prose about tools. Where the tokenizer has a token for a marker, the letters alone get a break before they are
+# parsed, and the result loses it again. Leaves the formats to their parsers.
+
+_BREAK = "\ufdd0"
+"""A code point that is no character, so that no text holds it."""
+_OPENING = ("<think>", "[THINK]")
+REASONING = (*_OPENING, "</think>", "[/THINK]")
+"""Texts that open or close reasoning."""
+_TAIL = 16
+
+
+def parse_ids(
+    parser: Parser,
+    tokenizer: Tokenizer,
+    completion: Sequence[int],
+    prompt: Sequence[int],
+    stops: Sequence[int],
+    tools: Tools | None,
+) -> Parsed:
+    """Parse a turn; never raises. The end of `prompt` is enough: it tells whether the prompt has opened reasoning.
+
+    Control tokens at the end are no part of the turn: a server may stop at other ends than the template's, because a
+    model's generation_config.json can name several.
+    """
+    ended = list(completion)
+    while ended and (ended[-1] in stops or _ends(tokenizer.decode([ended[-1]]), tokenizer, parser)):
+        ended.pop()
+    text, plain = marked_text(tokenizer, ended, parser.markers)
+    found = parse_text(parser, text, tools, prefilled=opens_reasoning(tokenizer, prompt))
+    return plain(found)
+
+
+def _ends(token: str, tokenizer: Tokenizer, parser: Parser) -> bool:
+    """Whether a token is a control token without a meaning for the parser."""
+    return token in tokenizer.control and token not in (*parser.markers, *REASONING)
+
+
+def parse_text(parser: Parser, text: str, tools: Tools | None = None, *, prefilled: bool = False) -> Parsed:
+    """Parse a turn from its text, which has no control tokens at its end."""
+    reasoning, rest = without_reasoning(text, prefilled=prefilled)
+    content, calls = parser.calls(rest, tools)
+    return Parsed(content, reasoning, calls)
+
+
+def marked_text(
+    tokenizer: Tokenizer, ids: Sequence[int], markers: Sequence[str]
+) -> tuple[str, Callable[[Parsed], Parsed]]:
+    """Return the text with breaks, and the function that takes them out of a result again."""
+    text = tokenizer.decode(ids)
+    special = [one for one in (*markers, *REASONING) if one in tokenizer.control or one in tokenizer.markup]
+    if not any(one in text for one in special):
+        return text, _as_it_is
+    own = {tokenizer.encode(one)[0]: one for one in special}
+    pieces: list[str] = []
+    start = 0
+    for place, token in enumerate(ids):
+        if token in own:
+            pieces += [_with_broken_markers(tokenizer.decode(ids[start:place]), special), own[token]]
+            start = place + 1
+    pieces.append(_with_broken_markers(tokenizer.decode(ids[start:]), special))
+    marked = "".join(pieces)
+    return (marked, _whole) if _BREAK in marked else (marked, _as_it_is)
+
+
+def opens_reasoning(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
+    """Whether a prompt ends inside of reasoning."""
+    return tokenizer.decode(list(prompt[-_TAIL:])).rstrip().endswith(_OPENING) if len(prompt) else False
+
+
+def _with_broken_markers(text: str, markers: Sequence[str]) -> str:
+    for marker in markers:
+        text = text.replace(marker, marker[0] + _BREAK + marker[1:])
+    return text
+
+
+def _as_it_is(parsed: Parsed) -> Parsed:
+    return parsed
+
+
+def _whole(parsed: Parsed) -> Parsed:
+    calls = [
+        replace(
+            call, raw=_plain(call.raw), name=_plain(call.name), arguments=_plain(call.arguments), id=_plain(call.id)
+        )
+        for call in parsed.calls
+    ]
+    return Parsed(_plain(parsed.content), _plain(parsed.reasoning), calls)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.replace(_BREAK, "")
+    if isinstance(value, Mapping):
+        return json.loads(json.dumps(value).replace("\\ufdd0", ""))
+    return value

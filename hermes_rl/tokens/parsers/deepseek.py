@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, loads, made
-from hermes_rl.tokens.parsers.text import quoted
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, loads, made, quoted
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"

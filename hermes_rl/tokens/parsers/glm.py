@@ -9,8 +9,7 @@ import re
 from functools import partial
 from typing import Any
 
-from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, made
-from hermes_rl.tokens.parsers.text import openings, typed
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, made, openings, typed
 
 _CLOSING = "</tool_call>"
 _PAIR = re.compile(

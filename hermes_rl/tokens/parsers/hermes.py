@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from hermes_rl.tokens.parsers.base import ParsedCall, Tools
-from hermes_rl.tokens.parsers.text import json_block, openings
+from hermes_rl.tokens.parsers.base import ParsedCall, Tools, json_block, openings
 
 
 class Tagged:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, loads, made, skip_blanks
-from hermes_rl.tokens.parsers.text import quoted
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, loads, made, quoted, skip_blanks
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"

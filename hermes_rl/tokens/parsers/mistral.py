@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, made, of_object
-from hermes_rl.tokens.parsers.text import quoted
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, made, of_object, quoted
 
 _OPENING = "[TOOL_CALLS]"
 _HEAD = re.compile(r"\s*(?P<name>[^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*(?P<id>[^\s\[\]{}]*)\s*)?(?:\[ARGS\])?\s*")

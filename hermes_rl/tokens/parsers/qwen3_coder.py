@@ -6,8 +6,7 @@ import re
 from functools import partial
 from typing import Any
 
-from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, made
-from hermes_rl.tokens.parsers.text import openings, typed
+from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, made, openings, typed
 
 _END = re.compile(r"</function>\s*</tool_call>")
 _FUNCTION = re.compile(r"\s*<function=([^>\n]*)>")

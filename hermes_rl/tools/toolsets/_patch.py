@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from hermes_rl.sandbox.base import Sandbox
-from hermes_rl.tools import v4a
-from hermes_rl.tools.base import Tool, ToolInputError
+from hermes_rl.tools import editing
+from hermes_rl.tools.base import OUTPUT_LIMIT, Tool, ToolInputError, ToolRuntime, as_json, capped
 from hermes_rl.tools.editing import NoMatchError, replace
-from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.results import OUTPUT_LIMIT, as_json, capped
 
 T = TypeVar("T")
 
@@ -87,25 +85,25 @@ class Patch(Tool):
                 passage = text, args["old_string"], args["new_string"]
                 files.write(args["path"], await asyncio.to_thread(replace, *passage, everywhere=everywhere))
             else:
-                for change in await asyncio.to_thread(v4a.parse, args["patch"]):
+                for change in await asyncio.to_thread(editing.parse, args["patch"]):
                     await _apply(files, change)
             return as_json(await files.finish())
-        except (NoMatchError, v4a.PatchFormError) as error:
+        except (NoMatchError, editing.PatchFormError) as error:
             return as_json({"success": False, "error": str(error)})
         except OSError as error:
             return as_json({"success": False, "error": f"{error.filename}: {error.strerror}"})
 
 
-async def _apply(files: _Files, change: v4a.Change) -> None:
+async def _apply(files: _Files, change: editing.Change) -> None:
     if change.kind == "add":
         if await files.exists(change.path):
             raise NoMatchError(f"{change.path} exists already; update it instead of adding it")
-        files.write(change.path, v4a.added(change))
+        files.write(change.path, editing.added(change))
         return
     text = await files.read(change.path)
     if change.kind == "update":
         try:
-            text = await asyncio.to_thread(v4a.update, text, change.hunks)
+            text = await asyncio.to_thread(editing.update, text, change.hunks)
         except NoMatchError as error:
             raise NoMatchError(f"{change.path}: {error}") from None
     if change.kind == "delete" or change.target is not None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from hermes_rl.tools.base import CALL_TIMEOUT, Tool, ToolInputError
-from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.processes import ListedProcess
-from hermes_rl.tools.results import as_json, readable
+from hermes_rl.tools.base import CALL_TIMEOUT, ListedProcess, Tool, ToolInputError, ToolRuntime, as_json, readable
 
 PREVIEW = 1000
 """Characters of output that come with a process's status."""

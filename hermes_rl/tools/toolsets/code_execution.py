@@ -15,12 +15,21 @@ from importlib import resources
 from typing import Any
 
 from hermes_rl.sandbox.base import Conversation
-from hermes_rl.tools.arguments import check_arguments, read_arguments
-from hermes_rl.tools.base import CALL_TIMEOUT, Tool, ToolInputError, Toolset
-from hermes_rl.tools.execute import ToolFailedError, run_tool
-from hermes_rl.tools.lines import LineTooLongError, lines_of
-from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.results import OUTPUT_LIMIT, RESULT_LIMIT, as_json, capped, error_json, readable
+from hermes_rl.tools.base import (
+    CALL_TIMEOUT,
+    OUTPUT_LIMIT,
+    RESULT_LIMIT,
+    Tool,
+    ToolInputError,
+    ToolRuntime,
+    Toolset,
+    as_json,
+    capped,
+    error_json,
+    readable,
+)
+from hermes_rl.tools.editing import LineTooLongError, lines_of
+from hermes_rl.tools.execute import ToolFailedError, check_arguments, read_arguments, run_tool
 
 SECONDS = 300.0
 """For one script, where neither the spec nor the sandbox allows less."""

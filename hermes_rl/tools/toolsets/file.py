@@ -12,9 +12,7 @@ import posixpath
 from typing import Any
 
 from hermes_rl.sandbox.base import Sandbox
-from hermes_rl.tools.base import CALL_TIMEOUT, Tool, ToolInputError, Toolset
-from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.results import as_json
+from hermes_rl.tools.base import CALL_TIMEOUT, Tool, ToolInputError, ToolRuntime, Toolset, as_json
 from hermes_rl.tools.search import SEARCH_SECONDS, Query, search
 from hermes_rl.tools.toolsets._patch import Patch
 

@@ -8,10 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from hermes_rl.sandbox.base import CommandResult, Sandbox
-from hermes_rl.tools.base import CALL_TIMEOUT, Tool, Toolset
-from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.results import OUTPUT_LIMIT, as_json, readable
-from hermes_rl.tools.shell import STATE_LIMIT
+from hermes_rl.tools.base import CALL_TIMEOUT, OUTPUT_LIMIT, STATE_LIMIT, Tool, ToolRuntime, Toolset, as_json, readable
 from hermes_rl.tools.toolsets._process import ProcessTool
 
 SPARE_SECONDS = 1.0

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from hermes_rl.tools.base import Tool, ToolInputError, Toolset
-from hermes_rl.tools.machine import ToolRuntime
-from hermes_rl.tools.results import as_json
+from hermes_rl.tools.base import Tool, ToolInputError, ToolRuntime, Toolset, as_json
 
 STATUSES = ("pending", "in_progress", "completed", "cancelled")
 MAX_ITEMS = 256

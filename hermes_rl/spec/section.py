@@ -1,19 +1,115 @@
 """The base of every section of a spec, and the small types that sections share.
 
 Owns strictness (nothing is guessed from a wrong type), immutability, and what a template may stand for.
-It leaves to the sections what their keys mean, and to `hermes_rl.spec.rules` which keys go together.
-"""
+It leaves to the sections what their keys mean, and to `hermes_rl.spec.rules` which keys go together."""
 
 from __future__ import annotations
 
 import re
+import types
 from collections.abc import Mapping
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, Strict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from hermes_rl.spec.sizes import parse_duration, parse_size
+from hermes_rl.spec.nodes import NodePath
+
+# --------------------------- Sizes such as ``2GiB`` and durations such as ``1h30m``, read into bytes and seconds
+
+_UNITS = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
+    "ki": 2**10, "kib": 2**10, "mi": 2**20, "mib": 2**20, "gi": 2**30, "gib": 2**30,
+    "ti": 2**40, "tib": 2**40,
+}  # fmt: skip
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
+_SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``512``, ``2GiB`` (powers of 1024) or ``2GB`` (powers of 1000)."""
+    match = _SIZE.fullmatch(text.strip())
+    factor = _UNITS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"{text!r} is not a size; write bytes, or 512MiB, 2GiB, 2GB")
+    return int(float(match[1]) * factor)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of ``90s``, ``15m``, ``1h30m`` or ``2d``."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or not match[0]:
+        raise ValueError(f"{text!r} is not a duration; write seconds, or 90s, 15m, 1h30m, 2d")
+    parts = zip(match.groups(), _SECONDS.values(), strict=True)
+    return sum(float(number) * seconds for number, seconds in parts if number)
+
+
+# --------------------------------------- Which keys a place of the spec knows, found from the types of the model
+
+
+def key_of(name: str, model: type[BaseModel]) -> str:
+    """The key of a field in YAML."""
+    return model.model_fields[name].alias or name
+
+
+def keys(model: type[BaseModel]) -> list[str]:
+    """All keys of a section, in order."""
+    return [key_of(name, model) for name in model.model_fields]
+
+
+def keys_at(model: type[BaseModel], path: NodePath) -> list[str]:
+    """The keys that the mapping at a path may have; none where it is free."""
+    found: list[str] = []
+    places = types_at(model, path)
+    # a server may be written without its list
+    places += [inner for place in places if get_origin(place) is tuple for inner in members(get_args(place)[0])]
+    for place in places:
+        if isinstance(place, type) and issubclass(place, BaseModel):
+            found.extend(keys(place))
+    if not path:
+        found.append("extends")
+    return found
+
+
+def types_at(model: type[BaseModel], path: NodePath) -> list[Any]:
+    """The types that the value at a path may have."""
+    possible: list[Any] = [model]
+    for step in path:
+        possible = [inner for outer in possible for inner in _step(outer, step)]
+    return possible
+
+
+def _step(outer: Any, step: str | int) -> list[Any]:
+    if isinstance(outer, type) and issubclass(outer, BaseModel):
+        for name, field in outer.model_fields.items():
+            if step in (name, field.alias):
+                return members(field.annotation)
+        return []
+    container, args = get_origin(outer), get_args(outer)
+    if container is tuple and args:
+        inner = members(args[0])
+        # one server may be written without its list
+        return inner if isinstance(step, int) else [part for one in inner for part in _step(one, step)]
+    if container is not None and isinstance(container, type) and issubclass(container, Mapping):
+        return members(args[1])
+    return []
+
+
+def members(annotation: Any) -> list[Any]:
+    """The alternatives of a type, without Annotated, None and unions."""
+    if isinstance(annotation, TypeVar):
+        return []
+    container = get_origin(annotation)
+    if container is Annotated:
+        return members(get_args(annotation)[0])
+    if container in (Union, types.UnionType):
+        return [member for part in get_args(annotation) for member in members(part)]
+    return [] if annotation is type(None) else [annotation]
+
+
+# -------------------------------------------------------------------------------- base
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -1,0 +1,469 @@
+"""`groups.jsonl`: what of it belongs to this run, and is as the run's rollouts say."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.data.rows import Row
+from hermes_rl.errors import UserError
+from hermes_rl.rollouts.environment import Environment
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, token_advantages, turn_advantages
+from hermes_rl.runs.directory import RunDirectory
+from hermes_rl.runs.journal import Journal, cannot_write
+from hermes_rl.runs.store import RolloutStore, rollout_of
+from hermes_rl.tokens.rendering import for_template, history_named
+from hermes_rl.tokens.tokenizer import Tokenizer
+from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB, TokenSequence
+
+# ----------------- Files for supervised and preference training, made from the rollouts of a run of process mode
+# The shapes are those that TRL and Axolotl load (docs/tokens.md). Messages are what chat templates take: arguments
+# are objects, and there are no keys without a value, since templates ask which keys are there. A rollout of several
+# sequences is several rows.
+
+FILES: Mapping[str, tuple[str, ...]] = {"sft": ("sft.jsonl",), "dpo": ("dpo.jsonl", "dpo-text.jsonl")}
+_KEPT = ("role", "tool_call_id", "name", "reasoning_content")
+
+
+def sft_rows(group: Group, *, tokens: bool) -> Iterator[dict[str, Any]]:
+    """A row per sequence of each rollout that is trained on; without `tokens` a row per rollout, messages alone."""
+    for rollout in _trained(group):
+        conversation = {"messages": _messages(rollout), "tools": _tools(rollout)}
+        row = {**conversation, "score": rollout.score, "group": group.id, "rollout": rollout.id}
+        yield from ({**row, **_labelled(one)} for one in rollout.sequences or ()) if tokens else (row,)
+
+
+def dpo_rows(group: Group) -> Iterator[dict[str, Any]]:
+    """The best and the worst rollout of a group as a pair of messages; nothing where they are equal."""
+    for best, worst in _pair(group):
+        assert best.result is not None
+        prompt = best.result.prompt_length
+        yield {
+            "prompt": _messages(best)[:prompt],
+            "chosen": _messages(best)[prompt:],
+            "rejected": _messages(worst)[prompt:],
+            "tools": _tools(best),
+            **_told(best, worst),
+        }
+
+
+def dpo_text_rows(group: Group, tokenizer: Tokenizer | None) -> Iterator[dict[str, Any]]:
+    """The same as texts, control tokens included, as the model saw and wrote them.
+
+    Nothing where tokens are not known, or where a rollout is several sequences.
+    """
+    for best, worst in _pair(group):
+        chosen, rejected = _parts(best), _parts(worst)
+        if tokenizer is None or chosen is None or rejected is None or chosen[0] != rejected[0]:
+            continue
+        texts = map(tokenizer.decode, (*chosen, rejected[1]))
+        yield {**dict(zip(("prompt", "chosen", "rejected"), texts, strict=True)), **_told(best, worst)}
+
+
+def write_format(
+    kind: str,
+    directory: RunDirectory,
+    store: RolloutStore,
+    environment: Environment,
+    groups: Journal,
+    tokenizer: Tokenizer | None,
+) -> list[tuple[Path, int]]:
+    """Write the files anew from the groups that are there; returns each and its number of rows. Blocks."""
+    names = dict.fromkeys(line["group"] for line in groups.read(*GROUP_KEYS))
+    makers: list[Callable[[Group], Iterator[dict[str, Any]]]]
+    if kind == "sft":
+        # A trainer asks the first row whether there are tokens, and takes the others for the same.
+        known = all(rollout.sequences for name in names for rollout in _trained(_group(name, store, environment)))
+        makers = [partial(sft_rows, tokens=known)]
+    else:
+        makers = [dpo_rows, partial(dpo_text_rows, tokenizer=tokenizer)]
+    return [
+        _written(directory.path / file, (row for name in names for row in make(_group(name, store, environment))))
+        for file, make in zip(FILES[kind], makers, strict=True)
+    ]
+
+
+def _written(path: Path, rows: Iterable[dict[str, Any]]) -> tuple[Path, int]:
+    count = 0
+    unfinished = path.with_suffix(".partial")
+    with cannot_write(path):
+        with unfinished.open("w", encoding="utf-8") as file:
+            for row in rows:
+                file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+                count += 1
+        unfinished.replace(path)
+    return path, count
+
+
+def _trained(group: Group) -> list[Rollout]:
+    return [rollout for rollout in group.rollouts if not rollout.masked and rollout.result is not None]
+
+
+def _group(name: str, store: RolloutStore, environment: Environment) -> Group:
+    """A group as its lines have it; each member with the tools that the first was told of."""
+    (lines,) = store.lines([name])
+    row = Row(key=lines[0]["row_key"], columns={}, index=0, digest="")
+    rollouts = [rollout_of(line, RolloutKey(row, name, place, len(lines))) for place, line in enumerate(lines)]
+    for rollout in rollouts:
+        rollout.masked = environment.treatment(rollout.ending) == "mask"
+        if rollout.result is not None:
+            rollout.result.tool_schemas = list(lines[0].get("tools") or ())
+    return Group(name, row, rollouts)
+
+
+def _labelled(sequence: TokenSequence) -> dict[str, Any]:
+    return {
+        "input_ids": sequence.tokens,
+        "attention_mask": [1] * len(sequence),
+        "labels": sequence.masks,
+    }
+
+
+def _messages(rollout: Rollout) -> list[dict[str, Any]]:
+    return [_message(for_template(message)) for message in history_named(messages_of(rollout))]
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message as templates take it; a call that could not be read is the text that it was."""
+    calls: list[dict[str, Any]] = []
+    content = message["content"] or ""
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        if isinstance(function["arguments"], dict):
+            calls.append({"id": call.get("id"), "type": "function", "function": dict(function)})
+        else:
+            content = "\n".join(filter(None, (content, function["arguments"])))
+    kept = {key: message[key] for key in _KEPT if message.get(key)}
+    return {**kept, "content": content, **({"tool_calls": calls} if calls else {})}
+
+
+def _pair(group: Group) -> Iterator[tuple[Rollout, Rollout]]:
+    """The best and the worst; none where they are equal."""
+    scored = [one for one in _trained(group) if one.score is not None]
+    if scored:
+        best, worst = max(scored, key=_score), min(scored, key=_score)
+        if _score(best) > _score(worst):
+            yield best, worst
+
+
+def _told(best: Rollout, worst: Rollout) -> dict[str, Any]:
+    return {"chosen_score": best.score, "rejected_score": worst.score, "group": best.key.group}
+
+
+def _parts(rollout: Rollout) -> tuple[array[int], array[int]] | None:
+    """Ids of the prompt and of all behind it, where they are one sequence."""
+    line = rollout.sequence
+    if line is None or not line.spans:
+        return None
+    start = line.spans[0].start
+    return line.ids[:start], line.ids[start:]
+
+
+def _tools(rollout: Rollout) -> str | None:
+    """As text, since their schemas have keys of their own; None where there are none, as templates ask for that."""
+    assert rollout.result is not None
+    return json.dumps(list(rollout.result.tool_schemas), ensure_ascii=False) if rollout.result.tool_schemas else None
+
+
+def _score(rollout: Rollout) -> float:
+    assert rollout.score is not None
+    return rollout.score
+
+
+# ------------- The lines of a group: how a group of rollouts looks in `groups.jsonl` and on the way to a trainer
+# `group_lines` is the one place where they are made, whoever writes or sends them. A line is a ScoredDataGroup with the
+# keys that atroposlib 0.4.0 knows (`atroposlib.envs.base.ScoredDataGroup`), and `group`, `row_key`, `run` and
+# `certificate`, which join it to the rollouts and prove its tokens.
+#
+# A trajectory API keeps a group whose size is not the registered one for ever, so a rollout of several sequences
+# cannot make a group larger. Line *b* holds sequence *b* of each rollout and has exactly as many entries as the
+# group; where a rollout has no such sequence there is a filler: one token that is masked, with the rollout's own
+# score, and an override that sets its advantage to zero.
+
+FILLER_OVERRIDE = {"set_advantage_to_zero": True}
+GROUP_KEYS = ("group", "scores")
+"""What a line of groups.jsonl has to have, to go on from it."""
+
+
+def group_lines(group: Group, generation_params: Mapping[str, Any], run: str = "") -> list[dict[str, Any]]:
+    """The lines of a group: one where each rollout has one sequence, else one for each sequence of the longest.
+
+    `tokens` and `masks` are None where the tokens of any rollout cannot be known; nothing is invented.
+    `inference_logprobs` is an empty list where the server gave none, since trainers take its length. Only the first
+    line has the messages and the images of the prompts.
+
+    Args:
+        group: a group with its tokens.
+        generation_params: how the policy was asked to sample.
+        run: fingerprint of the run.
+    """
+    layers = _token_layers(group)
+    keys: dict[str, Any] = {"group": group.id, "row_key": group.row.key, "run": run}
+    if group.certificate is not None:
+        keys["certificate"] = group.certificate.record()
+    messages = [messages_of(rollout) for rollout in group.rollouts]
+    seen = [_images(rollout) for rollout in group.rollouts]
+    images = seen if any(seen) else None
+    return [
+        {
+            "tokens": layer["tokens"],
+            "masks": layer["masks"],
+            "scores": group.scores,
+            "advantages": layer["advantages"],  # None: the trainer normalises the scores within the group
+            "ref_logprobs": None,
+            "messages": messages if number == 0 else None,
+            "generation_params": dict(generation_params),
+            "inference_logprobs": layer["inference_logprobs"],
+            "overrides": layer["overrides"],
+            "group_overrides": {},  # BaseEnv looks into it
+            "images": images if number == 0 else None,
+            "distill_token_ids": None,
+            "distill_logprobs": None,
+            **keys,
+            **({"layer": number, "layers": len(layers)} if len(layers) > 1 else {}),
+        }
+        for number, layer in enumerate(layers)
+    ]
+
+
+def messages_of(rollout: Rollout) -> list[dict[str, Any]]:
+    """The conversation; run-api refuses a message without a `content` key."""
+    messages = rollout.result.messages if rollout.result else []
+    return [{**message, "content": message.get("content")} for message in messages]
+
+
+def _images(rollout: Rollout) -> list[str]:
+    """The images of the prompt in order, each an address or a data URL."""
+    prompt = rollout.messages[: rollout.result.prompt_length] if rollout.result is not None else []
+    parts = [part for message in prompt if isinstance(message["content"], list) for part in message["content"]]
+    return [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+
+
+def _token_layers(group: Group) -> list[dict[str, Any]]:
+    """The token fields of each layer; one layer without tokens where those of any rollout are not known."""
+    if any(not rollout.sequences for rollout in group.rollouts):
+        overrides = _overrides([(rollout, False) for rollout in group.rollouts])
+        return [{"tokens": None, "masks": None, "inference_logprobs": [], "advantages": None, "overrides": overrides}]
+    turns = turn_advantages(group)
+    deepest = max(len(rollout.sequences or ()) for rollout in group.rollouts)
+    return [_layer(group.rollouts, turns, number) for number in range(deepest)]
+
+
+def _layer(rollouts: Sequence[Rollout], turns: list[list[float]] | None, number: int) -> dict[str, Any]:
+    entries = [(rollout, _at(rollout, number)) for rollout in rollouts]
+    lines = [(_line(rollout, sequence)) for rollout, sequence in entries]
+    logprobs = [line["logprobs"] for line in lines]
+    return {
+        "tokens": [line["tokens"] for line in lines],
+        "masks": [line["masks"] for line in lines],
+        "inference_logprobs": logprobs if all(line is not None for line in logprobs) else [],
+        "advantages": None if turns is None else [_advantages(s, t) for (_, s), t in zip(entries, turns, strict=True)],
+        "overrides": _overrides([(rollout, sequence is None) for rollout, sequence in entries]),
+    }
+
+
+def _overrides(entries: Sequence[tuple[Rollout, bool]]) -> list[dict[str, Any]] | None:
+    """What the trainer is told of each entry, (rollout, it is a filler); None where there is nothing to tell."""
+    each = [{**rollout.overrides, **(FILLER_OVERRIDE if filler else {})} for rollout, filler in entries]
+    return each if any(each) else None
+
+
+def _at(rollout: Rollout, number: int) -> TokenSequence | None:
+    sequences = rollout.sequences or []
+    return sequences[number] if number < len(sequences) else None
+
+
+def _line(rollout: Rollout, sequence: TokenSequence | None) -> dict[str, Any]:
+    """Tokens, masks and log-probabilities of one entry."""
+    if sequence is None:
+        first = (rollout.sequences or [])[0]
+        return {"tokens": first.tokens[:1], "masks": [MASKED], "logprobs": [MASKED_LOGPROB]}
+    if rollout.masked:
+        size = len(sequence)
+        known = sequence.sampled is not None
+        return {
+            "tokens": sequence.tokens,
+            "masks": [MASKED] * size,
+            "logprobs": [MASKED_LOGPROB] * size if known else None,
+        }
+    return {"tokens": sequence.tokens, "masks": sequence.masks, "logprobs": sequence.logprobs}
+
+
+def _advantages(sequence: TokenSequence | None, turns: list[float]) -> list[float]:
+    return [0.0] if sequence is None else token_advantages(sequence, turns)
+
+
+# ---------------------------------------------------------- JSON of long lists without holding up the event loop
+# Python's encoder keeps the interpreter to itself until it has finished; a group of eight long rollouts would stop
+# everything for most of a second even from a thread. Here long lists of numbers are written piece by piece, and between
+# two pieces others get their turn. One thread does it for all, so that several groups at once do not add up.
+
+PIECE = 2048
+"""Numbers that are written at a time: about a millisecond."""
+_BREATH = 0.0005
+"""Seconds that others get after each piece."""
+COMPRESS_FROM = 1024
+"""Bytes from which a body is compressed."""
+
+
+async def encoded(value: Any) -> bytes:
+    """The JSON of a value, made in the encoding thread. Raises ValueError for what JSON does not have (NaN)."""
+    return await asyncio.get_running_loop().run_in_executor(_thread(), _whole, value)
+
+
+async def body_of(value: Any) -> tuple[bytes, dict[str, str]]:
+    """A request's body and its headers; compressed where that is worth it."""
+    body = await encoded(value)
+    headers = {"Content-Type": "application/json"}
+    if len(body) < COMPRESS_FROM:
+        return body, headers
+    packed = await asyncio.get_running_loop().run_in_executor(_thread(), gzip.compress, body, 1)
+    return packed, {**headers, "Content-Encoding": "gzip"}
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="hermes-rl-encoding")
+
+
+def _whole(value: Any) -> bytes:
+    return "".join(_pieces(value)).encode("ascii")
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        yield "{"
+        for place, (key, item) in enumerate(value.items()):
+            yield f"{',' if place else ''}{json.dumps(str(key))}:"
+            yield from _pieces(item)
+        yield "}"
+    elif isinstance(value, list) and len(value) > PIECE and isinstance(value[0], int | float):
+        yield from _long(value)
+    elif isinstance(value, list) and value and isinstance(value[0], list | dict):
+        yield "["
+        for place, item in enumerate(value):
+            yield "," if place else ""
+            yield from _pieces(item)
+        yield "]"
+    else:
+        yield _dumped(value)
+
+
+def _long(numbers: list[Any]) -> Iterator[str]:
+    yield "["
+    for start in range(0, len(numbers), PIECE):
+        yield f"{',' if start else ''}{_dumped(numbers[start : start + PIECE])[1:-1]}"
+        time.sleep(_BREATH)
+    yield "]"
+
+
+def _dumped(value: Any) -> str:
+    """Without blanks, which are an eighth of long lists."""
+    return json.dumps(value, allow_nan=False, default=_plain, separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy and the like, which hand-written environments may send."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+# -------------------------------------------------------------------------------- groups_file
+
+
+@dataclass(frozen=True)
+class GroupsFile:
+    """The groups of the run with the fingerprint `run`; `moved`: the file lies outside of the run directory.
+
+    The file is made from the store: a group that is missing in it, or differs from its rollouts, is written from them.
+    """
+
+    journal: Journal
+    run: str
+    moved: bool = False
+
+    def check(self, group_size: int) -> None:
+        """Refuse groups that are of another run, or of another size than those that would follow.
+
+        Raises:
+            UserError: what is there, and the way out.
+        """
+        for line in self.journal.read(*GROUP_KEYS):
+            if line.get("run", None if self.moved else self.run) != self.run:
+                raise UserError(
+                    f"{self.journal.path} holds groups of another run ({line.get('run')}; this one is {self.run}): "
+                    "move it, or choose another place"
+                )
+            size = len(line["scores"]) if isinstance(line["scores"], list) else 0
+            if size != group_size:
+                raise UserError(
+                    f"{self.journal.path} holds groups of {size}, and process.group_size is {group_size}: set it to "
+                    f"{size} to go on, or use --fresh to start beside it"
+                )
+
+    def groups(self) -> set[str]:
+        """Every group that is in the file."""
+        return {line["group"] for line in self.journal.read(*GROUP_KEYS)}
+
+    def reconcile(self, store: RolloutStore, changed: Set[str] = frozenset(), *, compare: bool = True) -> set[str]:
+        """The groups that are written as their rollouts are; the others, and those `changed`, are taken out.
+
+        Without `compare` scores may be others than those of the rollouts: an environment's own code has made them.
+
+        Raises:
+            UserError: a file elsewhere holds groups whose rollouts are not here.
+        """
+        layers: dict[str, set[int]] = {}
+        totals: dict[str, int] = {}
+        wrong: set[str] = set()
+        extra = False
+        for line in self.journal.read(*GROUP_KEYS):
+            group, layer = line["group"], line.get("layer", 0)
+            if self.moved and group not in store.groups:
+                raise UserError(
+                    f"{self.journal.path} holds groups of a run in another directory than {store.path} (such as "
+                    f"{group}): move it, or choose another place"
+                )
+            seen = layers.setdefault(group, set())
+            extra = extra or layer in seen
+            seen.add(layer)
+            if group in changed or (compare and line["scores"] != store.scores(group)):
+                wrong.add(group)
+            totals[group] = line.get("layers", 1)
+        right = {group for group, seen in layers.items() if group not in wrong and seen == set(range(totals[group]))}
+        if extra or len(right) < len(layers):
+            self._take_out({(group, layer) for group in right for layer in layers[group]})
+        return right
+
+    def _take_out(self, right: set[tuple[str, int]]) -> None:
+        left = set(right)
+
+        def first(line: dict[str, Any]) -> bool:
+            place = line["group"], line.get("layer", 0)
+            present = place in left
+            left.discard(place)
+            return present
+
+        self.journal.keep(line for line in self.journal.read() if first(line))
+
+    async def encoded(self, lines: list[dict[str, Any]]) -> list[bytes]:
+        """The lines of a group as they are to be written; their JSON is made off the event loop."""
+        return [await encoded(line) for line in lines]
+
+    def write(self, lines: list[bytes]) -> None:
+        """Write the lines of a group, together."""
+        self.journal.append_lines(lines)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.journal.close()

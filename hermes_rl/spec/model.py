@@ -1,0 +1,863 @@
+"""The typed, frozen spec, one module per subject; attribute names are the keys of the YAML.
+
+Annotations are not postponed in these modules: pydantic would have to evaluate the text of each at every start."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    PrivateAttr,
+    SecretStr,
+    Tag,
+    WithJsonSchema,
+)
+
+from hermes_rl.errors import Problem
+from hermes_rl.spec.nodes import NodePath
+from hermes_rl.spec.section import (
+    EMPTY,
+    EnvText,
+    Free,
+    FreeMap,
+    FrozenDict,
+    Late,
+    Map,
+    MayTemplate,
+    Pair,
+    Seconds,
+    Section,
+    Seq,
+    Size,
+    freeze,
+    is_template,
+    thaw,
+    wrong,
+)
+
+if TYPE_CHECKING:
+    from hermes_rl.spec.origin import Origin
+    from hermes_rl.spec.templates import TemplateError
+
+
+# ----------------------------------------- ``agent``: how the policy is asked, and when a rollout has had enough
+
+
+class Reasoning(Section):
+    """How much the model should think: exactly one of effort, max_tokens."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="Effort by name, where the server takes one."
+    )
+    max_tokens: int | None = Field(
+        None, ge=1024, le=32000, description="Tokens of reasoning per turn, from 1024 to 32000."
+    )
+
+
+class Agent(Section):
+    """Sampling and limits of one rollout."""
+
+    max_turns: int = Field(30, ge=1, description="Model calls per rollout.")
+    timeout: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds of work (tools and generation, not queueing, retries or pauses); default: none.",
+    )
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature.")
+    top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling; default: the server's.")
+    max_tokens: int | None = Field(None, ge=1, description="Tokens per turn; default: the server's.")
+    max_trajectory_tokens: int | None = Field(
+        None, ge=1, description="Tokens of the whole conversation; default: no bound."
+    )
+    tool_timeout: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds per tool call; default: 300, or sandbox.timeout where that is longer.",
+    )
+    reasoning: Late[Reasoning] | None = Field(None, description="How much the model should think.")
+    seed: Literal["call", "none"] = Field(
+        "call",
+        description="call: every model call has a sampling seed of its own, drawn from the spec's seed; none: no seed "
+        "is sent, for servers that refuse one.",
+    )
+    extra_body: FreeMap = Field(EMPTY, description="More fields for the body of each request; chat servers only.")
+
+
+class AgentOverrides(Section):
+    """What evaluation does differently; absent keys are those of `agent`."""
+
+    max_turns: int | None = Field(None, ge=1, description="Model calls per rollout.")
+    timeout: float | None = Field(None, gt=0, description="Seconds of working time.")
+    temperature: float | None = Field(
+        None,
+        ge=0,
+        description="Sampling temperature; default: 0 when evaluate.rollouts is 1, else the agent's.",
+    )
+    top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling.")
+    max_tokens: int | None = Field(None, ge=1, description="Tokens per turn.")
+    max_trajectory_tokens: int | None = Field(None, ge=1, description="Tokens of the whole conversation.")
+    tool_timeout: float | None = Field(None, gt=0, description="Seconds per tool call.")
+    reasoning: Late[Reasoning] | None = Field(None, description="How much the model should think.")
+    seed: Literal["call", "none"] | None = Field(None, description="Whether calls have a sampling seed.")
+    extra_body: FreeMap | None = Field(None, description="More fields for the body of each request.")
+
+
+# ----------- ``dataset``: where the rows come from, what is derived from them, and which are kept for evaluation
+
+
+def _data_files(value: Any) -> Any:
+    """One path, several, or one or several per split: what `datasets.load_dataset` takes."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and value and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if isinstance(value, Mapping) and value:
+        return freeze({split: _data_files(files) for split, files in value.items()})
+    raise wrong("expected a path, a list of paths, or a mapping from split to paths")
+
+
+_FILES_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        {
+            "type": "object",
+            "additionalProperties": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+        },
+    ]
+}
+DataFiles = Annotated[Any, PlainValidator(_data_files), WithJsonSchema(_FILES_SCHEMA)]
+Items = Seq[FreeMap]
+
+
+def _only(value: Any) -> Any:
+    return {"only": True} if value == "only" else value
+
+
+class EvalRows(Section):
+    """Which rows are for evaluation and never for training: exactly one of split, fraction, only."""
+
+    split: str | None = Field(None, description="Name of another split of the dataset.")
+    fraction: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Share of the rows, between 0 and 1; which ones depends on seed and content.",
+    )
+    only: bool = Field(False, description="Every row is for evaluation; serve and process refuse to run.")
+    limit: int | None = Field(None, ge=1, description="At most this many evaluation rows.")
+
+
+class Source(Section):
+    """Where rows come from: exactly one of path, items, generator."""
+
+    path: str | None = Field(
+        None,
+        description="A file (questions.jsonl), pattern or folder beside this file, a dataset on the hub, or a format "
+        "(json, csv, parquet, text) with data_files.",
+    )
+    name: str | None = Field(None, description="Configuration of the dataset on the hub.")
+    split: str = Field("train", description="Split that training rows come from.")
+    data_files: DataFiles | None = Field(
+        None,
+        description="Files to read, relative to this file: a path or glob, a list, or a mapping by split.",
+    )
+    revision: str | None = Field(None, description="Branch, tag or commit of the dataset on the hub.")
+    streaming: bool = Field(False, description="Read rows as they are needed instead of all at first.")
+    items: Items | None = Field(None, description="Rows written here; never substituted, never rendered.")
+    generator: str | None = Field(
+        None, description="file.py:function, called as fn(*, seed, split); it yields rows and may be endless."
+    )
+
+
+class Dataset(Source):
+    """The rows that rollouts start from."""
+
+    fallback: Late[Source] | None = Field(
+        None, description="Rows for when the hub is out of reach; their use is said aloud."
+    )
+    columns: FreeMap = Field(
+        EMPTY, description="New columns, each a template over the row; later ones see earlier ones."
+    )
+    filter: str | None = Field(None, description="Expression without braces; a row stays where it is true.")
+    key: str | None = Field(
+        None, description="Column that identifies a row; default: a hash of its content, and the occurrence."
+    )
+    shuffle: int | None = Field(None, description="Seed of the shuffle; absent keeps the order of the source.")
+    order: str | None = Field(
+        None, description="Column that training rows are ordered by, smallest first; with `-` in front, largest first."
+    )
+    sampling: Literal["all", "differing"] = Field(
+        "all", description="all: every row in every pass; differing: rows whose last groups were uniform more rarely."
+    )
+    limit: int | None = Field(
+        None, ge=1, description="At most this many training rows; with `eval: only`, of evaluation rows."
+    )
+    eval: Annotated[Late[EvalRows], BeforeValidator(_only)] | None = Field(
+        None, description="Rows for evaluation: {split}, {fraction} or only, each with an optional limit."
+    )
+
+
+# ``serve``, ``process``, ``evaluate``, ``budget`` and ``wandb``: how much is played, and where it goes
+
+_CONCURRENCY = "Rollouts in flight at a time; default: found by itself."
+
+
+class Serve(Section):
+    """Groups for a trainer."""
+
+    trainer: str = Field(
+        "atropos",
+        description="Who is served: atropos is its trajectory API; or your own as file.py:Class, "
+        "package.module:Class, or a name that a package publishes.",
+    )
+    group_size: int = Field(4, ge=1, description="Rollouts per row.")
+    total_steps: int = Field(1000, ge=1, description="Trainer steps after which the environment ends.")
+    max_token_length: int | None = Field(
+        None, ge=1, description="Tokens of the longest sequence sent; default: the trainer's."
+    )
+    api_url: str = Field("http://localhost:8000", description="Address of the trajectory API.")
+    eval_every: int = Field(100, ge=0, description="Trainer steps between evaluations; 0 is never.")
+    max_staleness: int | None = Field(
+        None,
+        ge=0,
+        description="Oldest weights that may be trained on, in versions behind; default: no bound.",
+    )
+    on_stale: Literal["drop", "keep"] = Field("drop", description="What happens to a group that is too old.")
+    on_too_long: Literal["drop", "truncate", "mask"] = Field(
+        "drop",
+        description="A sequence longer than the trainer takes: drop its group, truncate its end, or mask it.",
+    )
+    drop_uniform: bool = Field(True, description="Leave out groups in which every score is the same.")
+    concurrency: int | None = Field(None, ge=1, description=_CONCURRENCY)
+    allow_inexact: bool = Field(
+        False,
+        description="Send groups whose tokens were not recorded as sampled; they train on a reconstruction.",
+    )
+
+
+class Process(Section):
+    """Groups into a file, without a trainer."""
+
+    group_size: int = Field(4, ge=1, description="Rollouts per row.")
+    groups: int = Field(100, ge=1, description="Groups that are written.")
+    drop_uniform: bool = Field(False, description="Leave out groups in which every score is the same.")
+    concurrency: int | None = Field(None, ge=1, description=_CONCURRENCY)
+    format: Literal["atropos", "sft", "dpo"] = Field("atropos", description="What is written.")
+
+
+class Evaluate(Section):
+    """Scores on the evaluation rows."""
+
+    limit: int | None = Field(None, ge=1, description="At most this many rows; default: all.")
+    rollouts: int = Field(1, ge=1, description="Rollouts per row.")
+    concurrency: int | None = Field(None, ge=1, description=_CONCURRENCY)
+    agent: Late[AgentOverrides] = Field(
+        AgentOverrides.model_construct(), description="What the agent does differently in evaluation."
+    )
+    by: Seq[str] = Field((), description="Columns of the rows; metrics are also told for the rows of each value.")
+    success: float = Field(1.0, description="Score from which a rollout counts as solved, for pass@k and pass^k.")
+
+
+class Budget(Section):
+    """What ends a run early."""
+
+    max_failures: int | None = Field(
+        None, ge=0, description="Groups that may be lost to failures; default: as many as the run is to have."
+    )
+    max_tokens: int | None = Field(None, ge=1, description="Tokens of the policy, prompts included.")
+    max_cost: float | None = Field(None, gt=0, description="US dollars, where the server tells the cost.")
+    deadline: Seconds | None = Field(None, gt=0, description="Seconds from the start of the run, or 2h30m.")
+
+
+def _project(value: Any) -> Any:
+    return {"project": value} if isinstance(value, str) else value
+
+
+class Wandb(Section):
+    """Logging to Weights & Biases; absent is off."""
+
+    project: str | None = Field(None, description="Project; default: the trainer's, else the name of the spec.")
+    name: str | None = Field(None, description="Name of the run; default: the name of the spec.")
+    mode: Literal["online", "offline", "disabled"] = Field("online", description="offline keeps it on this machine.")
+
+
+WandbField = Annotated[Late[Wandb], BeforeValidator(_project)]
+
+
+# ------------------------------------- ``prompt`` and ``user``: what the agent is told first, and who answers it
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, Mapping | TextFile):
+        return "file"
+    return "parts" if isinstance(value, list | tuple) else "text"
+
+
+class TextFile(Section):
+    """A text kept in a file of its own; it is a template like any other text here."""
+
+    file: str = Field(description="Path, relative to this file.")
+
+
+class Part(Section):
+    """A piece of a message: text, or an image that the row has (left out where the row has none)."""
+
+    type: Literal["text", "image_url"] | None = Field(None, description="Kind of the part; follows from its key.")
+    text: str | None = Field(None, description="Text of this part.")
+    image: str | None = Field(None, description="Template that gives an image, its bytes, a data URL or a path.")
+    image_url: FreeMap | str | None = Field(None, description="Image as the OpenAI API takes it.")
+
+
+Text = Annotated[Annotated[str, Tag("text")] | Annotated[TextFile, Tag("file")], Discriminator(_shape)]
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[TextFile, Tag("file")] | Annotated[Seq[Late[Part]], Tag("parts")],
+    Discriminator(_shape),
+]
+
+
+class Message(Section):
+    """One message of the conversation that a rollout starts with."""
+
+    role: Annotated[Literal["system", "user", "assistant", "tool"], MayTemplate()] = Field(
+        description="Who speaks: system, user, assistant or tool."
+    )
+    content: Content | None = Field(None, description="Text, a list of parts, or {file}.")
+    name: str | None = Field(None, description="Name of the speaker, where the model's template knows one.")
+    reasoning_content: str | None = Field(None, description="Reasoning of an earlier assistant turn.")
+    tool_calls: Annotated[Seq[FreeMap], MayTemplate()] | None = Field(
+        None, description="Calls of an earlier assistant turn, as the OpenAI API has them."
+    )
+    tool_call_id: str | None = Field(None, description="Call that a tool message answers.")
+
+
+class Prompt(Section):
+    """How a rollout starts: system and user, or messages."""
+
+    system: Text | None = Field(None, description="System message: a template over the row, or {file}.")
+    user: Content | None = Field(None, description="First user message: a template over the row, parts, or {file}.")
+    messages: Annotated[Seq[Late[Message]], MayTemplate()] | None = Field(
+        None, description="The whole conversation so far, instead of system and user."
+    )
+
+
+class User(Section):
+    """A simulated user: it answers each turn without tool calls; its tokens are never trained on."""
+
+    server: str = Field("user", description="Server role that plays the user.")
+    system: Text | None = Field(None, description="What the user wants and knows: a template over the row, or {file}.")
+    opens: bool = Field(False, description="The user speaks first.")
+    stop: Seq[str] = Field((), description="Phrases of the user that end the rollout.")
+    max_turns: int = Field(30, ge=1, description="Turns of the user after which the rollout ends.")
+    tools: Seq[Late[Tool]] = Field((), description="Tools that the user may call.")
+
+
+# ------------------------- ``sandbox`` and ``artifacts``: where the agent's commands run, and what is kept of it
+
+BACKENDS = ("bubblewrap", "docker", "modal", "daytona", "ssh", "singularity", "none")
+"""Backends by name; a package may publish more."""
+
+
+def _mode(value: Any) -> Any:
+    """Permission bits from digits that are octal however they are written: ``0755`` is the YAML number 755."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return value
+    if not re.fullmatch(r"(0o)?[0-7]{1,5}", str(value)):
+        raise wrong("expected octal permissions such as 0755")
+    return int(str(value).removeprefix("0o"), 8)
+
+
+def _mode_written(value: int) -> str:
+    """With the sign that says octal, so that a section that is written out and read again keeps its bits."""
+    return f"0o{value:03o}"
+
+
+def _network_shape(value: Any) -> str:
+    return "hosts" if isinstance(value, list | tuple) else "switch"
+
+
+Network = Annotated[Annotated[bool, Tag("switch")] | Annotated[Seq[str], Tag("hosts")], Discriminator(_network_shape)]
+
+
+def _package(value: Any) -> Any:
+    """What pip would take for an option, a file or an address is not taken: the list is names and versions alone."""
+    if isinstance(value, str) and not _PACKAGE.fullmatch(value):
+        raise wrong(f"expected a package such as pytest, numpy==2.1.0 or requests[socks]>=2, got {value!r}")
+    return value
+
+
+_PACKAGE = re.compile(
+    r"[A-Za-z0-9][\w.-]*(\[[\w.,\s-]+\])?\s*([<>=!~]=?=?\s*[\w.*+!-]+(\s*,\s*[<>=!~]=?=?\s*[\w.*+!-]+)*)?"
+)
+Package = Annotated[str, BeforeValidator(_package)]
+
+
+class File(Section):
+    """A file put into the sandbox: exactly one of content, from, base64."""
+
+    to: str = Field(description="Path in the sandbox, relative to its working directory.")
+    content: str | None = Field(None, description="Text of the file.")
+    from_: str | None = Field(
+        None, alias="from", description="File or folder to copy, below the folder of the spec after symlinks."
+    )
+    base64: str | None = Field(None, description="Bytes of the file in base64.")
+    mode: Annotated[int, BeforeValidator(_mode), PlainSerializer(_mode_written), MayTemplate()] | None = Field(
+        None, description="Permissions in octal digits, such as 0755; default: those of the source, else 0644."
+    )
+
+
+class Limits(Section):
+    """What the agent's commands may use; absent means the backend's default."""
+
+    memory: Annotated[Size, Field(gt=0), MayTemplate()] | None = Field(None, description="Bytes of memory, or 2GiB.")
+    processes: Annotated[int, Field(ge=1), MayTemplate()] | None = Field(None, description="Processes at a time.")
+    disk: Annotated[Size, Field(gt=0), MayTemplate()] | None = Field(None, description="Bytes on disk, or 4GiB.")
+    cpu: Annotated[float, Field(gt=0), MayTemplate()] | None = Field(None, description="Processor cores.")
+    open_files: Annotated[int, Field(ge=1), MayTemplate()] | None = Field(None, description="Open files per process.")
+    best_effort: Annotated[bool, MayTemplate()] = Field(
+        False, description="A limit that the backend cannot enforce is left out instead of being an error."
+    )
+
+
+class Sandbox(Section):
+    """Where commands run; started only when something uses it."""
+
+    backend: str = Field(
+        "bubblewrap",
+        description="bubblewrap, docker, modal, daytona, ssh, singularity or none (the bare machine).",
+    )
+    image: str | None = Field(
+        None, description="Container image; for bubblewrap a folder or archive with a root file system."
+    )
+    workdir: str | None = Field(None, description="Working directory in the sandbox; default: its home.")
+    env: Map[EnvText] = Field(EMPTY, description="Environment variables of every command.")
+    python: Seq[Package] = Field(
+        (),
+        description="Python packages for the default sandbox, as pip names them; installed once, by the machine's pip, "
+        "and laid in read-only.",
+    )
+    files: Annotated[Seq[File], MayTemplate()] = Field((), description="Files in place before setup.")
+    setup: Annotated[Seq[str], MayTemplate()] = Field(
+        (), description="Commands before the agent starts; one that fails is our failure, not the agent's."
+    )
+    network: Network = Field(False, description="false: none; true: all; or a list of host names.")
+    limits: Limits = Field(
+        Limits.model_construct(), description="Limits on memory, processes, disk, cpu and open files."
+    )
+    timeout: float = Field(120.0, gt=0, description="Seconds per command.")
+    lifetime: float | None = Field(None, gt=0, description="Seconds that a sandbox may live; default: no bound.")
+    keep_processes: bool = Field(
+        False, description="Leave the agent's processes running while rewards look; false kills them first."
+    )
+
+
+class Artifact(Section):
+    """Something taken from the sandbox when the agent has ended: exactly one of path, command."""
+
+    path: str | None = Field(None, description="File or folder in the sandbox.")
+    command: str | None = Field(None, description="Command whose standard output is kept.")
+    lay: bool = Field(True, description="false: it is only kept; fresh sandboxes of rewards do not get it.")
+
+
+# ---------------- ``rewards``, ``score``, ``endings`` and ``solution``: how a rollout is graded, and a right one
+
+INJECTED = frozenset({"item", "result", "ctx", "state", "group", "roles"})
+"""Parameters of a reward that the run fills in; all others are arguments or server roles."""
+
+
+class Reward(Section):
+    """One function that looks at a finished rollout and returns a value."""
+
+    fn: str = Field(
+        description="Shipped name, file.py:function, package.module:function, atropos:<name>, or a name "
+        "that a package publishes; default: the reward's own name."
+    )
+    weight: float = Field(1.0, description="Factor in the score; may be negative, 0 makes it a metric only.")
+    gate: bool = Field(False, description="Multiplies the score, with a value from 0 to 1, instead of adding to it.")
+    args: FreeMap = Field(EMPTY, description="Keyword arguments of the function; templates over the row.")
+    sandbox: Literal["rollout", "fresh"] = Field(
+        "rollout",
+        description="rollout: where the agent worked; fresh: a new sandbox with the artifacts laid in.",
+    )
+
+
+def _named(value: Any) -> Any:
+    """Without `fn` the key is the name of the function."""
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        name: {"fn": name, **({} if reward is None else reward)}
+        if reward is None or isinstance(reward, Mapping)
+        else reward
+        for name, reward in value.items()
+    }
+
+
+class ScoreRule(Section):
+    """What happens to the weighted sum."""
+
+    clamp: Pair | None = Field(None, description="[lowest, highest] score.")
+
+
+def _treatment_shape(value: Any) -> str:
+    return "name" if isinstance(value, str) else "score"
+
+
+Treatment = Annotated[
+    Annotated[Literal["grade", "mask", "drop"], Tag("name")] | Annotated[float, Tag("score")],
+    Discriminator(_treatment_shape),
+]
+
+
+class Call(Section):
+    """One tool call of a gold turn."""
+
+    name: str = Field(description="Name of the tool.")
+    args: Free = Field(EMPTY, description="Arguments; templates over the row.")
+
+
+class Turn(Section):
+    """One turn of the gold solution: tool calls, text, or both."""
+
+    tools: Annotated[Seq[Call], MayTemplate()] | None = Field(None, description="Tool calls of this turn, in order.")
+    say: str | None = Field(None, description="Text of this turn.")
+    reasoning: str | None = Field(None, description="Reasoning of this turn.")
+    user: str | None = Field(None, description="What a scripted user answers, or opens with in a turn of its own.")
+
+
+class Solution(Section):
+    """What a perfect agent would do: played by the scripted policy. Other keys are for rewards to use."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Free] = Field(init=False)
+
+    turns: Annotated[Seq[Turn], MayTemplate()] | None = Field(None, description="Gold turns, in order.")
+    patch: str | None = Field(None, description="Gold patch of the working directory, as git diff writes it.")
+
+
+Rewards = Annotated[Map[Late[Reward]], BeforeValidator(_named)]
+Endings = Map[Treatment]
+
+
+# ---------------------------------------------------------- ``servers``: the models that a run talks to, by role
+
+
+def _type(value: Any) -> Any:
+    if value == "trl":
+        raise wrong(
+            "there is no type trl: TRL's server is stock vLLM; use `type: vllm`, with /v1 at the end of base_url"
+        )
+    return value
+
+
+ServerType = Literal["openai", "vllm", "sglang", "atropos", "scripted"]
+
+
+class Renderer(Section):
+    """How messages become tokens and back, for the token-level server types."""
+
+    name: str = Field("auto", description="auto, a family such as qwen3, or template for the model's own template.")
+    tool_parser: str | None = Field(None, description="Format of tool calls, such as hermes or qwen3_coder.")
+    thinking_retention: str | None = Field(
+        None, description="Which earlier reasoning stays in the prompt, such as all."
+    )
+    stop: Seq[str] = Field((), description="Texts that end a turn, besides the model's own.")
+
+
+class Server(Section):
+    """One model server."""
+
+    type: Annotated[ServerType, BeforeValidator(_type)] = Field(
+        "openai",
+        description="openai: chat completions; vllm, sglang, atropos: token ids; scripted: no model.",
+    )
+    base_url: str | None = Field(None, description="Address, such as http://localhost:9001/v1.")
+    model: str | None = Field(None, description="Name of the model as the server knows it.")
+    api_key_env: str | None = Field(
+        None, description="Environment variable that holds the key; default: no Authorization header."
+    )
+    headers_env: Map[str] = Field(EMPTY, description="HTTP header → environment variable that holds its value.")
+    timeout: float = Field(1200.0, gt=0, description="Seconds per call.")
+    max_concurrency: int = Field(1024, ge=1, description="Requests in flight at a time.")
+    tokenizer: str | None = Field(
+        None, description="Hub name or path; default: the model's own, or a small built-in one for scripted."
+    )
+    renderer: Late[Renderer] | None = Field(None, description="How messages become tokens; default: auto.")
+    weights_path: str | None = Field(
+        None,
+        description="Path at the server that answers with the version of its weights; default: its type's own.",
+    )
+    deviate: float = Field(
+        0.0, ge=0, le=1, description="scripted: share of each group that goes wrong on purpose, from 0 to 1."
+    )
+    seed: int | None = Field(None, description="scripted: seed of the deviations; default: the spec's seed.")
+
+
+def _listed(value: Any) -> Any:
+    """One server is a list of one, so that nobody has to ask which it is."""
+    if not isinstance(value, dict):
+        return value
+    return {role: servers if isinstance(servers, list) else [servers] for role, servers in value.items()}
+
+
+Servers = Annotated[Map[Seq[Late[Server]]], BeforeValidator(_listed)]
+
+
+# ------------------------------------------------------------- ``toolsets`` and ``tools``: what the agent can do
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+def _list(value: Any) -> Any:
+    return {"enabled": value} if isinstance(value, list | tuple) else value
+
+
+def _argv(value: Any) -> Any:
+    """A command line as a list, so that no shell is needed to start it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise wrong(f"cannot be read as a command line: {error}") from None
+
+
+def _kind(value: Any) -> str:
+    return "weights" if isinstance(value, Mapping) else "name"
+
+
+Distribution = Annotated[
+    Annotated[str, Tag("name")] | Annotated[Map[Probability], Tag("weights")], Discriminator(_kind)
+]
+
+
+class Toolsets(Section):
+    """Groups of tools by name: enabled, or drawn once per group from a distribution."""
+
+    enabled: Seq[str] = Field((), description="Names of the toolsets; none when absent.")
+    disabled: Seq[str] = Field((), description="Toolsets that are taken away again.")
+    distribution: Distribution | None = Field(
+        None, description="Name of a distribution, or a mapping from toolset to probability; drawn per group."
+    )
+    record: str | None = Field(None, description="Folder to keep the answers of tools that reach outside.")
+    replay: str | None = Field(None, description="Folder of recorded answers to give instead of reaching outside.")
+    canned: Map[str] = Field(EMPTY, description="Tool → what it always answers where `--demo` keeps it from outside.")
+
+
+class Mcp(Section):
+    """A tool server that speaks the Model Context Protocol."""
+
+    name: str = Field(description="Name of the server; prefix of its tools where names would collide.")
+    command: Annotated[Seq[str], BeforeValidator(_argv)] | None = Field(
+        None, description="Program and arguments of a server over stdio."
+    )
+    url: str | None = Field(None, description="Address of a server over HTTP; it is shared by all rollouts.")
+    files: Seq[File] = Field((), description="Files put beside the server before it starts.")
+    scope: Literal["rollout", "shared"] = Field("rollout", description="One server per rollout, or one for all.")
+    where: Literal["sandbox", "host"] = Field("sandbox", description="Where a server over stdio runs.")
+    allow: Seq[str] | None = Field(None, description="Tools that the agent may use; default: all.")
+    prefix: str | None = Field(None, description="Text in front of each tool's name.")
+    timeout: float = Field(60.0, gt=0, description="Seconds for one call.")
+    env: Map[EnvText] = Field(EMPTY, description="Environment variables of a server over stdio.")
+    headers_env: Map[str] = Field(EMPTY, description="HTTP header → environment variable that holds its value.")
+
+
+class Tool(Section):
+    """One source of tools: exactly one of python, state, mcp."""
+
+    python: str | None = Field(
+        None, description="file.py:function; types and docstring become the schema that the model sees."
+    )
+    state: str | None = Field(
+        None, description="Name of an object on the rollout's state, for its public methods; or of one method."
+    )
+    mcp: Late[Mcp] | None = Field(None, description="A server that speaks the Model Context Protocol.")
+    outside: bool = Field(
+        False,
+        description="For python: it reaches outside, so its answers are recorded and replayed too.",
+    )
+
+
+ToolsetsField = Annotated[Late[Toolsets], BeforeValidator(_list)]
+NO_TOOLSETS = Toolsets.model_construct()
+
+
+# --------------------------------------------------------------- `Spec`: the whole of a spec as one frozen value
+# It remembers, outside of what is compared, where each part was written: later checks name the place.
+
+Mode = Literal["serve", "process", "evaluate"]
+TOOL_TIMEOUT = 300.0
+"""Seconds per tool call where the spec says nothing."""
+
+
+class Spec(Section):
+    """An environment: rows, prompt, tools, sandbox, agent, rewards, and how much of it is played."""
+
+    version: Literal[1] = Field(1, description="Version of the format: 1.")
+    name: str = Field("spec", min_length=1, description="Name of the environment; default: the name of the file.")
+    description: str | None = Field(None, description="One line for lists.")
+    seed: int = Field(
+        0,
+        ge=0,
+        description="Feeds split, distributions, scripted deviations and the sampling seed of each rollout.",
+    )
+    dataset: Late[Dataset] = Field(description="The rows that rollouts start from.")
+    prompt: Late[Prompt] = Field(description="How a rollout starts.")
+    toolsets: ToolsetsField = Field(NO_TOOLSETS, description="Groups of tools by name; none when absent.")
+    tools: Seq[Late[Tool]] = Field((), description="Tools of your own: Python functions, state objects, MCP servers.")
+    state: str | None = Field(None, description="file.py:Class; one object Class(item) per rollout.")
+    user: Late[User] | None = Field(None, description="A simulated user that answers the agent.")
+    sandbox: Late[Sandbox] = Field(Sandbox.model_construct(), description="Where commands run.")
+    artifacts: Map[Late[Artifact]] = Field(EMPTY, description="What is kept of the sandbox, by name.")
+    agent: Late[Agent] = Field(Agent.model_construct(), description="Sampling and limits of one rollout.")
+    rewards: Rewards = Field(EMPTY, description="Functions that grade a rollout, by name, in order.")
+    score: Late[ScoreRule] = Field(
+        ScoreRule.model_construct(), description="What happens to the weighted sum of the rewards."
+    )
+    endings: Endings = Field(EMPTY, description="Ending → grade, mask, drop, or a number as score.")
+    solution: Late[Solution] | None = Field(None, description="What a perfect agent would do.")
+    servers: Servers = Field(EMPTY, description="Model servers by role; policy is the model that acts.")
+    serve: Late[Serve] = Field(Serve.model_construct(), description="Groups for a trainer.")
+    process: Late[Process] = Field(Process.model_construct(), description="Groups into a file.")
+    evaluate: Late[Evaluate] = Field(Evaluate.model_construct(), description="Scores on the evaluation rows.")
+    budget: Late[Budget] = Field(Budget.model_construct(), description="What ends a run early.")
+    env: FreeMap = Field(EMPTY, description="Other fields of Atropos' environment configuration.")
+    wandb: WandbField | None = Field(None, description="Project, or {project, name, mode}; absent is off.")
+
+    _origin: Origin | None = PrivateAttr(default=None)
+    _policy_key: SecretStr | None = PrivateAttr(default=None)
+    _demo: bool = PrivateAttr(default=False)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal where all keys are, wherever they were written."""
+        return isinstance(other, Spec) and dict(self) == dict(other)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    @property
+    def demo(self) -> bool:
+        """True where the spec was changed to run without model, network and containers."""
+        return self._demo
+
+    @property
+    def policy_api_key(self) -> SecretStr | None:
+        """The key given as `--openai.api_key`; it is nowhere else."""
+        return self._policy_key
+
+    @property
+    def folder(self) -> Path:
+        """The folder that relative paths in the spec's own file start from."""
+        return self._origin.root.mark.source.folder if self._origin else Path.cwd()
+
+    @property
+    def source(self) -> str:
+        """The file as the user named it."""
+        return self._origin.root.mark.source.name if self._origin else "spec"
+
+    @property
+    def tool_timeout(self) -> float:
+        """Seconds per tool call: the agent's own, else 300, or the sandbox's where that is longer."""
+        own = self.agent.tool_timeout or max(TOOL_TIMEOUT, self.sandbox.timeout)
+        return min(own, self.agent.timeout or own)
+
+    @property
+    def command_timeout(self) -> float:
+        """Seconds per command: never longer than the tool call that it is part of."""
+        return min(self.sandbox.timeout, self.tool_timeout)
+
+    def agent_for(self, mode: Mode) -> Agent:
+        """The agent's settings in a mode: with the overrides for evaluation."""
+        if mode != "evaluate":
+            return self.agent
+        changes: dict[str, Any] = {key: value for key, value in self.evaluate.agent if value is not None}
+        if self.evaluate.rollouts == 1:
+            changes.setdefault("temperature", 0.0)
+        return self.agent.model_copy(update=changes)
+
+    def problem(self, path: NodePath, message: str, *, at: Literal["key", "value"] = "value") -> Problem:
+        """A problem with the place where `path` was written, or where its nearest parent was."""
+        if self._origin is None:
+            return Problem(self.source, None, None, message)
+        return self._origin.problem(path, message, at=at)
+
+    def is_written(self, path: NodePath) -> bool:
+        """True where the key stands in the spec itself, not just in the defaults."""
+        return self._origin is not None and self._origin.is_written(path)
+
+    def written_at(self, path: NodePath) -> str | None:
+        """The text of a value before it was made an absolute path; None where none was written."""
+        return self._origin.written_at(path) if self._origin is not None else None
+
+    def template_problem(self, path: NodePath, error: TemplateError) -> Problem:
+        """The problem of a template at the line that is to blame, inside a block where it is one."""
+        row = f" (row {error.row})" if error.row else ""
+        message = f"{error.message}{row}"
+        if self._origin is None:
+            return self.problem(path, message)
+        return self._origin.line_problem(path, error.line or 1, message, near=error.column)
+
+    def folder_of(self, path: NodePath) -> Path:
+        """The folder that a relative path written at `path` starts from."""
+        return self._origin.folder_of(path) if self._origin else Path.cwd()
+
+    def resolved(self) -> dict[str, Any]:
+        """The spec as it ran, for `spec.yaml`: `${VAR}` as it was written, no secrets, paths absolute."""
+        if self._origin is None:
+            return dict(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
+        return self._origin.resolved()
+
+
+# -------------------------------------------------------------------------------- model
+
+__all__ = [
+    "BACKENDS",
+    "NO_TOOLSETS",
+    "Agent",
+    "AgentOverrides",
+    "Artifact",
+    "Budget",
+    "Call",
+    "Dataset",
+    "EvalRows",
+    "Evaluate",
+    "File",
+    "FrozenDict",
+    "Limits",
+    "Mcp",
+    "Message",
+    "Mode",
+    "Part",
+    "Process",
+    "Prompt",
+    "Reasoning",
+    "Renderer",
+    "Reward",
+    "Sandbox",
+    "ScoreRule",
+    "Section",
+    "Serve",
+    "Server",
+    "Solution",
+    "Source",
+    "Spec",
+    "TextFile",
+    "Tool",
+    "Toolsets",
+    "Turn",
+    "User",
+    "Wandb",
+    "freeze",
+    "is_template",
+    "thaw",
+]

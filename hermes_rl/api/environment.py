@@ -27,13 +27,12 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.exact import TOKEN_LEVEL
 from hermes_rl.runs.opening import budget_of, open_records, require_machine
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.provenance import provenance
 from hermes_rl.runs.run import Plan, RowSource, Run
 from hermes_rl.runs.store import RolloutStore
-from hermes_rl.servers.base import ServerConfig
+from hermes_rl.servers.base import CALLABLE, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.policy import Policy
 from hermes_rl.spec.load import load_spec
@@ -547,11 +546,11 @@ async def _one(runner: RolloutRunner, key: RolloutKey) -> Rollout:
 
 async def _encoder_of(config: ServerConfig) -> Encoder:
     """What gives tokens to rollouts of a server; those of token-level servers have theirs already."""
-    if config.type == "scripted":
+    if config.kind.embedded:
         return await asyncio.to_thread(Encoder.load, config.tokenizer)
-    if config.type in TOKEN_LEVEL:
+    if config.kind.token_level:
         return Encoder(None, "nothing was sampled")
-    name = config.tokenizer or (config.model if config.type == "openai" else "")
+    name = config.tokenizer or ("" if config.type == CALLABLE else config.model)
     if not name:
         return Encoder(None, "the policy names neither a model nor a tokenizer")
     return await asyncio.to_thread(Encoder.load, name)

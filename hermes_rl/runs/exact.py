@@ -12,8 +12,6 @@ if TYPE_CHECKING:  # most specs are checked without a renderer, whose parts take
     from hermes_rl.tokens.forecast import Forecast
     from hermes_rl.tokens.rendering import Renderer
 
-TOKEN_LEVEL = ("vllm", "sglang", "atropos")
-"""Server types whose policy needs a tokenizer that can be had, and a template that allows exact tokens."""
 OF_SMALL = "a rollout has 1 sequence"
 """What is foretold of the small tokenizer: its template keeps all turns, with tools, users and reasoning."""
 
@@ -23,7 +21,7 @@ def tokenizer_of(spec: Spec) -> str | None:
     server = spec.servers["policy"][0]
     if server.tokenizer is not None:
         return server.tokenizer
-    return None if server.type == "scripted" else server.model
+    return None if server.kind.embedded else server.model
 
 
 def renderer_of(spec: Spec) -> Renderer:
@@ -97,7 +95,7 @@ def foretold(spec: Spec) -> str | None:
         UserError: the policy is a token-level server, and no run with this renderer can begin.
     """
     policy = spec.servers.get("policy")
-    if not policy or policy[0].type not in (*TOKEN_LEVEL, "scripted"):
+    if not policy or not policy[0].kind.exact:
         return None
     name = tokenizer_of(spec)
     if name is None and policy[0].renderer is None:
@@ -107,6 +105,6 @@ def foretold(spec: Spec) -> str | None:
     try:
         return str(forecast_of(spec))
     except UserError as error:
-        if policy[0].type in TOKEN_LEVEL:
+        if policy[0].kind.token_level:
             raise
         return f"its tokens cannot be exact: {error}"

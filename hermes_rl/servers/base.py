@@ -17,10 +17,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from hermes_rl.errors import HermesRLError
+from hermes_rl.server_types import ServerType, server_type
 from hermes_rl.tokens.transcript import Step, Transcript, WeightVersions, listed
 
 Message = Mapping[str, Any]
 """One message as the chat-completions API has it."""
+
+
+CALLABLE = "callable"
+"""The type of a function of the caller that answers as a server would."""
 
 
 class Secret:
@@ -53,7 +58,7 @@ class ServerConfig:
     """The configuration of one server, with its secrets resolved."""
 
     type: str
-    """openai, vllm, sglang, atropos or scripted."""
+    """As a spec names it (see `hermes_rl.server_types`), or `CALLABLE`."""
     base_url: str | None = None
     """Address that `/chat/completions` is appended to; None for `scripted`."""
     model: str = ""
@@ -78,6 +83,11 @@ class ServerConfig:
     """Returns the model's name for each request, where a trainer changes it with the weights."""
     version: Callable[[], int | None] | None = None
     """Returns the version of the weights, where a trainer tells it; None, or an answer of None: ask the server."""
+
+    @property
+    def kind(self) -> ServerType:
+        """What its type says about it; of a function, nothing."""
+        return ServerType() if self.type == CALLABLE else server_type(self.type)
 
     def current(self) -> ServerConfig:
         """Return the configuration with the model's name as it is now."""

@@ -220,8 +220,6 @@ SampleFunction = Callable[[list[int], Sampling], Awaitable[Sampled]]
 """Samples what follows the ids of a prompt."""
 ChatFunction = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], Awaitable[Mapping[str, Any] | str]]
 """Answers messages, with the schemas of the tools that may be called."""
-CALLABLE = "callable"
-"""The type of such a server in records."""
 _MOST_ABORTS = 1000
 
 

@@ -126,8 +126,8 @@ class TokenServer:
     def _load_renderer(self) -> Renderer:
         config = self._config
         # The model of a scripted server is only a name; without a tokenizer it uses the package's own.
-        name = config.tokenizer or (None if config.type == "scripted" else config.model)
-        if not name and config.type != "scripted":
+        name = config.tokenizer or (None if config.kind.embedded else config.model)
+        if not name and not config.kind.embedded:
             raise UserError(f"a server of type {config.type!r} needs a model or a tokenizer")
         return load_renderer(name, RendererSettings.of(config.renderer))
 

@@ -76,7 +76,7 @@ def _taken(artifact: Section) -> dict[str, Any]:
 
 
 def _is_scripted(spec: Spec) -> bool:
-    return any(server.type == "scripted" for server in spec.servers.get("policy", ()))
+    return any(server.kind.embedded for server in spec.servers.get("policy", ()))
 
 
 def _acting(spec: Spec) -> dict[str, Any]:

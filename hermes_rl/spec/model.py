@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Discriminator,
@@ -23,7 +24,8 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from hermes_rl.errors import Problem
+from hermes_rl.errors import Problem, UserError
+from hermes_rl.server_types import DEFAULT, ServerType, server_type
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.section import (
     EMPTY,
@@ -552,15 +554,13 @@ Endings = Map[Treatment]
 # ---------------------------------------------------------- ``servers``: the models that a run talks to, by role
 
 
-def _type(value: Any) -> Any:
-    if value == "trl":
-        raise wrong(
-            "there is no type trl: TRL's server is stock vLLM; use `type: vllm`, with /v1 at the end of base_url"
-        )
-    return value
-
-
-ServerType = Literal["openai", "vllm", "sglang", "atropos", "scripted"]
+def _known(name: str) -> str:
+    """Refuse a type of which there is none, neither here nor in another package."""
+    try:
+        server_type(name)
+    except UserError as error:
+        raise wrong(str(error)) from None
+    return name
 
 
 class Renderer(Section):
@@ -577,9 +577,9 @@ class Renderer(Section):
 class Server(Section):
     """One model server."""
 
-    type: Annotated[ServerType, BeforeValidator(_type)] = Field(
-        "openai",
-        description="openai: chat completions; vllm, sglang, atropos: token ids; scripted: no model.",
+    type: Annotated[str, AfterValidator(_known)] = Field(
+        DEFAULT,
+        description="openai: chat completions; vllm, sglang, atropos: token ids; scripted: no model; or of a package.",
     )
     base_url: str | None = Field(None, description="Address, such as http://localhost:9001/v1.")
     model: str | None = Field(None, description="Name of the model as the server knows it.")
@@ -601,6 +601,11 @@ class Server(Section):
         0.0, ge=0, le=1, description="scripted: share of each group that goes wrong on purpose, from 0 to 1."
     )
     seed: int | None = Field(None, description="scripted: seed of the deviations; default: the spec's seed.")
+
+    @property
+    def kind(self) -> ServerType:
+        """What its type says about it."""
+        return server_type(self.type)
 
 
 def _listed(value: Any) -> Any:

@@ -27,6 +27,7 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
 from hermes_rl.runs.directory import RunDirectory
+from hermes_rl.runs.exact import require_same_tokenizer
 from hermes_rl.runs.opening import budget_of, open_records, require_machine
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.provenance import provenance
@@ -113,6 +114,7 @@ class Env:
             require_machine(self._compiled, logger.warning)
             await self._stack.enter_async_context(self._compiled)
             await asyncio.to_thread(self._load_rows)
+            await asyncio.to_thread(require_same_tokenizer, self.spec)
             if self._record is not None:
                 self._directory = self._stack.enter_context(RunDirectory.choose(self.spec, "process", self._record))
                 self._compiled.artifact_folder = self._directory.artifacts

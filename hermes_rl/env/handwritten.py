@@ -59,6 +59,10 @@ class HandWritten:
     async def user(self, key: RolloutKey, runtime: ToolRuntime) -> None:
         """Nobody answers; an environment that has somebody plays its own conversation."""
 
+    @property
+    def teacher(self) -> None:
+        """Nobody is asked; a spec may name a teacher."""
+
     def options(self, split: str) -> LoopOptions:
         config = self._env.config
         return LoopOptions(

@@ -19,7 +19,7 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder
 from hermes_rl.runs.directory import RunDirectory, changed_parts
-from hermes_rl.runs.exact import renderer_of, tokenizer_of
+from hermes_rl.runs.exact import renderer_of, require_same_tokenizer, tokenizer_of
 from hermes_rl.runs.groups import GroupsFile
 from hermes_rl.runs.progress import Progress, WandbLog, wandb_log
 from hermes_rl.runs.provenance import provenance
@@ -158,6 +158,9 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
         for role in compiled.roles.values():
             role.tell(launch.progress.note)
         rows = await asyncio.to_thread(load_rows, spec, split, notify=launch.progress.note)
+        if spec.distill is not None and split == "train":
+            await require_reachable(spec.distill.server, compiled.roles[spec.distill.server].configs)
+            await asyncio.to_thread(require_same_tokenizer, spec)
         encoder = await _encoder(spec, split)
         if encoder.missing is not None:
             launch.progress.note(f"WARNING: the groups will have messages and no tokens. {encoder.missing}")

@@ -364,6 +364,15 @@ class User(Section):
     tools: Seq[Late[Tool]] = Field((), description="Tools that the user may call.")
 
 
+class Distill(Section):
+    """A teacher says of each token of a rollout how probable it is, and which tokens it finds the most probable."""
+
+    server: str = Field("teacher", description="Server role that is the teacher, with the policy's tokenizer.")
+    top_k: int = Field(
+        8, ge=0, description="Tokens that the teacher finds the most probable at each place; 0 asks for none."
+    )
+
+
 # ------------------------- ``sandbox`` and ``artifacts``: where the agent's commands run, and what is kept of it
 
 BACKENDS = ("bubblewrap", "docker", "modal", "daytona", "ssh", "singularity", "none")
@@ -722,6 +731,7 @@ class Spec(Section):
     tools: Seq[Late[Tool]] = Field((), description="Tools of your own: Python functions, state objects, MCP servers.")
     state: str | None = Field(None, description="file.py:Class; one object Class(item) per rollout.")
     user: Late[User] | None = Field(None, description="A simulated user that answers the agent.")
+    distill: Late[Distill] | None = Field(None, description="A teacher whose log-probabilities groups carry.")
     sandbox: Late[Sandbox] = Field(Sandbox.model_construct(), description="Where commands run.")
     artifacts: Map[Late[Artifact]] = Field(EMPTY, description="What is kept of the sandbox, by name.")
     agent: Late[Agent] = Field(Agent.model_construct(), description="Sampling and limits of one rollout.")
@@ -834,6 +844,7 @@ __all__ = [
     "Budget",
     "Call",
     "Dataset",
+    "Distill",
     "EvalRows",
     "Evaluate",
     "File",

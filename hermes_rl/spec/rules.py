@@ -270,6 +270,25 @@ def _roles(data: dict[str, Any]) -> Iterator[Fault]:
         yield Fault(("user", "server"), message) if "server" in user else Fault(("user",), message, at="key")
 
 
+def _teacher(data: dict[str, Any]) -> Iterator[Fault]:
+    """The teacher is a role whose servers say what they make of given tokens."""
+    distill = data.get("distill")
+    role = section(data, "distill").get("server", "teacher")
+    if not isinstance(distill, dict) or not isinstance(role, str):
+        return
+    if role not in section(data, "servers"):
+        message = f"there is no server role `{role}`{choices(role, section(data, 'servers'))}"
+        yield Fault(("distill", "server"), message) if "server" in distill else Fault(("distill",), message, at="key")
+    for path, server in servers(data):
+        name = str(section(server).get("type", DEFAULT))
+        kind = _known_type(name)
+        if path[1] == role and kind is not None and not kind.exact:
+            message = (
+                f"a teacher is a token-level server: one of type {name} does not say how probable given tokens are"
+            )
+            yield Fault((*path, "type"), message) if "type" in section(server) else Fault(path, message, at="key")
+
+
 def _servers(data: dict[str, Any]) -> Iterator[Fault]:
     for path, server in servers(data):
         if not isinstance(server, dict):
@@ -308,7 +327,7 @@ def _env(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 RUN_RULES = (
-    _reasoning, _extra_body, _rewards, _code, _clamp, _endings, _solution, _roles, _servers, _urls, _env,
+    _reasoning, _extra_body, _rewards, _code, _clamp, _endings, _solution, _roles, _teacher, _servers, _urls, _env,
 )  # fmt: skip
 
 

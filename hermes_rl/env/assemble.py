@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_rl.runs.groups import FILLER_OVERRIDE
+from hermes_rl.runs.groups import FILLER_OVERRIDE, OF_TEACHER
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
 
 FURTHER = "further"
@@ -54,6 +54,7 @@ def _further(item: dict[str, Any], number: int) -> dict[str, Any]:
     if number < len(given):
         return {"overrides": {}, **given[number], "layer": number + 1}
     filler = {"tokens": item["tokens"][:1], "masks": [MASKED], "inference_logprobs": [MASKED_LOGPROB]}
+    filler |= {name: [value] for name, value in OF_TEACHER.items() if item.get(name) is not None}
     return {**filler, "scores": item["scores"], "overrides": dict(FILLER_OVERRIDE), "layer": number + 1}
 
 

@@ -15,7 +15,7 @@ from hermes_rl.env.items import group_id, items_of, row_of
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.rollouts.runner import REPLAYS, Recorded, RolloutRunner, Unrecorded
-from hermes_rl.runs.groups import group_lines
+from hermes_rl.runs.groups import OF_TEACHER, group_lines
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.servers.base import ChatServer
 
@@ -74,7 +74,8 @@ class Collecting:
     async def collect_trajectory(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         """Play and grade one rollout; (None, []) where infrastructure failed it for good."""
         row, group = self._named(item)
-        rollout = await RolloutRunner(self._core, store=_Tracked(self)).member(RolloutKey(row, group, 0, 1))
+        runner = RolloutRunner(self._core, store=_Tracked(self), encode=self._encoder.encode)
+        rollout = await runner.member(RolloutKey(row, group, 0, 1))
         if rollout.error is not None:
             logger.error("rollout %s was not graded (%s): %s", rollout.id, rollout.ending, rollout.error)
             return None, []
@@ -155,5 +156,5 @@ class _Tracked:
 
 def _item_of(group: dict[str, Any]) -> dict[str, Any]:
     """A group of one as a ScoredDataItem."""
-    lists = {"tokens", "masks", "scores", "messages", "inference_logprobs"}
+    lists = {"tokens", "masks", "scores", "messages", "inference_logprobs", *OF_TEACHER}
     return {key: (value[0] if key in lists and value else value) for key, value in group.items()}

@@ -6,10 +6,13 @@ trained on without the teacher's word nor scored by it. Leaves asking, retries a
 
 from __future__ import annotations
 
-from hermes_rl.errors import ServerFailure
+from hermes_rl.errors import Failure, RunError, ServerFailure
 from hermes_rl.rollouts.rollout import Rollout
 from hermes_rl.servers.base import ContextLengthExceeded
 from hermes_rl.servers.client import ModelClient
+from hermes_rl.tokens.transcript import ids
+
+PROBE = "probe"
 
 
 class Teacher:
@@ -22,6 +25,22 @@ class Teacher:
 
     def __init__(self, role: ModelClient, top_k: int) -> None:
         self.role, self.top_k = role, top_k
+
+    async def probe(self) -> None:
+        """Ask about two tokens, before anything is played for a teacher that never answers what is asked.
+
+        Raises:
+            RunError: it gives no answer, because it allows fewer most probable tokens for example.
+        """
+        try:
+            await self.role.scored(ids((0, 0)), self.top_k, PROBE)
+        except Failure as failure:
+            raise RunError(
+                f"distill: the teacher does not say which {self.top_k} tokens are the most probable at a place: "
+                f"{failure.detail}"
+            ) from failure
+        finally:
+            self.role.forget(PROBE)
 
     async def ask(self, rollout: Rollout) -> None:
         """Set `rollout.teacher`, where its tokens are known and nobody has asked yet.

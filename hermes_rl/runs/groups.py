@@ -190,6 +190,8 @@ def _score(rollout: Rollout) -> float:
 # score, and an override that sets its advantage to zero.
 
 FILLER_OVERRIDE = {"set_advantage_to_zero": True}
+OF_TEACHER: Mapping[str, Any] = {"ref_logprobs": MASKED_LOGPROB, "distill_token_ids": [], "distill_logprobs": []}
+"""The fields with what a teacher says of each token, and what stands there for the one token of a filler."""
 GROUP_KEYS = ("group", "scores")
 """What a line of groups.jsonl has to have, to go on from it."""
 
@@ -274,7 +276,7 @@ def _layer(rollouts: Sequence[Rollout], turns: list[list[float]] | None, number:
     }
 
 
-_UNTAUGHT: Mapping[str, None] = dict.fromkeys(("ref_logprobs", "distill_token_ids", "distill_logprobs"))
+_UNTAUGHT: Mapping[str, None] = dict.fromkeys(OF_TEACHER)
 _OF_A_FILLER = TokenLogprobs(numbers(), 0, ids(), numbers())
 
 

@@ -158,9 +158,10 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
         for role in compiled.roles.values():
             role.tell(launch.progress.note)
         rows = await asyncio.to_thread(load_rows, spec, split, notify=launch.progress.note)
-        if spec.distill is not None and split == "train":
-            await require_reachable(spec.distill.server, compiled.roles[spec.distill.server].configs)
+        if compiled.teacher is not None and split == "train":
+            await require_reachable(compiled.teacher.role.name, compiled.teacher.role.configs)
             await asyncio.to_thread(require_same_tokenizer, spec)
+            await compiled.teacher.probe()
         encoder = await _encoder(spec, split)
         if encoder.missing is not None:
             launch.progress.note(f"WARNING: the groups will have messages and no tokens. {encoder.missing}")

@@ -40,7 +40,7 @@ class LegacyGenerate:
 
     def scoring_body(self, top_k: int, config: ServerConfig) -> dict[str, Any]:
         body = {"prompt": {"prompt_token_ids": PROMPT}, "prompt_logprobs": top_k}
-        return {**body, "max_tokens": 1, "temperature": 0.0}
+        return {**body, "max_tokens": 1, "temperature": 1.0}
 
     def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
         """Read `prompt_logprobs`, [position], or [completion][position]."""

@@ -46,7 +46,7 @@ class Generate:
     def scoring_body(self, top_k: int, config: ServerConfig) -> dict[str, Any]:
         return {
             "input_ids": PROMPT,
-            "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
             "logprob_start_len": 0,
             "top_logprobs_num": top_k,

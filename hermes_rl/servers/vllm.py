@@ -52,7 +52,7 @@ class Completions:
     def scoring_body(self, top_k: int, config: ServerConfig) -> dict[str, Any]:
         body: dict[str, Any] = {"model": config.model} if config.model else {}
         # One token is the least that vLLM samples.
-        return {**body, "prompt": PROMPT, "prompt_logprobs": top_k, "max_tokens": 1, "temperature": 0.0}
+        return {**body, "prompt": PROMPT, "prompt_logprobs": top_k, "max_tokens": 1, "temperature": 1.0}
 
     def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
         return scores_of_prompt(_choice(data).get("prompt_logprobs"), prompt, top_k)

@@ -13,7 +13,9 @@ import pytest
 from aiohttp import web
 from atroposlib.api.server import ScoredData
 
+from hermes_rl import compile_spec
 from hermes_rl.endings import Ending
+from hermes_rl.env.assemble import FURTHER, assemble, layered
 from hermes_rl.errors import Failure, RunError, ServerFailure, UserError
 from hermes_rl.rollouts.rollout import Rollout
 from hermes_rl.rollouts.runner import RolloutRunner
@@ -26,7 +28,7 @@ from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from hermes_rl.tokens.transcript import MASKED_LOGPROB
+from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
 from tests.cli.test_run import hermes
 from tests.env.test_token_exact import tokenizer_folder
 from tests.env.trainer import train, trajectory_api
@@ -62,13 +64,17 @@ class TeacherServer(ScriptedServer):
         super().__init__("m", TOKENIZER, said)
         self.asked: list[list[int]] = []
         self.refused: str | None = None
+        self.most = 20
 
     async def _completions(self, request: web.Request) -> web.Response:
         body = json.loads(await request.read())
         if self.refused is not None and self.refused in TOKENIZER.decode(body["prompt"]):
             return web.json_response({"error": {"message": "not this one"}}, status=400)
         assert "prompt_logprobs" in body, "a teacher samples nothing"
-        self.asked.append(body["prompt"])
+        if body["prompt_logprobs"] > self.most:
+            return web.json_response({"error": {"message": f"at most {self.most} prompt_logprobs"}}, status=400)
+        if len(body["prompt"]) > 2:  # no run's first look at it
+            self.asked.append(body["prompt"])
         return await super()._completions(request)
 
 
@@ -183,6 +189,15 @@ async def test_a_teacher_that_is_not_there_is_told_before_anything_is_played(tmp
         await play(text_of("http://127.0.0.1:9/v1"), tmp_path / "run")
 
 
+async def test_a_teacher_that_refuses_what_is_asked_is_told_before_anything_is_played(
+    teacher: Teaching, tmp_path: Path
+) -> None:
+    teacher[0].most = 2
+    with pytest.raises(RunError, match=r"distill: the teacher does not say which 3 tokens .*at most 2 prompt_logprobs"):
+        await play(text_of(teacher[1]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 async def test_a_rollout_that_waits_for_its_group_is_asked_about_once(teacher: Teaching, tmp_path: Path) -> None:
     server, url = teacher
     (tmp_path / "rank.py").write_text(
@@ -217,6 +232,38 @@ async def test_the_teacher_is_asked_only_where_something_is_trained() -> None:
     world = World(teacher=Asked(ServerFailure("the teacher is gone")))
     group = await RolloutRunner(world, replays=0).start(row(), "g", 2)
     assert (group.dropped, group.detail, group.scores) == (Ending.SERVER_FAILURE, "the teacher is gone", [])
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+async def test_environments_made_of_the_spec_have_the_teacher_too(
+    by_hand: bool, teacher: Teaching, tmp_path: Path
+) -> None:
+    folder = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=False)
+    own = {"deviate: 0.5": f'tokenizer: "{folder}"', str(small_tokenizer_path()): str(folder)}
+    parent: Any = compile_spec(parse_spec(text_of(teacher[1], **own, **{"solution: {turns": "# {"}) + LAYERED))
+
+    class Mine(parent):
+        async def collect_trajectory(self, item: Any) -> Any:
+            return await super().collect_trajectory(item)
+
+    made = (Mine if by_hand else parent)(*parent.config_init())
+    await made.setup()
+    try:
+        layers, _ = await made.collect_trajectories(await made.get_next_item())
+        assert len(layers) == 2
+        for layer in layers:
+            check(layer, 3)
+    finally:
+        await made.shut_down()
+
+
+def test_a_filler_has_a_place_for_the_teacher() -> None:
+    whole = {"tokens": [5, 6], "masks": [MASKED, 6], "inference_logprobs": [1.0, -0.5], "scores": 1.0}
+    whole |= {"ref_logprobs": [1.0, -0.5], "distill_token_ids": [[], [6]], "distill_logprobs": [[], [-0.5]]}
+    _, second = (assemble(layer) for layer in layered([{**whole, FURTHER: [whole]}, whole]))
+    assert second["tokens"] == [[5, 6], [5]]
+    assert second["ref_logprobs"] == [[1.0, -0.5], [MASKED_LOGPROB]]
+    assert (second["distill_token_ids"], second["distill_logprobs"]) == ([[[], [6]], [[]]], [[[], [-0.5]], [[]]])
 
 
 def test_what_is_asked_defines_the_rollouts_that_are_trained_on() -> None:

@@ -1,7 +1,9 @@
 """`load_rows`: the rows of a spec for training or evaluation.
 
-Owns the order of the steps: source, columns, filter, key, split, shuffle, order, limit. Everything here is plain
-synchronous code; callers with an event loop run it in a thread."""
+This module owns the order of the steps: source, columns, filter, key, split, shuffle, order, limit. The split and the
+shuffle depend on the seed and on the rows alone. Everything is synchronous code; callers with an event loop run it in a
+thread.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.spec.model import Source, Spec
 from hermes_rl.spec.suggest import did_you_mean
 
-# -------------------------------------- The order of rows: a shuffle that depends on its seed and the rows alone
+# --------------------------------------------------------------------------------------------- The order of rows
 
 WINDOW = 1000
 """Rows among which endless data is shuffled."""
@@ -63,7 +65,7 @@ def shuffled_stream(rows: Iterable[Row], seed: int) -> Iterator[Row]:
     yield from waiting
 
 
-# -------------- Which rows are for evaluation: a function of the seed and the row's content, and of nothing else
+# --------------------------------------------------------------------------------- Which rows are for evaluation
 
 
 def eval_digests(rows: Iterable[Row], fraction: float, seed: int) -> frozenset[str]:
@@ -90,7 +92,7 @@ def is_eval(row: Row, fraction: float, seed: int) -> bool:
     return fraction_of(seeded(seed, row.digest)) < fraction
 
 
-# -------------------------------------------------------------------------------- load
+# ------------------------------------------------------------------------------------------------------- Loading
 
 Split = Literal["train", "eval"]
 Notify = Callable[[str], None]

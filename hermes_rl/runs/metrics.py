@@ -1,4 +1,8 @@
-"""The numbers of an evaluation, by the names under which they are reported."""
+"""The numbers of an evaluation, by the names under which they are reported, and the statistics behind them.
+
+A mean comes with an error that takes the groups of rollouts into account. pass@k and pass^k are estimated without bias.
+Rollouts that were not graded bound what the mean could be; they are never counted as 0.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from hermes_rl.rollouts.rollout import RolloutState
 from hermes_rl.runs.store import reward_of
 from hermes_rl.scoring.value import RewardValue
 
-# What an evaluation may claim: means with honest errors, pass@k and pass^k, bounds for what was not graded
+# ---------------------------------------------------------------------------------------------------- Statistics
 
 
 def mean(values: Sequence[float]) -> float:
@@ -71,7 +75,7 @@ def _check(n: int, successes: int, k: int) -> None:
         raise ValueError(f"pass@k needs 0 <= successes <= n and 1 <= k <= n, not {successes=}, {n=}, {k=}")
 
 
-# -------------------------------------------------------------------------------- metrics
+# ------------------------------------------------------------------------------------------------------- Metrics
 
 
 @dataclass(frozen=True, slots=True)

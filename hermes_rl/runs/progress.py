@@ -1,4 +1,7 @@
-"""What a run says while it goes on. Everything goes to stderr; results are for stdout."""
+"""What a run says while it goes on: on the terminal, and to Weights & Biases where the spec asks for it.
+
+Everything on the terminal goes to stderr; results are for stdout. This is the only importer of wandb.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from hermes_rl.runs.training import TrainingMetrics
 from hermes_rl.spec.model import Spec, Wandb
 from hermes_rl.visible import visible
 
-# ------------------------------------------ Weights & Biases, where it was asked for: the only importer of wandb
+# ---------------------------------------------------------------------------------------------- Weights & Biases
 # Nothing is set through the environment, and a run without `wandb:` never imports it. wandb is kept from writing down
 # the command line, the console and the working tree: a key may be in any of them.
 
@@ -73,7 +76,7 @@ class Tracker:
         self.run.finish()
 
 
-# -------------------------------------------- What process and evaluate log to wandb, where the spec asks for it
+# ------------------------------------------------------------------- What process and evaluate mode log to wandb
 
 KEPT, PER_GROUP = 32, 1
 """Groups of which rollouts are shown, and rollouts shown of each, where `env:` does not say."""
@@ -154,7 +157,7 @@ def _shown(spec: Spec) -> dict[str, Any]:
     return {ours: spec.env[theirs] for theirs, ours in names.items() if theirs in spec.env}
 
 
-# -------------------------------------------------------------------------------- progress
+# -------------------------------------------------------------------------------------------------- The terminal
 
 EVERY = 5.0
 """Seconds between two lines where stderr is no terminal."""

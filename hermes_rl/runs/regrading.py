@@ -1,8 +1,10 @@
 """Bringing the recorded rollouts of a run to the rewards and the scoring that the spec has now; nothing is played.
 
-Other weights, another clamp or another policy for endings make other scores of the recorded values. A reward that has
-changed is called again for what was recorded; what has been judged is in `regrade.jsonl` until all of it is, so that a
-judge is never asked twice for the same. The store is changed file by file in one step, at the end."""
+Every reward's value is recorded, so other weights, another clamp or another policy for endings need no new rollouts:
+the recorded values are combined again (rescoring). A reward that has changed is called again for what was recorded
+(re-judging). Its values are kept in `regrade.jsonl` until all of them are there, so that a judge is never asked twice
+for the same. At the end the store is replaced file by file in one step.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from hermes_rl.scoring.value import RewardValue, Weighting, combine
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.section import thaw
 
-# -------------- How rollouts of a run are graded, and what a change of it means for those that are there already
+# ------------------------------------------------ What a change of the rewards means for rollouts that are there
 # Every reward's value is recorded, so other weights, a clamp or a treatment of endings need no new rollouts: what is
 # there is scored anew (`rescore`). Another reward is called for what was kept (`rejudge`).
 
@@ -129,7 +131,7 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# -------------------------------------------------------------------------------- regrading
+# ----------------------------------------------------------------------------------- Bringing a store up to date
 
 PROGRESS = "regrade.jsonl"
 AT_ONCE = 64

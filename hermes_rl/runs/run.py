@@ -1,8 +1,11 @@
 """`Run`: the one conductor of rollouts, whatever they are for.
 
 It decides which row comes next, begins groups while there is room for them, and hands on each group as it ends.
-Process, evaluate, serve, `validate --deep`, the Python interface and environments written by hand all consume
-`Run.groups`; none of them has a loop over groups of its own. Opening a run of a spec is `hermes_rl.runs.opening`."""
+Process, evaluate, serve, `validate --deep`, the Python API and environments written by hand all consume
+`Run.groups`; none of them has a loop over groups of its own. A slow source of rows is asked beside the groups that are
+running (`RowSource`), and `RunBudget` says when a run has used up what it may. `hermes_rl.runs.opening` opens the run
+of a spec.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ from hermes_rl.runs.store import RolloutStore
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.threads import in_thread
 
-# -------------------------------------------------------- Rows for a run, without ever holding up its event loop
+# ------------------------------------------------------------------------------------------ Where rows come from
 # Rows that are all there are taken as they are. A generator, a streamed dataset or an environment's own code may wait
 # for a network or compute; those are asked in a thread, beside the groups that are running.
 
@@ -140,7 +143,7 @@ class Lookahead(Generic[T]):
             await asyncio.gather(self._asked, return_exceptions=True)
 
 
-# -------------------------------------------------- What a run may use up before it ends: failures, tokens, time
+# ----------------------------------------------------------------- What a run may use up: failures, tokens, time
 
 
 @dataclass
@@ -219,7 +222,7 @@ class RunBudget:
         return ", ".join(f"{cause}: {count}" for cause, count in self.failures.most_common())
 
 
-# -------------------------------------------------------------------------------- run
+# ------------------------------------------------------------------------------------------------- The conductor
 
 BURST = 1000
 """Rollouts that begin in one turn of the event loop; many thousands would stop it for seconds."""

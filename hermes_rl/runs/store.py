@@ -1,9 +1,10 @@
-"""`RolloutStore`: everything that a run knows about its rollouts, on disk before it counts.
+"""`RolloutStore`: everything that a run knows about its rollouts, written to disk before it counts.
 
-`rollouts.jsonl` has a line per rollout that has ended; `waiting.jsonl` has those that were played and get their score
-together with their group, so that a crash before that costs no generation. Resuming, grading anew, evaluating and
-delivering read the store and nothing else. What a line says is `hermes_rl.runs.store`; here it is found again, by the
-fields `group`, `index`, `attempt` and `state`."""
+`rollouts.jsonl` has a line for each rollout that has ended. `waiting.jsonl` has those that were played and get their
+score together with their group, so that a crash in between costs no generation. Resuming, grading anew, evaluating and
+delivering read the store and nothing else. A line holds all that is needed to score the rollout again and to make the
+lines of its group; it is found again by the fields `group`, `index`, `attempt` and `state`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from hermes_rl.servers.base import ChatReply, LedgerEntry
 from hermes_rl.tokens.transcript import WeightVersions, packed, unpacked
 from hermes_rl.tools.base import ToolError
 
-# --------------------------------------------------------------- How a rollout looks in a file, and the way back
+# --------------------------------------------------------------------------------- A rollout as a line, and back
 # A line of `rollouts.jsonl` holds all that is needed to score the rollout again and to make the lines of its group
 # (`hermes_rl.runs.groups`).
 
@@ -206,7 +207,7 @@ def reward_of(record: Mapping[str, Any]) -> RewardValue:
     )
 
 
-# -------------------------------------------------------------------------------- store
+# ----------------------------------------------------------------------------------------------------- The store
 
 ROLLOUTS, WAITING = "rollouts.jsonl", "waiting.jsonl"
 

@@ -1,8 +1,9 @@
-"""Verdicts of models: asked for as JSON, repaired, kept by their content, and out of reach of what is judged.
+"""Verdicts of models: a judge is asked for JSON, its answer is repaired and kept, and what it judges cannot reach it.
 
-Owns how a judge is asked and read. What a judge is asked about is a reward's (`llm_judge`, `llm_pairwise`). What is
-judged stands between marks that are made from it and that it therefore cannot contain; the judge is told that
-nothing between them is meant for it."""
+This module owns how a judge is asked and how its answer is read, and measures on labelled cases how far a judge agrees
+with people. The questions come from rewards (`llm_judge`, `llm_pairwise`). The text that is judged stands between marks
+that are made from it, so it cannot contain them; the judge is told that nothing between them is meant for it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from hermes_rl.errors import JudgeFailure, ServerFailure, UserError
 from hermes_rl.servers.base import ContextLengthExceeded
 
-# ---------------------------- How far a judge agrees with people: measured on labelled cases before it may judge
+# --------------------------------------------------------------- Calibration: how far a judge agrees with people
 # Source of the format: one JSON object a line, ``{"answer", "score"}`` and whatever the rubric needs beside it
 # (``question``, ``reference``); scores are from 0 to 1.
 
@@ -64,7 +65,7 @@ def _cases(file: str) -> tuple[list[dict[str, Any]], str]:
     return cases, str(hash(tuple(lines)))
 
 
-# -------------------------------------------------------------------------------- judge
+# ------------------------------------------------------------------------------------------------ Asking a judge
 
 T = TypeVar("T")
 ATTEMPTS = 3

@@ -1,7 +1,8 @@
-"""What a reward may return, and what is kept of it.
+"""What a reward may return, what is recorded of it, and how the values of all rewards become a score.
 
-Owns `Score` (what reward authors write) and `RewardValue` (what records hold), and the rules that turn one
-into the other. Calling rewards is `hermes_rl.scoring.grader`; combining them is `hermes_rl.scoring.value`."""
+`Score` is what reward authors write, `RewardValue` what records hold, `interpret` the way from one to the other, and
+`combine` the score of a rollout. Calling rewards is the job of `hermes_rl.scoring.grader`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Code that a spec names, before it is loaded: is the file there, and does it define the name?"""
+"""Code that a spec names, checked before it is loaded: tools, state objects, rewards and their arguments.
+
+Everything is read from syntax trees. A name that does not exist would otherwise show when the first rollout starts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from hermes_rl.spec.signatures import CodeError, Function, defined, function, na
 from hermes_rl.spec.suggest import choices, did_you_mean
 from hermes_rl.spec.templates import TemplateError, coerce
 
-# Tools that are parts of the state object: does its class, as far as the syntax tree tells, have them?
+# ------------------------------------------------------------------------------------- Tools of the state object
 # A name that was given in vain would otherwise only show when the first rollout starts.
 
 _DYNAMIC = frozenset({"__getattr__", "__getattribute__", "__dict__", "__setattr__", "setattr", "vars", "exec"})
@@ -123,7 +126,7 @@ def _decorators(node: ast.ClassDef) -> Iterator[str]:
         yield ast.unparse(inner).rpartition(".")[2]
 
 
-# -------------------------------------------------------------------------------- check_code
+# ----------------------------------------------------------------------------------- Files and the names in them
 
 
 def check_reference(path: NodePath, reference: str, kind: str, findings: Findings) -> bool:
@@ -192,7 +195,7 @@ def _check_package(path: NodePath, module: str, findings: Findings) -> bool:
     return found
 
 
-# Rewards before they are loaded: does the function exist, and do the spec's arguments fit its signature?
+# ----------------------------------------------------------------------------------- Rewards and their arguments
 
 _ROLE_ARGUMENTS = ("server", "servers")
 """Arguments of shipped rewards that name server roles."""

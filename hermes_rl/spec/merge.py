@@ -1,6 +1,8 @@
-"""How a child's keys change a parent's: mappings merge, lists and scalars replace, null deletes.
+"""How a child spec changes its parent: mappings merge, lists and scalars replace, null deletes.
 
-A block whose kind changes is replaced whole, so that no key of the old kind is left behind."""
+A block whose kind changes is replaced whole, so that no key of the old kind is left behind. `extends` names one parent,
+relative to the file that names it; a cycle is refused.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,7 @@ def expand_shorthand(node: Node, path: NodePath) -> Node:
     return node
 
 
-# ----------------------------------------------------------- `extends`: reading a file together with its parents
+# ---------------------------------------------------------------------- Reading a file together with its parents
 # Owns the chain: one parent each, relative to the file that names it, no cycle. `merge` says what a child
 # changes.
 

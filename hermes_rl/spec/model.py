@@ -1,6 +1,7 @@
-"""The typed, frozen spec, one module per subject; attribute names are the keys of the YAML.
+"""The typed, frozen spec: a class for each section; attribute names are the keys of the YAML.
 
-Annotations are not postponed in these modules: pydantic would have to evaluate the text of each at every start."""
+Annotations are not postponed in this module: pydantic would have to evaluate the text of each at every start.
+"""
 
 from __future__ import annotations
 
@@ -818,7 +819,7 @@ class Spec(Section):
         return self._origin.resolved()
 
 
-# -------------------------------------------------------------------------------- model
+# ------------------------------------------------------------------- The names that other rooms import from here
 
 __all__ = [
     "BACKENDS",

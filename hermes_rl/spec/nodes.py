@@ -1,6 +1,8 @@
-"""The tree that a spec is read into: values that know the file, line and column they were written at.
+"""The tree that a spec is read into: values that know the file, line and column at which they were written.
 
-Owns places and the walks over a tree. It knows nothing of YAML (`reader`) or of the spec's keys."""
+It also has the table of what stands where in a spec (templates, commands, rows, code, paths), which every pass over the
+tree asks, so that they agree. It knows nothing of YAML (`hermes_rl.spec.reader`).
+"""
 
 from __future__ import annotations
 
@@ -171,7 +173,7 @@ def plain(node: Node) -> Any:
     return {key: plain(entry.value) for key, entry in node.entries.items()}
 
 
-# --------------------- Which places of a spec hold what: one table for templates, commands, rows, code and paths
+# ----------------------------------------------------------------------------------- What stands where in a spec
 # Every pass over the tree (substitution, secrets, paths, templates, schema) asks here, so that they agree.
 
 Pattern = tuple[str, ...]

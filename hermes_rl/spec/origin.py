@@ -1,4 +1,8 @@
-"""Where each part of a loaded spec was written: the tree behind a `Spec`."""
+"""Where each part of a loaded spec was written, what is wrong there, and what must not be shown.
+
+`Origin` is the tree behind a `Spec`. A `Fault` is a path and what is wrong at it. Keys that hold a secret are refused,
+and their value is never shown.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +99,7 @@ def _as_written(node: Node) -> Any:
     return {key: _as_written(entry.value) for key, entry in node.entries.items()}
 
 
-# ------------------------ What a rule finds: a path, what is wrong there, and the small readers that rules share
+# -------------------------------------------------------------------------------------------------------- Faults
 
 
 class Fault(NamedTuple):
@@ -144,7 +148,7 @@ def exactly_one(value: Any, path: NodePath, names: tuple[str, ...], what: str) -
         yield Fault((*path, name), f"{what} takes one of {wanted}; `{given[0]}` is there already", at="key")
 
 
-# ----------------- Secrets do not belong in a spec: keys that hold one are refused, and the value is never shown
+# ------------------------------------------------------------------------------------------------------- Secrets
 
 _NAMES = frozenset({"api_key", "apikey", "token", "password", "authorization", "proxy_authorization", "x_api_key"})
 _PARAMETER_WORDS = frozenset(

@@ -1,6 +1,8 @@
-"""What the command line changes in a spec: `--set KEY=VALUE` and the flags that Atropos users know.
+"""What the command line changes in a spec: `--set KEY=VALUE`, and the flags that users of Atropos know.
 
-Owns reading the options and laying their values over the tree. Which key each flag stands for is in `flags`."""
+This module reads the options and lays their values over the tree. `hermes_rl.spec.flags` says which key each flag
+stands for.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from hermes_rl.spec.reader import read_text
 from hermes_rl.spec.rules import REAL_ONLY, SCRIPTED_ONLY
 from hermes_rl.spec.suggest import choices
 
-# ------------------------------------------------------------- Laying one option's value over the tree of a spec
+# -------------------------------------------------------------------------------- Laying one value over the tree
 # Owns the walk to the key, what an option that changes the kind of a block drops, and lists of policies.
 
 _KIND_KEYS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
@@ -148,7 +150,7 @@ def _is_scripted(server: MappingNode) -> bool:
     return isinstance(kind, ScalarNode) and kind.value == "scripted"
 
 
-# -------------------------------------------------------------------------------- overrides
+# ------------------------------------------------------------------------------------------- Reading the options
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
-"""YAML text → tree of nodes, with every problem of the text collected.
+"""From YAML text to a tree of nodes, with every problem of the text collected.
 
-Owns the dialect: YAML 1.2 core schema, UTF-8, one document, string keys, no tag but ``!raw``, no merge keys,
-no duplicate keys. PyYAML only splits the text into events; what they mean is decided here."""
+The reader owns the dialect: YAML 1.2 core schema, UTF-8, one document, string keys, no tag but ``!raw``, no merge keys,
+no duplicate keys. PyYAML only splits the text into events; what they mean is decided here. The syntax of templates is
+checked at once, and a `!raw` text becomes a template that gives exactly that text.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from hermes_rl.spec.origin import line_mark
 from hermes_rl.spec.section import is_template
 from hermes_rl.spec.templates import TemplateError, check_syntax, literal
 
-# ------------- The core schema of YAML 1.2: which plain scalars are null, booleans and numbers; the rest is text
+# --------------------------------------------------------------- Plain scalars: null, booleans, numbers, or text
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _TRUE = frozenset({"true", "True", "TRUE"})
@@ -74,7 +76,7 @@ def _number(text: str) -> str | int | float:
     return float("nan") if text in _NAN else text
 
 
-# ------------ Templates when a spec is loaded: their syntax, and whether they stand where templates are rendered
+# ------------------------------------------------------------- Templates: their syntax, and where they may stand
 # Also turns `!raw` text into a template that gives exactly that text, so that nothing later has to know of it.
 
 _WHERE = (
@@ -124,7 +126,7 @@ def _syntax(node: ScalarNode, source: str) -> Problem | None:
     return None
 
 
-# -------------------------------------------------------------------------------- reader
+# ---------------------------------------------------------------------------------------------------- The reader
 
 _MOST_NODES = 1_000_000
 """Aliases of aliases can make a short text into a tree that fills the memory."""

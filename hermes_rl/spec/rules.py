@@ -1,7 +1,8 @@
 """Combinations of keys that are impossible, each as one small rule over the plain values.
 
-Rules run also where types are wrong, so that all problems are told at once; they pass over what they cannot
-read."""
+Rules run also where types are wrong, so that all problems are reported at once. They pass over values that they cannot
+read.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from hermes_rl.spec.paths import FILE_FORMATS, file_format
 from hermes_rl.spec.section import is_template
 from hermes_rl.spec.suggest import choices
 
-# ------------------------------------------------------------------ Rules on dataset, prompt, toolsets and tools
+# --------------------------------------------------------------------------- Dataset, prompt, toolsets and tools
 
 SOURCES = ("path", "items", "generator")
 PATH_KEYS = ("name", "split", "data_files", "revision", "streaming")
@@ -168,7 +169,7 @@ def _names(tool: Any) -> Iterator[tuple[str, str]]:
 DATA_RULES = (_sources, _formats, _fallback, _eval, _empty_items, _prompt, _parts, _toolsets, _tools, _tool_names)
 
 
-# ----------------------- Rules on agent, rewards, endings, solution, servers, and the environment's other fields
+# ----------------------------------------------------------------- Agent, rewards, endings, solution and servers
 
 SCRIPTED_ONLY = ("deviate", "seed")
 REAL_ONLY = ("base_url", "api_key_env", "headers_env")
@@ -308,7 +309,7 @@ RUN_RULES = (
 )  # fmt: skip
 
 
-# ---------------------------------------------------- Rules on the sandbox, the files put into it, and artifacts
+# ----------------------------------------------------------------------------- Sandbox, its files, and artifacts
 
 
 def _backend(data: dict[str, Any]) -> Iterator[Fault]:
@@ -416,7 +417,7 @@ def _artifacts(data: dict[str, Any]) -> Iterator[Fault]:
 SANDBOX_RULES = (_backend, _bare_machine, _packages, _files, _artifacts)
 
 
-# -------------------------------------------------------------------------------- rules
+# ----------------------------------------------------------------------------------------------------- All rules
 
 FolderOf = Callable[[NodePath], Path]
 

@@ -19,7 +19,7 @@ from hermes_rl.spec.rewards_known import shipped_signatures
 from hermes_rl.spec.section import Later, Section
 from hermes_rl.spec.signatures import Function, Parameter
 
-# Annotations that stand in source text, as types and as JSON Schema; those that are not simple are left open
+# ------------------------------------------------ Annotations as they stand in source text: a type, or left open
 
 _NAMES: dict[str, Any] = {
     "int": int,
@@ -84,7 +84,7 @@ def _subscript(node: ast.Subscript) -> Any:
     return outer[inner if len(inner) > 1 else inner[0]]
 
 
-# -------------------------------------------------------------------------------- schema
+# ------------------------------------------------------------------------------------------ The schema of a spec
 
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*(:-.*)?\}$", "description": "${VAR}"}
 _SHORTHANDS: dict[tuple[str, str], dict[str, Any]] = {

@@ -1,7 +1,8 @@
 """The base of every section of a spec, and the small types that sections share.
 
-Owns strictness (nothing is guessed from a wrong type), immutability, and what a template may stand for.
-It leaves to the sections what their keys mean, and to `hermes_rl.spec.rules` which keys go together."""
+`Section` is strict (it guesses nothing from a wrong type), immutable, and says what a template may stand for. Each
+section says what its keys mean, and `hermes_rl.spec.rules` says which keys go together.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from hermes_rl.spec.nodes import NodePath
 
-# --------------------------- Sizes such as ``2GiB`` and durations such as ``1h30m``, read into bytes and seconds
+# ---------------------------------------------------------------------- Sizes and durations: ``2GiB``, ``1h30m``
 
 _UNITS = {
     "": 1, "b": 1,
@@ -46,7 +47,7 @@ def parse_duration(text: str) -> float:
     return sum(float(number) * seconds for number, seconds in parts if number)
 
 
-# --------------------------------------- Which keys a place of the spec knows, found from the types of the model
+# -------------------------------------------------------------------------- Which keys a place of the spec knows
 
 
 def key_of(name: str, model: type[BaseModel]) -> str:
@@ -109,7 +110,7 @@ def members(annotation: Any) -> list[Any]:
     return [] if annotation is type(None) else [annotation]
 
 
-# -------------------------------------------------------------------------------- base
+# ------------------------------------------------------------------------------------------------------ Sections
 
 T = TypeVar("T")
 K = TypeVar("K")

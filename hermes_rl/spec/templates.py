@@ -1,8 +1,10 @@
-"""Templates over a row: what is written in the spec becomes a value, once per row.
+"""Templates over a row: a text of the spec becomes a value, once for each row.
 
 A string that is exactly one `{{ expression }}` gives the expression's value with its type; any other template
 gives text. Lists and mappings are rendered through, keys are literal, nothing is rendered twice, and None
-never becomes text. The dataset, the prompt and everything else that is rendered per row goes through here."""
+never becomes text. The dataset, the prompt and everything else that depends on a row is rendered here. The Jinja
+environment is sandboxed, strict about what is missing, and offers a short list of functions.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.spec.section import RENDERED, Section, is_template
 from hermes_rl.spec.suggest import did_you_mean
 
-# The Jinja environment of templates: sandboxed, strict about what is missing, with a short list of functions
+# ----------------------------------------------------------------------- The Jinja environment and its functions
 # Owns what a template can call. How a template becomes a value is in `templates`.
 
 
@@ -185,7 +187,7 @@ def _all(node: nodes.Node, kind: type[Any]) -> list[Any]:
     return [*own, *node.find_all(kind)]
 
 
-# -------------------------- Templates compiled: the text of a template once parsed, ready for any number of rows
+# -------------------------------------------------------------------------------------------- Compiled templates
 # Owns telling a single expression, which keeps its type, from text. Errors are Jinja's own; `templates` words them.
 
 
@@ -257,7 +259,7 @@ def _settled(value: Any) -> Any:
     return value
 
 
-# -------------------------------------------------------------------------------- templates
+# ----------------------------------------------------------------------------------------------------- Rendering
 
 S = TypeVar("S", bound=Section)
 

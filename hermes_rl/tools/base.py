@@ -1,7 +1,10 @@
-"""The interface of a tool, and of a group of tools with a name.
+"""Tools, the toolkit of a group, and the runtime of a rollout that they act on.
 
-Owns `Tool` and `Toolset`. Which toolsets there are is `hermes_rl.tools.catalogue`, how a model's calls are
-checked, run and answered is `hermes_rl.tools.execute`, what a tool acts on is `hermes_rl.tools.base`."""
+`Tool` and `Toolset` are the interface. A `Toolkit` has the tools that one group of rollouts may use, by name. A
+`ToolRuntime` holds what the tools of one rollout keep between calls (sandbox, working directory, background processes,
+to-do list), so that a tool itself has no state and two rollouts never meet. Which toolsets there are is in
+`hermes_rl.tools.catalogue`; how a model's calls are checked, run and answered is in `hermes_rl.tools.execute`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from hermes_rl.sandbox.base import STATE, BackgroundProcess, Sandbox, SandboxCon
 from hermes_rl.tools.artifacts import Laid, TakenArtifact
 from hermes_rl.tools.staging import Staging
 
-# --------------- What goes wrong with a call of the model: data for the record, told to the model, never a crash
+# ------------------------------------------------ Mistakes in a call: recorded, told to the model, never a crash
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class ToolInputError(Exception):
     """The arguments of a call are not what the tool takes; the message is meant for the model."""
 
 
-# --------------------------------------------------------------- What tools answer: JSON texts of a bounded size
+# ------------------------------------------------------------------------- Answers: JSON texts of a bounded size
 # Owns the form of answers and errors, and the limits. Nothing of the host (paths, tracebacks) may be in them.
 
 RESULT_LIMIT = 100_000
@@ -91,7 +94,7 @@ def describe(error: BaseException) -> str:
     return _HOST_PATH.sub("", f"{type(error).__name__}: {error}".removesuffix(": "))
 
 
-# An event loop in a thread of its own, for machines that code written by hand uses from the main loop
+# -------------------------------------------------------------------------- An event loop in a thread of its own
 # An `evaluate` written by hand calls ``ctx.terminal(…)`` without await on the event loop's own thread. Were the sandbox
 # on that loop, the call would wait for itself for ever; on this one it holds up the caller and nobody else's sandbox.
 
@@ -104,7 +107,7 @@ def own_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-# -------------------------------------- The background processes of one rollout, by the ids that its model knows
+# --------------------------------------------------------- Background processes, by the ids that the model knows
 
 
 @dataclass
@@ -149,7 +152,7 @@ class ProcessTable:
         return self._entries[identity]
 
 
-# ------------ What a rollout's terminal remembers between commands: the working directory and exported variables
+# -------------------------------------------------------------------- What a terminal remembers between commands
 # Owns the script around a command that takes up this state and reports it back. Every command gets a shell of
 # its own, so that commands can run side by side and one that hangs harms no other; the state is kept on the
 # host, where nothing in the sandbox can change it behind the model's back.
@@ -197,7 +200,7 @@ class ShellState:
         return f"cd -- {shlex.quote(self.cwd)} 2>/dev/null || true"
 
 
-# -------------------------------------------------------------------------------- base
+# --------------------------------------------------------------------------------------- The interface of a tool
 
 __all__ = ["CALL_TIMEOUT", "Tool", "ToolInputError", "Toolset", "function_schema"]
 
@@ -260,7 +263,7 @@ def function_schema(name: str, description: str, parameters: dict[str, Any]) -> 
     }
 
 
-# --------------------------------------------------------- The tools that one group of rollouts may use, by name
+# ---------------------------------------------------------------------------------------- The toolkit of a group
 # Owns `Toolkit`: names without collisions, and the list of schemas that servers are given. The list carries
 # its tools along, so that code which only passes schemas on (as hand-written environments do) loses nothing.
 
@@ -305,7 +308,7 @@ class Toolkit:
         return Toolkit((tool for tool, _ in kept), (schema for _, schema in kept))
 
 
-# ------------------------- Everything that one rollout's tools act on, and the registry that finds it by task id
+# -------------------------------------------------------------------------------------- The runtime of a rollout
 # Owns the life of a rollout's sandbox: it is started when something first uses it, once, and released by
 # `close`. What the tools keep between calls (to-do list, background processes, working directory of the
 # shell) lives here, so that a tool itself has no state and two rollouts never meet.

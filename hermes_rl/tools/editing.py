@@ -12,36 +12,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal
 
-from hermes_rl.sandbox.base import Conversation
-
-# ---------------------------------------------- Messages of one line each, from a process that the host talks to
-
-
-class LineTooLongError(Exception):
-    """A line has more bytes than it may."""
-
-
-async def lines_of(conversation: Conversation, limit: int) -> AsyncIterator[bytes]:
-    """The lines that come, without their ends, until the process closes its output.
-
-    Raises `LineTooLongError` for one of more than `limit` bytes, which are never held in memory twice over.
-    """
-    rest = bytearray()
-    while data := await conversation.read():
-        rest += data
-        *lines, rest = rest.split(b"\n") if b"\n" in data else [rest]
-        if max(len(rest), *map(len, lines), 0) > limit:
-            raise LineTooLongError(f"a line of more than {limit} bytes")
-        for line in lines:
-            yield bytes(line)
-
-
-# -------------------------------------------------------------------------------- editing
+# ------------------------------------------------------------------------------- Finding and replacing a passage
 
 LENIENT_CHARACTERS, LENIENT_LINES = 2 << 20, 100_000
 """Size of the largest text in which a passage is looked for that was not copied to the letter."""
@@ -167,7 +143,7 @@ def _nearest(text: str, old: str) -> str:
     return "; read the file again and copy the passage as it is"
 
 
-# ------------------------------------- Patches of several files at once in the V4A form that coding models write
+# ----------------------------------------------- Patches of several files: the V4A form that coding models write
 # Owns reading the form and applying hunks to the text of a file. Reading and writing the files is the tool's.
 #
 # ::

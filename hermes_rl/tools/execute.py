@@ -1,9 +1,9 @@
 """Running the tool calls of one turn: checked, together where the tools allow it, answered in order.
 
-Owns what happens between a model's call and the answer that it reads. Each call is made exactly once.
-Whatever the model wrote and whatever a tool does, the answer is a text; what went wrong is recorded as a
-`ToolError`. Only what is neither the model's nor the tool's doing goes on up: a `Failure`, a mistake in
-the user's setup, cancellation."""
+This module owns what happens between a model's call and the answer that it reads. Each call is made exactly once.
+Whatever the model wrote and whatever a tool does, the answer is a text, and a `ToolError` records what went wrong. Only
+what is neither the model's nor the tool's doing leaves it: a `Failure`, a mistake in the user's setup, cancellation.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from hermes_rl.tools.base import (
     error_json,
 )
 
-# ------------ From what a model wrote as arguments to what a tool takes, or to a message that says what is wrong
+# ----------------------------------------------------------- Arguments: reading, checking, and a few conversions
 # Owns reading the JSON, checking it against the tool's JSON Schema, and the few conversions that spare a
 # model a wasted turn:
 #
@@ -285,7 +285,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:80] + "…"
 
 
-# -------------------------------------------------------------------------------- execute
+# ------------------------------------------------------------------------------------------------- Running calls
 
 CANCEL_SECONDS = 10.0
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.base import Conversation
-from hermes_rl.tools.editing import LineTooLongError, lines_of
+from hermes_rl.tools.lines import LineTooLongError, lines_of
 
 if TYPE_CHECKING:
     from mcp import Client

@@ -1,7 +1,8 @@
-"""Tools that are Python functions of the user: ``tools: [{python: file.py:fn}]``.
+"""Tools that are Python code of the user: functions (`tools: [{python: file.py:fn}]`) and methods of the state object.
 
-Owns the wrapping. They run on the host, in this process: sync functions in a thread, async ones on the
-event loop. What they raise is an error that the model is told."""
+They run on the host, in this process: sync functions in a thread, async ones on the event loop. The model is told what
+they raise as an error. The signature and the docstring become the schema of the tool.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from hermes_rl.plugins import did_you_mean, load_object
 from hermes_rl.threads import in_thread
 from hermes_rl.tools.base import Tool, ToolInputError, ToolRuntime, as_json
 
-# From the signature and docstring of a Python function to the schema of a tool, and from arguments to values
+# ---------------------------------------------------- From a signature to a schema, and from arguments to values
 # Owns `Signature`. Types are pydantic's business: whatever pydantic can describe may be annotated, so str,
 # int, float, bool, list, dict, Optional, Literal, Enum, dataclasses and pydantic models.
 
@@ -130,7 +131,7 @@ def _argument_texts(text: str) -> dict[str, str]:
     return found
 
 
-# -------------------------------------------------------------------------------- python_tools
+# ----------------------------------------------------------------------------------------------------- Functions
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What OpenAI's API takes as the name of a tool."""
@@ -179,7 +180,7 @@ def answer_of(result: Any) -> str:
     return result if isinstance(result, str) else as_json(to_jsonable_python(result, fallback=str))
 
 
-# ------------------------------ Tools that are methods of the rollout's state object: ``tools: [{state: NAME}]``
+# ------------------------------------------------------- Methods of the state object: ``tools: [{state: NAME}]``
 # Owns finding the methods and calling them on the state of the rollout at hand. NAME is an attribute of the
 # state; its public methods are the tools. It may also be a method of the state itself, which is then the one
 # tool, or a list of names of such methods, so that one class offers some to the agent and others to a

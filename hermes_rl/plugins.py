@@ -32,7 +32,7 @@ SANDBOXES = "hermes_rl.sandboxes"
 
 
 def load_object(ref: str, base: Path | None = None) -> Any:
-    """The object that `ref` names; a relative file is below `base` (default: the working directory).
+    """Return the object that `ref` names; a relative file is below `base` (default: the working directory).
 
     The name may be dotted (``file.py:Class.method``). Raises `UserError` that says what was found.
     """
@@ -47,7 +47,7 @@ def load_object(ref: str, base: Path | None = None) -> Any:
 
 
 def load_file(path: Path) -> ModuleType:
-    """The module of a file; the same one until the file's content changes."""
+    """Return the module of a file; the same one until the file's content changes."""
     path = path.resolve()
     try:
         source = path.read_bytes()
@@ -146,7 +146,7 @@ def _similar(path: Path) -> str:
 
 
 def _place(error: Exception, path: Path) -> str:
-    """The file and line where loading failed, as near to the user's own file as the traceback goes."""
+    """Return the file and line where loading failed, as near to the user's own file as the traceback goes."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     line, trace = None, error.__traceback__
@@ -158,7 +158,7 @@ def _place(error: Exception, path: Path) -> str:
 
 
 def place_of(error: BaseException, function: Callable[..., Any]) -> str:
-    """The error in words, with the last line of the file of `function` that led to it."""
+    """Return the error in words, with the last line of the file of `function` that led to it."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]

@@ -42,7 +42,7 @@ def seeded(seed: int, text: str) -> str:
 
 
 def fraction_of(digits: str) -> float:
-    """A hash as a number from 0 to 1 (1 excluded)."""
+    """Return a hash as a number from 0 to 1 (1 excluded)."""
     return int(digits[:13], 16) / 16**13
 
 
@@ -151,7 +151,7 @@ class Rows:
 
 
 def derive(spec: Spec, raw: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
-    """The rows that pass the filter, each with its derived columns and its key.
+    """Yield the rows that pass the filter, each with its derived columns and its key.
 
     Raises:
         SpecError: a column or the filter does not work for a row; the place is the template's.

@@ -22,7 +22,7 @@ from hermes_rl.scoring.value import RewardValue
 
 
 def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean.
+    """Return the arithmetic mean.
 
     Raises:
         ValueError: there are no values.
@@ -33,7 +33,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def clustered_stderr(clusters: Sequence[Sequence[float]]) -> float | None:
-    """Standard error of the mean over all values, where values of one cluster (a row) are not independent.
+    """Return the standard error of the mean over all values, where values of one cluster (a row) are not independent.
 
     The cluster-robust (CR1) estimator: sqrt(G/(G-1) · Σ_g (Σ_i (x_gi - x̄))²) / N. None with fewer than two clusters.
     """
@@ -59,12 +59,12 @@ def pass_hat_k(n: int, successes: int, k: int) -> float:
 
 
 def ks(n: int) -> list[int]:
-    """The k worth reporting for `n` rollouts a row: powers of two, and n itself."""
+    """Return the k worth reporting for `n` rollouts a row: powers of two, and n itself."""
     return sorted({2**power for power in range(n.bit_length()) if 2**power <= n} | {n})
 
 
 def bounds(scores: Sequence[float], missing: int, span: tuple[float, float]) -> tuple[float, float]:
-    """The lowest and highest mean that are possible if the `missing` rollouts had been graded within `span`."""
+    """Return the lowest and highest mean that are possible if the `missing` rollouts had been graded within `span`."""
     total, count = math.fsum(scores), len(scores) + missing
     low, high = min(span[0], *scores, span[0]), max(span[1], *scores, span[1])
     return (total + missing * low) / count, (total + missing * high) / count
@@ -125,7 +125,7 @@ Row = Sequence[Played]
 
 
 def row_of(lines: Iterable[Mapping[str, Any]]) -> list[Played]:
-    """The rollouts of one row from their lines.
+    """Return the rollouts of one row from their lines.
 
     A reward that compares the members of a group needs all of them: a member that ended well is ungraded where another
     one failed, and that one's ending is the cause.
@@ -177,7 +177,7 @@ _TOLD_BY = ("eval/mean_reward", "eval/mean_reward_stderr", "eval/rows", "eval/un
 def metrics_by(
     rows: Sequence[Row], column: str, values: Sequence[str], rollouts_per_row: int, success: float
 ) -> dict[str, float]:
-    """The mean score, its error, pass@k and pass^k, and the counts, of the rows of each value of a column.
+    """Return the mean score, its error, pass@k and pass^k, and the counts, of the rows of each value of a column.
 
     Args:
         rows: the rollouts by row.

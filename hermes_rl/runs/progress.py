@@ -86,7 +86,7 @@ class GroupLog(Protocol):
     """What is told of every group of process mode."""
 
     async def group(self, group: Group, written: int | None, lines: Sequence[dict[str, Any]]) -> None:
-        """A group has ended; it was the n-th that was `written`, with these lines, or was left out."""
+        """Note a group that has ended; it was the n-th that was `written`, with these lines, or was left out."""
         ...
 
 
@@ -127,7 +127,7 @@ class WandbLog:
 
 @contextmanager
 def wandb_log(spec: Spec, folder: Path) -> Iterator[WandbLog]:
-    """The log that the spec's `wandb` asks for, with its files below `folder`.
+    """Open the log that the spec's `wandb` asks for, with its files below `folder`.
 
     Raises:
         UserError: wandb cannot begin a run.
@@ -140,7 +140,7 @@ def wandb_log(spec: Spec, folder: Path) -> Iterator[WandbLog]:
 
 
 def mode_of(asked: Wandb) -> Literal["online", "offline", "disabled"] | None:
-    """The mode that a spec names; None where it names none, so that wandb looks at WANDB_MODE itself."""
+    """Return the mode that a spec names; None where it names none, so that wandb looks at WANDB_MODE itself."""
     return asked.mode if "mode" in asked.model_fields_set else None
 
 
@@ -186,7 +186,7 @@ class Progress:
             self.note(f"going on: {done} of {total or '?'} {what} are there already{more}")
 
     def step(self, done: int, group: Group) -> None:
-        """A group has ended."""
+        """Count a group that has ended."""
         self.show(f"{done}/{self.total or '?'} {self.what}", group.scores, last=done == self.total)
 
     def show(self, text: str, scores: Sequence[float], *, last: bool = False) -> None:

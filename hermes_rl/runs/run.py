@@ -65,7 +65,7 @@ class RowSource:
         return len(self._rows) if not self.slow and isinstance(self._rows, Rows | list | tuple) else None
 
     async def first(self) -> Row | None:
-        """The first row, which stands for any; None where there is none. The next pass begins with it."""
+        """Return the first row, which stands for any; None where there is none. The next pass begins with it."""
         rows = self._pass()
         async for row in rows:
             if self.slow:
@@ -74,7 +74,7 @@ class RowSource:
         return None
 
     async def require_first(self, split: Split) -> Row:
-        """The same; raises RunError where there is none."""
+        """Return the first row; raises RunError where there is none."""
         first = await self.first()
         if first is not None:
             return first
@@ -118,7 +118,7 @@ class Lookahead(Generic[T]):
         self.exhausted = False
 
     async def take(self) -> T | None:
-        """The next item; None where it is not there yet, or there is no other (`exhausted`)."""
+        """Return the next item; None where it is not there yet, or there is no other (`exhausted`)."""
         if not self._slow:
             return self._taken(await self._next())
         if self._asked is None:
@@ -208,7 +208,7 @@ class RunBudget:
             )
 
     def used_up(self) -> str | None:
-        """The budget that ends the run cleanly, in words; None while there is room."""
+        """Return the budget that ends the run cleanly, in words; None while there is room."""
         if self.max_tokens is not None and self.tokens >= self.max_tokens:
             return f"budget.max_tokens ({self.max_tokens}) is used up"
         if self.max_cost is not None and self.cost >= self.max_cost:
@@ -218,7 +218,7 @@ class RunBudget:
         return None
 
     def causes(self) -> str:
-        """The failures by cause, most frequent first."""
+        """Return the failures by cause, most frequent first."""
         return ", ".join(f"{cause}: {count}" for cause, count in self.failures.most_common())
 
 
@@ -424,7 +424,7 @@ class Run:
         self._changed.set()
 
     async def lines(self, group: Group) -> list[dict[str, Any]]:
-        """The lines of a group for a file or a trainer; see `hermes_rl.runs.groups`."""
+        """Return the lines of a group for a file or a trainer; see `hermes_rl.runs.groups`."""
         made = group.parts
         if made is None:
             made = group_lines(group, self.plan.generation_params, self.plan.fingerprint)

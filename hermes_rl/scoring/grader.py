@@ -131,7 +131,7 @@ class RewardFunction:
         return {name: value for name, value in available.items() if name in self.parameters}
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The spec's arguments, already rendered, coerced to the annotations.
+        """Return the spec's arguments, already rendered, coerced to the annotations.
 
         Raises:
             UserError: an argument that the function does not take, or a value that does not fit.
@@ -146,7 +146,7 @@ class RewardFunction:
 
 
 def _hints(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """The annotations that can be resolved; those imported for type checkers only are left out."""
+    """Return the annotations that can be resolved; those imported for type checkers only are left out."""
     names = getattr(inspect.unwrap(function), "__globals__", {})
     hints: dict[str, Any] = {}
     for name, parameter in parameters.items():
@@ -318,11 +318,11 @@ class Grader:
                 slot[reward.name] = interpret(reward.name, value, seconds, result.turns_used)
 
     def score(self, values: Mapping[str, RewardValue]) -> float:
-        """The score of a rollout whose rewards are all known; see `combine`."""
+        """Return the score of a rollout whose rewards are all known; see `combine`."""
         return combine([reward.weighting for reward in self.rewards], values, self.clamp)
 
     def credit(self, values: Mapping[str, RewardValue]) -> tuple[float, ...] | None:
-        """The weighted sum of what rewards give to each turn; None where none does."""
+        """Return the weighted sum of what rewards give to each turn; None where none does."""
         given = [
             [reward.weighting.weight * turn for turn in value.per_turn]
             for reward in self.rewards

@@ -33,7 +33,7 @@ _measured: dict[tuple[str, str, str], float] = {}
 async def require_agreement(
     judge: str, file: str, least: float, score: Callable[[Mapping[str, Any]], Awaitable[float]]
 ) -> float:
-    """The share of the cases of `file` in which `score` agrees with the label.
+    """Return the share of the cases of `file` in which `score` agrees with the label.
 
     Raises:
         UserError: the file cannot be used, or the share is below `least`.
@@ -91,7 +91,7 @@ class JudgeRole(Protocol):
     async def answer(
         self, messages: Sequence[dict[str, Any]], schema: Mapping[str, Any], temperature: float
     ) -> tuple[str, Mapping[str, float]]:
-        """The text of an answer, and its usage: prompt_tokens, completion_tokens, cost.
+        """Return the text of an answer, and its usage: prompt_tokens, completion_tokens, cost.
 
         Raises `ServerFailure` or `ContextLengthExceeded`.
         """
@@ -111,7 +111,7 @@ class Bill:
 async def verdict(
     judge: JudgeRole, question: str, schema: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T], bill: Bill
 ) -> T:
-    """What the judge says to `question`, at temperature 0, read from its JSON.
+    """Return what the judge says to `question`, at temperature 0, read from its JSON.
 
     `read` raises `ValueError` with what is wrong for an object that it cannot use. A question is asked once: whoever
     asks the same meanwhile or later gets the same verdict, and pays nothing. A failure is not kept.
@@ -182,7 +182,7 @@ async def _ask(
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The last JSON object in a text; raises `ValueError` where there is none."""
+    """Return the last JSON object in a text; raises `ValueError` where there is none."""
     decoder, found, start = json.JSONDecoder(), None, text.find("{")
     while start >= 0:
         try:
@@ -198,13 +198,13 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def marked(name: str, text: str) -> str:
-    """A text between marks that it cannot contain: their code is a hash of it."""
+    """Return a text between marks that it cannot contain: their code is a hash of it."""
     code = hashlib.sha256(f"{name}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"<<<{name} {code}>>>\n{text}\n<<<END {code}>>>"
 
 
 def number_in(found: Mapping[str, Any], name: str, low: float, high: float) -> float:
-    """The number under `name`; raises `ValueError` where there is none from `low` to `high`."""
+    """Return the number under `name`; raises `ValueError` where there is none from `low` to `high`."""
     value = found.get(name)
     try:
         number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None

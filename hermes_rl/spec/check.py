@@ -135,7 +135,7 @@ def _sections(spec: Spec) -> Iterator[tuple[NodePath, Section]]:
 def _check_section(
     path: NodePath, section: Section, row: Row, key: str, failed: set[NodePath], findings: Findings
 ) -> None:
-    """A section whose values have types of their own; a fault is looked for value by value first."""
+    """Check a section whose values have types of their own, value by value first."""
     values = section.model_dump(by_alias=True, exclude_unset=True)
     for inner, value, _ in _below(path, values, None):
         if not _works(inner, value, None, row, key, findings):
@@ -262,7 +262,7 @@ def _check_toolsets(
 
 
 def _check_far_away(spec: Spec, findings: Findings) -> None:
-    """What cannot be told from here."""
+    """Warn of what cannot be known on this machine now."""
     if spec.sandbox.backend not in ("bubblewrap", "none"):
         message = f"whether {spec.sandbox.backend} works here, and has the image, was not checked; ask hermes-rl doctor"
         findings.warning(("sandbox", "backend"), message)

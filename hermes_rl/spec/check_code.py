@@ -70,7 +70,7 @@ def _named(spec: Spec) -> Iterator[tuple[NodePath, str]]:
 
 
 def _methods(file: Path, name: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """The methods that the class itself defines; a decorated one may have other parameters than it shows."""
+    """Return the methods that the class itself defines; a decorated one may have other parameters than it shows."""
     try:
         node = defined(file).get(name)
     except CodeError:
@@ -107,7 +107,7 @@ def _of_class(node: ast.ClassDef, there: dict[str, ast.AST], seen: tuple[str, ..
 
 
 def _assigned(node: ast.ClassDef) -> Iterator[str]:
-    """The attributes that any method gives a value to."""
+    """Yield the attributes that any method gives a value to."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
             yield inner.attr
@@ -179,7 +179,7 @@ def uncallable(node: ast.FunctionDef | ast.AsyncFunctionDef, *, bound: bool = Fa
 
 
 def _of_kind(names: Mapping[str, ast.AST], kind: str) -> list[str]:
-    """What the file itself defines and could be meant: imports are there too, but nobody names them in a spec."""
+    """Return the names that the file itself defines; nobody means an imported one in a spec."""
     wanted = (ast.ClassDef,) if kind == "class" else (ast.FunctionDef, ast.AsyncFunctionDef)
     return [name for name, node in names.items() if isinstance(node, wanted) and not name.startswith("_")]
 
@@ -202,7 +202,7 @@ _ROLE_ARGUMENTS = ("server", "servers")
 
 
 def signature_of(spec: Spec, name: str) -> Function | None:
-    """The signature of a reward's function, where its source is at hand."""
+    """Return the signature of a reward's function, where its source is at hand."""
     place, inner = _place(spec.rewards[name].fn)
     try:
         return function(place, inner) if place is not None and place.is_file() else None

@@ -67,7 +67,7 @@ class NoPlaceError(Exception):
 
 
 def assign(root: MappingNode, base: MappingNode, one: Assignment) -> MappingNode:
-    """The tree with one option laid over it; `base` is what the file says, without any option.
+    """Return the tree with one option laid over it; `base` is what the file says, without any option.
 
     Raises:
         NoPlaceError: the key leads through something that has no keys.
@@ -171,7 +171,7 @@ class Overrides:
     api_key: SecretStr | None = None
 
     def apply(self, root: MappingNode, mode: Mode | None) -> tuple[MappingNode, list[Problem]]:
-        """The tree with every option laid over it, and what is wrong with the options."""
+        """Return the tree with every option laid over it, and what is wrong with the options."""
         assignments = [*self.sets, *(made for use in self.flags for made in _assignments(use, mode))]
         problems = list(_doubles(assignments))
         base = root
@@ -212,7 +212,7 @@ def _source(option: str) -> SourceText:
 
 
 def _value(text: str, option: str, problems: list[Problem]) -> Node:
-    """The YAML value of an option; a template or variable needs no quotes, since the shell has taken them."""
+    """Return the YAML value of an option; a template or variable needs no quotes, since the shell has taken them."""
     mark = Mark(_source(option), 1, 1)
     if text.startswith(("{{", "{%", "${")):
         return ScalarNode(mark, text, text, plain=text.startswith("${"))
@@ -270,7 +270,7 @@ def _read_flag(option: str, text: str | None, problems: list[Problem]) -> _FlagU
 
 
 def _as_text(node: Node, flag: Flag, text: str | None) -> Node:
-    """A value for a text field is text, whatever it looks like: a model may be called 7."""
+    """Return the value, as text for a text field: a model may be called 7."""
     if flag.type != "string" or not isinstance(node, ScalarNode) or text is None:
         return node
     if isinstance(node.value, str) or text in ("", "null", "None"):

@@ -49,7 +49,7 @@ _LONGEST_INT = 1000
 
 
 def resolve(text: str) -> str | int | float | bool | None:
-    """The value of a plain scalar.
+    """Return the value of a plain scalar.
 
     Raises:
         ValueError: the number has too many digits.
@@ -88,7 +88,7 @@ _LEFT_ALONE = nodes.patterns("description", "agent.extra_body.**", "evaluate.age
 
 
 def check_templates(root: Node) -> tuple[Node, list[Problem]]:
-    """The tree without `!raw`, and what is wrong with its templates."""
+    """Return the tree without `!raw`, and what is wrong with its templates."""
     problems: list[Problem] = []
 
     def change(path: NodePath, node: ScalarNode) -> ScalarNode:
@@ -179,7 +179,7 @@ class _Reader:
         self._events = self._parse(text)
 
     def read(self) -> Node | None:
-        """The root, or None for an empty document."""
+        """Return the root, or None for an empty document."""
         try:
             return self._document()
         except _UnreadableError:
@@ -298,7 +298,7 @@ class _Reader:
         return ScalarNode(self._mark(event.start_mark), None, "", plain=True, broken=True)
 
     def _key(self, event: Any, depth: int) -> str | None:
-        """The name of a key; None after a problem was reported, or where `_mapping` will report one."""
+        """Return the name of a key; None after a problem was reported, or where `_mapping` will report one."""
         if not isinstance(event, yaml.ScalarEvent):
             self._node(event, depth + 1)
             if not (isinstance(event, yaml.MappingStartEvent) and event.flow_style):
@@ -329,7 +329,7 @@ class _Reader:
         return ScalarNode(mark, value, text, plain, raw, block=self._block(event))
 
     def _joined(self, event: Any) -> str:
-        """The text with pairs of surrogates joined: JSON writes them so, and they cannot be written to a file."""
+        """Return the text with pairs of surrogates joined: JSON has them, and no file can."""
         text: str = event.value
         if text.isascii() or not _SURROGATE.search(text):
             return text
@@ -348,7 +348,7 @@ class _Reader:
 
 
 def read_text(text: str, source: SourceText) -> tuple[Node | None, list[Problem]]:
-    """The root of a text (None when empty or unreadable) and its problems."""
+    """Return the root of a text (None when empty or unreadable) and its problems."""
     reader = _Reader(text, source)
     return reader.read(), reader.problems
 

@@ -117,7 +117,7 @@ def _toolsets(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def tool_entries(data: dict[str, Any]) -> Iterator[tuple[NodePath, Any]]:
-    """The tools of the agent and of the simulated user."""
+    """Yield the tools of the agent and of the simulated user."""
     yield from entries(data, "tools")
     yield from entries(data, "user", "tools")
 
@@ -351,7 +351,7 @@ def _packages(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def file_lists(data: dict[str, Any]) -> Iterator[NodePath]:
-    """The paths of all lists of files."""
+    """Yield the paths of all lists of files."""
     yield ("sandbox", "files")
     for path, tool in tool_entries(data):
         if isinstance(section(tool, "mcp").get("files"), list):
@@ -394,7 +394,7 @@ def _base64(path: NodePath, value: Any) -> Iterator[Fault]:
 
 
 def sources_below(data: dict[str, Any], folder_of: Callable[[NodePath], Path]) -> Iterator[Fault]:
-    """A file's source stays below the folder of the file that names it, after symlinks."""
+    """Yield a fault where a file's source is not below the folder of the file that names it, after symlinks."""
     for path in file_lists(data):
         for index, file in enumerate(_at(data, path)):
             source = section(file).get("from")
@@ -404,7 +404,7 @@ def sources_below(data: dict[str, Any], folder_of: Callable[[NodePath], Path]) -
 
 
 def is_below(source: str, folder: Path) -> bool:
-    """True where a path, relative ones from `folder`, leads below `folder` after symlinks."""
+    """Return True where a path, relative ones from `folder`, leads below `folder` after symlinks."""
     top = folder.resolve()
     return (top / source).resolve().is_relative_to(top)
 

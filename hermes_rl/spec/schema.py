@@ -46,7 +46,7 @@ _NAMES: dict[str, Any] = {
 
 
 def type_of(annotation: str) -> Any | None:
-    """The type that an annotation names; None where it is missing or names something of its own."""
+    """Return the type that an annotation names; None where it is missing or names something of its own."""
     if not annotation:
         return None
     try:
@@ -150,7 +150,7 @@ def _with_choice(field: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any
 
 
 def _with_variable(field: dict[str, Any]) -> dict[str, Any]:
-    """A number or a choice may also be `${VAR}`; text may be anything already."""
+    """Return the schema with `${VAR}` allowed for a number or a choice; a text may be anything already."""
     for key in ("items", "additionalProperties"):
         if isinstance(field.get(key), dict):
             field[key] = _with_variable(field[key])
@@ -168,7 +168,7 @@ def _takes_text(field: dict[str, Any]) -> bool:
 
 
 def _spec_specials(top: dict[str, Any], sections: dict[str, Any]) -> None:
-    """What a class cannot say: the parent, optional lists, free keys, and the rewards' arguments."""
+    """Add what a class cannot say: the parent, optional lists, free keys, and the rewards' arguments."""
     properties = top["properties"]
     parent = {"type": "string", "description": "One parent, relative to this file; its keys are merged."}
     top["properties"] = {"extends": parent, **properties}

@@ -51,7 +51,7 @@ def parse_duration(text: str) -> float:
 
 
 def key_of(name: str, model: type[BaseModel]) -> str:
-    """The key of a field in YAML."""
+    """Return the key of a field in YAML."""
     return model.model_fields[name].alias or name
 
 
@@ -61,7 +61,7 @@ def keys(model: type[BaseModel]) -> list[str]:
 
 
 def keys_at(model: type[BaseModel], path: NodePath) -> list[str]:
-    """The keys that the mapping at a path may have; none where it is free."""
+    """Return the keys that the mapping at a path may have; none where it is free."""
     found: list[str] = []
     places = types_at(model, path)
     # a server may be written without its list
@@ -75,7 +75,7 @@ def keys_at(model: type[BaseModel], path: NodePath) -> list[str]:
 
 
 def types_at(model: type[BaseModel], path: NodePath) -> list[Any]:
-    """The types that the value at a path may have."""
+    """Return the types that the value at a path may have."""
     possible: list[Any] = [model]
     for step in path:
         possible = [inner for outer in possible for inner in _step(outer, step)]
@@ -99,7 +99,7 @@ def _step(outer: Any, step: str | int) -> list[Any]:
 
 
 def members(annotation: Any) -> list[Any]:
-    """The alternatives of a type, without Annotated, None and unions."""
+    """Return the alternatives of a type, without Annotated, None and unions."""
     if isinstance(annotation, TypeVar):
         return []
     container = get_origin(annotation)
@@ -154,7 +154,7 @@ class FrozenDict(dict[K, V]):
 
 
 def freeze(value: Any) -> Any:
-    """The same value with tuples for lists and frozen mappings for mappings, all the way down."""
+    """Return the same value with tuples for lists and frozen mappings for mappings, all the way down."""
     if isinstance(value, Mapping):
         return FrozenDict({key: freeze(item) for key, item in value.items()})
     if isinstance(value, list | tuple):
@@ -163,7 +163,7 @@ def freeze(value: Any) -> Any:
 
 
 def thaw(value: Any) -> Any:
-    """The opposite of `freeze`: plain lists and dicts that the caller may change."""
+    """Return the opposite of `freeze`: plain lists and dicts that the caller may change."""
     if isinstance(value, Mapping):
         return {key: thaw(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -172,13 +172,13 @@ def thaw(value: Any) -> Any:
 
 
 def wrong(message: str, *path: str | int, at: str = "value") -> PydanticCustomError:
-    """An error for a validator to raise; `path` leads from the validated value to the part that is wrong."""
+    """Return an error for a validator to raise; `path` leads from the validated value to the part that is wrong."""
     # pydantic formats the message with the context, so its own braces have to come from the context too
     return PydanticCustomError("spec", "{message}", {"message": message, "path": list(path), "at": at})
 
 
 def is_template(value: object) -> bool:
-    """True for a string in which Jinja finds something to do."""
+    """Return True for a string in which Jinja finds something to do."""
     return isinstance(value, str) and TEMPLATE_MARK.search(value) is not None
 
 

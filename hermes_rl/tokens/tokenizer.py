@@ -60,11 +60,11 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids, control tokens included."""
+        """Return the text of the ids, control tokens included."""
         ...
 
     def render(self, messages: Messages, tools: Tools | None, *, add_generation_prompt: bool) -> str:
-        """The chat template's text; raises `TemplateRefused`."""
+        """Return the chat template's text; raises `TemplateRefused`."""
         ...
 
 

@@ -72,7 +72,7 @@ git() {{
 
 
 def with_clean_git(command: str) -> str:
-    """The command, with that function where it uses git at all.
+    """Return the command, with that function where it uses git at all.
 
     An image that lacks what making that folder takes has its own git with the settings alone.
     """

@@ -69,7 +69,7 @@ def as_json(value: Any) -> str:
 
 
 def error_json(message: str) -> str:
-    """The answer to a call that failed."""
+    """Return the answer to a call that failed."""
     return as_json({"error": message})
 
 
@@ -83,12 +83,12 @@ def capped(text: str, limit: int) -> str:
 
 
 def readable(output: bytes) -> str:
-    """A command's output for the model: text without terminal control sequences."""
+    """Return a command's output for the model: text without terminal control sequences."""
     return capped(_ANSI.sub("", output.decode("utf-8", "replace")).rstrip(), OUTPUT_LIMIT)
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line, without the folders of files on the host."""
+    """Return an exception in one line, without the folders of files on the host."""
     if isinstance(error, OSError) and error.strerror:
         return f"{type(error).__name__}: {error.strerror}"
     return _HOST_PATH.sub("", f"{type(error).__name__}: {error}".removesuffix(": "))
@@ -101,7 +101,7 @@ def describe(error: BaseException) -> str:
 
 @functools.cache
 def own_loop() -> asyncio.AbstractEventLoop:
-    """The loop, started on first use; it ends with the process."""
+    """Return the loop, started on first use; it ends with the process."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="hermes-rl-machines", daemon=True).start()
     return loop
@@ -145,7 +145,7 @@ class ProcessTable:
         return list(self._entries.values())
 
     def get(self, identity: str) -> ListedProcess:
-        """The process with this id; raises `ToolInputError` that names those there are."""
+        """Return the process with this id; raises `ToolInputError` that names those there are."""
         if identity not in self._entries:
             known = ", ".join(self._entries) or "none"
             raise ToolInputError(f"no process has the session_id {identity!r} (there are: {known})")
@@ -169,7 +169,7 @@ class ShellState:
     exports: str = ""
 
     def script(self, command: str, workdir: str | None, *, report: bool = True) -> str:
-        """The command, for `Sandbox.run_reporting` with `exports`; `workdir` is for this command alone.
+        """Return the command, for `Sandbox.run_reporting` with `exports`; `workdir` is for this command alone.
 
         Without `report` it is to be run with `variables`, and tells nothing of how it ended.
         """
@@ -178,7 +178,7 @@ class ShellState:
         return "; ".join(part for part in parts if part)
 
     def variables(self) -> dict[str, str]:
-        """What a script without report needs in its environment."""
+        """Return what a script without report needs in its environment."""
         return {STATE: self.exports}
 
     def learn(self, report: bytes, *, keep_cwd: bool) -> None:
@@ -256,7 +256,7 @@ class Toolset:
 
 
 def function_schema(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """A tool's schema in the form of OpenAI's chat API."""
+    """Return a tool's schema in the form of OpenAI's chat API."""
     return {
         "type": "function",
         "function": {"name": name, "description": description, "parameters": parameters},
@@ -301,7 +301,7 @@ class Toolkit:
         return self._by_name.get(name)
 
     def only(self, names: Collection[str] | None) -> Toolkit:
-        """The tools among these with one of `names`; None keeps all."""
+        """Return the tools among these with one of `names`; None keeps all."""
         if names is None or self.names <= set(names):
             return self
         kept = [pair for pair in zip(self.tools, self.schemas, strict=True) if pair[0].name in names]
@@ -386,7 +386,7 @@ class ToolRuntime:
         return self._sandbox is not None and self._sandbox.killed_by_agent
 
     async def sandbox(self) -> Sandbox:
-        """The rollout's sandbox, started on first use; raises `SandboxFailure` when that fails."""
+        """Return the rollout's sandbox, started on first use; raises `SandboxFailure` when that fails."""
         async with self._starting:
             if self._closed:
                 raise self._released()
@@ -401,7 +401,7 @@ class ToolRuntime:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
 
     async def settle(self) -> None:
-        """The agent has ended: kill its processes, unless the spec keeps them. Rewards look after this."""
+        """Kill the agent's processes once it has ended, unless the spec keeps them. Rewards look after this."""
         if self._sandbox is None or not self._sandbox.alive:
             return
         try:
@@ -458,14 +458,14 @@ class ToolRuntime:
 
 
 def find_runtime(task_id: str) -> ToolRuntime | None:
-    """The live runtime of a task."""
+    """Return the live runtime of a task."""
     return _live.get(task_id)
 
 
 def runtime_for(
     task_id: str | None, toolkit: Toolkit | None = None, sandbox: SandboxConfig | None = None
 ) -> ToolRuntime:
-    """The live runtime of a task; a new one with this sandbox (None: the default one) where there is none yet.
+    """Return the live runtime of a task; a new one with this sandbox (None: the default one) where there is none yet.
 
     A runtime made here lives on `own_loop`, so that a `ToolContext` may be used on any thread. It is released by
     `ToolContext(task_id).cleanup()`.

@@ -67,7 +67,7 @@ MOST_REFERENCES = 32
 
 
 def read_arguments(raw: object) -> dict[str, Any]:
-    """The JSON object that the model wrote; raises `ToolInputError` for anything else."""
+    """Return the JSON object that the model wrote; raises `ToolInputError` for anything else."""
     if isinstance(raw, str):
         try:
             raw = json.loads(raw)
@@ -79,7 +79,7 @@ def read_arguments(raw: object) -> dict[str, Any]:
 
 
 def check_arguments(arguments: dict[str, Any], schema: Schema) -> dict[str, Any]:
-    """The arguments converted to `schema`; raises `ToolInputError` with everything that is wrong."""
+    """Return the arguments converted to `schema`; raises `ToolInputError` with everything that is wrong."""
     problems: list[str] = []
     try:
         checked = _Check(schema, problems).object(arguments, schema, "")
@@ -160,7 +160,7 @@ class _Check:
                 self.problems.append(f"missing parameter {place!r}")
 
     def _any(self, value: Any, branches: Sequence[Schema], where: str) -> Any:
-        """The first branch that takes the value as it is, else the first that takes it converted."""
+        """Return the first branch that takes the value as it is, else the first that takes it converted."""
         tried: list[tuple[Any, list[str]]] = []
         for branch in branches:
             problems: list[str] = []
@@ -215,7 +215,7 @@ class _Check:
         raise RecursionError
 
     def _folded(self, schema: Schema) -> Schema:
-        """The parts of an allOf as one schema; what two of them say of the same stays a part."""
+        """Return the parts of an allOf as one schema; what two of them say of the same stays a part."""
         folded = {key: value for key, value in schema.items() if key != "allOf"}
         also: list[Schema] = []
         for part in map(self._resolved, schema["allOf"]):
@@ -352,7 +352,7 @@ async def _execute(
 
 
 def _read(call: Mapping[str, Any], toolkit: Toolkit, turn: int, position: int) -> _Call:
-    """A call with what the model may have left out or written wrongly made good."""
+    """Return a call with what the model may have left out or written wrongly made good."""
     function = call.get("function")
     function = function if isinstance(function, Mapping) else {}
     name = function.get("name")

@@ -12,7 +12,7 @@ class LineTooLongError(Exception):
 
 
 async def lines_of(conversation: Conversation, limit: int) -> AsyncIterator[bytes]:
-    """The lines that come, without their ends, until the process closes its output.
+    """Yield the lines that come, without their ends, until the process closes its output.
 
     Raises `LineTooLongError` for one of more than `limit` bytes, which are never held in memory twice over.
     """

@@ -71,7 +71,7 @@ _ELSEWHERE = {"trl": "TRL's server is stock vLLM; use `type: vllm`, with /v1 at 
 
 
 def server_type(name: str) -> ServerType:
-    """The type of that name.
+    """Return the type of that name.
 
     Raises:
         UserError: there is none, or its package cannot be loaded.
@@ -93,11 +93,11 @@ def server_type(name: str) -> ServerType:
 
 
 def type_names() -> tuple[str, ...]:
-    """The name of every type, those of other packages last."""
+    """Return the name of every type, those of other packages last."""
     return (*TYPES, *published(SERVERS, "type of server", TYPES))
 
 
 def code_of(code: Code) -> Callable[..., Any]:
-    """The class or function behind a reference."""
+    """Load the class or function behind a reference."""
     found: Callable[..., Any] = load_object(code) if isinstance(code, str) else code
     return found

@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 def open_env(
     spec: Spec | str | Path, *, environ: Mapping[str, str] | None = None, record: str | Path | None = None
 ) -> Env:
-    """An environment from a spec; use it with `async with`, or call `open` and `close`.
+    """Return an environment from a spec; use it with `async with`, or call `open` and `close`.
 
     Args:
         spec: a loaded spec, a path, or the name of a shipped one.
@@ -166,7 +166,7 @@ class Env:
     # ------------------------------------------------------------------ rows
 
     def rows(self, split: str = "train") -> Rows:
-        """The rows of a split, each with a `key` that is the same in every run; maybe without end (see `length`)."""
+        """Return the rows of a split, maybe without end (see `length`); a row's `key` is the same in every run."""
         self._require_open()
         if split not in ("train", "eval"):
             raise UserError(f"there are the splits train and eval, not {split!r}")
@@ -175,7 +175,7 @@ class Env:
         return self._rows[split]
 
     def row(self, key: str) -> Row:
-        """The row with that key, of either split.
+        """Return the row with that key, of either split.
 
         Raises:
             UserError: there is none; of an endless dataset, none among the first ten thousand.
@@ -190,7 +190,7 @@ class Env:
         return self._by_key[key]
 
     def prompt(self, row: Row | str) -> list[dict[str, Any]]:
-        """The messages that a rollout of the row begins with."""
+        """Return the messages that a rollout of the row begins with."""
         return self._compiled.prompt(self._row(row))
 
     def tools(self, row: Row | str, group: str | None = None) -> list[dict[str, Any]]:
@@ -306,7 +306,7 @@ class Env:
         replays: int = REPLAYS,
         batch: str | None = None,
     ) -> Groups:
-        """Groups of `n` rollouts, in the order in which they end: `async for group in env.groups(8): …`.
+        """Return groups of `n` rollouts, in the order in which they end: `async for group in env.groups(8): …`.
 
         Nothing begins before the first group is asked for, and no group begins while nobody asks for one, but for those
         `ahead`; what was begun by then is played to its end. Groups that failed for good are handed out as well, with
@@ -378,7 +378,7 @@ class Env:
         renderer: str | Mapping[str, Any] | None = None,
         context: int | None = None,
     ) -> Session:
-        """A rollout whose turns come from the caller; tools, simulated user, budgets, endings and rewards stay ours.
+        """Return a rollout whose turns come from the caller; tools, user, budgets, endings and rewards stay ours.
 
         Args:
             row, group, split, sampling: as for `play`; it is the only member of its group.
@@ -445,7 +445,7 @@ class Env:
         return policy.role if policy is not None else self._compiled.policy
 
     async def _encoder(self, policy: Policy | None) -> Encoder:
-        """What gives tokens to the rollouts of this policy; made once."""
+        """Return what gives tokens to the rollouts of this policy; made once."""
         async with self._preparing:
             known = self._own_encoder if policy is None else self._encoders.get(policy)
             if known is not None:
@@ -459,7 +459,7 @@ class Env:
             return made
 
     async def _opened_store(self, size: int) -> RolloutStore | None:
-        """The record, opened with the first play; None where nothing is recorded."""
+        """Return the record, opened with the first play; None where nothing is recorded."""
         directory = self._directory
         if directory is None:
             return None
@@ -491,17 +491,17 @@ class Env:
         return Rows.of(list(chain.from_iterable(rest)), fingerprint=train.fingerprint)
 
     def _comparing(self) -> list[str]:
-        """The rewards that compare the members of a group."""
+        """Return the rewards that compare the members of a group."""
         return [f"rewards.{one.name}" for one in self._compiled.grader.rewards if one.function.group_level]
 
     def _named(self, row: Row, group: str | None) -> tuple[str, str]:
-        """The id of a group, and what tells this play of it from others; a record finds it by the id alone."""
+        """Return the id of a group, and what tells this play of it from others; a record finds it by the id alone."""
         if group is None:
             return f"{row.key}~{_fresh()}", ""
         return group, "" if self._directory is not None else f"~{_fresh()}"
 
     def _batch(self, name: str | None) -> str:
-        """Ends the ids of the groups of one call of `groups`."""
+        """Return the ending of the ids of the groups that one call of `groups` plays."""
         if self._directory is None:
             return f"~{_fresh()}"
         if name is not None:
@@ -519,7 +519,7 @@ class Env:
         return (self._row(row) for row in rows)
 
     async def _owned(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of work that ends with the environment at the latest."""
+        """Return the result of work that ends with the environment at the latest."""
         task = asyncio.create_task(work)
         self._busy.add(task)
         task.add_done_callback(self._busy.discard)
@@ -547,7 +547,7 @@ async def _one(runner: RolloutRunner, key: RolloutKey) -> Rollout:
 
 
 async def _encoder_of(config: ServerConfig) -> Encoder:
-    """What gives tokens to rollouts of a server; those of token-level servers have theirs already."""
+    """Return what gives tokens to rollouts of a server; those of token-level servers have theirs already."""
     if config.kind.embedded:
         return await asyncio.to_thread(Encoder.load, config.tokenizer)
     if config.kind.token_level:

@@ -135,7 +135,7 @@ class Stepped:
         )
 
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
-        """The ids that the caller stepped with. What it takes to find them is not the agent's working time."""
+        """Return the ids that the caller stepped with. What it takes to find them is not the agent's working time."""
         started = time.monotonic()
         answer = await self._ask(request, sampling)
         if answer.message is not None:

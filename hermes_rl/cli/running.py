@@ -216,7 +216,7 @@ def evaluation_lines(found: Evaluation) -> list[str]:
 
 def _serve(spec: Spec, launch: Launch) -> int:
     without_advice()
-    from hermes_rl.env.serve import run_serve
+    from hermes_rl.env.spec_env import run_serve
 
     directory = run_interruptible(run_serve(spec, launch))
     launch.progress.end()

@@ -2,37 +2,143 @@
 
 Subclass it by hand with `setup`, `get_next_item`, `format_prompt` (or `format_messages`), `compute_reward` and
 `evaluate`; `SpecEnv` is the subclass that a spec compiles to. Whatever atroposlib 0.4.0 gets wrong is overridden here
-at its public hooks; nothing in the installed package is changed.
-"""
+at its public hooks; nothing in the installed package is changed."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from atroposlib.envs.base import BaseEnv
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ReasoningConfig, ServerBaseline
 
+from hermes_rl.agent.loop import LoopOptions
 from hermes_rl.agent.result import AgentResult, Message
-from hermes_rl.env.collecting import Collecting
+from hermes_rl.data.rows import Row
+from hermes_rl.endings import Ending
+from hermes_rl.env.collecting import Collecting, CollectsByHand, WithOwnCode
 from hermes_rl.env.config import HermesAgentEnvConfig
-from hermes_rl.env.handwritten import HandWritten, sandbox_config
-from hermes_rl.env.items import CollectsByHand, WithOwnCode
+from hermes_rl.env.processing import process_by_hand
+from hermes_rl.env.program import configured, main
+from hermes_rl.env.serve import serve_environment
 from hermes_rl.env.servers import HermesServer, HermesServerManager
 from hermes_rl.env.tracking import Tracking
-from hermes_rl.errors import UserError
-from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.rollout import Encoder
+from hermes_rl.errors import RewardFailure, UserError
+from hermes_rl.rollouts.compiled import with_thinking
+from hermes_rl.rollouts.environment import Environment, Treatment
+from hermes_rl.rollouts.rollout import Encoder, Rollout, RolloutKey
 from hermes_rl.runs.readable import readable
 from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.scoring.grader import RewardFunction, call_reward
+from hermes_rl.scoring.value import interpret
 from hermes_rl.servers.base import ReasoningOptions
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from hermes_rl.tools.base import Toolkit
+from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
+from hermes_rl.tools.context import ToolContext
+
+# ------------------ A hand-written environment as the core sees it: its hooks behind the `Environment` interface
+
+REWARD = "reward"
+"""Name under which the value of `compute_reward` is recorded."""
+
+
+def sandbox_config(config: Any) -> SandboxConfig:
+    """The sandbox that the configuration's terminal_* fields describe."""
+    backend = "bubblewrap" if config.terminal_backend == "local" else config.terminal_backend
+    network = config.terminal_network
+    return SandboxConfig(
+        backend=backend,
+        image=config.terminal_image,
+        workdir=config.terminal_workdir,
+        env=dict(config.terminal_env),
+        network=network if isinstance(network, bool) else tuple(network),
+        timeout=config.terminal_timeout,
+        lifetime=config.terminal_lifetime,
+    )
+
+
+class HandWritten:
+    """Answers the core with `format_prompt`, `compute_reward` and the configuration of an environment."""
+
+    has_group_rewards = False
+    teacher = None
+    """Only a spec names a teacher."""
+
+    def __init__(self, env: HermesAgentBaseEnv) -> None:
+        self._env = env
+        self.name = env.name or type(env).__name__
+        self.seed = env.config.seed
+
+    @property
+    def policy(self) -> Any:
+        return self._env.server
+
+    async def user(self, key: RolloutKey, runtime: ToolRuntime) -> None:
+        """Nobody answers; an environment that has somebody plays its own conversation."""
+
+    def options(self, split: str) -> LoopOptions:
+        config = self._env.config
+        return LoopOptions(
+            max_turns=config.max_agent_turns,
+            timeout=config.agent_timeout,
+            tool_timeout=max(300.0, config.terminal_timeout),
+            max_tokens=config.agent_max_tokens or config.max_token_length,
+            temperature=config.agent_temperature,
+            reasoning=self._env._reasoning_settings,
+            extra_body=config.extra_body,
+        )
+
+    def prompt(self, row: Row) -> list[Message]:
+        return with_thinking(self._env.format_messages(row.columns), self._env.config.custom_thinking_prompt)
+
+    @asynccontextmanager
+    async def machine(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
+        toolkit = self._env._toolkit_for(key.group)
+        sandbox = self._env.sandbox_for(key.row.columns)
+        async with ToolRuntime(sandbox, task_id=_unique(key), toolkit=toolkit, run=True) as runtime:
+            yield runtime
+
+    async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
+        reward = RewardFunction.of(REWARD, self._env.compute_reward)
+        arguments = {
+            "item": rollout.key.row.columns,
+            "result": rollout.result.for_rewards() if rollout.result is not None else None,
+            "ctx": ToolContext(runtime.task_id),
+        }
+        names = list(reward.parameters)[: len(arguments)]
+        returned, seconds = await call_reward(reward, dict(zip(names, arguments.values(), strict=True)))
+        rollout.rewards[REWARD] = interpret(REWARD, returned, seconds)
+
+    async def grade_group(self, rollouts: list[Rollout]) -> None:
+        """A hand-written environment compares rollouts in `postprocess_histories`."""
+
+    def score(self, rollout: Rollout) -> float:
+        value = rollout.rewards[REWARD].value
+        if value is None:
+            raise RewardFailure("compute_reward returned None: it could not tell")
+        return value
+
+    def credit(self, rollout: Rollout) -> tuple[float, ...] | None:
+        return rollout.rewards[REWARD].per_turn
+
+    def treatment(self, ending: Ending) -> Treatment:
+        return "grade"
+
+
+def _unique(key: RolloutKey) -> str:
+    """Two items may be equal and in flight together, so the row's key is not enough for a task id."""
+    import uuid
+
+    return f"{key.id}-{uuid.uuid4().hex[:8]}"
+
+
+# -------------------------------------------------------------------------------- base
 
 logger = logging.getLogger(__name__)
 
@@ -235,8 +341,6 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
     async def env_manager(self) -> None:
         """Serve until the trainer has its steps; releases everything, also when cancelled."""
-        from hermes_rl.env.serve import serve_environment
-
         try:
             await self.setup()
             await serve_environment(self)
@@ -245,8 +349,6 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
     async def process_manager(self) -> None:
         """Write groups until there are `total_steps`, several at a time; a failing group ends nothing."""
-        from hermes_rl.env.processing import process_by_hand
-
         try:
             await self.setup()
             self._begin_tracking()
@@ -270,9 +372,16 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
     @classmethod
     def cli(cls) -> None:
         """The environment as a program: serve, process or evaluate, with --env.* and --openai.*."""
-        from hermes_rl.env.program import main
-
         main(cls)
+
+    @classmethod
+    async def _run_program(cls, mode: str, flags: list[str]) -> None:
+        """Make the environment with the flags of a command line, and run one of its modes."""
+        config, servers = configured(cls, flags)
+        if mode == "process":
+            config.data_path_to_save_groups = config.data_path_to_save_groups or f"data/{cls.name or 'groups'}.jsonl"
+        env = cls(config, servers)
+        await {"serve": env.env_manager, "process": env.process_manager, "evaluate": env._run_evaluate}[mode]()
 
 
 def _configs(given: ServerBaseline | Sequence[APIServerConfig] | APIServerConfig) -> list[APIServerConfig]:

@@ -3,23 +3,195 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+import math
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from hermes_rl.data.rows import Row
-from hermes_rl.env.assemble import FURTHER, assemble, checked, layered
-from hermes_rl.env.items import group_id, items_of, row_of
+from hermes_rl.endings import Ending
+from hermes_rl.env.hooks import ConductedEnv
+from hermes_rl.errors import HermesRLError
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.rollouts.runner import REPLAYS, Recorded, RolloutRunner, Unrecorded
-from hermes_rl.runs.groups import OF_TEACHER, group_lines
+from hermes_rl.runs.groups import FILLER_OVERRIDE, OF_TEACHER, group_lines
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.servers.base import ChatServer
+from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
+
+# --------------------------- Putting the rollouts of a group together for Atropos: whole, aligned, or not at all
+# atroposlib's own `collect_trajectories` drops the logprobs and misaligns optional lists; this keeps every list either
+# as long as the group or None.
+
+FURTHER = "further"
+"""Key of an item under which its rollout's other sequences lie, as items."""
+_OPTIONAL = ("advantages", "ref_logprobs", "messages", "inference_logprobs", "overrides", "images",
+             "distill_token_ids", "distill_logprobs")  # fmt: skip
+
+
+def assemble(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """ScoredDataItems of `collect_trajectory` as one ScoredDataGroup.
+
+    An optional field is kept where every item has it.
+    """
+    group: dict[str, Any] = {
+        "tokens": [item["tokens"] for item in items],
+        "masks": [item["masks"] for item in items],
+        "scores": [float(item["scores"]) for item in items],
+    }
+    for name in _OPTIONAL:
+        values = [item.get(name) for item in items]
+        group[name] = values if all(value is not None for value in values) else None
+    if group["inference_logprobs"] is None:
+        group["inference_logprobs"] = []  # trainers take its length
+    overrides = [item["group_overrides"] for item in items if item.get("group_overrides")]
+    group["group_overrides"] = {key: value for part in overrides for key, value in part.items()}
+    if any("layer" in item for item in items):
+        group["layer"] = max(item.get("layer", 0) for item in items)
+    group["generation_params"] = next((i["generation_params"] for i in items if i.get("generation_params")), None)
+    return with_content(group)
+
+
+def layered(items: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The items of each layer, as many as there are members; a member without a further sequence gets a filler."""
+    deepest = max(len(item.get(FURTHER) or ()) for item in items)
+    further = [[_further(item, number) for item in items] for number in range(deepest)]
+    return [list(items), *further]
+
+
+def _further(item: dict[str, Any], number: int) -> dict[str, Any]:
+    given = item.get(FURTHER) or ()
+    if number < len(given):
+        return {"overrides": {}, **given[number], "layer": number + 1}
+    filler = {"tokens": item["tokens"][:1], "masks": [MASKED], "inference_logprobs": [MASKED_LOGPROB]}
+    filler |= {name: [value] for name, value in OF_TEACHER.items() if item.get(name) is not None}
+    return {**filler, "scores": item["scores"], "overrides": dict(FILLER_OVERRIDE), "layer": number + 1}
+
+
+def with_content(group: dict[str, Any]) -> dict[str, Any]:
+    """The group with a `content` key in every message; run-api refuses a group without, and drops it."""
+    if group.get("messages"):
+        group["messages"] = [
+            [{**message, "content": message.get("content")} for message in conversation]
+            for conversation in group["messages"]
+        ]
+    return group
+
+
+def checked(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The item, if it can be part of a group.
+
+    Raises:
+        ValueError: it lacks tokens, masks or a score; or its score is not finite, which makes a whole batch fail.
+    """
+    missing = [name for name in ("tokens", "masks", "scores") if item.get(name) is None]
+    if missing:
+        raise ValueError(f"collect_trajectory returned an item without {missing[0]!r}")
+    if not math.isfinite(float(item["scores"])):
+        raise ValueError(f"collect_trajectory returned the score {item['scores']}, which is not finite")
+    return dict(item)
+
+
+# An environment's own code as the conductor meets it: its items as rows, its collected groups, its changed lines
 
 logger = logging.getLogger(__name__)
+
+PAUSE = 0.2
+"""Seconds until `get_next_item` is asked again after it gave None, where that pauses."""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+_group_id: ContextVar[str | None] = ContextVar("group_id", default=None)
+"""The id of the group that the environment's own code is collecting."""
+
+
+@dataclass(frozen=True)
+class ItemRow(Row):
+    """A row that stands for an item, which is its `columns`."""
+
+
+def group_id() -> str | None:
+    """The id of the group that the environment's own code is collecting; None outside of a run."""
+    return _group_id.get()
+
+
+def row_of(item: Any, index: int = 0) -> Row:
+    """An item of `get_next_item`, which may be anything, as a row; its key is a hash of what it prints as."""
+    if isinstance(item, Row):
+        return item
+    printed = _ADDRESS.sub("", repr(item))  # an address in memory is another one in the next process
+    digest = hashlib.sha256(printed.encode("utf-8", "surrogatepass")).hexdigest()
+    return ItemRow(key=digest[:16], columns=item, index=index, digest=digest)
+
+
+async def items_of(env: ConductedEnv, *, pauses: bool) -> AsyncIterator[Row]:
+    """The items of an environment, as it hands them out; those that its code gave back come first.
+
+    Args:
+        env: the environment.
+        pauses: None from `get_next_item` means that there is nothing now; otherwise that there is nothing more.
+    """
+    number = 0
+    while True:
+        item = env.backlog.pop(0) if env.backlog else await env.get_next_item()
+        if item is None and not pauses:
+            return
+        if item is None:
+            await asyncio.sleep(PAUSE)
+            continue
+        yield row_of(item, number)
+        number += 1
+
+
+class WithOwnCode:
+    """An environment whose `postprocess_histories` has the last word on the lines of a group."""
+
+    def __init__(self, env: ConductedEnv, environment: Environment) -> None:
+        self._env, self._environment = env, environment
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._environment, name)
+
+    async def lines(self, group: Group, made: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The lines after `postprocess_histories`; none where it gives nothing."""
+        given: Any = made if len(made) > 1 else made[0]
+        processed: Any = await self._env.postprocess_histories(given)
+        found = processed if isinstance(processed, list) else [processed]
+        named = {"group": group.id, "row_key": group.row.key}
+        return [{**line, **named} for line in found if line]
+
+
+class CollectsByHand(WithOwnCode):
+    """An environment that overrides `collect_trajectory` or `collect_trajectories`."""
+
+    async def play_group(self, row: Row, group: str, epoch: int, size: int) -> Group:
+        """The group that its code collected; dropped where that raised or gave nothing, which ends no other group."""
+        _group_id.set(group)
+        try:
+            item = row.columns if isinstance(row, ItemRow) else row
+            collected, backlog = await self._env.collect_trajectories(item)
+        except HermesRLError:
+            raise
+        except Exception as error:
+            logger.exception("a group of %s failed", row.key)
+            detail = f"collect_trajectories raised {type(error).__name__}: {error}"
+            return Group(group, row, [], epoch, dropped=Ending.CANCELLED, detail=detail)
+        self._env.backlog.extend(backlog or ())
+        parts = [part for part in (collected if isinstance(collected, list) else [collected]) if part]
+        if not parts:
+            detail = "collect_trajectories gave no group; the log says why"
+            return Group(group, row, [], epoch, dropped=Ending.CANCELLED, detail=detail)
+        return Group(group, row, [], epoch, parts=[dict(part) for part in parts])
+
+
+# -------------------------------------------------------------------------------- collecting
 
 
 class Collecting:

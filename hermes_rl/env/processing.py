@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hermes_rl.env.items import items_of
+from hermes_rl.env.collecting import items_of
+from hermes_rl.env.hooks import ConductedEnv
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.groups import GroupsFile
@@ -16,11 +17,8 @@ from hermes_rl.runs.process import Processing
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.run import Plan, Run, RunBudget
 
-if TYPE_CHECKING:
-    from hermes_rl.env.base import HermesAgentBaseEnv
 
-
-async def process_by_hand(env: HermesAgentBaseEnv) -> int:
+async def process_by_hand(env: ConductedEnv) -> int:
     """Write `total_steps` groups to `data_path_to_save_groups`, going on from those that are there.
 
     A group is all that one item gave, however many lines it takes; an item is known again by what it prints as. Returns
@@ -60,7 +58,7 @@ async def process_by_hand(env: HermesAgentBaseEnv) -> int:
 class EnvLog:
     """Counts groups for an environment, and calls its hooks for each that is written."""
 
-    def __init__(self, env: HermesAgentBaseEnv) -> None:
+    def __init__(self, env: ConductedEnv) -> None:
         self._env = env
 
     async def group(self, group: Group, written: int | None, lines: Sequence[dict[str, Any]]) -> None:

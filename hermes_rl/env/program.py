@@ -11,23 +11,23 @@ import difflib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from pydantic import BaseModel, ValidationError
 
-from hermes_rl.errors import HermesRLError, RunError, UserError
+from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.visible import visible
-
-if TYPE_CHECKING:
-    from hermes_rl.env.base import HermesAgentBaseEnv
 
 MODES = ("serve", "process", "evaluate")
 
 
-def main(cls: type[HermesAgentBaseEnv], arguments: Sequence[str] | None = None) -> None:
-    """Run the environment class; ends the process: 0 done, 1 failed, 2 wrong input, 130 after Ctrl-C."""
+def main(cls: Any, arguments: Sequence[str] | None = None) -> None:
+    """Run an environment class, a `HermesAgentBaseEnv`, and end the process.
+
+    Its status is 0 when the mode is done, 1 when it failed, 2 for wrong input, and 130 after Ctrl-C.
+    """
     try:
         run(cls, list(sys.argv[1:] if arguments is None else arguments))
     except HermesRLError as error:
@@ -38,7 +38,7 @@ def main(cls: type[HermesAgentBaseEnv], arguments: Sequence[str] | None = None) 
         sys.exit(130)
 
 
-def run(cls: type[HermesAgentBaseEnv], arguments: list[str]) -> None:
+def run(cls: Any, arguments: list[str]) -> None:
     """Parse, make the environment, and run a mode.
 
     Raises:
@@ -51,17 +51,21 @@ def run(cls: type[HermesAgentBaseEnv], arguments: list[str]) -> None:
     if not arguments or arguments[0] not in MODES:
         raise UserError(usage)
     mode, flags = arguments[0], arguments[1:]
-    if hasattr(cls, "spec"):
-        asyncio.run(_run_spec(cls, mode, flags))
-        return
+    asyncio.run(cls._run_program(mode, flags))
+
+
+def configured(cls: Any, flags: list[str]) -> tuple[Any, Any]:
+    """The configuration and the servers of `config_init`, changed by the flags of a command line.
+
+    Raises:
+        UserError: a flag is unknown, or its value does not fit.
+    """
     config, servers = cls.config_init()
     given = _given(flags)
-    config = _changed(config, given["env"], "--env")
-    servers = _servers(servers, given["openai"])
-    asyncio.run(_run_by_hand(cls, mode, config, servers))
+    return _changed(config, given["env"], "--env"), _servers(servers, given["openai"])
 
 
-def _help(cls: type[HermesAgentBaseEnv]) -> str:
+def _help(cls: Any) -> str:
     """Every field of the configuration and of a server, with its description."""
     lines = [
         f"--{space}.{name}\n    {field.description or 'See atroposlib.'}\n"
@@ -69,44 +73,6 @@ def _help(cls: type[HermesAgentBaseEnv]) -> str:
         for name, field in model.model_fields.items()
     ]
     return "".join(lines)
-
-
-async def _run_by_hand(cls: type[HermesAgentBaseEnv], mode: str, config: Any, servers: Any) -> None:
-    if mode == "process":
-        config.data_path_to_save_groups = config.data_path_to_save_groups or f"data/{cls.name or 'groups'}.jsonl"
-    env = cls(config, servers)
-    await {"serve": env.env_manager, "process": env.process_manager, "evaluate": env._run_evaluate}[mode]()
-
-
-async def _run_spec(cls: Any, mode: Any, flags: list[str]) -> None:
-    """A compiled spec reads its file again with the flags, so that they mean what they mean to `hermes-rl run`.
-
-    What a subclass of it overrides is called in every mode.
-    """
-    from hermes_rl.env.serve import run_serve
-    from hermes_rl.env.subclass import overridden, run_subclass, with_spec
-    from hermes_rl.runs.evaluate import Evaluation, run_evaluate
-    from hermes_rl.runs.opening import Launch, require_effect
-    from hermes_rl.runs.process import run_process
-    from hermes_rl.spec.load import load_spec
-    from hermes_rl.spec.overrides import parse_extra_args
-
-    spec = cls.spec
-    require_effect(flags, mode)
-    if flags:
-        spec = load_spec(spec.source, overrides=parse_extra_args(flags, ()), environ=cls.environ, mode=mode)
-    launch = Launch(mode, environ=cls.environ)
-    if mode == "serve":
-        directory = await run_serve(spec, launch, with_spec(cls, spec, mode))
-    elif overridden(cls):
-        directory = await run_subclass(with_spec(cls, spec, mode), launch)
-    else:
-        found, directory = await (run_process if mode == "process" else run_evaluate)(spec, launch)
-        if found.stopped is not None:
-            raise RunError(f"ended early: {found.stopped}. Run directory: {directory.path}")
-        if isinstance(found, Evaluation):
-            found.require_reliable()
-    launch.progress.note(f"run directory: {directory.path}")
 
 
 def _given(flags: list[str]) -> dict[str, dict[str, Any]]:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 from atroposlib.envs.base import EvalHandlingEnum
 
-from hermes_rl.env.items import items_of
+from hermes_rl.env.collecting import items_of
+from hermes_rl.env.hooks import ConductedEnv
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.rollout import Group
-from hermes_rl.runs.deliveries import DELIVERIES, DeliveryLog
-from hermes_rl.runs.directory import RunDirectory
+from hermes_rl.runs.deliveries import DeliveryLog
 from hermes_rl.runs.groups import GroupsFile
 from hermes_rl.runs.journal import Journal
-from hermes_rl.runs.opening import Launch, open_run
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.run import Plan, Run, RunBudget
 from hermes_rl.spec.model import Spec
@@ -25,79 +24,13 @@ from hermes_rl.tokens.transcript import MASKED
 from hermes_rl.trainers.atropos import AtroposTrainer
 from hermes_rl.trainers.base import Registered, Registration, Trainer
 from hermes_rl.trainers.checks import Checks
-from hermes_rl.trainers.find import own_trainer
 from hermes_rl.trainers.serving import Serving
 from hermes_rl.trainers.too_long import TooLong
-
-if TYPE_CHECKING:
-    from hermes_rl.env.base import HermesAgentBaseEnv
-    from hermes_rl.env.spec_env import SpecEnv
 
 logger = logging.getLogger(__name__)
 
 
-async def run_serve(
-    spec: Spec, launch: Launch, cls: type[SpecEnv] | None = None, trainer: Trainer | None = None
-) -> RunDirectory:
-    """Play until the trainer has had its steps.
-
-    Args:
-        spec: what is served.
-        launch: where the run lies.
-        cls: the environment class of the spec, where it is a subclass.
-        trainer: who is served; None: Atropos' trajectory API at `serve.api_url`.
-
-    Raises:
-        UserError: the spec cannot serve, or there is no trajectory API at its address.
-        RunError: the trainer was lost.
-    """
-    from hermes_rl.env.spec_env import compile_spec
-
-    require_exact(spec)
-    trainer = trainer or own_trainer(spec)
-    cls = cls or compile_spec(spec, launch.environ)
-    env = cls(*cls.config_init())
-    try:
-        if trainer is None:
-            await _reach(spec.serve.api_url)
-            trainer = atropos_trainer(env.config, launch.progress)
-        if env._encoder.tokenizer is None:
-            raise UserError(f"serve needs the policy's tokenizer: {env._encoder.missing}. Set servers.policy.tokenizer")
-        where = spec.serve.api_url if isinstance(trainer, AtroposTrainer) else trainer.name
-        launch.progress.note(f"serving {spec.name} to {where}; waiting for a trainer")
-        async with open_run(spec, launch, env._own_code()) as opened:
-            env._use(opened)
-            await env.setup()
-            serve, directory = spec.serve, opened.directory
-            with closing(DeliveryLog(directory.journal(DELIVERIES), trainer.name)) as log:
-                serving = Serving(
-                    opened.run,
-                    trainer,
-                    _registration(env),
-                    log,
-                    Checks(
-                        group_size=serve.group_size,
-                        exact=not serve.allow_inexact,
-                        uniform=not serve.drop_uniform,
-                        longest=serve.max_token_length,
-                        max_staleness=serve.max_staleness,
-                        keep_stale=serve.on_stale == "keep",
-                        too_long=TooLong(serve.on_too_long, env._training_counts.sequences),
-                        counts=env._training_counts.dropped,
-                    ),
-                    EnvHooks(env),
-                    file=opened.records.groups_file,
-                    version=opened.compiled.policy.weights,
-                )
-                await serving.play()
-            return directory
-    finally:
-        if trainer is not None:
-            await trainer.close()
-        await env.shut_down()
-
-
-async def serve_environment(env: HermesAgentBaseEnv, trainer: Trainer | None = None) -> None:
+async def serve_environment(env: ConductedEnv, trainer: Trainer | None = None) -> None:
     """Serve an environment that was set up; what is sent is recorded where `data_path_to_save_groups` says."""
     config = env.config
     trainer = trainer or atropos_trainer(config, Progress())
@@ -128,7 +61,7 @@ async def serve_environment(env: HermesAgentBaseEnv, trainer: Trainer | None = N
         journal = Journal(Path(f"{path}.deliveries")) if path is not None else None
         log = stack.enter_context(closing(DeliveryLog(journal, trainer.name)))
         try:
-            await Serving(run, trainer, _registration(env), log, checks, EnvHooks(env), file=file).play()
+            await Serving(run, trainer, registration(env), log, checks, EnvHooks(env), file=file).play()
         finally:
             await trainer.close()
 
@@ -146,7 +79,7 @@ def atropos_trainer(config: Any, progress: Progress) -> AtroposTrainer:
     )
 
 
-def _registration(env: HermesAgentBaseEnv) -> Registration:
+def registration(env: ConductedEnv) -> Registration:
     config = env.config
     return Registration(
         name=config.wandb_name,
@@ -159,7 +92,7 @@ def _registration(env: HermesAgentBaseEnv) -> Registration:
 class EnvHooks:
     """Calls the hooks of an environment while it serves: `evaluate`, `wandb_log`, `save_checkpoint` and the like."""
 
-    def __init__(self, env: HermesAgentBaseEnv) -> None:
+    def __init__(self, env: ConductedEnv) -> None:
         self._env = env
         self.evaluate_every = int(env.config.steps_per_eval)
         shares = {EvalHandlingEnum.STOP_TRAIN: 0.0, EvalHandlingEnum.LIMIT_TRAIN: float(env.config.eval_limit_ratio)}
@@ -237,7 +170,7 @@ def require_exact(spec: Spec) -> None:
     )
 
 
-async def _reach(url: str) -> None:
+async def require_trajectory_api(url: str) -> None:
     try:
         timeout = aiohttp.ClientTimeout(total=10)
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as answer:

@@ -8,28 +8,47 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from hermes_rl.data.load import Rows, load_rows
 from hermes_rl.data.rows import Row
 from hermes_rl.env.base import HermesAgentBaseEnv
-from hermes_rl.env.items import items_of
+from hermes_rl.env.collecting import items_of
+from hermes_rl.env.processing import EnvLog
+from hermes_rl.env.serve import EnvHooks, atropos_trainer, registration, require_exact, require_trajectory_api
 from hermes_rl.env.servers import HermesServerManager, server_config
 from hermes_rl.env.settings import env_config, server_configs
-from hermes_rl.errors import UserError
+from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.admission import Curriculum
 from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
+from hermes_rl.runs.deliveries import DELIVERIES, DeliveryLog
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.evaluate import EvaluatePlan, evaluate, evaluation_directory, write_evaluation
-from hermes_rl.runs.opening import OwnCode, SpecRun, budget_of, plan_of
+from hermes_rl.runs.evaluate import (
+    EvaluatePlan,
+    Evaluation,
+    evaluate,
+    evaluation_directory,
+    run_evaluate,
+    write_evaluation,
+)
+from hermes_rl.runs.opening import Launch, OwnCode, SpecRun, budget_of, open_run, plan_of, require_effect
+from hermes_rl.runs.process import Processing, run_process
 from hermes_rl.runs.progress import mode_of
-from hermes_rl.runs.run import RowSource, Run
+from hermes_rl.runs.run import PlaysGroups, RowSource, Run
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.servers.factory import create_client
+from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
+from hermes_rl.spec.overrides import parse_extra_args
 from hermes_rl.tools.base import Toolkit
+from hermes_rl.trainers.atropos import AtroposTrainer
+from hermes_rl.trainers.base import Trainer
+from hermes_rl.trainers.checks import Checks
+from hermes_rl.trainers.find import own_trainer
+from hermes_rl.trainers.serving import Serving
+from hermes_rl.trainers.too_long import TooLong
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +194,29 @@ class SpecEnv(HermesAgentBaseEnv):
         await super().shut_down()
         await self._compiled.close()
 
+    @classmethod
+    async def _run_program(cls, mode: str, flags: list[str]) -> None:
+        """Read the spec again with the flags, which mean what they mean to `hermes-rl run`, and run it.
+
+        What a subclass of the compiled spec overrides is called in every mode.
+        """
+        chosen, spec = cast(Mode, mode), cls.spec
+        require_effect(flags, chosen)
+        if flags:
+            spec = load_spec(spec.source, overrides=parse_extra_args(flags, ()), environ=cls.environ, mode=chosen)
+        launch = Launch(chosen, environ=cls.environ)
+        if chosen == "serve":
+            directory = await run_serve(spec, launch, with_spec(cls, spec, chosen))
+        elif overridden(cls):
+            directory = await run_subclass(with_spec(cls, spec, chosen), launch)
+        else:
+            found, directory = await (run_process if chosen == "process" else run_evaluate)(spec, launch)
+            if found.stopped is not None:
+                raise RunError(f"ended early: {found.stopped}. Run directory: {directory.path}")
+            if isinstance(found, Evaluation):
+                found.require_reliable()
+        launch.progress.note(f"run directory: {directory.path}")
+
 
 async def _repeated(source: RowSource) -> AsyncIterator[Row]:
     some = True
@@ -193,3 +235,111 @@ def compile_spec(spec: Spec, environ: Mapping[str, str] | None = None) -> type[S
     """
     namespace = {"spec": spec, "environ": environ, "name": spec.name, "__doc__": spec.description}
     return type("SpecEnv", (SpecEnv,), namespace)
+
+
+# --------------------- A subclass of a compiled spec as a program: what it overrides is what runs, in every mode
+
+_NOT_HOOKS = {"spec", "environ", "name"}
+"""What `compile_spec` itself defines."""
+
+
+def overridden(cls: type[SpecEnv]) -> list[str]:
+    """The names of our environment, or of Atropos', that a subclass of a compiled spec defines itself."""
+    own = cls.__mro__[: cls.__mro__.index(SpecEnv)]
+    names = {name for one in own for name in vars(one) if not name.startswith("_") or name == "__init__"}
+    return sorted(name for name in names - _NOT_HOOKS if hasattr(SpecEnv, name))
+
+
+def with_spec(cls: type[SpecEnv], spec: Spec, mode: Mode) -> type[SpecEnv]:
+    """The same class for another spec, which may be its own with the flags of the command line."""
+    return type(cls.__name__, (cls,), {"spec": spec, "_mode": mode, "__module__": cls.__module__})
+
+
+async def run_subclass(cls: type[SpecEnv], launch: Launch) -> RunDirectory:
+    """Process or evaluate with the hooks of the class, into the spec's run directory.
+
+    Raises:
+        UserError: the spec asks for something that the class' own code cannot give.
+        RunError: the run failed.
+    """
+    env: Any = cls(*cls.config_init())
+    try:
+        own = env._own_code()
+        if isinstance(own.environment, PlaysGroups) and cls.spec.process.format != "atropos":
+            raise UserError(
+                f"process.format: {cls.spec.process.format} is made of rollouts, and {cls.__name__} collects groups by "
+                "its own code: leave process.format out"
+            )
+        async with open_run(cls.spec, launch, own) as opened:
+            env._use(opened)
+            await env.setup()
+            env._begin_tracking()
+            if launch.mode == "evaluate":
+                env.config.data_dir_to_save_evals = env.config.data_dir_to_save_evals or str(opened.directory.path)
+                await env.evaluate()
+            else:
+                assert opened.records.groups_file is not None
+                work = Processing(opened.run, opened.records.groups_file, cls.spec.process.groups, EnvLog(env))
+                await work.play(opened.records.changed)
+            return opened.directory
+    finally:
+        await env.shut_down()
+
+
+async def run_serve(
+    spec: Spec, launch: Launch, cls: type[SpecEnv] | None = None, trainer: Trainer | None = None
+) -> RunDirectory:
+    """Play until the trainer has had its steps.
+
+    Args:
+        spec: what is served.
+        launch: where the run lies.
+        cls: the environment class of the spec, where it is a subclass.
+        trainer: who is served; None: Atropos' trajectory API at `serve.api_url`.
+
+    Raises:
+        UserError: the spec cannot serve, or there is no trajectory API at its address.
+        RunError: the trainer was lost.
+    """
+    require_exact(spec)
+    trainer = trainer or own_trainer(spec)
+    cls = cls or compile_spec(spec, launch.environ)
+    env = cls(*cls.config_init())
+    try:
+        if trainer is None:
+            await require_trajectory_api(spec.serve.api_url)
+            trainer = atropos_trainer(env.config, launch.progress)
+        if env._encoder.tokenizer is None:
+            raise UserError(f"serve needs the policy's tokenizer: {env._encoder.missing}. Set servers.policy.tokenizer")
+        where = spec.serve.api_url if isinstance(trainer, AtroposTrainer) else trainer.name
+        launch.progress.note(f"serving {spec.name} to {where}; waiting for a trainer")
+        async with open_run(spec, launch, env._own_code()) as opened:
+            env._use(opened)
+            await env.setup()
+            serve, directory = spec.serve, opened.directory
+            with closing(DeliveryLog(directory.journal(DELIVERIES), trainer.name)) as log:
+                serving = Serving(
+                    opened.run,
+                    trainer,
+                    registration(env),
+                    log,
+                    Checks(
+                        group_size=serve.group_size,
+                        exact=not serve.allow_inexact,
+                        uniform=not serve.drop_uniform,
+                        longest=serve.max_token_length,
+                        max_staleness=serve.max_staleness,
+                        keep_stale=serve.on_stale == "keep",
+                        too_long=TooLong(serve.on_too_long, env._training_counts.sequences),
+                        counts=env._training_counts.dropped,
+                    ),
+                    EnvHooks(env),
+                    file=opened.records.groups_file,
+                    version=opened.compiled.policy.weights,
+                )
+                await serving.play()
+            return directory
+    finally:
+        if trainer is not None:
+            await trainer.close()
+        await env.shut_down()

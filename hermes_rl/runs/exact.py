@@ -18,7 +18,7 @@ OF_SMALL = "a rollout has 1 sequence"
 
 
 def tokenizer_of(spec: Spec) -> str | None:
-    """The policy's tokenizer: its own key, else the model's; None is the small one of scripted policies."""
+    """Return the policy's tokenizer: its own key, else the model's; None is the small one of scripted policies."""
     return _tokenizer(spec.servers["policy"][0])
 
 
@@ -29,7 +29,7 @@ def _tokenizer(server: Server) -> str | None:
 
 
 def foreign_teachers(spec: Spec, *, at_hand: bool = False) -> list[Problem]:
-    """Servers of the teacher whose tokenizer is not the policy's, so that its ids would mean other texts.
+    """Find the servers of the teacher whose tokenizer is not the policy's, so that ids would mean other texts.
 
     Models of one family have other names and one tokenizer, so those of other names are loaded and compared. Slow: call
     it in a thread.
@@ -84,7 +84,7 @@ def _shown(name: str | None) -> str:
 
 
 def renderer_of(spec: Spec) -> Renderer:
-    """The renderer of the spec's policy. Slow: call it in a thread.
+    """Return the renderer of the spec's policy. Slow: call it in a thread.
 
     Raises:
         TokenizerUnavailable: the tokenizer cannot be had.
@@ -122,7 +122,7 @@ def forecast_of(spec: Spec) -> Forecast:
 
 
 def unknown_renderers(spec: Spec) -> list[Problem]:
-    """Renderers and formats of tool calls that do not exist, each at its place."""
+    """Return a problem for each renderer or format of tool calls that does not exist."""
     problems = []
     for role, servers in spec.servers.items():
         for index, server in enumerate(servers):
@@ -148,7 +148,7 @@ def unknown_renderers(spec: Spec) -> list[Problem]:
 
 
 def foretold(spec: Spec) -> str | None:
-    """What can be told about a rollout's sequences without a network; None where the tokenizer is not at hand.
+    """Return what can be told about a rollout's sequences without a network; None where the tokenizer is not at hand.
 
     Raises:
         UserError: the policy is a token-level server, and no run with this renderer can begin.

@@ -281,7 +281,7 @@ _OF_A_FILLER = TokenLogprobs(numbers(), 0, ids(), numbers())
 
 
 def _taught(rollouts: Sequence[Rollout], number: int) -> Mapping[str, list[Any] | None]:
-    """What the teacher says of each entry, with one list per token; its part that was not asked for is None."""
+    """Return what the teacher says of each entry, with one list per token; its part that was not asked for is None."""
     if any(rollout.teacher is None for rollout in rollouts):
         return _UNTAUGHT
     said = [rollout.teacher or [] for rollout in rollouts]

@@ -114,7 +114,7 @@ class OwnCode:
 
 
 def require_runnable(spec: Spec, launch: Launch, compiled: CompiledSpec | None = None) -> CompiledSpec:
-    """The compiled spec, once everything was looked at that can be found wrong without a server.
+    """Return the compiled spec, once everything was looked at that can be found wrong without a server.
 
     Raises:
         UserError: the spec cannot run in this mode on this machine, and what to do.
@@ -129,7 +129,7 @@ def require_runnable(spec: Spec, launch: Launch, compiled: CompiledSpec | None =
 
 
 def require_machine(compiled: CompiledSpec, note: Callable[[str], None]) -> CompiledSpec:
-    """The compiled spec, once it is known that its sandbox works on this machine, where a rollout may use it.
+    """Return the compiled spec, once it is known that its sandbox works on this machine, where a rollout may use it.
 
     Raises:
         UserError: it does not, and what to do.
@@ -198,7 +198,7 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
 async def open_records(
     directory: RunDirectory, compiled: CompiledSpec, rows: Rows, mode: Mode, size: int, progress: Progress
 ) -> AsyncIterator[Records]:
-    """The store and the file of groups of a run, with every rollout brought to the spec's rewards and scoring.
+    """Open the store and the file of groups, with every rollout brought to the spec's rewards and scoring.
 
     Raises:
         UserError: what is there is of another run, or cannot be graded again; nothing was touched.
@@ -244,7 +244,7 @@ def plan_of(spec: Spec, mode: Mode) -> Plan:
 
 
 def budget_of(spec: Spec, mode: Mode) -> RunBudget:
-    """The spec's bounds; where it names none for failures, as many groups may fail as process is to write."""
+    """Return the spec's bounds; where it names none for failures, as many groups may fail as process is to write."""
     limit = spec.budget.max_failures
     return RunBudget(
         max_failures=spec.process.groups if limit is None and mode == "process" else limit,

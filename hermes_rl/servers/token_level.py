@@ -132,6 +132,10 @@ class TokenServer:
         """Return the version of the server's weights now; None where it does not tell."""
         return await self._source.weights()
 
+    async def context_length(self) -> int | None:
+        """Return the longest conversation in tokens; None where the server does not tell."""
+        return await self._source.context_length()
+
     async def close(self) -> None:
         await self._source.close()
 

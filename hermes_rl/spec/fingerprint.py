@@ -30,7 +30,7 @@ def fingerprint(spec: Spec, mode: Mode = "process") -> str:
 
 
 def fingerprint_parts(spec: Spec, mode: Mode) -> dict[str, str]:
-    """A hash of each part, so that one can say which of them has changed."""
+    """Return a hash of each part, so that one can say which of them has changed."""
     return {
         name: hashlib.sha256(json.dumps(part, sort_keys=True, default=str).encode()).hexdigest()[:8]
         for name, part in _material(spec, mode).items()
@@ -74,7 +74,7 @@ def _plain(section: Section) -> dict[str, Any]:
 
 
 def _taken(artifact: Section) -> dict[str, Any]:
-    """What is taken of a rollout; where it is laid afterwards is a matter of grading."""
+    """Return what is taken of a rollout; where it is laid afterwards is a matter of grading."""
     return {key: value for key, value in _plain(artifact).items() if key != "lay"}
 
 
@@ -83,7 +83,7 @@ def _is_scripted(spec: Spec) -> bool:
 
 
 def _acting(spec: Spec) -> dict[str, Any]:
-    """The servers that take part in a rollout: the policy, and the simulated user."""
+    """Return the servers that take part in a rollout: the policy, and the simulated user."""
     roles = {"policy", spec.user.server if spec.user else "policy"}
     return {role: servers for role, servers in spec.servers.items() if role in roles}
 
@@ -111,7 +111,7 @@ class _Contents:
         self._digests: dict[str, str] = {}
 
     def filled(self, value: Any, path: NodePath = ()) -> Any:
-        """The value at `path` with the content of the files in it."""
+        """Return the value at `path` with the content of the files in it."""
         if isinstance(value, dict):
             return {key: self.filled(item, (*path, key)) for key, item in value.items()}
         if isinstance(value, list):

@@ -1,6 +1,7 @@
-"""The typed, frozen spec, one module per subject; attribute names are the keys of the YAML.
+"""The typed, frozen spec: a class for each section; attribute names are the keys of the YAML.
 
-Annotations are not postponed in these modules: pydantic would have to evaluate the text of each at every start."""
+Annotations are not postponed in this module: pydantic would have to evaluate the text of each at every start.
+"""
 
 from __future__ import annotations
 
@@ -401,7 +402,7 @@ Network = Annotated[Annotated[bool, Tag("switch")] | Annotated[Seq[str], Tag("ho
 
 
 def _package(value: Any) -> Any:
-    """What pip would take for an option, a file or an address is not taken: the list is names and versions alone."""
+    """Refuse what pip would take for an option, a file or an address: the list has names and versions alone."""
     if isinstance(value, str) and not _PACKAGE.fullmatch(value):
         raise wrong(f"expected a package such as pytest, numpy==2.1.0 or requests[socks]>=2, got {value!r}")
     return value
@@ -637,7 +638,7 @@ def _list(value: Any) -> Any:
 
 
 def _argv(value: Any) -> Any:
-    """A command line as a list, so that no shell is needed to start it."""
+    """Return a command line as a list, so that no shell is needed to start it."""
     if not isinstance(value, str):
         return value
     try:
@@ -792,7 +793,7 @@ class Spec(Section):
         return min(self.sandbox.timeout, self.tool_timeout)
 
     def agent_for(self, mode: Mode) -> Agent:
-        """The agent's settings in a mode: with the overrides for evaluation."""
+        """Return the agent's settings in a mode: with the overrides for evaluation."""
         if mode != "evaluate":
             return self.agent
         changes: dict[str, Any] = {key: value for key, value in self.evaluate.agent if value is not None}
@@ -801,21 +802,21 @@ class Spec(Section):
         return self.agent.model_copy(update=changes)
 
     def problem(self, path: NodePath, message: str, *, at: Literal["key", "value"] = "value") -> Problem:
-        """A problem with the place where `path` was written, or where its nearest parent was."""
+        """Return a problem with the place where `path` was written, or where its nearest parent was."""
         if self._origin is None:
             return Problem(self.source, None, None, message)
         return self._origin.problem(path, message, at=at)
 
     def is_written(self, path: NodePath) -> bool:
-        """True where the key stands in the spec itself, not just in the defaults."""
+        """Return True where the key stands in the spec itself, not just in the defaults."""
         return self._origin is not None and self._origin.is_written(path)
 
     def written_at(self, path: NodePath) -> str | None:
-        """The text of a value before it was made an absolute path; None where none was written."""
+        """Return the text of a value before it was made an absolute path; None where none was written."""
         return self._origin.written_at(path) if self._origin is not None else None
 
     def template_problem(self, path: NodePath, error: TemplateError) -> Problem:
-        """The problem of a template at the line that is to blame, inside a block where it is one."""
+        """Return the problem of a template at the line that is to blame, inside a block where it is one."""
         row = f" (row {error.row})" if error.row else ""
         message = f"{error.message}{row}"
         if self._origin is None:
@@ -823,17 +824,17 @@ class Spec(Section):
         return self._origin.line_problem(path, error.line or 1, message, near=error.column)
 
     def folder_of(self, path: NodePath) -> Path:
-        """The folder that a relative path written at `path` starts from."""
+        """Return the folder that a relative path written at `path` starts from."""
         return self._origin.folder_of(path) if self._origin else Path.cwd()
 
     def resolved(self) -> dict[str, Any]:
-        """The spec as it ran, for `spec.yaml`: `${VAR}` as it was written, no secrets, paths absolute."""
+        """Return the spec as it ran, for `spec.yaml`: `${VAR}` as it was written, no secrets, paths absolute."""
         if self._origin is None:
             return dict(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
         return self._origin.resolved()
 
 
-# -------------------------------------------------------------------------------- model
+# ------------------------------------------------------------------- The names that other rooms import from here
 
 __all__ = [
     "BACKENDS",

@@ -1,6 +1,8 @@
-"""What the command line changes in a spec: `--set KEY=VALUE` and the flags that Atropos users know.
+"""What the command line changes in a spec: `--set KEY=VALUE`, and the flags that users of Atropos know.
 
-Owns reading the options and laying their values over the tree. Which key each flag stands for is in `flags`."""
+This module reads the options and lays their values over the tree. `hermes_rl.spec.flags` says which key each flag
+stands for.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from hermes_rl.spec.reader import read_text
 from hermes_rl.spec.rules import REAL_ONLY, SCRIPTED_ONLY
 from hermes_rl.spec.suggest import choices
 
-# ------------------------------------------------------------- Laying one option's value over the tree of a spec
+# -------------------------------------------------------------------------------- Laying one value over the tree
 # Owns the walk to the key, what an option that changes the kind of a block drops, and lists of policies.
 
 _KIND_KEYS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
@@ -66,7 +68,7 @@ class NoPlaceError(Exception):
 
 
 def assign(root: MappingNode, base: MappingNode, one: Assignment) -> MappingNode:
-    """The tree with one option laid over it; `base` is what the file says, without any option.
+    """Return the tree with one option laid over it; `base` is what the file says, without any option.
 
     Raises:
         NoPlaceError: the key leads through something that has no keys.
@@ -149,7 +151,7 @@ def _is_scripted(server: MappingNode) -> bool:
     return isinstance(kind, ScalarNode) and kind.value == "scripted"
 
 
-# -------------------------------------------------------------------------------- overrides
+# ------------------------------------------------------------------------------------------- Reading the options
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ class Overrides:
     api_key: SecretStr | None = None
 
     def apply(self, root: MappingNode, mode: Mode | None) -> tuple[MappingNode, list[Problem]]:
-        """The tree with every option laid over it, and what is wrong with the options."""
+        """Return the tree with every option laid over it, and what is wrong with the options."""
         assignments = [*self.sets, *(made for use in self.flags for made in _assignments(use, mode))]
         problems = list(_doubles(assignments))
         base = root
@@ -211,7 +213,7 @@ def _source(option: str) -> SourceText:
 
 
 def _value(text: str, option: str, problems: list[Problem]) -> Node:
-    """The YAML value of an option; a template or variable needs no quotes, since the shell has taken them."""
+    """Return the YAML value of an option; a template or variable needs no quotes, since the shell has taken them."""
     mark = Mark(_source(option), 1, 1)
     if text.startswith(("{{", "{%", "${")):
         return ScalarNode(mark, text, text, plain=text.startswith("${"))
@@ -269,7 +271,7 @@ def _read_flag(option: str, text: str | None, problems: list[Problem]) -> _FlagU
 
 
 def _as_text(node: Node, flag: Flag, text: str | None) -> Node:
-    """A value for a text field is text, whatever it looks like: a model may be called 7."""
+    """Return the value, as text for a text field: a model may be called 7."""
     if flag.type != "string" or not isinstance(node, ScalarNode) or text is None:
         return node
     if isinstance(node.value, str) or text in ("", "null", "None"):

@@ -1,7 +1,8 @@
 """Combinations of keys that are impossible, each as one small rule over the plain values.
 
-Rules run also where types are wrong, so that all problems are told at once; they pass over what they cannot
-read."""
+Rules run also where types are wrong, so that all problems are reported at once. They pass over values that they cannot
+read.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from hermes_rl.spec.paths import FILE_FORMATS, file_format
 from hermes_rl.spec.section import is_template
 from hermes_rl.spec.suggest import choices
 
-# ------------------------------------------------------------------ Rules on dataset, prompt, toolsets and tools
+# --------------------------------------------------------------------------- Dataset, prompt, toolsets and tools
 
 SOURCES = ("path", "items", "generator")
 PATH_KEYS = ("name", "split", "data_files", "revision", "streaming")
@@ -118,7 +119,7 @@ def _toolsets(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def tool_entries(data: dict[str, Any]) -> Iterator[tuple[NodePath, Any]]:
-    """The tools of the agent and of the simulated user."""
+    """Yield the tools of the agent and of the simulated user."""
     yield from entries(data, "tools")
     yield from entries(data, "user", "tools")
 
@@ -170,7 +171,7 @@ def _names(tool: Any) -> Iterator[tuple[str, str]]:
 DATA_RULES = (_sources, _formats, _fallback, _eval, _empty_items, _prompt, _parts, _toolsets, _tools, _tool_names)
 
 
-# ----------------------- Rules on agent, rewards, endings, solution, servers, and the environment's other fields
+# ----------------------------------------------------------------- Agent, rewards, endings, solution and servers
 
 SCRIPTED_ONLY = ("deviate", "seed")
 REAL_ONLY = ("base_url", "api_key_env", "headers_env")
@@ -271,7 +272,7 @@ def _roles(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _teacher(data: dict[str, Any]) -> Iterator[Fault]:
-    """The teacher is a role whose servers say what they make of given tokens."""
+    """Find fault with a teacher that is no role whose servers say what they make of given tokens."""
     distill = data.get("distill")
     role = section(data, "distill").get("server", "teacher")
     if not isinstance(distill, dict) or not isinstance(role, str):
@@ -306,7 +307,7 @@ def _servers(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _known_type(name: str) -> ServerType | None:
-    """What a type says about its servers; None where there is no such type, which is told at its place."""
+    """Return what a type says about its servers; None where there is no such type, which is told at its place."""
     try:
         return server_type(name)
     except UserError:
@@ -331,7 +332,7 @@ RUN_RULES = (
 )  # fmt: skip
 
 
-# ---------------------------------------------------- Rules on the sandbox, the files put into it, and artifacts
+# ----------------------------------------------------------------------------- Sandbox, its files, and artifacts
 
 
 def _backend(data: dict[str, Any]) -> Iterator[Fault]:
@@ -373,7 +374,7 @@ def _packages(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def file_lists(data: dict[str, Any]) -> Iterator[NodePath]:
-    """The paths of all lists of files."""
+    """Yield the paths of all lists of files."""
     yield ("sandbox", "files")
     for path, tool in tool_entries(data):
         if isinstance(section(tool, "mcp").get("files"), list):
@@ -416,7 +417,7 @@ def _base64(path: NodePath, value: Any) -> Iterator[Fault]:
 
 
 def sources_below(data: dict[str, Any], folder_of: Callable[[NodePath], Path]) -> Iterator[Fault]:
-    """A file's source stays below the folder of the file that names it, after symlinks."""
+    """Yield a fault where a file's source is not below the folder of the file that names it, after symlinks."""
     for path in file_lists(data):
         for index, file in enumerate(_at(data, path)):
             source = section(file).get("from")
@@ -426,7 +427,7 @@ def sources_below(data: dict[str, Any], folder_of: Callable[[NodePath], Path]) -
 
 
 def is_below(source: str, folder: Path) -> bool:
-    """True where a path, relative ones from `folder`, leads below `folder` after symlinks."""
+    """Return True where a path, relative ones from `folder`, leads below `folder` after symlinks."""
     top = folder.resolve()
     return (top / source).resolve().is_relative_to(top)
 
@@ -439,7 +440,7 @@ def _artifacts(data: dict[str, Any]) -> Iterator[Fault]:
 SANDBOX_RULES = (_backend, _bare_machine, _packages, _files, _artifacts)
 
 
-# -------------------------------------------------------------------------------- rules
+# ----------------------------------------------------------------------------------------------------- All rules
 
 FolderOf = Callable[[NodePath], Path]
 

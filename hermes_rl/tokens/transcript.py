@@ -1,11 +1,11 @@
 """The transcript of a rollout: its sampled steps, merged into sequences as they happen.
 
 A step extends the longest sequence that is an exact prefix of its prompt; otherwise it opens a new one. So every
-sampled token lies in exactly one span of one sequence, in the context that the model saw.
-
-Owns the merging, and which conversation a sequence holds. Servers, harnesses and templates rewrite a message without
-changing what it says (ids of calls, spaces in the JSON of arguments, None for an empty text, dropped reasoning); it
-stays the same message all the same. Leaves the tokens of messages to `rendering`."""
+sampled token lies in exactly one span of one sequence, in the context that the model saw. Servers, harnesses and
+templates rewrite a message without changing what it says (ids of calls, spaces in the JSON of arguments, None for an
+empty text, dropped reasoning); the transcript takes it for the same message. Renderers make the tokens of messages;
+`Guard` keeps text in them that looks like a control token from becoming one.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from hermes_rl.tokens.tokenizer import Messages, Tokenizer, Tools
 
-# Sequences: the tokens that a trainer gets of a rollout, which of them were sampled, and their log-probabilities
+# ------------------------------------ Sequences: tokens, which of them were sampled, and their log-probabilities
 # Owns the compact form in memory, 4 bytes per token and 8 more per sampled one, and the form in files: at most 16 bytes
 # per token, usually 4 to 10. Masks and full-length lists of log-probabilities are views, made when they are asked for.
 
@@ -233,7 +233,7 @@ def _little(values: array[Number]) -> array[Number]:
     return values
 
 
-# ----------------------------------- Text that must stay text: strings in messages that look like control tokens
+# ---------------------------------------------------------------- Text that looks like control tokens stays text
 # Owns the neutralising of strings such as ``<|im_end|>`` in tool output, dataset text and model text, so that only the
 # template makes control tokens. The text itself stays the same: each such string gets a break character before
 # rendering, and the rendered text is encoded piecewise between the breaks. Leaves rendering to the renderers.
@@ -317,7 +317,7 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-# -------------------------------------------------------------------------------- transcript
+# ------------------------------------------------------------------------------------------------ The transcript
 
 Call = tuple[str, Any]
 How = Literal["first", "extended", "anew"]

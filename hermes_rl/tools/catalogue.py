@@ -108,7 +108,7 @@ class Supplier(Protocol):
 
 @functools.cache
 def own_names() -> tuple[str, ...]:
-    """The names of the toolsets that come along; nothing is imported for them."""
+    """List the names of the toolsets that come along; nothing is imported for them."""
     names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
     return tuple(name for name in names if not name.startswith("_"))
 
@@ -134,7 +134,7 @@ def _loaded(point: EntryPoint) -> Toolset:
 
 
 def toolsets() -> dict[str, Toolset]:
-    """All toolsets that need no hermes-agent, by name: ours, and those of other packages."""
+    """Load all toolsets that need no hermes-agent, by name: ours, and those of other packages."""
     return {name: _own(name) for name in own_names()} | {name: _loaded(one) for name, one in _published().items()}
 
 

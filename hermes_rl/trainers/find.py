@@ -19,7 +19,7 @@ TRAINERS = "hermes_rl.trainers"
 
 
 def own_trainer(spec: Spec) -> Trainer | None:
-    """The trainer that `serve.trainer` names; None for Atropos' trajectory API.
+    """Return the trainer that `serve.trainer` names; None for Atropos' trajectory API.
 
     Raises:
         UserError: there is none of that name, it cannot be loaded, or it is no trainer.

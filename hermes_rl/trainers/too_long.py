@@ -29,7 +29,7 @@ class TooLong:
     counts: Counter[str]
 
     def applied(self, groups: list[dict[str, Any]], longest: int | None) -> list[dict[str, Any]]:
-        """The groups with every sequence within `longest` tokens; with ``drop`` as they are, to be left out."""
+        """Return the groups with every sequence within `longest` tokens; with ``drop`` as they are, to be left out."""
         if longest is None or self.policy == "drop":
             return groups
         return [self._shortened(group, longest) for group in groups]

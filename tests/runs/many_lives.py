@@ -16,7 +16,7 @@ PRELOADED = (
     "hermes_rl.tokens.tokenizer",
     "tokenizers",
     "aiohttp",
-    "hermes_rl.env.serve",
+    "hermes_rl.env.spec_env",
 )
 
 

@@ -15,7 +15,7 @@ from atroposlib.api.server import ScoredData
 
 from hermes_rl import compile_spec
 from hermes_rl.endings import Ending
-from hermes_rl.env.assemble import FURTHER, assemble, layered
+from hermes_rl.env.collecting import FURTHER, assemble, layered
 from hermes_rl.errors import Failure, RunError, ServerFailure, UserError
 from hermes_rl.rollouts.rollout import Rollout
 from hermes_rl.rollouts.runner import RolloutRunner

@@ -58,3 +58,30 @@ def test_the_sampling_of_the_model_folder_changes_nothing(
         server.kill()
     assert found["problems"] == {}, out
     assert found["sum"] / found["tokens"] <= 1e-6
+
+
+def test_a_teacher_that_is_the_policy_itself_finds_each_token_as_probable_as_it_was_sampled(
+    vllm: Vllm, model: Path, sums: Path
+) -> None:
+    teacher = [word.replace("servers.policy.", "servers.teacher.") for word in policy(vllm, model)]
+    few = ["--set", "process.groups=2", "--set", "process.group_size=2", "--set", "distill={top_k: 5}"]
+    hermes("run", sums, "process", *policy(vllm, model), *teacher, *few, "--out", "run", folder=sums.parent)
+    compared = among = 0
+    for text in (sums.parent / "run" / "groups.jsonl").read_text("utf-8").splitlines():
+        line = json.loads(text)
+        names = ("tokens", "inference_logprobs", "ref_logprobs", "distill_token_ids", "distill_logprobs")
+        for tokens, sampled, reference, ids, best in zip(*(line[name] for name in names), strict=True):
+            assert len(tokens) == len(reference) == len(ids) == len(best)
+            assert {len(row) for row in ids[1:]} == {len(row) for row in best[1:]} == {5}
+            for at in range(1, len(tokens)):
+                assert best[at] == sorted(best[at], reverse=True)
+                if tokens[at] in ids[at]:
+                    assert best[at][ids[at].index(tokens[at])] == reference[at]
+                    among += 1
+                else:
+                    assert reference[at] <= best[at][-1]
+                if sampled[at] != 1.0:
+                    assert abs(sampled[at] - reference[at]) < 1e-3
+                    compared += 1
+    assert compared > 50
+    assert among > compared / 2

@@ -18,9 +18,30 @@ from typing import Any
 
 import pytest
 
-from tests.real.environments import HERE, cache, tiny_model, vllm_python
+from tests.real.environments import HERE, tiny_model, vllm_python, vllm_version
+from tests.real.tested_with import rows_of, write
 
 START_SECONDS = 300
+VERSIONS = {"vLLM on processors": vllm_version}
+"""Components, as the test modules' `COMPONENT` names them, and how to find out which version was played with."""
+_passed: dict[str, list[str]] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report: Any = yield
+    component = getattr(getattr(item, "module", None), "COMPONENT", None)
+    if component is not None and report.when == "call" and report.passed:
+        _passed.setdefault(component, []).append(item.nodeid)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    rows = rows_of(_passed, VERSIONS)
+    for row in rows.values():
+        terminalreporter.write_line(row)
+    if rows and (file := os.environ.get("HERMES_RL_TESTED_WITH")):
+        write(Path(file), rows)
 
 
 class Vllm:
@@ -35,7 +56,14 @@ class Vllm:
     def start(self) -> None:
         """Start it, and wait until it answers."""
         options = ["--max-model-len", "1024", "--max-num-seqs", "64", "--max-num-batched-tokens", "65536"]
-        options += ["--enforce-eager", "--dtype", "float32", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+        options += [
+            "--enforce-eager",
+            "--dtype",
+            "float32",
+            "--enable-auto-tool-choice",
+            "--tool-call-parser",
+            "hermes",
+        ]
         command = [str(vllm_python()), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
         command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port), *options]
         quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_SERVER_DEV_MODE": "1"}
@@ -125,6 +153,3 @@ def recomputed(models: Path | Sequence[Path], groups: Path) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-__all__ = ["Vllm", "cache", "hermes", "policy", "recomputed"]

@@ -42,7 +42,9 @@ def main() -> None:
                 continue
             found["sequences"] += 1
             with torch.no_grad():
-                given = [torch.log_softmax(one(input_ids=torch.tensor([ids])).logits[0].double(), -1) for one in allowed]
+                given = [
+                    torch.log_softmax(one(input_ids=torch.tensor([ids])).logits[0].double(), -1) for one in allowed
+                ]
             begins = [i for i in range(1, len(ids)) if mask[i] != MASKED and mask[i - 1] == MASKED]
             for i in (i for i, one in enumerate(mask) if one != MASKED):
                 problems["mask is not the token"] += mask[i] != ids[i]

@@ -209,6 +209,11 @@ class Conversation(ABC):
         """End its process group and release it; may be called twice."""
 
 
+def sandbox_gone(detail: str, *, by_agent: bool) -> SandboxFailure:
+    """The failure to raise for a sandbox that is not there any more."""
+    return SandboxFailure(detail, ending=Ending.SANDBOX_KILLED if by_agent else Ending.SANDBOX_FAILURE)
+
+
 class Sandbox(ABC):
     """One rollout's machine. Use it as ``async with``, or call `start` and, in ``finally``, `close`."""
 
@@ -360,23 +365,18 @@ class Sandbox(ABC):
             path = self.home + path[1:]
         return posixpath.normpath(posixpath.join(self.workdir, cwd or "", path))
 
-    async def furnish(self) -> None:
-        """Lay the configuration's files and run its setup, once it runs. Raises `SandboxFailure` where that fails."""
+    async def prepare(self) -> None:
+        """Write the configuration's files and run its setup commands; raises `SandboxFailure` where that fails."""
         for file in self.config.files:
             try:
                 await self.write_file(file.to, file.data, file.mode)
             except OSError as error:
-                raise SandboxFailure(f"file {file.to!r} cannot be laid: {error.strerror}") from error
+                raise SandboxFailure(f"file {file.to!r} cannot be written: {error.strerror}") from error
         for command in self.config.setup:
             result = await self.run(command)
             if result.exit_code != 0:
                 tail = result.output[-2000:]
                 raise SandboxFailure(f"setup command {command!r} failed ({result.exit_code}): {tail}")
-
-    def gone(self, detail: str) -> SandboxFailure:
-        """The failure to raise for a sandbox that is not there any more."""
-        ending = Ending.SANDBOX_KILLED if self.killed_by_agent else Ending.SANDBOX_FAILURE
-        return SandboxFailure(detail, ending=ending)
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox.helper_sandbox import own_python
+from hermes_rl.sandbox.launcher import own_python
 
 OUTER_UID = 65534
 """Who sandboxes of root run as on the host."""

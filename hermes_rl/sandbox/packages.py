@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox.helper_sandbox import BOOT, own_python, system_python
 from hermes_rl.sandbox.images import cached
+from hermes_rl.sandbox.launcher import BOOT, own_python, system_python
 
 # The Python that runs the helper in a sandbox whose image may have none, or one that the agent can replace
 # Owns a small folder with an interpreter, its loader, its libraries and the few modules that the helper imports, copied

@@ -37,6 +37,7 @@ from hermes_rl.sandbox.base import (
     FileInfo,
     Sandbox,
     SandboxConfig,
+    sandbox_gone,
 )
 
 # ---------------------- What is done on a machine that only runs commands, as scripts for its bash and coreutils
@@ -585,7 +586,7 @@ class RemoteSandbox(Sandbox):
         with reading():
             self.home = base64.b64decode("".join(words)).decode()
         self.workdir = posixpath.normpath(posixpath.join(self.home, workdir))
-        await self.furnish()
+        await self.prepare()
 
     # ------------------------------------------------------------------ commands
 
@@ -752,7 +753,7 @@ class RemoteSandbox(Sandbox):
         try:
             return answer(await self._link.execute(text, given, seconds_to_wait, most), mark)
         except SandboxFailure as failure:
-            raise self.gone(self._over) if self._over else failure from None
+            raise sandbox_gone(self._over, by_agent=self.killed_by_agent) if self._over else failure from None
 
 
 def encoded(limit: int) -> int:

@@ -23,6 +23,7 @@ import signal
 import socket
 import struct
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,15 @@ class Container:
         except EngineError as error:
             warnings = await self._create_otherwise(error, body)
         self._heed(warnings)
-        await self.engine.start(self.name)
+        try:
+            await self.engine.start(self.name)
+        except EngineError as error:
+            if "StorageOpt" not in body["HostConfig"] or "quota" not in error.message.lower():
+                raise
+            raise UserError(
+                f"sandbox.limits.disk is too small for the image {self.image}, whose own files some storage drivers of "
+                f"Docker count too ({error.message}): raise it by the size of the image, or leave it out"
+            ) from error
 
     async def _create_otherwise(self, error: EngineError, body: dict[str, Any]) -> list[str]:
         """Again without a limit on the disk, where that was refused and may be; else say what to do."""
@@ -155,6 +164,7 @@ def _selinux() -> bool:
 RENDEZVOUS_FOLDER = "/.hermes-rl-rendezvous"
 """Where the container sees the folder."""
 NAME = "socket"
+PREFIX = "hermes-rl-rendezvous-"
 
 CONNECT = f"""
 import _socket, os, sys
@@ -171,7 +181,7 @@ class Rendezvous:
 
     def __init__(self) -> None:
         # Nobody else of this machine may enter the outer folder; the container is shown the inner one.
-        self._outer = Path(tempfile.mkdtemp(prefix="hermes-rl-"))
+        self._outer = Path(tempfile.mkdtemp(prefix=PREFIX))
         self.folder = self._outer / "in"
         self.folder.mkdir()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -208,10 +218,17 @@ class Rendezvous:
 
 
 # -------------------------------------------------------------------------------- leftovers of killed runners
-# A label says whose a container is. A runner in another PID namespace cannot be told from a dead one, so what belongs
-# to such a one is left alone.
+# A label says whose a container is. A runner that is no more can be told only where it had this machine's boot and PID
+# namespace, so a container of any other is removed once it does not run and is too old to be starting. The folder of a
+# rendezvous is needed for no longer than a start.
 
 LABEL = "hermes-rl.runner"
+RUNNING = ("running", "paused", "restarting")
+"""States in which a container has processes."""
+CONTAINER_SECONDS, FOLDER_SECONDS = 86400.0, 3600.0
+"""Ages from which a container that does not run, and the folder of a rendezvous, are nobody's any more."""
+
+log = logging.getLogger(__name__)
 
 
 @functools.cache
@@ -235,10 +252,23 @@ def is_dead(mark: str) -> bool:
 
 
 async def remove_leftovers(engine: Engine) -> None:
-    """Remove the containers of runners that are dead."""
-    for name, mark in (await engine.containers(LABEL)).items():
-        if is_dead(mark):
-            await engine.remove(name)
+    """Remove what runners that are dead have left: containers, and folders in which helpers were to be met."""
+    await asyncio.to_thread(_remove_folders)
+    for container in await engine.containers(LABEL):
+        aside = container["State"] not in RUNNING and time.time() - container["Created"] > CONTAINER_SECONDS
+        if aside or is_dead(container["Labels"][LABEL]):
+            try:
+                await engine.remove(container["Id"])
+            except EngineError as error:
+                log.warning("a container of an earlier run cannot be removed (%s): %s", container["Id"], error)
+
+
+def _remove_folders() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError):
+            info = folder.lstat()
+            if info.st_uid == os.geteuid() and time.time() - info.st_mtime > FOLDER_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _boot() -> str:
@@ -268,8 +298,6 @@ DIAGNOSIS_SECONDS = 10.0
 KILLED = 128 + signal.SIGKILL
 REMOVE_PAUSES = (0.2, 1.0, 3.0)
 """Seconds before each further try to remove a container; an engine may still be busy with its end."""
-
-log = logging.getLogger(__name__)
 
 _starts: WeakKeyDictionary[asyncio.AbstractEventLoop, _Starts] = WeakKeyDictionary()
 
@@ -315,9 +343,11 @@ class Docker(Isolation):
         return self._pid
 
     def environment(self) -> dict[str, str]:
-        given = dict(entry.partition("=")[::2] for entry in self._described.get("Env") or ())
         proxy = ENVIRONMENT if self._proxy is not None else {}
-        return {"LANG": "C.UTF-8", **given, "HOME": self.home, "TERM": "dumb", **proxy}
+        return {"LANG": "C.UTF-8", **self._image_variables(), "HOME": self.home, "TERM": "dumb", **proxy}
+
+    def _image_variables(self) -> dict[str, str]:
+        return dict(entry.partition("=")[::2] for entry in self._described.get("Env") or ())
 
     # ------------------------------------------------------------------ starting
 
@@ -404,6 +434,9 @@ class Docker(Isolation):
                 raise SandboxFailure(f"{folder} cannot be made as the image's user: {error.strerror}") from error
 
     async def _own_home(self, sandbox: HelperSandbox) -> str:
+        home = self._image_variables().get("HOME", "")
+        if home.startswith("/"):
+            return home
         user = str(self._described.get("User") or "root").partition(":")[0]
         with contextlib.suppress(OSError):
             lines = (await sandbox.read_file("/etc/passwd")).decode("utf-8", "replace").splitlines()

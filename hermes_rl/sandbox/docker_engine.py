@@ -121,11 +121,12 @@ class Engine:
             if error.status not in (404, 409):
                 raise
 
-    async def containers(self, label: str) -> dict[str, str]:
-        """Id of each container with this label, running or not → the label's value."""
+    async def containers(self, label: str) -> list[dict[str, Any]]:
+        """What the engine lists of each container with this label, running or not (`Id`, `State`, `Created`,
+        `Labels`)."""
         asked = {"all": "1", "filters": json.dumps({"label": [label]})}
-        found = json.loads(await self._call("GET", "/containers/json", asked))
-        return {container["Id"]: container["Labels"][label] for container in found}
+        found: list[dict[str, Any]] = json.loads(await self._call("GET", "/containers/json", asked))
+        return found
 
     # ------------------------------------------------------------------ requests
 

@@ -52,6 +52,8 @@ MESSAGE_LIMIT = 1 << 16
 """Bytes that a shell may write besides the end of a command; one that writes more is not what we have started."""
 FILE_SIZE = 4 << 20
 """Bytes for the state, the script and the report of a command."""
+PIECE = 1 << 14
+"""Bytes of that file that are read at once."""
 CANNOT_FORK = b"fork: retry"
 """Bash tries again for 15 s; what it says meanwhile tells that the command has not started."""
 VARIABLE = re.compile(rb'declare -x \w+="(?:[^"\\]|\\.)*"')
@@ -179,7 +181,13 @@ class ShellServer:
             self._over.set_result(code)
 
     def _file_from(self, offset: int, limit: int) -> bytes:
-        return os.pread(self._file, min(limit, FILE_SIZE - offset), offset).partition(b"\0")[0]
+        found, most = b"", min(limit, FILE_SIZE - offset)
+        while len(found) < most:  # in pieces: a report is short, and the rest of the file is zeros
+            piece, mark, _ = os.pread(self._file, min(PIECE, most - len(found)), offset + len(found)).partition(b"\0")
+            found += piece
+            if mark:
+                break
+        return found
 
     # ------------------------------------------------------------------ the end
 

@@ -8,6 +8,8 @@ import pwd
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -277,6 +279,53 @@ async def test_leftovers_of_a_dead_runner_are_removed(plan: Plan, docker_host: s
     for name in ("mine", "theirs", "x"):
         await Engine().remove(name)
     await Engine().remove("x")
+
+
+async def test_a_leftover_that_cannot_be_removed_stops_no_run(plan: Plan, caplog: pytest.LogCaptureFixture) -> None:
+    boot, namespace, pid, _ = own_mark().split(":")
+    await plan(containers={"stuck": {LABEL: f"{boot}:{namespace}:{pid}:1"}}, unremovable=1)
+    async with create_sandbox(CONFIG) as sandbox:
+        assert (await sandbox.run("echo works")).output == "works\n"
+    assert "stuck" in caplog.text
+
+
+async def test_containers_from_before_a_restart_or_of_elsewhere_are_removed_when_old(
+    plan: Plan, docker_host: str
+) -> None:
+    _, namespace, pid, began = own_mark().split(":")
+    strangers = {"restarted": {LABEL: f"another:{namespace}:{pid}:{began}"}, "elsewhere": {LABEL: "b:1:2:3"}}
+    await plan(containers=strangers)
+    await remove_leftovers(Engine())
+    assert set((await state(docker_host))["containers"]) == set(strangers)
+    await plan(created=time.time() - 2 * 86400)
+    await remove_leftovers(Engine())
+    assert (await state(docker_host))["containers"] == {}
+
+
+async def test_folders_of_starts_that_were_killed_are_removed(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed, starting = docker.Rendezvous(), docker.Rendezvous()
+    old, young = killed.folder.parent, starting.folder.parent
+    os.utime(old, (0, 0))
+    await remove_leftovers(Engine())
+    assert [path for path in (old, young) if path.exists()] == [young]
+    for one in (killed, starting):
+        one.close()
+
+
+async def test_a_home_that_the_image_names_is_kept(plan: Plan) -> None:
+    await plan(images={IMAGE: {"Env": ["PATH=/usr/bin:/bin", "HOME=/tmp/own"]}})
+    async with create_sandbox(CONFIG) as sandbox:
+        assert (sandbox.home, sandbox.workdir) == ("/tmp/own", "/tmp/own")
+        assert (await sandbox.run("cd && pwd && echo $HOME")).output == "/tmp/own\n/tmp/own\n"
+
+
+async def test_a_disk_that_is_too_small_for_the_image_says_so(plan: Plan) -> None:
+    await plan(quota=True, full="error creating process: disk quota exceeded")
+    with pytest.raises(UserError, match="raise it by the size of the image"):
+        await create_sandbox(SandboxConfig(backend="docker", limits=ResourceLimits(disk=1 << 20))).start()
 
 
 def test_a_runner_that_lives() -> None:

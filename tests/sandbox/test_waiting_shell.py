@@ -233,6 +233,11 @@ async def test_cancelling_kills_what_it_runs(terminal: Terminal) -> None:
     assert (await terminal.said(GONE)).endswith("gone\n")
 
 
+async def test_a_long_report_comes_whole(terminal: Terminal) -> None:
+    await terminal.run("for i in {1..60}; do export V$i=$(printf %01000d $i); done", limit=1 << 20)
+    assert await terminal.said("echo ${#V1} ${V60: -2} $(env | grep -c '^V[0-9]')") == "1000 60 60\n"
+
+
 async def test_output_keeps_head_and_tail(terminal: Terminal) -> None:
     result = await terminal.run("seq 100000", limit=1000)
     assert result.truncated

@@ -156,7 +156,7 @@ class Pool:
             try:
                 await spare.boot()
             except HermesRLError as error:
-                # Whoever needs one starts it again and is told; nobody waits for this one.
+                # Whoever needs one starts it again and gets the error; nobody waits for this one.
                 log.debug("a spare sandbox did not start: %s", error)
                 return
             self._spares.setdefault(kind, []).append(spare)

@@ -297,7 +297,7 @@ def _devices() -> Iterator[str]:
 
 
 def _names(*, network: bool) -> dict[str, str]:
-    """The files that tell what a name means."""
+    """The files by which names of hosts are resolved."""
     files = {"/etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n", "/etc/hostname": "sandbox\n"}
     if network:
         files["/etc/resolv.conf"] = Path("/etc/resolv.conf").read_text("utf-8")
@@ -327,7 +327,7 @@ def _workdir(workdir: str | None, closed: tuple[str, ...]) -> str:
 # A run asks before its first sandbox and stops with the remedy; it never goes on without isolation. `hermes-rl doctor`
 # prints the same.
 
-OTHERWISE = "or choose another backend (`--set sandbox.backend=none` runs on the bare machine, without a fence)"
+OTHERWISE = "or choose another backend (`--set sandbox.backend=none` runs on the bare machine, without isolation)"
 
 SWITCHES = (
     ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
@@ -357,10 +357,10 @@ def probe() -> ProbeResult:
         bwrap = find_bwrap()
     except UserError as error:
         return ProbeResult(False, str(error), OTHERWISE)
-    said = _try(bwrap)
-    if said is None:
+    message = _try(bwrap)
+    if message is None:
         return ProbeResult(True, f"{bwrap.path} works")
-    return ProbeResult(False, f"{bwrap.path} cannot make a sandbox here: {said}", f"{_remedy()}, {OTHERWISE}")
+    return ProbeResult(False, f"{bwrap.path} cannot make a sandbox here: {message}", f"{_remedy()}, {OTHERWISE}")
 
 
 @dataclass(frozen=True)
@@ -388,12 +388,12 @@ def _groups() -> Ability:
 
 def _images() -> Ability:
     try:
-        said = _try(find_bwrap(overlay=True), "--overlay-src", "/usr", "--tmp-overlay", "/tmp")
+        message = _try(find_bwrap(overlay=True), "--overlay-src", "/usr", "--tmp-overlay", "/tmp")
         cache = str(cache_folder())
     except UserError as error:
         return Ability("images", "cannot be used here", str(error))
-    if said is not None:
-        return Ability("images", "cannot be used here", str(overlay_refused(said) or said))
+    if message is not None:
+        return Ability("images", "cannot be used here", str(overlay_refused(message) or message))
     return Ability("images", f"folders and archives work; they are unpacked below {cache}")
 
 
@@ -415,22 +415,12 @@ def require_bubblewrap() -> None:
 
 def _try(bwrap: Bwrap, *more: str) -> str | None:
     """What bubblewrap complains about, with more options; None when it works."""
-    as_root = os.geteuid() == 0
+    as_root, bind = os.geteuid() == 0, ("--ro-bind", "/", "/", "--proc", "/proc")
     fds: list[int] = []
     executable, env = bwrap.by_descriptor(fds.append)
     try:
         done = subprocess.run(
-            [
-                "bwrap",
-                *namespace_options(UID, network=False),
-                "--ro-bind",
-                "/",
-                "/",
-                "--proc",
-                "/proc",
-                *more,
-                "/bin/true",
-            ],
+            ["bwrap", *namespace_options(UID, network=False), *bind, *more, "/bin/true"],
             executable=executable,
             pass_fds=fds,
             capture_output=True,
@@ -584,9 +574,7 @@ class Bubblewrap(Isolation):
             *("--info-fd", str(descriptors.add(report))),
             *("--seccomp", str(descriptors.add(memory_file(self._filter, "seccomp")))),
             *self.root.options(descriptors, disk, network=network),
-            "--chdir",
-            "/",
-            "--",
+            *("--chdir", "/", "--"),
             *self.root.boot(descriptors),
         ]
         uid = (OUTER_UID if isinstance(self.root, ImageRoot) else own_uid()) if as_root else None

@@ -361,7 +361,7 @@ class Docker(Isolation):
                 await self._find_image(starts)
                 async with self.in_time():
                     control = await self._start_container(code, runtime)
-                    # This filter is laid over the engine's own, which leaves to the agent's processes what process 1
+                    # This filter comes on top of the engine's own, which leaves to the agent's processes what process 1
                     # may use of the processor.
                     rlimits = {"RLIMIT_CORE": NO_CORE, "RLIMIT_NOFILE": self.container.limits["open_files"]}
                     await sandbox.connect(control, rlimits, system_calls=filter_program() or b"")

@@ -164,11 +164,8 @@ class HelperSandbox(Sandbox):
         except BaseException:
             await self.close()
             raise
-        self.home, self.workdir, self.image_digest = (
-            self.isolation.home,
-            self.isolation.workdir,
-            self.isolation.image_digest,
-        )
+        self.home, self.workdir = self.isolation.home, self.isolation.workdir
+        self.image_digest = self.isolation.image_digest
 
     async def connect(
         self, control: socket.socket, rlimits: Mapping[str, int], *, system_calls: bytes = b"", folder: str = ""
@@ -399,7 +396,7 @@ def _read_and_close(fd: int, limit: int) -> bytes:
 
 
 def _read(fd: int, limit: int) -> bytes:
-    # In one piece where the size is as told: copying pieces together would hold up all other threads.
+    # In one piece where the size is as reported: copying pieces together would hold up all other threads.
     data = os.pread(fd, min(os.fstat(fd).st_size, limit) + 1, 0)
     while len(data) <= limit and (more := os.pread(fd, 1 << 22, len(data))):
         data += more

@@ -2,7 +2,7 @@
 
 `Processes` owns all of one sandbox: it has them started, waits for them within their time, and forgets none, also where
 its caller is cancelled. `Job` owns the pipes and the end of one. What a command means (its shell, directory and
-variables) is the sandbox's to say; the helper inside does the starting.
+variables) is the sandbox's matter; the helper inside starts them.
 """
 
 from __future__ import annotations

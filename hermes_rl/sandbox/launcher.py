@@ -4,7 +4,7 @@ Owns the descriptors that the host makes for sandboxes, the choice of the Python
 of the helper for it, `LocalProcess`, and the one thread that starts and reaps such processes. That thread has to last:
 the kernel ties `bwrap --die-with-parent` to the *thread* that started it, so a sandbox started from a worker thread
 would die with the worker. It reaps as well, since that must happen even where the event loop that used the sandbox is
-closed. How strongly a process is fenced in, and what is said to it, is the backends' matter.
+closed. How strongly a process is isolated is left to the backends.
 """
 
 from __future__ import annotations

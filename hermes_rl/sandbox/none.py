@@ -97,7 +97,7 @@ class NoIsolation(Isolation):
 
     def _check(self) -> None:
         if isinstance(self.config.network, tuple):
-            raise UserError("sandbox.network with a list of hosts needs a fence; the backend none has no such thing")
+            raise UserError("sandbox.network with a list of hosts needs isolation, which the backend none has not")
         limits = self.config.limits
         missing = [name for name in limits.requested() if name not in ENFORCED]
         if missing and not limits.best_effort:

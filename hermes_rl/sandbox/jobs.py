@@ -14,6 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from hermes_rl.sandbox.base import (
@@ -272,18 +273,15 @@ class Processes:
     async def spawn(self, command: Command, output_limit: int) -> BackgroundProcess:
         """See `Sandbox.spawn`."""
         job = Job(self._connection.next_number(), output_limit, merge_stderr=True)
-        try:
+        with ExitStack() as unfinished:
+            unfinished.callback(self._forget, job)
             reader, writer = pipe()
+            unfinished.callback(os.close, writer)
             try:
                 await self._start(job, command, reader)
-            except BaseException:
-                os.close(writer)
-                raise
             finally:
                 os.close(reader)
-        except BaseException:
-            self._forget(job)
-            raise
+            unfinished.pop_all()
         job.ended.add_done_callback(lambda _: self._forget(job))
         return HelperProcess(job, writer, self.signal)
 
@@ -291,19 +289,15 @@ class Processes:
         """See `Sandbox.converse`."""
         number = self._connection.next_number()
         ours, theirs = socket_pair()
-        job: Job | None = None
-        try:
+        with theirs, ExitStack() as unfinished:
+            unfinished.callback(ours.close)
             job = Job(number, ERRORS_LIMIT, stdout=copy_of(theirs.fileno()))
+            unfinished.callback(self._forget, job)
             await self._start(job, command, theirs.fileno())
             job.ended.add_done_callback(lambda _: self._forget(job))
-            return await HelperConversation.open(job, ours, lambda: self.signal(number, 9))
-        except BaseException:
-            ours.close()
-            if job is not None:
-                self._forget(job)
-            raise
-        finally:
-            theirs.close()
+            conversation = await HelperConversation.open(job, ours, lambda: self.signal(number, 9))
+            unfinished.pop_all()
+        return conversation
 
     async def execute(self, number: int, command: Command, targets: Mapping[int, int]) -> int:
         """Have the helper start a program with our descriptors at these targets; its process id."""

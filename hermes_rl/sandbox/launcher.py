@@ -292,7 +292,7 @@ class Launcher:
     def launch(self, program: Program) -> Future[Child]:
         """Start a program; the future fails with the `OSError` of a program that cannot be started."""
         future: Future[Child] = Future()
-        self._jobs.put(lambda: _fulfil(future, lambda: _start(program)))
+        self._jobs.put(lambda: _start(program, future))
         return future
 
     def reap(self, launched: Future[Child], inside: ProcessSet | None = None) -> Future[int | None]:
@@ -434,29 +434,25 @@ def _by_setpriv(program: Program) -> Program:
     return replace(program, argv=["setpriv", *change, *program.argv[1:]], executable=setpriv, uid=None)
 
 
-def _start(program: Program) -> Child:
+def _start(program: Program, started: Future[Child]) -> None:
     program = _by_setpriv(program)
-    return subprocess.Popen(
-        program.argv,
-        executable=program.executable,
-        pass_fds=program.fds,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=program.stderr,
-        env=program.env,
-        cwd="/",
-        # Ctrl-C in the terminal is the runner's to handle; it must not reach the sandboxes by itself.
-        start_new_session=True,
-        user=program.uid,
-        group=program.uid,
-        extra_groups=[] if program.uid is not None else None,
-    )
-
-
-def _fulfil(future: Future[Child], action: Callable[[], Child]) -> None:
     try:
-        child = action()
+        child = subprocess.Popen(
+            program.argv,
+            executable=program.executable,
+            pass_fds=program.fds,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=program.stderr,
+            env=program.env,
+            cwd="/",
+            # Ctrl-C in the terminal is the runner's to handle; it must not reach the sandboxes by itself.
+            start_new_session=True,
+            user=program.uid,
+            group=program.uid,
+            extra_groups=[] if program.uid is not None else None,
+        )
     except (OSError, subprocess.SubprocessError) as error:
-        future.set_exception(error)
+        started.set_exception(error)
     else:
-        future.set_result(child)
+        started.set_result(child)

@@ -31,7 +31,7 @@ def test_host_that_is_none(host: str) -> None:
 
 
 def test_none_cannot_limit_the_hosts() -> None:
-    with pytest.raises(UserError, match="needs a fence"):
+    with pytest.raises(UserError, match="needs isolation"):
         create_sandbox(SandboxConfig(backend="none", network=("pypi.org",)))
 
 

@@ -15,8 +15,9 @@ import inspect
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,6 +45,32 @@ def load_object(ref: str, base: Path | None = None) -> Any:
     else:
         module = _import(place, ref)
     return _attribute(module, name, place)
+
+
+def published(group: str, what: str, taken: Container[str] = ()) -> dict[str, EntryPoint]:
+    """Find what installed packages publish under a group of entry points, by name, without the names that are `taken`.
+
+    Raises:
+        UserError: two packages publish one name. `what` says what is published.
+    """
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=group):
+        if point.name in found:
+            both = f"{found[point.name].value} and {point.value}"
+            raise UserError(f"two packages publish a {what} {point.name!r} ({both}); remove one of them")
+        if point.name not in taken:
+            found[point.name] = point
+    return found
+
+
+def load_published(point: EntryPoint, what: str) -> Any:
+    """Load the object behind an entry point; raises `UserError` where it cannot be had."""
+    try:
+        return point.load()
+    except Exception as error:  # its module may raise anything
+        raise UserError(
+            f"the {what} {point.name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
 
 
 def load_file(path: Path) -> ModuleType:

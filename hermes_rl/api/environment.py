@@ -27,13 +27,13 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.exact import TOKEN_LEVEL
+from hermes_rl.runs.exact import require_same_tokenizer
 from hermes_rl.runs.opening import budget_of, open_records, require_machine
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.provenance import provenance
 from hermes_rl.runs.run import Plan, RowSource, Run
 from hermes_rl.runs.store import RolloutStore
-from hermes_rl.servers.base import ServerConfig
+from hermes_rl.servers.base import CALLABLE, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.policy import Policy
 from hermes_rl.spec.load import load_spec
@@ -114,6 +114,7 @@ class Env:
             require_machine(self._compiled, logger.warning)
             await self._stack.enter_async_context(self._compiled)
             await asyncio.to_thread(self._load_rows)
+            await asyncio.to_thread(require_same_tokenizer, self.spec)
             if self._record is not None:
                 self._directory = self._stack.enter_context(RunDirectory.choose(self.spec, "process", self._record))
                 self._compiled.artifact_folder = self._directory.artifacts
@@ -547,11 +548,11 @@ async def _one(runner: RolloutRunner, key: RolloutKey) -> Rollout:
 
 async def _encoder_of(config: ServerConfig) -> Encoder:
     """Return what gives tokens to rollouts of a server; those of token-level servers have theirs already."""
-    if config.type == "scripted":
+    if config.kind.embedded:
         return await asyncio.to_thread(Encoder.load, config.tokenizer)
-    if config.type in TOKEN_LEVEL:
+    if config.kind.token_level:
         return Encoder(None, "nothing was sampled")
-    name = config.tokenizer or (config.model if config.type == "openai" else "")
+    name = config.tokenizer or ("" if config.type == CALLABLE else config.model)
     if not name:
         return Encoder(None, "the policy names neither a model nor a tokenizer")
     return await asyncio.to_thread(Encoder.load, name)

@@ -20,7 +20,6 @@ from openai.types.completion import Completion
 
 from hermes_rl.agent.result import ManagedState
 from hermes_rl.errors import HermesRLError, NotYetAvailable
-from hermes_rl.runs.exact import TOKEN_LEVEL
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.servers.base import ChatReply, ChatRequest, ReasoningOptions, Secret, ServerConfig, drawn_seed
 from hermes_rl.servers.client import ModelClient
@@ -159,7 +158,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
     @property
     def token_level(self) -> bool:
         """Whether every server says which tokens it sampled."""
-        return all(config.type in TOKEN_LEVEL or config.type == "scripted" for config in self.role.configs)
+        return all(config.kind.exact for config in self.role.configs)
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         """OpenAI-style: messages, n, temperature, max_tokens, tools, … → ChatCompletion with n choices.

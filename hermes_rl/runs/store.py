@@ -26,7 +26,7 @@ from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.journal import Journal
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import ChatReply, LedgerEntry
-from hermes_rl.tokens.transcript import WeightVersions, packed, unpacked
+from hermes_rl.tokens.transcript import TokenLogprobs, WeightVersions, packed, unpacked
 from hermes_rl.tools.base import ToolError
 
 # --------------------------------------------------------------------------------- A rollout as a line, and back
@@ -68,6 +68,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "tool_calls": _calls(result) if result else [],
         "sequences": None if rollout.sequences is None else [packed(one) for one in rollout.sequences],
         "sampled": _sampled(rollout),
+        **({"teacher": [one.packed() for one in rollout.teacher]} if rollout.teacher is not None else {}),
         "tools": list(result.tool_schemas) if result and rollout.key.index == 0 else None,
         **({"artifacts": rollout.artifacts} if rollout.artifacts else {}),
         **({"image": rollout.image} if rollout.image else {}),
@@ -145,6 +146,7 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
             artifacts=dict(line.get("artifacts") or {}),
             image=line.get("image"),
             sequences=None if line.get("sequences") is None else [unpacked(one) for one in line["sequences"]],
+            teacher=None if line.get("teacher") is None else [TokenLogprobs.unpacked(one) for one in line["teacher"]],
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"rollout {line.get('id')} of rollouts.jsonl cannot be read ({error}); use --fresh") from error

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_rl.servers.base import NAMES, PROMPT, Malformed, Sampled, Sampling, ServerConfig, generated
+from hermes_rl.servers.base import (
+    NAMES,
+    PROMPT,
+    Malformed,
+    Sampled,
+    Sampling,
+    ServerConfig,
+    generated,
+    scores_of_prompt,
+)
+from hermes_rl.tokens.transcript import TokenLogprobs
 
 
 class LegacyGenerate:
@@ -26,6 +37,16 @@ class LegacyGenerate:
             "stop_token_ids": list(sampling.stop_ids),
             **sampling.parameters(self),
         }
+
+    def scoring_body(self, top_k: int, config: ServerConfig) -> dict[str, Any]:
+        body = {"prompt": {"prompt_token_ids": PROMPT}, "prompt_logprobs": top_k}
+        return {**body, "max_tokens": 1, "temperature": 1.0}
+
+    def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
+        """Read `prompt_logprobs`, [position], or [completion][position]."""
+        places = data.get("prompt_logprobs") if isinstance(data, dict) else None
+        nested = isinstance(places, list) and bool(places) and isinstance(places[0], list)
+        return scores_of_prompt(places[0] if nested else places, prompt, top_k)  # type: ignore[index]
 
     def read(self, data: Any) -> Sampled:
         """Read `logprobs`, [completion][position][{id: logprob}]; without `token_ids` its keys are the ids."""

@@ -24,7 +24,7 @@ from hermes_rl.servers.base import (
     Sampling,
     ServerConfig,
 )
-from hermes_rl.servers.client import Generation, TokenSource
+from hermes_rl.servers.client import Generation, ScoresTokens, TokenSource
 from hermes_rl.servers.transport import AttemptFailed
 from hermes_rl.tokens.load import load_renderer
 from hermes_rl.tokens.parsers import Parsed, ParsedCall
@@ -69,6 +69,8 @@ class TokenServer:
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
         """Render, sample and parse; a good answer is added to the request's transcript."""
+        if request.scored is not None:
+            return await self._score(request, request.scored)
         renderer = await self.renderer()
         transcript = request.transcript if request.transcript is not None else Transcript()
         if request.prompt is not None:
@@ -84,6 +86,16 @@ class TokenServer:
         transcript.add(step, [*request.messages, message], prompt)
         texts = [renderer.tokenizer.decode([one]) for one in step.completion] if request.logprobs else None
         return self._reply(step, generation, message, texts)
+
+    async def _score(self, request: ChatRequest, top_k: int) -> ChatReply:
+        """Say how probable the tokens of the request are; no renderer is needed for that."""
+        assert request.prompt is not None
+        assert not isinstance(request.prompt, str)
+        if not isinstance(self._source, ScoresTokens):
+            raise UserError("a function that samples does not say how probable given tokens are; name a server")
+        scores, timing = await self._source.score(ids(request.prompt), top_k, request)
+        config = self._config
+        return ChatReply({}, None, {}, config.model, config.type, scored=scores, timing=timing)
 
     async def _complete(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> ChatReply:
         """Go on with a text or with token ids as they are, without rendering and parsing."""
@@ -130,8 +142,8 @@ class TokenServer:
     def _load_renderer(self) -> Renderer:
         config = self._config
         # The model of a scripted server is only a name; without a tokenizer it uses the package's own.
-        name = config.tokenizer or (None if config.type == "scripted" else config.model)
-        if not name and config.type != "scripted":
+        name = config.tokenizer or (None if config.kind.embedded else config.model)
+        if not name and not config.kind.embedded:
             raise UserError(f"a server of type {config.type!r} needs a model or a tokenizer")
         return load_renderer(name, RendererSettings.of(config.renderer))
 

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_rl.servers.base import NAMES, PROMPT, Malformed, Sampled, Sampling, ServerConfig, generated
+from hermes_rl.servers.base import (
+    NAMES,
+    PROMPT,
+    Malformed,
+    Sampled,
+    Sampling,
+    ServerConfig,
+    generated,
+    scores_of_prompt,
+)
+from hermes_rl.tokens.transcript import TokenLogprobs
 
 
 class Completions:
@@ -38,14 +49,26 @@ class Completions:
             **sampling.parameters(self),
         }
 
+    def scoring_body(self, top_k: int, config: ServerConfig) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": config.model} if config.model else {}
+        # One token is the least that vLLM samples.
+        return {**body, "prompt": PROMPT, "prompt_logprobs": top_k, "max_tokens": 1, "temperature": 1.0}
+
+    def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
+        return scores_of_prompt(_choice(data).get("prompt_logprobs"), prompt, top_k)
+
     def read(self, data: Any) -> Sampled:
-        choices = data.get("choices") if isinstance(data, dict) else None
-        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-            raise Malformed("the answer has no choices")
-        choice = choices[0]
+        choice = _choice(data)
         if choice.get("token_ids") is None:
             raise Malformed("the answer has no token_ids: vLLM from 0.10.2 on returns them")
         logprobs = choice.get("logprobs")
         values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
         version = data.get("weight_version")
         return generated(choice["token_ids"], values, choice.get("finish_reason"), version, data.get("model"))
+
+
+def _choice(data: Any) -> dict[str, Any]:
+    choices = data.get("choices") if isinstance(data, dict) else None
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise Malformed("the answer has no choices")
+    return choices[0]

@@ -1,8 +1,8 @@
 """What defines a rollout, as 8 hex digits, so that a run directory is continued only by the same rollouts.
 
-In it: rows, prompt, tools, state, user, sandbox, artifacts, agent, the policy's model and sampling, with the content of
-the files that these name. Not in it: addresses, keys, timeouts, concurrency, how it is scored, how many there
-are.
+In it: rows, prompt, tools, state, user, sandbox, artifacts, agent, the policy's model and sampling, what a teacher is
+asked, with the content of the files that these name. Not in it: addresses, keys, timeouts, concurrency, how it is
+scored, how many there are.
 """
 
 from __future__ import annotations
@@ -56,6 +56,9 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
         "solution": _plain(spec.solution) if spec.solution and _is_scripted(spec) else None,
         "servers": {role: [_model(server) for server in servers] for role, servers in _acting(spec).items()},
     }
+    if spec.distill is not None and mode != "evaluate":
+        teachers = spec.servers.get(spec.distill.server, ())
+        parts["distill"] = [_plain(spec.distill), [_model(server) for server in teachers]]
     if spec.artifacts:
         parts["artifacts"] = {name: _taken(artifact) for name, artifact in spec.artifacts.items()}
     timeless = {name: part if name == "dataset" else _without_timeouts(part) for name, part in parts.items()}
@@ -76,7 +79,7 @@ def _taken(artifact: Section) -> dict[str, Any]:
 
 
 def _is_scripted(spec: Spec) -> bool:
-    return any(server.type == "scripted" for server in spec.servers.get("policy", ()))
+    return any(server.kind.embedded for server in spec.servers.get("policy", ()))
 
 
 def _acting(spec: Spec) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hermes_rl.errors import Problem
+from hermes_rl.server_types import DEFAULT
 from hermes_rl.spec.nodes import (
     Entry,
     MappingNode,
@@ -44,11 +45,6 @@ def _value_of(key: str, default: str | None = None) -> Kind:
     return kind
 
 
-def _server(block: MappingNode, name: str) -> str | None:
-    node = block.get("type")
-    return str(plain(node)) if isinstance(node, ScalarNode) else "openai"
-
-
 _KINDS: tuple[tuple[tuple[str, ...], str, Kind], ...] = (
     (("dataset",), "path generator items", _first_of("path", "generator", "items")),
     (("dataset", "eval"), "split fraction only", _first_of("split", "fraction", "only")),
@@ -57,7 +53,7 @@ _KINDS: tuple[tuple[tuple[str, ...], str, Kind], ...] = (
     (("toolsets",), "enabled distribution", _first_of("enabled", "distribution")),
     (("sandbox",), "backend", _value_of("backend", "bubblewrap")),
     (("rewards", "*"), "fn", _value_of("fn")),
-    (("servers", "*"), "type", _server),
+    (("servers", "*"), "type", _value_of("type", DEFAULT)),
     (("agent", "reasoning"), "effort max_tokens", _first_of("effort", "max_tokens")),
     (("artifacts", "*"), "path command", _first_of("path", "command")),
 )

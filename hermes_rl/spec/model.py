@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Discriminator,
@@ -24,7 +25,8 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from hermes_rl.errors import Problem
+from hermes_rl.errors import Problem, UserError
+from hermes_rl.server_types import DEFAULT, ServerType, server_type
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.section import (
     EMPTY,
@@ -363,6 +365,15 @@ class User(Section):
     tools: Seq[Late[Tool]] = Field((), description="Tools that the user may call.")
 
 
+class Distill(Section):
+    """A teacher says of each token of a rollout how probable it is, and which tokens it finds the most probable."""
+
+    server: str = Field("teacher", description="Server role that is the teacher, with the policy's tokenizer.")
+    top_k: int = Field(
+        8, ge=0, description="Tokens that the teacher finds the most probable at each place; 0 asks for none."
+    )
+
+
 # ------------------------- ``sandbox`` and ``artifacts``: where the agent's commands run, and what is kept of it
 
 BACKENDS = ("bubblewrap", "docker", "modal", "daytona", "ssh", "singularity", "none")
@@ -553,15 +564,13 @@ Endings = Map[Treatment]
 # ---------------------------------------------------------- ``servers``: the models that a run talks to, by role
 
 
-def _type(value: Any) -> Any:
-    if value == "trl":
-        raise wrong(
-            "there is no type trl: TRL's server is stock vLLM; use `type: vllm`, with /v1 at the end of base_url"
-        )
-    return value
-
-
-ServerType = Literal["openai", "vllm", "sglang", "atropos", "scripted"]
+def _known(name: str) -> str:
+    """Refuse a type of which there is none, neither here nor in another package."""
+    try:
+        server_type(name)
+    except UserError as error:
+        raise wrong(str(error)) from None
+    return name
 
 
 class Renderer(Section):
@@ -578,9 +587,9 @@ class Renderer(Section):
 class Server(Section):
     """One model server."""
 
-    type: Annotated[ServerType, BeforeValidator(_type)] = Field(
-        "openai",
-        description="openai: chat completions; vllm, sglang, atropos: token ids; scripted: no model.",
+    type: Annotated[str, AfterValidator(_known)] = Field(
+        DEFAULT,
+        description="openai: chat completions; vllm, sglang, atropos: token ids; scripted: no model; or of a package.",
     )
     base_url: str | None = Field(None, description="Address, such as http://localhost:9001/v1.")
     model: str | None = Field(None, description="Name of the model as the server knows it.")
@@ -602,6 +611,11 @@ class Server(Section):
         0.0, ge=0, le=1, description="scripted: share of each group that goes wrong on purpose, from 0 to 1."
     )
     seed: int | None = Field(None, description="scripted: seed of the deviations; default: the spec's seed.")
+
+    @property
+    def kind(self) -> ServerType:
+        """What its type says about it."""
+        return server_type(self.type)
 
 
 def _listed(value: Any) -> Any:
@@ -718,6 +732,7 @@ class Spec(Section):
     tools: Seq[Late[Tool]] = Field((), description="Tools of your own: Python functions, state objects, MCP servers.")
     state: str | None = Field(None, description="file.py:Class; one object Class(item) per rollout.")
     user: Late[User] | None = Field(None, description="A simulated user that answers the agent.")
+    distill: Late[Distill] | None = Field(None, description="A teacher whose log-probabilities groups carry.")
     sandbox: Late[Sandbox] = Field(Sandbox.model_construct(), description="Where commands run.")
     artifacts: Map[Late[Artifact]] = Field(EMPTY, description="What is kept of the sandbox, by name.")
     agent: Late[Agent] = Field(Agent.model_construct(), description="Sampling and limits of one rollout.")
@@ -830,6 +845,7 @@ __all__ = [
     "Budget",
     "Call",
     "Dataset",
+    "Distill",
     "EvalRows",
     "Evaluate",
     "File",

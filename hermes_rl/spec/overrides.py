@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from hermes_rl.errors import Problem, SpecError
+from hermes_rl.server_types import DEFAULT
 from hermes_rl.spec.flags import Flag, find_flag, refusal
 from hermes_rl.spec.hints import option_for
 from hermes_rl.spec.merge import changes_kind, expand_shorthand
@@ -141,7 +142,7 @@ def chat_server(root: MappingNode, assignments: list[Assignment]) -> MappingNode
     if not isinstance(servers, MappingNode) or not isinstance(policy, MappingNode) or not _is_scripted(policy):
         return root
     mark = by_flag.node.mark
-    policy = policy.without(*SCRIPTED_ONLY).having(type=scalar(mark, "openai"))
+    policy = policy.without(*SCRIPTED_ONLY).having(type=scalar(mark, DEFAULT))
     return root.having(servers=servers.having(policy=policy))
 
 

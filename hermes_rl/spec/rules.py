@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.endings import OURS, POLICYS
+from hermes_rl.errors import UserError
 from hermes_rl.plugins import SANDBOXES
+from hermes_rl.server_types import DEFAULT, ServerType, server_type
 from hermes_rl.spec.env_fields import check_field
 from hermes_rl.spec.model import BACKENDS, INJECTED
 from hermes_rl.spec.nodes import NodePath
@@ -174,7 +176,6 @@ DATA_RULES = (_sources, _formats, _fallback, _eval, _empty_items, _prompt, _part
 SCRIPTED_ONLY = ("deviate", "seed")
 REAL_ONLY = ("base_url", "api_key_env", "headers_env")
 """Keys of a server that scripted ones alone have, and that they alone do not have."""
-TOKEN_LEVEL = ("vllm", "sglang", "atropos")
 
 
 def _reasoning(data: dict[str, Any]) -> Iterator[Fault]:
@@ -185,8 +186,8 @@ def _reasoning(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _extra_body(data: dict[str, Any]) -> Iterator[Fault]:
-    types = [section(server).get("type") for path, server in servers(data) if path[1] == "policy"]
-    exact = [name for name in types if isinstance(name, str) and name in TOKEN_LEVEL]
+    types = [str(section(server).get("type", DEFAULT)) for path, server in servers(data) if path[1] == "policy"]
+    exact = [name for name in types if (kind := _known_type(name)) is not None and kind.token_level]
     for path in (("agent", "extra_body"), ("evaluate", "agent", "extra_body")):
         if exact and section(data, *path):
             yield Fault(path, f"extra_body is for chat servers; the policy's type is {exact[0]}", at="key")
@@ -270,25 +271,47 @@ def _roles(data: dict[str, Any]) -> Iterator[Fault]:
         yield Fault(("user", "server"), message) if "server" in user else Fault(("user",), message, at="key")
 
 
+def _teacher(data: dict[str, Any]) -> Iterator[Fault]:
+    """Find fault with a teacher that is no role whose servers say what they make of given tokens."""
+    distill = data.get("distill")
+    role = section(data, "distill").get("server", "teacher")
+    if not isinstance(distill, dict) or not isinstance(role, str):
+        return
+    if role not in section(data, "servers"):
+        message = f"there is no server role `{role}`{choices(role, section(data, 'servers'))}"
+        yield Fault(("distill", "server"), message) if "server" in distill else Fault(("distill",), message, at="key")
+    for path, server in servers(data):
+        name = str(section(server).get("type", DEFAULT))
+        kind = _known_type(name)
+        if path[1] == role and kind is not None and not kind.exact:
+            message = (
+                f"a teacher is a token-level server: one of type {name} does not say how probable given tokens are"
+            )
+            yield Fault((*path, "type"), message) if "type" in section(server) else Fault(path, message, at="key")
+
+
 def _servers(data: dict[str, Any]) -> Iterator[Fault]:
     for path, server in servers(data):
         if not isinstance(server, dict):
             continue
-        kind = server.get("type", "openai")
-        unfit, needed = _server_keys(str(kind))
-        for key in unfit:
+        name = str(server.get("type", DEFAULT))
+        kind = _known_type(name)
+        if kind is None:
+            continue
+        for key in REAL_ONLY if kind.embedded else SCRIPTED_ONLY:
             if key in server:
-                yield Fault((*path, key), f"`{key}` has no meaning for type {kind}", at="key")
-        for key in needed:
+                yield Fault((*path, key), f"`{key}` has no meaning for type {name}", at="key")
+        for key in kind.needs:
             if key not in server:
                 yield Fault(path, f"missing key `{key}`", at="key")
 
 
-def _server_keys(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Keys that have no meaning for a type, and keys that it needs."""
-    if kind == "scripted":
-        return REAL_ONLY, ()
-    return SCRIPTED_ONLY, ("base_url", "model") if kind in ("openai", "vllm") else ("base_url",)
+def _known_type(name: str) -> ServerType | None:
+    """Return what a type says about its servers; None where there is no such type, which is told at its place."""
+    try:
+        return server_type(name)
+    except UserError:
+        return None
 
 
 def _urls(data: dict[str, Any]) -> Iterator[Fault]:
@@ -305,7 +328,7 @@ def _env(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 RUN_RULES = (
-    _reasoning, _extra_body, _rewards, _code, _clamp, _endings, _solution, _roles, _servers, _urls, _env,
+    _reasoning, _extra_body, _rewards, _code, _clamp, _endings, _solution, _roles, _teacher, _servers, _urls, _env,
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchemaWarningKind
 from pydantic_core.core_schema import PlainValidatorFunctionSchema
 
+from hermes_rl.server_types import type_names
 from hermes_rl.spec.env_fields import PASSED
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.rewards_known import shipped_signatures
@@ -120,6 +121,7 @@ def spec_json_schema() -> dict[str, Any]:
     schema = Spec.model_json_schema(by_alias=True, schema_generator=_Generator)
     sections: dict[str, Any] = schema.pop("$defs")
     sections["Spec"] = {key: schema[key] for key in ("properties", "required") if key in schema}
+    sections["Server"]["properties"]["type"]["enum"] = list(type_names())  # those of this machine's packages too
     for name, section in sections.items():
         _finish_section(name, section)
     top = sections.pop("Spec")

@@ -55,6 +55,11 @@ class Tokenizer(Protocol):
         """Further tokens of one piece that a model may write itself, such as ``<tool_call>``."""
         ...
 
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        """The id of every token."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Ids of the text; control and markup strings in it become their ids. Nothing is added."""
         ...
@@ -91,6 +96,10 @@ class SmallTokenizer:
     def __init__(self, engine: Engine, template: Template) -> None:
         self._engine = engine
         self._template = template
+
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        return self._engine.get_vocab(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
         # Only this call leaves out the place of each token in the text, which would take a quarter of the time.

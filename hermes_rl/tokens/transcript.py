@@ -139,6 +139,61 @@ def _runs(masks: Sequence[int]) -> Iterator[SampledSpan]:
             start, turn = None, turn + 1
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What a model says of given tokens: how probable each is after those before it, and which are most probable there.
+
+    Nothing is said of the first token, as nothing is before it. All arrays are flat.
+    """
+
+    own: array[float]
+    """The log-probability of each token but the first."""
+    top_k: int
+    top_ids: array[int]
+    """The `top_k` most probable tokens at the place of each token but the first, the most probable first."""
+    top_logprobs: array[float]
+
+    def __post_init__(self) -> None:
+        wanted = len(self.own) * self.top_k
+        if len(self.top_ids) != wanted or len(self.top_logprobs) != wanted:
+            raise ValueError(f"{len(self.own)} places with {self.top_k} tokens each do not make {len(self.top_ids)}")
+
+    @property
+    def reference(self) -> list[float]:
+        """One log-probability per token, `MASKED_LOGPROB` for the first."""
+        return [MASKED_LOGPROB, *self.own]
+
+    @property
+    def distill_ids(self) -> list[list[int]]:
+        """The most probable tokens at each place; none at the first."""
+        return self._rows(self.top_ids)
+
+    @property
+    def distill_logprobs(self) -> list[list[float]]:
+        """The log-probabilities of these."""
+        return self._rows(self.top_logprobs)
+
+    def _rows(self, flat: array[Number]) -> list[list[Number]]:
+        rows: list[list[Number]] = [[]]
+        for place in range(len(self.own)):
+            rows.append(flat[place * self.top_k : (place + 1) * self.top_k].tolist())
+        return rows
+
+    def packed(self) -> dict[str, Any]:
+        """Write it as JSON, as `packed` writes a sequence."""
+        arrays = {"own": _text(self.own), "ids": _text(self.top_ids), "logprobs": _text(self.top_logprobs)}
+        return {"top_k": self.top_k, **arrays}
+
+    @classmethod
+    def unpacked(cls, record: Mapping[str, Any]) -> Self:
+        """Read it from a record; raises ValueError where the record holds none."""
+        try:
+            own, values = _numbers(record["own"], numbers()), _numbers(record["logprobs"], numbers())
+            return cls(own, int(record["top_k"]), _numbers(record["ids"], ids()), values)
+        except (KeyError, TypeError, zlib.error) as error:
+            raise ValueError(f"these are no packed log-probabilities: {type(error).__name__}: {error}") from error
+
+
 def packed(sequence: TokenSequence) -> dict[str, Any]:
     """Write the sequence as JSON; `unpacked` gives it back to the last bit.
 

@@ -18,9 +18,30 @@ from typing import Any
 
 import pytest
 
-from tests.real.environments import HERE, cache, tiny_model, vllm_python
+from tests.real.environments import HERE, tiny_model, vllm_python, vllm_version
+from tests.real.tested_with import rows_of, write
 
 START_SECONDS = 300
+VERSIONS = {"vLLM on processors": vllm_version}
+"""Components, as the test modules' `COMPONENT` names them, and how to find out which version was played with."""
+_passed: dict[str, list[str]] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report: Any = yield
+    component = getattr(getattr(item, "module", None), "COMPONENT", None)
+    if component is not None and report.when == "call" and report.passed:
+        _passed.setdefault(component, []).append(item.nodeid)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    rows = rows_of(_passed, VERSIONS)
+    for row in rows.values():
+        terminalreporter.write_line(row)
+    if rows and (file := os.environ.get("HERMES_RL_TESTED_WITH")):
+        write(Path(file), rows)
 
 
 class Vllm:
@@ -132,6 +153,3 @@ def recomputed(models: Path | Sequence[Path], groups: Path) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-__all__ = ["Vllm", "cache", "hermes", "policy", "recomputed"]

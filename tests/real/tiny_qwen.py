@@ -1,9 +1,11 @@
 """Makes a tiny Qwen3 that solves ``a + b * c`` with two tools: tokenizer, weights, and a little training on examples.
 
-    python tiny_qwen.py FOLDER        → FOLDER/trained and FOLDER/random
+    python tiny_qwen.py FOLDER        → FOLDER/trained, FOLDER/trained-2, FOLDER/trained-3 and FOLDER/random
 
 It runs in the environment of vLLM, which has torch and transformers. The model makes mistakes and thinks only now and
-then, so that rollouts differ. The vocabulary is padded as the real Qwen3's is: some ids stand for no token.
+then, so that rollouts differ. The second and third have other norms, and are what the weights become while an engine
+runs (it can take norms in place on processors, and no matrices). The vocabulary is padded as the real Qwen3's is: some
+ids stand for no token.
 """
 
 from __future__ import annotations
@@ -134,6 +136,12 @@ def main() -> None:
             train(made, tokens, chance)
         made.save_pretrained(folder / name)
         tokens.save_pretrained(folder / name)
+    for version in (2, 3):
+        with torch.no_grad():
+            for parameter in (weight for name, weight in made.named_parameters() if "norm" in name):
+                parameter *= 1 + 0.3 * torch.rand_like(parameter)
+        made.save_pretrained(folder / f"trained-{version}")
+        tokens.save_pretrained(folder / f"trained-{version}")
 
 
 def train(made: Qwen3ForCausalLM, tokens: PreTrainedTokenizerFast, chance: random.Random) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,12 +26,13 @@ from hermes_rl.tools.staging import Staging
 # -------------------------- Copying folders between this machine and a sandbox, byte by byte and without a shell
 
 
-async def upload_tree(sandbox: Sandbox, staging: Staging, local: Path, remote: str, *, replace: bool = False) -> int:
-    """Copy a folder into the sandbox with the permissions of its files; the number of files."""
+async def upload_tree(
+    sandbox: Sandbox, staging: Staging, local: Path, remote: str, *, replace: bool = False
+) -> AsyncIterator[tuple[str, int]]:
+    """Copy a folder into the sandbox with the permissions of its files; path and size of each file that is there."""
     if replace:
         await staging.clear(sandbox, remote)
     await staging.make_dir(sandbox, remote)
-    count = 0
     for path in await asyncio.to_thread(_inside, local):
         target = f"{remote}/{path.relative_to(local)}"
         content = await asyncio.to_thread(_content, path)
@@ -39,24 +40,22 @@ async def upload_tree(sandbox: Sandbox, staging: Staging, local: Path, remote: s
             await staging.make_dir(sandbox, target)
         else:
             await staging.write(sandbox, target, *content)
-            count += 1
-    return count
+            yield target, len(content[0])
 
 
-async def download_tree(sandbox: Sandbox, remote: str, local: Path) -> int:
-    """Copy a folder out of the sandbox, regular files and folders only; the number of files."""
+async def download_tree(sandbox: Sandbox, remote: str, local: Path) -> AsyncIterator[tuple[str, int]]:
+    """Copy a folder out of the sandbox, regular files and folders only; path there and size of each file."""
     entries = await sandbox.list_dir(remote)
     await asyncio.to_thread(local.mkdir, parents=True, exist_ok=True)
-    count = 0
     for info in entries:
         source = f"{sandbox.resolve(remote)}/{info.name}"
         if info.kind == "directory":
-            count += await download_tree(sandbox, source, local / info.name)
+            async for found in download_tree(sandbox, source, local / info.name):
+                yield found
         elif info.kind == "file":
             data = await sandbox.read_file(source)
             await asyncio.to_thread((local / info.name).write_bytes, data)
-            count += 1
-    return count
+            yield source, len(data)
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -200,34 +199,58 @@ class ToolContext:
             return {"error": str(error)}
 
     def upload_file(self, local: str | Path, remote: str) -> dict[str, Any]:
-        """Copy a file of this machine into the sandbox, as `write_file` does."""
+        """Copy a file of this machine into the sandbox: ``{"exit_code", "output"}``; 0 where it is there, as a shell.
+
+        A file that this machine does not have is an answer too, with -1, as in the reference design.
+        """
         source = Path(local)
+        if not source.is_file():
+            return _not_uploaded(-1, f"Local file not found: {local}")
         written = self.write_file(remote, source.read_bytes(), source.stat().st_mode & 0o777)
-        return {"exit_code": 1 if "error" in written else 0, "output": written.get("error", ""), **written}
+        if "error" in written:
+            return _not_uploaded(1, written["error"])
+        return _uploaded(remote, written["bytes_written"])
 
     def upload(self, local: str | Path, remote: str) -> dict[str, Any]:
-        """Copy a file or a folder of this machine into the sandbox, in the place of whatever is there."""
-        if Path(local).is_dir():
-            return self.upload_dir(local, remote, replace=True)
-        return self.upload_file(local, remote)
+        """Copy a file or a folder of this machine into the sandbox, in the place of whatever is there.
 
-    def upload_dir(self, local: str | Path, remote: str, *, replace: bool = False) -> dict[str, Any]:
-        """Copy a folder of this machine into the sandbox; files that are there already are replaced.
-
-        With `replace` nothing of a folder that is there already stays.
+        Raises:
+            OSError: this machine does not have it, or it cannot be read.
         """
-        staging = self._runtime().staging
+        source, staging = Path(local), self._runtime().staging
+        if not source.is_dir():
+            return self.write_file(remote, source.read_bytes(), source.stat().st_mode & 0o777)
 
         async def work(sandbox: Sandbox) -> int:
-            return await upload_tree(sandbox, staging, Path(local), remote, replace=replace)
+            return len([one async for one in upload_tree(sandbox, staging, source, remote, replace=True)])
 
         try:
-            count = self._on_sandbox(work)
+            return {"files": self._on_sandbox(work)}
         except OSError as error:
             if error.errno not in FULL:
                 raise
             return {"files": 0, "error": f"{remote}: {error.strerror}"}
-        return {"files": count}
+
+    def upload_dir(self, local: str | Path, remote: str) -> list[dict[str, Any]]:
+        """Copy a folder of this machine into the sandbox: for each file what `upload_file` answers.
+
+        Files that are there already are replaced. Where something goes wrong, the last answer says what.
+        """
+        if not Path(local).is_dir():
+            return [_not_uploaded(-1, f"Local directory not found: {local}")]
+        staging, done = self._runtime().staging, list[dict[str, Any]]()
+
+        async def work(sandbox: Sandbox) -> None:
+            async for path, size in upload_tree(sandbox, staging, Path(local), remote):
+                done.append(_uploaded(path, size))
+
+        try:
+            self._on_sandbox(work)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            done.append(_not_uploaded(1, f"{remote}: {error.strerror}"))
+        return done
 
     def download_file(self, remote: str, local: str | Path) -> dict[str, Any]:
         """Copy a file of the sandbox to this machine, byte by byte; ``"success"`` says whether it was there."""
@@ -239,13 +262,23 @@ class ToolContext:
         Path(local).write_bytes(data)
         return {"success": True, "bytes": len(data)}
 
-    def download_dir(self, remote: str, local: str | Path) -> dict[str, Any]:
-        """Copy a folder of the sandbox to this machine. Symlinks are left out: they could point anywhere."""
+    def download_dir(self, remote: str, local: str | Path) -> list[dict[str, Any]]:
+        """Copy a folder of the sandbox to this machine: for each file what `download_file` answers, and its path there.
+
+        A folder that is not there, or has no file, is one answer without success. Symlinks are left out: they could
+        point anywhere.
+        """
+        done: list[dict[str, Any]] = []
+
+        async def work(sandbox: Sandbox) -> None:
+            async for path, size in download_tree(sandbox, remote, Path(local)):
+                done.append({"success": True, "bytes": size, "path": path})
+
         try:
-            count = self._on_sandbox(lambda sandbox: download_tree(sandbox, remote, Path(local)))
+            self._on_sandbox(work)
         except OSError as error:
-            return {"success": False, "error": f"{error.filename}: {error.strerror}"}
-        return {"success": True, "files": count}
+            done.append({"success": False, "error": f"{error.filename}: {error.strerror}"})
+        return done or [{"success": False, "error": f"{remote}: the folder has no files"}]
 
     def call_tool(self, name: str, args: dict[str, Any]) -> str:
         """What the model would be answered for this call; built-in tools need not be among the rollout's."""
@@ -343,6 +376,14 @@ class ToolContext:
                 "from a reward, or with `await asyncio.to_thread(ctx.terminal, …)`"
             )
         return wait_for_loop(work, loop)
+
+
+def _uploaded(path: str, size: int) -> dict[str, Any]:
+    return {"exit_code": 0, "output": "", "bytes_written": size, "path": path}
+
+
+def _not_uploaded(exit_code: int, problem: str) -> dict[str, Any]:
+    return {"exit_code": exit_code, "output": problem, "bytes_written": 0, "error": problem}
 
 
 async def _itself(sandbox: Sandbox) -> Sandbox:

@@ -25,6 +25,7 @@ from hermes_rl.env.collecting import Collecting, CollectsByHand, WithOwnCode
 from hermes_rl.env.config import HermesAgentEnvConfig
 from hermes_rl.env.processing import process_by_hand
 from hermes_rl.env.program import configured, main
+from hermes_rl.env.reference_lines import require_lines_that_work
 from hermes_rl.env.serve import serve_environment
 from hermes_rl.env.servers import HermesServer, HermesServerManager
 from hermes_rl.env.tracking import Tracking
@@ -38,7 +39,7 @@ from hermes_rl.scoring.grader import RewardFunction, call_reward
 from hermes_rl.scoring.value import interpret
 from hermes_rl.servers.base import ReasoningOptions
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from hermes_rl.tools.base import Toolkit, ToolRuntime
+from hermes_rl.tools.base import CLOUD, Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
 from hermes_rl.tools.context import ToolContext
 
@@ -52,6 +53,8 @@ def sandbox_config(config: Any) -> SandboxConfig:
     """The sandbox that the configuration's terminal_* fields describe."""
     backend = "bubblewrap" if config.terminal_backend == "local" else config.terminal_backend
     network = config.terminal_network
+    if network is None:
+        network = config.terminal_backend in CLOUD
     return SandboxConfig(
         backend=backend,
         image=config.terminal_image,
@@ -90,6 +93,7 @@ class HandWritten:
             temperature=config.agent_temperature,
             reasoning=self._env._reasoning_settings,
             extra_body=config.extra_body,
+            results=config.build_budget_config(),
         )
 
     def prompt(self, row: Row) -> list[Message]:
@@ -183,6 +187,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         if config.group_size == 1:
             config.ensure_scores_are_not_same = False  # a group of one is always the same, and would never be sent
         self._require_hooks_that_are_called()
+        require_lines_that_work(type(self), HermesAgentBaseEnv, config.terminal_backend)
         self.config = config
         self._encoder = self._make_encoder()
         self._initialise_base(config, configs)
@@ -273,7 +278,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             server_class=self.server_cls,
             reasoning_config=ReasoningConfig.from_env_config(self.config),
             tool_parser=self.config.tool_call_parser if "tool_call_parser" in self.config.model_fields_set else None,
-            sandbox=sandbox_config(self.config),
+            sandbox=lambda: sandbox_config(self.config),
         )
 
     def _make_core(self) -> Environment:
@@ -361,6 +366,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             await self.evaluate()
         finally:
             await self.shut_down()
+        self.server.require_no_failed_loops()
 
     async def shut_down(self) -> None:
         """Close the servers, and finish what is logged."""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.threads import wait_for_loop
-from hermes_rl.tools.base import Toolkit, ToolRuntime, find_runtime
+from hermes_rl.tools.base import Toolkit, ToolRuntime, find_runtime, own_runtimes
 from hermes_rl.tools.catalogue import toolsets
 from hermes_rl.tools.execute import execute_calls
 from hermes_rl.tools.search import Query, search
@@ -376,6 +376,17 @@ class ToolContext:
                 "from a reward, or with `await asyncio.to_thread(ctx.terminal, …)`"
             )
         return wait_for_loop(work, loop)
+
+
+def cleanup_vm(task_id: str) -> None:
+    """Release the sandbox of a task of one's own; the reference design's name for `ToolContext(task_id).cleanup()`."""
+    ToolContext(task_id).cleanup()
+
+
+def cleanup_all_environments() -> None:
+    """Release the sandboxes of all tasks of one's own; those of rollouts of a run are released by the run."""
+    for runtime in own_runtimes():
+        cleanup_vm(runtime.task_id)
 
 
 def _uploaded(path: str, size: int) -> dict[str, Any]:

@@ -81,7 +81,7 @@ async def test_a_task_may_be_told_its_sandbox_before_its_first_call(
 
 
 def test_an_override_that_is_not_known_is_refused() -> None:
-    with pytest.raises(UserError, match="unknown override 'image'; known are env_type, cwd, docker_image"):
+    with pytest.raises(UserError, match="unknown override 'image'; known are env_type, cwd, env, docker_image"):
         register_task_env_overrides("task", {"image": "x"})
 
 

@@ -1,7 +1,7 @@
 """Lines of environments of the reference design that cannot work here, told before anything is played.
 
-Owns reading the source of an environment's class. Such lines often stand inside a method, at the end of an evaluation of
-hours, or between an `except` that takes every error for a wrong answer, so that nobody would hear of them.
+Owns reading the source of an environment's class. Such lines often stand inside a method, at the end of an evaluation
+of hours, or in a `try` whose `except` takes every error for a wrong answer, so that nobody would hear of them.
 """
 
 from __future__ import annotations

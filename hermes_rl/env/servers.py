@@ -223,10 +223,31 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         )
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
-        """Log-probabilities of a prompt's own tokens are not asked for yet."""
-        raise NotImplementedError(
-            "get_logprobs is not available: servers are asked for what they sample, not for the likelihood of a text"
-        )
+        """How likely the tokens of a prompt are: `input_ids`, `prompt` or `messages`, and `top_k` of each place.
+
+        Returns:
+            `prompt_tokens`, and for each of them `prompt_topk_token_ids` with `prompt_topk_logprobs`: the token itself,
+            then the likeliest others. Both are empty for the first token, which nothing comes before.
+
+        Raises:
+            NotImplementedError: the servers do not know tokens, or are scripted.
+            ServerFailure: no server gave a usable answer after all retries.
+        """
+        self._require_tokens()
+        if any(config.type == "scripted" for config in self.role.configs):
+            raise NotImplementedError("a scripted server has no model that could tell how likely a text is")
+        given = next((kwargs[name] for name in ("input_ids", "prompt") if kwargs.get(name) is not None), None)
+        top = max(1, int(kwargs.get("top_k", kwargs.get("top_logprobs", 1))))
+        request = ChatRequest(kwargs.get("messages") or (), kwargs.get("tools"), prompt=given, prompt_logprobs=top)
+        if given is None and not request.messages:
+            raise UserError("get_logprobs needs input_ids, prompt or messages")
+        scored = (await self.role.chat(request)).prompt_logprobs
+        assert scored is not None
+        return {
+            "prompt_tokens": list(scored.ids),
+            "prompt_topk_token_ids": [[token for token, _ in place] for place in scored.places],
+            "prompt_topk_logprobs": [[value for _, value in place] for place in scored.places],
+        }
 
     @asynccontextmanager
     async def managed_server(

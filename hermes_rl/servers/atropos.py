@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_rl.servers.base import NAMES, PROMPT, Malformed, Sampled, Sampling, ServerConfig, generated
+from hermes_rl.servers.base import (
+    NAMES,
+    PROMPT,
+    Malformed,
+    Place,
+    Sampled,
+    Sampling,
+    ServerConfig,
+    generated,
+    scored_places,
+)
+from hermes_rl.servers.vllm import plain_places
 
 
 class LegacyGenerate:
@@ -26,6 +37,22 @@ class LegacyGenerate:
             "stop_token_ids": list(sampling.stop_ids),
             **sampling.parameters(self),
         }
+
+    def prompt_body(self, top: int, config: ServerConfig) -> dict[str, Any]:
+        """See `base.ScoresPrompts`."""
+        return {"prompt": {"prompt_token_ids": PROMPT}, "prompt_logprobs": top, "max_tokens": 1, "temperature": 0.0}
+
+    def read_prompt(self, data: Any, prompt: Sequence[int]) -> list[Place]:
+        """Read `prompt_logprobs`, [position] or [sequence][position] of {id: logprob}, perhaps in lists of one."""
+        found = data.get("prompt_logprobs") if isinstance(data, dict) else None
+        if isinstance(found, list) and len(found) == 1 and isinstance(found[0], list):
+            found = found[0]
+        if isinstance(found, list):
+            found = [
+                {token: value for part in place for token, value in part.items()} if isinstance(place, list) else place
+                for place in found
+            ]
+        return scored_places(prompt, plain_places(found))
 
     def read(self, data: Any) -> Sampled:
         """Read `logprobs`, [completion][position][{id: logprob}]; without `token_ids` its keys are the ids."""

@@ -14,7 +14,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from hermes_rl.errors import HermesRLError
 from hermes_rl.tokens.transcript import Step, Transcript, WeightVersions, listed
@@ -120,6 +120,8 @@ class ChatRequest:
     """The tokens that the rollout has sampled so far; a token-level server extends them and adds its own."""
     prompt: str | Sequence[int] | None = None
     """A text or token ids to continue as they are, instead of messages; only token-level servers can do that."""
+    prompt_logprobs: int | None = None
+    """Sample nothing, and ask how likely each token of the prompt is, beside so many of the likeliest in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,8 @@ class ChatReply:
     """One per sampled token, where they were asked for and sent."""
     tokens: list[str] | None = None
     """The text of each sampled token, beside `logprobs`."""
+    prompt_logprobs: ScoredPrompt | None = None
+    """The answer to a request's `prompt_logprobs`."""
     sampled: LedgerEntry | None = None
     """Only token-level servers give it."""
     sampling: Mapping[str, Any] | None = None
@@ -479,6 +483,50 @@ class Dialect(Protocol):
     def read(self, data: Any) -> Sampled:
         """Read the answer's JSON; raises `Malformed`."""
         ...
+
+
+Place = Sequence[tuple[int, float]]
+"""Tokens and their log-probabilities at one place of a prompt: the prompt's own first, then the likeliest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPrompt:
+    """How likely the tokens of a prompt are, each after those before it."""
+
+    ids: Sequence[int]
+    places: Sequence[Place]
+    """One per token; empty for the first, which nothing comes before."""
+
+
+@runtime_checkable
+class ScoresPrompts(Protocol):
+    """A dialect whose server tells the log-probabilities of a prompt's tokens."""
+
+    def prompt_body(self, top: int, config: ServerConfig) -> dict[str, Any]:
+        """Write the request's JSON, for `top` tokens at each place."""
+        ...
+
+    def read_prompt(self, data: Any, prompt: Sequence[int]) -> list[Place]:
+        """Read the answer's JSON; raises `Malformed`."""
+        ...
+
+
+def scored_places(prompt: Sequence[int], found: Any) -> list[Place]:
+    """Check what a server tells of each place of a prompt, as mappings of ids to log-probabilities.
+
+    Raises:
+        Malformed: a place lacks the prompt's own token, or a value is no log-probability.
+    """
+    if not _is_list(found) or len(found) != len(prompt):
+        raise Malformed(f"the prompt has {len(prompt)} tokens, and not so many places have log-probabilities")
+    places: list[Place] = [()]
+    for own, entries in list(zip(prompt, found, strict=True))[1:]:
+        values = {int(token): _logprob(value) for token, value in entries.items()} if isinstance(entries, dict) else {}
+        if own not in values:
+            raise Malformed(f"the token {own} of the prompt has no log-probability")
+        others = sorted((one for one in values.items() if one[0] != own), key=lambda one: -one[1])
+        places.append(((own, values[own]), *others))
+    return places
 
 
 def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: Any = None) -> Sampled:

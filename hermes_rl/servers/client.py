@@ -25,8 +25,10 @@ from hermes_rl.servers.base import (
     Dialect,
     Malformed,
     Message,
+    Place,
     Sampled,
     Sampling,
+    ScoresPrompts,
     ServerConfig,
     Timing,
     generated,
@@ -419,6 +421,15 @@ class TokenSource(Protocol):
         ...
 
 
+@runtime_checkable
+class ScoringSource(Protocol):
+    """A source that also tells how likely given tokens are."""
+
+    async def score(self, prompt: array[int], top: int, request: ChatRequest) -> Sequence[Place]:
+        """Tell of each token of a prompt, and of `top` others in its place; raises as `sample`."""
+        ...
+
+
 class Asker:
     """Asks one token-level server: a `TokenSource`.
 
@@ -496,13 +507,34 @@ class Asker:
             took = answer.received - answer.sent
             paused = min(self._pauses.seconds - seen, took)
             timing = Timing(queued=answer.sent - answer.asked, generating=took - paused, paused=paused)
-            return self._read(answer), timing
+            return self._read(answer, self._dialect.read), timing
+
+    async def score(self, prompt: array[int], top: int, request: ChatRequest) -> Sequence[Place]:
+        """Ask how likely the tokens of a prompt are; raises `AttemptFailed`."""
+        sampling = Sampling(prompt, 1, ())
+
+        def body(dialect: Dialect) -> dict[str, Any]:
+            if not isinstance(dialect, ScoresPrompts):
+                raise UserError(f"servers of type {self._config.type} are not asked how likely a given text is")
+            return dialect.prompt_body(top, self._config.current())
+
+        answer = await self._send(sampling, request, body)
+        if answer.status != 200:
+            raise self._transport.refused(self._dialect.path, answer)
+        dialect = self._dialect
+        assert isinstance(dialect, ScoresPrompts)
+        return self._read(answer, lambda data: dialect.read_prompt(data, prompt))
 
     async def _ask(self, sampling: Sampling, request: ChatRequest) -> HttpAnswer:
+        return await self._send(sampling, request, lambda dialect: dialect.body(sampling, self._config.current()))
+
+    async def _send(
+        self, sampling: Sampling, request: ChatRequest, body_of: Callable[[Dialect], dict[str, Any]]
+    ) -> HttpAnswer:
         headers = self._headers_for(request) if self._headers_for is not None else None
         while True:
             dialect = self._dialect
-            body = sampling.written(dialect.body(sampling, self._config.current()))
+            body = sampling.written(body_of(dialect))
             answer = await self._transport.post(dialect.path, body, headers)
             if not _unknown_path(answer) or (dialect is self._dialect and not self._next()):
                 return answer
@@ -515,12 +547,12 @@ class Asker:
         self._use(self._dialects[0])
         return True
 
-    def _read(self, answer: HttpAnswer) -> Sampled:
+    def _read(self, answer: HttpAnswer, read: Callable[[Any], T]) -> T:
         try:
-            return self._dialect.read(json.loads(answer.raw))
+            return read(json.loads(answer.raw))
         except Malformed as error:
             problem = str(error)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
             problem = f"the answer cannot be read ({type(error).__name__})"
         raise self._transport.failed(self._dialect.path, f"{problem}: {excerpt(answer.raw)[:200]}")
 

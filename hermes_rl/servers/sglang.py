@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_rl.servers.base import NAMES, PROMPT, Malformed, Sampled, Sampling, ServerConfig, generated
+from hermes_rl.servers.base import (
+    NAMES,
+    PROMPT,
+    Malformed,
+    Place,
+    Sampled,
+    Sampling,
+    ServerConfig,
+    generated,
+    scored_places,
+)
 
 
 class Generate:
@@ -40,6 +50,27 @@ class Generate:
             "return_logprob": True,
             "return_text_in_logprobs": False,
         }
+
+    def prompt_body(self, top: int, config: ServerConfig) -> dict[str, Any]:
+        """See `base.ScoresPrompts`."""
+        return {
+            "input_ids": PROMPT,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": top,
+            "return_text_in_logprobs": False,
+        }
+
+    def read_prompt(self, data: Any, prompt: Sequence[int]) -> list[Place]:
+        first = data[0] if isinstance(data, list) and data else data
+        meta = first.get("meta_info") if isinstance(first, dict) else None
+        own, top = (meta or {}).get("input_token_logprobs"), (meta or {}).get("input_top_logprobs")
+        if not isinstance(own, list):
+            raise Malformed("the answer has no input_token_logprobs")
+        others = top if isinstance(top, list) and len(top) == len(own) else [None] * len(own)
+        pairs = [[pair, *(more or ())] for pair, more in zip(own, others, strict=True)]
+        return scored_places(prompt, [{pair[1]: pair[0] for pair in place} for place in pairs])
 
     def read(self, data: Any) -> Sampled:
         first = data[0] if isinstance(data, list) and data else data

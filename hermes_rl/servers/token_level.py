@@ -22,9 +22,10 @@ from hermes_rl.servers.base import (
     Message,
     Sampled,
     Sampling,
+    ScoredPrompt,
     ServerConfig,
 )
-from hermes_rl.servers.client import Generation, TokenSource
+from hermes_rl.servers.client import Generation, ScoringSource, TokenSource
 from hermes_rl.servers.transport import AttemptFailed
 from hermes_rl.tokens.load import load_renderer
 from hermes_rl.tokens.parsers import Parsed, ParsedCall
@@ -71,6 +72,8 @@ class TokenServer:
         """Render, sample and parse; a good answer is added to the request's transcript."""
         renderer = await self.renderer()
         transcript = request.transcript if request.transcript is not None else Transcript()
+        if request.prompt_logprobs is not None:
+            return await self._scored(renderer, request, request.prompt_logprobs)
         if request.prompt is not None:
             return await self._complete(renderer, transcript, request)
         prompt = await self._prompt(renderer, transcript, request)
@@ -94,6 +97,25 @@ class TokenServer:
         transcript.add(step)
         message = {"role": "assistant", "content": renderer.tokenizer.decode(step.completion)}
         return self._reply(step, generation, message, None)
+
+    async def _scored(self, renderer: Renderer, request: ChatRequest, top: int) -> ChatReply:
+        """Ask how likely the tokens of a prompt are: of ids, a text, or messages as the template has them."""
+        given = request.prompt
+        if given is None:
+            prompt = (await self._prompt(renderer, Transcript(), request)).ids
+        else:
+            prompt = ids(renderer.tokenizer.encode(given) if isinstance(given, str) else given)
+        if not isinstance(self._source, ScoringSource):
+            raise UserError("the policy is a function that samples: it cannot tell how likely a given text is")
+        places = await self._source.score(prompt, top, request)
+        return ChatReply(
+            message={"role": "assistant", "content": None},
+            finish_reason="stop",
+            usage={},
+            model=self._config.model,
+            server_type=self._config.type,
+            prompt_logprobs=ScoredPrompt(prompt.tolist(), places),
+        )
 
     async def _sampled(
         self, renderer: Renderer, prompt: RenderedPrompt, request: ChatRequest

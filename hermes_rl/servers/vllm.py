@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_rl.servers.base import NAMES, PROMPT, Malformed, Sampled, Sampling, ServerConfig, generated
+from hermes_rl.servers.base import (
+    NAMES,
+    PROMPT,
+    Malformed,
+    Place,
+    Sampled,
+    Sampling,
+    ServerConfig,
+    generated,
+    scored_places,
+)
 
 
 class Completions:
@@ -38,6 +48,17 @@ class Completions:
             **sampling.parameters(self),
         }
 
+    def prompt_body(self, top: int, config: ServerConfig) -> dict[str, Any]:
+        """See `base.ScoresPrompts`. vLLM samples at least one token, which nobody looks at."""
+        body: dict[str, Any] = {"model": config.model} if config.model else {}
+        return {**body, "prompt": PROMPT, "prompt_logprobs": top, "max_tokens": 1, "temperature": 0.0}
+
+    def read_prompt(self, data: Any, prompt: Sequence[int]) -> list[Place]:
+        choices = data.get("choices") if isinstance(data, dict) else None
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        found = choice.get("prompt_logprobs") if isinstance(choice, dict) else None
+        return scored_places(prompt, plain_places(found))
+
     def read(self, data: Any) -> Sampled:
         choices = data.get("choices") if isinstance(data, dict) else None
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
@@ -49,3 +70,15 @@ class Completions:
         values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
         version = data.get("weight_version")
         return generated(choice["token_ids"], values, choice.get("finish_reason"), version, data.get("model"))
+
+
+def plain_places(found: Any) -> Any:
+    """vLLM's entries of each place, ``{id: {"logprob": …}}`` or ``{id: logprob}``, as the latter."""
+    if not isinstance(found, list):
+        return None
+    return [
+        {token: value.get("logprob") if isinstance(value, dict) else value for token, value in place.items()}
+        if isinstance(place, dict)
+        else None
+        for place in found
+    ]

@@ -308,6 +308,15 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             logger.warning("%s: enabled_toolsets is not set, so every available toolset is used", self.name)
         return Toolkit(resolve_toolsets(enabled, config.disabled_toolsets or ()))
 
+    def _require_toolsets(self) -> None:
+        """Resolve the toolsets that the configuration names, before data is loaded and models are asked.
+
+        Raises:
+            UserError: one is not there, or lacks a key or a program.
+        """
+        if self.config.distribution is None and self.config.enabled_toolsets is not None:
+            resolve_toolsets(self.config.enabled_toolsets, self.config.disabled_toolsets or ())
+
     def _state_at_step(self) -> Any:
         """What is to be restored with the trainer's step, as JSON."""
         return None
@@ -344,6 +353,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
     async def env_manager(self) -> None:
         """Serve until the trainer has its steps; releases everything, also when cancelled."""
+        self._require_toolsets()
         try:
             await self.setup()
             await serve_environment(self)
@@ -352,6 +362,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
     async def process_manager(self) -> None:
         """Write groups until there are `total_steps`, several at a time; a failing group ends nothing."""
+        self._require_toolsets()
         try:
             await self.setup()
             self._begin_tracking()
@@ -360,6 +371,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             await self.shut_down()
 
     async def _run_evaluate(self) -> None:
+        self._require_toolsets()
         try:
             await self.setup()
             self._begin_tracking()

@@ -208,7 +208,8 @@ class SpecEnv(HermesAgentBaseEnv):
         chosen, spec = cast(Mode, mode), cls.spec
         require_effect(flags, chosen)
         if flags:
-            spec = load_spec(spec.source, overrides=parse_extra_args(flags, ()), environ=cls.environ, mode=chosen)
+            changes = parse_extra_args(flags, ()).over(spec.overrides)
+            spec = load_spec(spec.source, overrides=changes, demo=spec.demo, environ=cls.environ, mode=chosen)
         launch = Launch(chosen, environ=cls.environ)
         if chosen == "serve":
             directory = await run_serve(spec, launch, with_spec(cls, spec, chosen))

@@ -737,6 +737,7 @@ class Spec(Section):
     _origin: Origin | None = PrivateAttr(default=None)
     _policy_key: SecretStr | None = PrivateAttr(default=None)
     _demo: bool = PrivateAttr(default=False)
+    _overrides: Any = PrivateAttr(default=None)
 
     def __eq__(self, other: object) -> bool:
         """Equal where all keys are, wherever they were written."""
@@ -749,6 +750,11 @@ class Spec(Section):
     def demo(self) -> bool:
         """True where the spec was changed to run without model, network and containers."""
         return self._demo
+
+    @property
+    def overrides(self) -> Any:
+        """What a command line or a program has changed of the file (`overrides.Overrides`); None where nothing."""
+        return self._overrides
 
     @property
     def policy_api_key(self) -> SecretStr | None:

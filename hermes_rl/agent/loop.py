@@ -30,7 +30,7 @@ from hermes_rl.errors import Failure, HermesRLError, ServerFailure
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, ReasoningOptions, drawn_seed
 from hermes_rl.tokens.transcript import Transcript
-from hermes_rl.tools.base import ToolRuntime, capped, runtime_for
+from hermes_rl.tools.base import TimeLeft, ToolRuntime, capped, runtime_for
 from hermes_rl.tools.catalogue import toolkit_of
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
 
@@ -152,6 +152,8 @@ class LoopOptions:
 
     max_turns: int = 30
     timeout: float | None = None
+    task_timeout: float | None = None
+    """Of the agent's work and of the commands of its rewards together."""
     tool_timeout: float | None = None
     max_tokens: int | None = None
     """Of one turn; None leaves it to the server."""
@@ -170,6 +172,11 @@ class LoopOptions:
     logprobs: bool = False
     results: ResultBudget | None = None
     """Of what tools answer, beside the bounds of the tools themselves."""
+
+    @property
+    def working_time(self) -> float | None:
+        """The most seconds that the agent itself may work."""
+        return min((one for one in (self.timeout, self.task_timeout) if one is not None), default=None)
 
 
 class HermesAgentLoop:
@@ -251,6 +258,8 @@ class HermesAgentLoop:
             if not failure.ending.graded:
                 raise
         result.finished_naturally = result.ending.finished_naturally
+        if self.options.task_timeout is not None:
+            runtime.time_left = TimeLeft(self.options.task_timeout - result.timings.working)
         if result.transcript is not None and result.transcript.turns:
             result.managed_state = ManagedState(result.transcript)
         elif isinstance(self.server, CompletionAdapter):
@@ -298,7 +307,7 @@ class HermesAgentLoop:
         """Return the ending by the first budget that leaves no room for another turn."""
         if result.turns_used >= self.options.max_turns:
             return Ending.MAX_TURNS
-        if self.options.timeout is not None and result.timings.working >= self.options.timeout:
+        if (bound := self.options.working_time) is not None and result.timings.working >= bound:
             return Ending.TIMEOUT
         if self._room(result) == 0:
             return Ending.TOKEN_BUDGET
@@ -374,9 +383,9 @@ class HermesAgentLoop:
     def _tool_timeout(self, result: AgentResult) -> float | None:
         """Return how many seconds a call may take: the tool's bound or the rest of the agent's time, the smaller."""
         bounds = [self.options.tool_timeout]
-        if self.options.timeout is not None:
-            bounds.append(max(0.001, self.options.timeout - result.timings.working))
-        return min((bound for bound in bounds if bound is not None), default=None)
+        if (bound := self.options.working_time) is not None:
+            bounds.append(max(0.001, bound - result.timings.working))
+        return min((one for one in bounds if one is not None), default=None)
 
 
 def _sandbox_of(server: Any) -> SandboxConfig | None:

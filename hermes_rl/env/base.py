@@ -88,6 +88,7 @@ class HandWritten:
         return LoopOptions(
             max_turns=config.max_agent_turns,
             timeout=config.agent_timeout,
+            task_timeout=config.agent_task_timeout,
             tool_timeout=max(300.0, config.terminal_timeout),
             max_tokens=config.agent_max_tokens or config.max_token_length,
             temperature=config.agent_temperature,

@@ -37,6 +37,9 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]
     )
     max_agent_turns: int = Field(default=30, ge=1, description="Model calls per rollout.")
     agent_timeout: float | None = Field(default=None, description="Seconds of working time per rollout.")
+    agent_task_timeout: float | None = Field(
+        default=None, description="Seconds of an agent's work and of the commands of its reward together."
+    )
     system_prompt: str | None = Field(default=None, description="System message of every rollout.")
     agent_temperature: float = Field(default=1.0, ge=0, description="Sampling temperature.")
     agent_max_tokens: int | None = Field(default=None, description="Tokens per turn; None: max_token_length.")

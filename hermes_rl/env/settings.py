@@ -37,6 +37,7 @@ def env_config(spec: Spec, mode: Mode = "serve") -> HermesAgentEnvConfig:
         "disabled_toolsets": list(toolsets.disabled),
         "max_agent_turns": agent.max_turns,
         "agent_timeout": agent.timeout,
+        "agent_task_timeout": agent.task_timeout,
         "agent_temperature": agent.temperature,
         "agent_max_tokens": agent.max_tokens,
         "extra_body": dict(agent.extra_body) or None,

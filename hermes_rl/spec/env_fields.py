@@ -83,6 +83,7 @@ OWNED: dict[str, Owned] = {
     "disabled_toolsets": Owned("toolsets.disabled", "list"),
     "distribution": Owned("toolsets.distribution", "string"),
     "agent_timeout": Owned("agent.timeout", "number"),
+    "agent_task_timeout": Owned("agent.task_timeout", "number"),
     "agent_max_tokens": Owned("agent.max_tokens", "integer"),
     "seed": Owned("seed", "integer"),
     "max_agent_turns": Owned("agent.max_turns", "integer"),

@@ -73,6 +73,11 @@ class Agent(Section):
         gt=0,
         description="Seconds of work (tools and generation, not queueing, retries or pauses); default: none.",
     )
+    task_timeout: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds of the agent's work and of its rewards' commands together; they get what it leaves.",
+    )
     temperature: float = Field(1.0, ge=0, description="Sampling temperature.")
     top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling; default: the server's.")
     max_tokens: int | None = Field(None, ge=1, description="Tokens per turn; default: the server's.")
@@ -98,6 +103,7 @@ class AgentOverrides(Section):
 
     max_turns: int | None = Field(None, ge=1, description="Model calls per rollout.")
     timeout: float | None = Field(None, gt=0, description="Seconds of working time.")
+    task_timeout: float | None = Field(None, gt=0, description="Seconds of working time, commands of rewards included.")
     temperature: float | None = Field(
         None,
         ge=0,

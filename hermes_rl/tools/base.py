@@ -15,7 +15,8 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -327,6 +328,22 @@ class Held(Protocol):
         """Release it; may be called twice."""
 
 
+class TimeLeft:
+    """Seconds that the commands of a rollout's rewards still have."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    @contextmanager
+    def spent(self) -> Iterator[None]:
+        """Take the time that the block lasts."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds -= time.monotonic() - began
+
+
 class ToolRuntime:
     """One rollout's machine and memory, shared by its tools, its rewards and `ToolContext`."""
 
@@ -356,6 +373,8 @@ class ToolRuntime:
         """What was taken of the sandbox when the agent had ended."""
         self.laid = Laid()
         """The artifacts that lie in this sandbox, where it is a fresh one for a reward."""
+        self.time_left: TimeLeft | None = None
+        """Of the commands of rewards; None: as long as each takes."""
         self.start_seconds = 0.0
         """Seconds that starting the sandbox took; 0 where nothing used it."""
         self.loop: asyncio.AbstractEventLoop | None = loop or _running_loop()

@@ -76,6 +76,8 @@ def _content(path: Path) -> tuple[bytes, int] | None:
 T = TypeVar("T")
 
 
+TIMED_OUT = 124
+"""Exit code of a command for which there was no time, as `timeout` has it."""
 KILLED = 137
 """Exit code of a command in a sandbox that is gone: 128 + SIGKILL, as a shell has it."""
 
@@ -106,10 +108,20 @@ class ToolContext:
         self.task_id = task_id
 
     def terminal(self, command: str, timeout: float = 180) -> dict[str, Any]:
-        """Run a shell command: ``{"exit_code", "output"}``, and ``"timed_out"`` where it was killed."""
+        """Run a shell command: ``{"exit_code", "output"}``, and ``"timed_out"`` where it was killed.
+
+        It has no more time than `agent.task_timeout` leaves to the rewards of a rollout.
+        """
+        left = self.runtime.time_left
+        if left is not None and left.seconds <= 0:
+            return {"exit_code": TIMED_OUT, "output": "agent.task_timeout is used up", "timed_out": True}
 
         async def work(sandbox: Sandbox) -> dict[str, Any]:
-            result = await sandbox.run(command, timeout=timeout)
+            if left is None:
+                result = await sandbox.run(command, timeout=timeout)
+            else:
+                with left.spent():
+                    result = await sandbox.run(command, timeout=min(timeout, left.seconds))
             answer = {"exit_code": result.exit_code, "output": result.output}
             return answer | ({"timed_out": True} if result.timed_out else {})
 
@@ -132,7 +144,7 @@ class ToolContext:
     def write_file(self, path: str, content: str | bytes, mode: int | None = None) -> dict[str, Any]:
         """Put a file in place, whatever is there; it is taken away again by `restore`."""
         data = content.encode("utf-8") if isinstance(content, str) else content
-        staging = self._runtime().staging
+        staging = self.runtime.staging
         try:
             self._on_sandbox(lambda sandbox: staging.write(sandbox, path, data, mode))
         except OSError as error:
@@ -147,7 +159,7 @@ class ToolContext:
             OSError: it could not be taken from the agent's sandbox, with the reason.
             UserError: the spec has no such artifact, or it is a folder.
         """
-        artifacts = self._runtime().artifacts
+        artifacts = self.runtime.artifacts
         if name not in artifacts:
             known = ", ".join(artifacts) or "none"
             raise UserError(f"the spec has no artifact {name!r} (there are: {known})")
@@ -169,11 +181,11 @@ class ToolContext:
     def provided(self) -> list[str]:
         """The files that the spec itself lays into the sandbox, as `relative` has them."""
         sandbox = self._on_sandbox(_itself)
-        return [_relative(sandbox, file.to) for file in self._runtime().config.files]
+        return [_relative(sandbox, file.to) for file in self.runtime.config.files]
 
     def brought(self) -> dict[str, bool]:
         """The files of artifacts in this fresh sandbox, as `relative` has them: whether each replaced another."""
-        laid = self._runtime().laid.replaced
+        laid = self.runtime.laid.replaced
 
         async def work(sandbox: Sandbox) -> dict[str, bool]:
             return {_relative(sandbox, path): before is not None for path, before in laid.items()}
@@ -182,7 +194,7 @@ class ToolContext:
 
     def withdraw(self, paths: Sequence[str]) -> None:
         """Take away these files of artifacts in this fresh sandbox; what they replaced is back."""
-        laid = self._runtime().laid
+        laid = self.runtime.laid
 
         async def work(sandbox: Sandbox) -> None:
             for path in paths:
@@ -217,7 +229,7 @@ class ToolContext:
         Raises:
             OSError: this machine does not have it, or it cannot be read.
         """
-        source, staging = Path(local), self._runtime().staging
+        source, staging = Path(local), self.runtime.staging
         if not source.is_dir():
             return self.write_file(remote, source.read_bytes(), source.stat().st_mode & 0o777)
 
@@ -238,7 +250,7 @@ class ToolContext:
         """
         if not Path(local).is_dir():
             return [_not_uploaded(-1, f"Local directory not found: {local}")]
-        staging, done = self._runtime().staging, list[dict[str, Any]]()
+        staging, done = self.runtime.staging, list[dict[str, Any]]()
 
         async def work(sandbox: Sandbox) -> None:
             async for path, size in upload_tree(sandbox, staging, Path(local), remote):
@@ -282,7 +294,7 @@ class ToolContext:
 
     def call_tool(self, name: str, args: dict[str, Any]) -> str:
         """What the model would be answered for this call; built-in tools need not be among the rollout's."""
-        runtime = self._runtime()
+        runtime = self.runtime
         toolkit = runtime.toolkit
         if toolkit.get(name) is None:
             toolkit = Toolkit(tool for each in toolsets().values() for tool in each.tools)
@@ -306,7 +318,7 @@ class ToolContext:
 
     def restore(self) -> None:
         """Take away every file that was put in place, and bring back what was there before."""
-        runtime = self._runtime()
+        runtime = self.runtime
         if not runtime.staging.empty and not runtime.killed_by_agent:
             with suppress(KilledByAgentError):  # nothing is left to take away
                 self._on_sandbox(runtime.staging.restore)
@@ -314,7 +326,7 @@ class ToolContext:
     @contextmanager
     def untouched(self) -> Iterator[ToolContext]:
         """A new sandbox as the spec describes it, for as long as the block lasts; nothing of the rollout is in it."""
-        own = self._runtime()
+        own = self.runtime
         name = f"{self.task_id}/untouched"
         fresh = ToolRuntime(own.config, task_id=name, toolkit=own.toolkit, factory=own.factory, loop=own.loop)
         try:
@@ -344,7 +356,9 @@ class ToolContext:
         """See `web_search`."""
         return _value(self.call_tool("browser_snapshot", {}))
 
-    def _runtime(self) -> ToolRuntime:
+    @property
+    def runtime(self) -> ToolRuntime:
+        """The live machine of the rollout; raises UserError where it was released."""
         runtime = find_runtime(self.task_id)
         if runtime is None:
             raise UserError(f"task {self.task_id!r} has no live sandbox: it was released, or never made")
@@ -352,7 +366,7 @@ class ToolContext:
 
     def _on_sandbox(self, work: Callable[[Sandbox], Awaitable[T]]) -> T:
         """Work on the sandbox; one that the agent killed is an answer (`KilledByAgentError`), not our failure."""
-        runtime = self._runtime()
+        runtime = self.runtime
 
         async def run() -> T:
             return await work(await runtime.sandbox())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -33,6 +33,7 @@ from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.rollouts.compiled import with_thinking
 from hermes_rl.rollouts.environment import Environment, Treatment
 from hermes_rl.rollouts.rollout import Encoder, Rollout, RolloutKey
+from hermes_rl.runs.metrics import BY, clustered_stderr, mean
 from hermes_rl.runs.readable import readable
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.scoring.grader import RewardFunction, call_reward
@@ -341,7 +342,15 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             self.rollouts_for_wandb.pop(0)
 
     async def evaluate_log(self, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """As BaseEnv's; while a trainer is served, each step's evaluation has a folder of its own."""
+        """As BaseEnv's, with metrics by the columns of `eval_by`.
+
+        While a trainer is served, each step's evaluation has a folder of its own.
+
+        Raises:
+            UserError: no sample has such a column, or what it was scored with.
+        """
+        samples = args[5] if len(args) > 5 else kwargs.get("samples")  # by its place in BaseEnv's signature
+        metrics = {**metrics, **metrics_by_column(samples or (), self.config.eval_by)}
         folder = self.config.data_dir_to_save_evals
         if folder is not None and hasattr(self, "env_id"):
             self.config.data_dir_to_save_evals = str(Path(folder) / f"step-{self.curr_step}")
@@ -399,6 +408,34 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             config.data_path_to_save_groups = config.data_path_to_save_groups or f"data/{cls.name or 'groups'}.jsonl"
         env = cls(config, servers)
         await {"serve": env.env_manager, "process": env.process_manager, "evaluate": env._run_evaluate}[mode]()
+
+
+_SCORES = ("score", "reward", "passed")
+"""Keys under which an evaluation written by hand may have put what a sample is worth."""
+
+
+def metrics_by_column(samples: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, float]:
+    """The mean score, its error and the count of the samples of each value of each column.
+
+    Raises:
+        UserError: the samples lack a column, or a score.
+    """
+    found: dict[str, float] = {}
+    known = sorted({name for sample in samples for name in sample})
+    score = next((name for name in _SCORES if name in known), None)
+    for column in columns:
+        if column not in known or score is None:
+            lack = f"column {column!r}" if column not in known else f"score ({', '.join(_SCORES)})"
+            raise UserError(f"eval_by: the samples of the evaluation have no {lack}; they have {', '.join(known)}")
+        values: dict[str, list[float]] = {}
+        for sample in samples:
+            if sample.get(score) is not None:
+                values.setdefault(str(sample.get(column)), []).append(float(sample[score]))
+        for value, scores in sorted(values.items()):
+            told = {"mean_reward": mean(scores), "mean_reward_stderr": clustered_stderr([[one] for one in scores])}
+            told["rows"] = float(len(scores))
+            found |= {f"{BY}{column}/{value}/{name}": one for name, one in told.items() if one is not None}
+    return found
 
 
 def _configs(given: ServerBaseline | Sequence[APIServerConfig] | APIServerConfig) -> list[APIServerConfig]:

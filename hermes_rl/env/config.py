@@ -55,6 +55,10 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]
     )
     terminal_env: dict[str, str] = Field(default_factory=dict, description="Environment variables in the sandbox.")
     eval_size: int = Field(default=20, ge=0, description="Items of an evaluation, for environments that read it.")
+    eval_by: list[str] = Field(
+        default_factory=list,
+        description="Columns of the samples of an evaluation: metrics are also told for each of their values.",
+    )
     dataset_name: str | None = Field(default=None, description="Dataset, for environments that load one.")
     dataset_split: str = Field(default="train", description="Split of the dataset.")
     prompt_field: str = Field(default="prompt", description="Column that holds the prompt.")

@@ -36,6 +36,7 @@ def env_config(spec: Spec, mode: Mode = "serve") -> HermesAgentEnvConfig:
         "enabled_toolsets": list(toolsets.enabled),
         "disabled_toolsets": list(toolsets.disabled),
         "max_agent_turns": agent.max_turns,
+        "eval_by": list(spec.evaluate.by),
         "agent_timeout": agent.timeout,
         "agent_task_timeout": agent.task_timeout,
         "agent_temperature": agent.temperature,

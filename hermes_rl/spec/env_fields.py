@@ -82,6 +82,7 @@ OWNED: dict[str, Owned] = {
     "enabled_toolsets": Owned("toolsets.enabled", "list"),
     "disabled_toolsets": Owned("toolsets.disabled", "list"),
     "distribution": Owned("toolsets.distribution", "string"),
+    "eval_by": Owned("evaluate.by", "list"),
     "agent_timeout": Owned("agent.timeout", "number"),
     "agent_task_timeout": Owned("agent.task_timeout", "number"),
     "agent_max_tokens": Owned("agent.max_tokens", "integer"),

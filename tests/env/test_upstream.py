@@ -240,12 +240,26 @@ async def test_terminal_bench_2_and_its_lighter_kind(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model = await serve(answers)
-    more = ["--env.dataset_name", str(tasks), "--env.data_dir_to_save_evals", str(tmp_path)]
+    more = [
+        "--env.dataset_name", str(tasks), "--env.data_dir_to_save_evals", str(tmp_path), "--env.eval_by", "[category]",
+    ]  # fmt: skip
     await cls._run_program("evaluate", flags(model, *more))
     found = metrics(tmp_path)
+    assert (found["eval/by/category/easy/mean_reward"], found["eval/by/category/easy/rows"]) == (1.0, 2.0)
+    assert found["eval/by/category/hard/mean_reward"] == 0.0
     assert found["eval/pass_rate"] == pytest.approx(2 / 3)
     assert (found["eval/pass_rate_easy"], found["eval/pass_rate_hard"]) == (1.0, 0.0)
     assert [one.get("error") for one in lines(tmp_path / "samples.jsonl")] == [None] * 3
+
+
+async def test_a_column_that_no_sample_has_is_told_with_those_that_there_are(
+    serve: Serve, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = await serve(answers)
+    more = ["--env.dataset_name", str(tasks), "--env.eval_by", "[kind]"]
+    with pytest.raises(UserError, match="have no column 'kind'; they have category, passed, reward, task_name"):
+        await TBLiteEvalEnv._run_program("evaluate", flags(model, *more))
 
 
 async def test_what_an_evaluation_counts_as_wrong_and_is_none_of_the_policys_doing_is_told_at_its_end(

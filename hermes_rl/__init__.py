@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hermes_rl.spec.load import load_spec
     from hermes_rl.spec.model import Spec
     from hermes_rl.tools.base import ToolError, clear_task_env_overrides, register_task_env_overrides
-    from hermes_rl.tools.context import ToolContext
+    from hermes_rl.tools.context import ToolContext, cleanup_all_environments, cleanup_vm
 
 
 _HOMES = {
@@ -46,6 +46,8 @@ _HOMES = {
     "SpecEnv": "hermes_rl.env.spec_env",
     "ToolContext": "hermes_rl.tools.context",
     "ToolError": "hermes_rl.tools.base",
+    "cleanup_all_environments": "hermes_rl.tools.context",
+    "cleanup_vm": "hermes_rl.tools.context",
     "clear_task_env_overrides": "hermes_rl.tools.base",
     "register_task_env_overrides": "hermes_rl.tools.base",
     "compile_spec": "hermes_rl.env.spec_env",
@@ -72,6 +74,8 @@ __all__ = [
     "ToolContext",
     "ToolError",
     "__version__",
+    "cleanup_all_environments",
+    "cleanup_vm",
     "clear_task_env_overrides",
     "compile_spec",
     "load_spec",

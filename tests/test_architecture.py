@@ -179,8 +179,8 @@ def test_the_public_names_are_the_ones_listed() -> None:
     assert set(hermes_rl.__all__) == {
         "AgentResult", "Ending", "Example", "Group", "HermesAgentBaseEnv", "HermesAgentEnvConfig", "HermesAgentLoop",
         "Policy", "Rollout", "Sampled", "Sampling", "Score", "Spec", "SpecEnv", "ToolContext", "ToolError",
-        "__version__", "clear_task_env_overrides", "compile_spec", "load_spec", "open_env",
-        "register_task_env_overrides", "sync",
+        "__version__", "cleanup_all_environments", "cleanup_vm", "clear_task_env_overrides", "compile_spec",
+        "load_spec", "open_env", "register_task_env_overrides", "sync",
     }  # fmt: skip
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         hermes_rl.nothing  # noqa: B018

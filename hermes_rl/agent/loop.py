@@ -9,9 +9,10 @@ conversation so far.
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hermes_rl.agent.result import (
@@ -27,11 +28,11 @@ from hermes_rl.agent.result import (
 )
 from hermes_rl.agent.user import SimulatedUser
 from hermes_rl.endings import Ending
-from hermes_rl.errors import Failure, ServerFailure
+from hermes_rl.errors import Failure, HermesRLError, ServerFailure
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, ReasoningOptions, drawn_seed
 from hermes_rl.tokens.transcript import Transcript
-from hermes_rl.tools.base import ToolRuntime, runtime_for
+from hermes_rl.tools.base import TimeLeft, ToolRuntime, capped, runtime_for
 from hermes_rl.tools.catalogue import toolkit_of
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
 
@@ -119,11 +120,42 @@ def _is_object(arguments: object) -> bool:
 
 
 @dataclass(frozen=True)
+class ResultBudget:
+    """Characters of tool results that the model is told; of a longer result, head and tail are kept."""
+
+    default_result_size: int
+    """The most of one result."""
+    turn_budget: int
+    """The most of all results of a turn together; the longest ones are cut first."""
+    preview_size: int
+    """What is kept of a result that is cut."""
+    tool_overrides: Mapping[str, int] = field(default_factory=dict)
+    """The most of one result, by the name of its tool."""
+
+    def apply(self, outcomes: Sequence[ToolOutcome]) -> list[ToolOutcome]:
+        """Cut what is too long. What a model reads of a file on purpose is only cut for the whole turn's sake."""
+        kept = [self._cut(one) if len(one.content) > self._limit(one.name) else one for one in outcomes]
+        for place in sorted(range(len(kept)), key=lambda place: -len(kept[place].content)):
+            if sum(len(one.content) for one in kept) <= self.turn_budget:
+                break
+            kept[place] = self._cut(kept[place])
+        return kept
+
+    def _limit(self, tool: str) -> float:
+        return math.inf if tool == "read_file" else self.tool_overrides.get(tool, self.default_result_size)
+
+    def _cut(self, outcome: ToolOutcome) -> ToolOutcome:
+        return replace(outcome, content=capped(outcome.content, self.preview_size))
+
+
+@dataclass(frozen=True)
 class LoopOptions:
     """The bounds and the sampling of one rollout. Times are in seconds, sizes in tokens; None is no bound."""
 
     max_turns: int = 30
     timeout: float | None = None
+    task_timeout: float | None = None
+    """Of the agent's work and of the commands of its rewards together."""
     tool_timeout: float | None = None
     max_tokens: int | None = None
     """Of one turn; None leaves it to the server."""
@@ -140,6 +172,13 @@ class LoopOptions:
     reasoning: ReasoningOptions | None = None
     extra_body: Mapping[str, Any] | None = None
     logprobs: bool = False
+    results: ResultBudget | None = None
+    """Of what tools answer, beside the bounds of the tools themselves."""
+
+    @property
+    def working_time(self) -> float | None:
+        """The most seconds that the agent itself may work."""
+        return min((one for one in (self.timeout, self.task_timeout) if one is not None), default=None)
 
 
 class HermesAgentLoop:
@@ -154,6 +193,7 @@ class HermesAgentLoop:
         options: the remaining bounds; the arguments before it that are given win over it.
         sandbox: of a machine that is made here; None: that of the `server`'s environment, else the default one.
         user: who answers turns without tool calls; None: such a turn is the last.
+        budget_config: bounds on what tools answer, as the configuration of an environment builds it.
     """
 
     def __init__(
@@ -170,16 +210,19 @@ class HermesAgentLoop:
         options: LoopOptions | None = None,
         sandbox: SandboxConfig | None = None,
         user: SimulatedUser | None = None,
+        budget_config: ResultBudget | None = None,
     ) -> None:
         given: dict[str, Any] = {
             "max_turns": max_turns,
             "temperature": temperature,
             "max_tokens": max_tokens,
             "extra_body": extra_body,
+            "results": budget_config,
         }
         self.options = replace(options or LoopOptions(), **{k: v for k, v in given.items() if v is not None})
         self.server = as_chat_server(server)
         self.sandbox = sandbox or _sandbox_of(server)
+        self._failed: Callable[[HermesRLError], None] | None = getattr(server, "loop_failed", None)
         self.toolkit = toolkit_of(tool_schemas, valid_tool_names)
         self.task_id = task_id
         self.user = user
@@ -196,10 +239,16 @@ class HermesAgentLoop:
             tool_schemas=self.toolkit.schemas,
             transcript=Transcript(),
         )
-        if self.task_id is not None:
-            return await self._run(result, runtime_for(self.task_id, self.toolkit, self.sandbox))
-        async with ToolRuntime(self.sandbox, toolkit=self.toolkit) as runtime:
-            return await self._run(result, runtime)
+        try:
+            if self.task_id is not None:
+                return await self._run(result, runtime_for(self.task_id, self.toolkit, self.sandbox))
+            async with ToolRuntime(self.sandbox, toolkit=self.toolkit) as runtime:
+                return await self._run(result, runtime)
+        except HermesRLError as error:
+            # The caller's own code may take it for an answer of the policy: its environment is to know.
+            if self._failed is not None:
+                self._failed(error)
+            raise
 
     async def _run(self, result: AgentResult, runtime: ToolRuntime) -> AgentResult:
         try:
@@ -211,6 +260,8 @@ class HermesAgentLoop:
             if not failure.ending.graded:
                 raise
         result.finished_naturally = result.ending.finished_naturally
+        if self.options.task_timeout is not None:
+            runtime.time_left = TimeLeft(self.options.task_timeout - result.timings.working)
         if result.transcript is not None and result.transcript.turns:
             result.managed_state = ManagedState(result.transcript)
         elif isinstance(self.server, CompletionAdapter):
@@ -258,7 +309,7 @@ class HermesAgentLoop:
         """Return the ending by the first budget that leaves no room for another turn."""
         if result.turns_used >= self.options.max_turns:
             return Ending.MAX_TURNS
-        if self.options.timeout is not None and result.timings.working >= self.options.timeout:
+        if (bound := self.options.working_time) is not None and result.timings.working >= bound:
             return Ending.TIMEOUT
         if self._room(result) == 0:
             return Ending.TOKEN_BUDGET
@@ -321,6 +372,8 @@ class HermesAgentLoop:
         outcomes = await execute_calls(
             calls, self.toolkit, runtime, turn=result.turns_used, tool_timeout=self._tool_timeout(result)
         )
+        if self.options.results is not None:
+            outcomes = self.options.results.apply(outcomes)
         # The start of the sandbox on first use is not the agent's working time.
         result.timings.tools += time.perf_counter() - started - (runtime.start_seconds - starting)
         for outcome in outcomes:
@@ -332,9 +385,9 @@ class HermesAgentLoop:
     def _tool_timeout(self, result: AgentResult) -> float | None:
         """Return how many seconds a call may take: the tool's bound or the rest of the agent's time, the smaller."""
         bounds = [self.options.tool_timeout]
-        if self.options.timeout is not None:
-            bounds.append(max(0.001, self.options.timeout - result.timings.working))
-        return min((bound for bound in bounds if bound is not None), default=None)
+        if (bound := self.options.working_time) is not None:
+            bounds.append(max(0.001, bound - result.timings.working))
+        return min((one for one in bounds if one is not None), default=None)
 
 
 def _sandbox_of(server: Any) -> SandboxConfig | None:

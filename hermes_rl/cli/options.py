@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import typer
 
@@ -74,19 +75,28 @@ def separated(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
 
 Load = Callable[[tuple[str, ...]], Spec]
 
+
+class _Choice(NamedTuple):
+    name: str
+    type: str
+    base_url: str | None
+    key_env: str | None = None
+    needs_key: bool = False
+
+
 _CHOICES = (
-    ("OpenRouter", "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY"),
-    ("self-hosted vLLM", "http://localhost:8000/v1", None),
-    ("another OpenAI-compatible API", None, "OPENAI_API_KEY"),
-    ("a local Atropos training server", "http://localhost:9001/v1", None),
+    _Choice("OpenRouter", "openai", "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", needs_key=True),
+    _Choice("self-hosted vLLM", "vllm", "http://localhost:8000/v1"),
+    _Choice("another OpenAI-compatible API", "openai", None, "OPENAI_API_KEY"),
+    _Choice("a local Atropos training server", "vllm", "http://localhost:9001/v1"),
 )
 
 HELP = """no policy: the spec names no servers.policy, and OPENAI_BASE_URL with OPENAI_MODEL is not set. Add one of:
   OpenRouter:        --openai.base_url https://openrouter.ai/api/v1 --openai.model_name MODEL \
 --set servers.policy.api_key_env=OPENROUTER_API_KEY
-  self-hosted vLLM:  --openai.base_url http://localhost:8000/v1 --openai.model_name MODEL
+  self-hosted vLLM:  --openai.server_type vllm --openai.base_url http://localhost:8000/v1 --openai.model_name MODEL
   another API:       --openai.base_url URL --openai.model_name MODEL --set servers.policy.api_key_env=OPENAI_API_KEY
-  training server:   --openai.base_url http://localhost:9001/v1 --openai.model_name MODEL
+  training server:   --openai.server_type vllm --openai.base_url http://localhost:9001/v1 --openai.model_name MODEL
   no model at all:   --demo"""
 
 
@@ -111,23 +121,29 @@ def policy_of(environ: Mapping[str, str]) -> str | None:
     if not (environ.get("OPENAI_BASE_URL") and environ.get("OPENAI_MODEL")):
         return None
     key = "OPENAI_API_KEY" if environ.get("OPENAI_API_KEY") else None
-    return _setting(environ["OPENAI_BASE_URL"], environ["OPENAI_MODEL"], key)
+    return _setting("openai", environ["OPENAI_BASE_URL"], environ["OPENAI_MODEL"], key)
 
 
-def _setting(base_url: str, model: str, key_env: str | None) -> str:
-    policy = {"type": "openai", "base_url": base_url, "model": model}
+def _setting(kind: str, base_url: str, model: str, key_env: str | None) -> str:
+    policy = {"type": kind, "base_url": base_url, "model": model}
     return "servers.policy=" + json.dumps(policy | ({"api_key_env": key_env} if key_env else {}))
 
 
 def _ask(environ: Mapping[str, str]) -> str:
     echo("The spec names no policy. Which model is to act?", err=True)
-    for number, (name, _, _) in enumerate(_CHOICES, 1):
-        echo(f"  {number}  {name}", err=True)
+    for number, choice in enumerate(_CHOICES, 1):
+        echo(f"  {number}  {choice.name}", err=True)
     echo(f"  {len(_CHOICES) + 1}  none: the scripted demo", err=True)
     picked = typer.prompt("Number", type=int, err=True)
     if not 1 <= picked <= len(_CHOICES):
         return 'servers.policy={"type": "scripted", "deviate": 0.4}'
-    _, url, key_env = _CHOICES[picked - 1]
-    base_url = typer.prompt("Address", default=url, err=True)
+    choice = _CHOICES[picked - 1]
+    given = choice.key_env is not None and bool(environ.get(choice.key_env))
+    if choice.needs_key and not given:
+        raise UserError(
+            f"{choice.name} needs a key: set {choice.key_env}, in the environment or in the file of --env-file, and "
+            "start again"
+        )
+    base_url = typer.prompt("Address", default=choice.base_url, err=True)
     model = typer.prompt("Model", err=True)
-    return _setting(base_url, model, key_env if key_env and environ.get(key_env) else None)
+    return _setting(choice.type, base_url, model, choice.key_env if given else None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -25,6 +25,7 @@ from hermes_rl.env.collecting import Collecting, CollectsByHand, WithOwnCode
 from hermes_rl.env.config import HermesAgentEnvConfig
 from hermes_rl.env.processing import process_by_hand
 from hermes_rl.env.program import configured, main
+from hermes_rl.env.reference_lines import require_lines_that_work
 from hermes_rl.env.serve import serve_environment
 from hermes_rl.env.servers import HermesServer, HermesServerManager
 from hermes_rl.env.tracking import Tracking
@@ -32,13 +33,14 @@ from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.rollouts.compiled import with_thinking
 from hermes_rl.rollouts.environment import Environment, Treatment
 from hermes_rl.rollouts.rollout import Encoder, Rollout, RolloutKey
+from hermes_rl.runs.metrics import BY, clustered_stderr, mean
 from hermes_rl.runs.readable import readable
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.scoring.grader import RewardFunction, call_reward
 from hermes_rl.scoring.value import interpret
 from hermes_rl.servers.base import ReasoningOptions
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from hermes_rl.tools.base import Toolkit, ToolRuntime
+from hermes_rl.tools.base import CLOUD, Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
 from hermes_rl.tools.context import ToolContext
 
@@ -52,6 +54,8 @@ def sandbox_config(config: Any) -> SandboxConfig:
     """The sandbox that the configuration's terminal_* fields describe."""
     backend = "bubblewrap" if config.terminal_backend == "local" else config.terminal_backend
     network = config.terminal_network
+    if network is None:
+        network = config.terminal_backend in CLOUD
     return SandboxConfig(
         backend=backend,
         image=config.terminal_image,
@@ -87,11 +91,13 @@ class HandWritten:
         return LoopOptions(
             max_turns=config.max_agent_turns,
             timeout=config.agent_timeout,
+            task_timeout=config.agent_task_timeout,
             tool_timeout=max(300.0, config.terminal_timeout),
             max_tokens=config.agent_max_tokens or config.max_token_length,
             temperature=config.agent_temperature,
             reasoning=self._env._reasoning_settings,
             extra_body=config.extra_body,
+            results=config.build_budget_config(),
         )
 
     def prompt(self, row: Row) -> list[Message]:
@@ -185,6 +191,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         if config.group_size == 1:
             config.ensure_scores_are_not_same = False  # a group of one is always the same, and would never be sent
         self._require_hooks_that_are_called()
+        require_lines_that_work(type(self), HermesAgentBaseEnv, config.terminal_backend)
         self.config = config
         self._encoder = self._make_encoder()
         self._initialise_base(config, configs)
@@ -275,7 +282,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             server_class=self.server_cls,
             reasoning_config=ReasoningConfig.from_env_config(self.config),
             tool_parser=self.config.tool_call_parser if "tool_call_parser" in self.config.model_fields_set else None,
-            sandbox=sandbox_config(self.config),
+            sandbox=lambda: sandbox_config(self.config),
         )
 
     def _make_core(self) -> Environment:
@@ -305,6 +312,15 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             logger.warning("%s: enabled_toolsets is not set, so every available toolset is used", self.name)
         return Toolkit(resolve_toolsets(enabled, config.disabled_toolsets or ()))
 
+    def _require_toolsets(self) -> None:
+        """Resolve the toolsets that the configuration names, before data is loaded and models are asked.
+
+        Raises:
+            UserError: one is not there, or lacks a key or a program.
+        """
+        if self.config.distribution is None and self.config.enabled_toolsets is not None:
+            resolve_toolsets(self.config.enabled_toolsets, self.config.disabled_toolsets or ())
+
     def _state_at_step(self) -> Any:
         """What is to be restored with the trainer's step, as JSON."""
         return None
@@ -328,7 +344,15 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             self.rollouts_for_wandb.pop(0)
 
     async def evaluate_log(self, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """As BaseEnv's; while a trainer is served, each step's evaluation has a folder of its own."""
+        """As BaseEnv's, with metrics by the columns of `eval_by`.
+
+        While a trainer is served, each step's evaluation has a folder of its own.
+
+        Raises:
+            UserError: no sample has such a column, or what it was scored with.
+        """
+        samples = args[5] if len(args) > 5 else kwargs.get("samples")  # by its place in BaseEnv's signature
+        metrics = {**metrics, **metrics_by_column(samples or (), self.config.eval_by)}
         folder = self.config.data_dir_to_save_evals
         if folder is not None and hasattr(self, "env_id"):
             self.config.data_dir_to_save_evals = str(Path(folder) / f"step-{self.curr_step}")
@@ -341,6 +365,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
     async def env_manager(self) -> None:
         """Serve until the trainer has its steps; releases everything, also when cancelled."""
+        self._require_toolsets()
         try:
             await self.setup()
             await serve_environment(self)
@@ -349,6 +374,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
     async def process_manager(self) -> None:
         """Write groups until there are `total_steps`, several at a time; a failing group ends nothing."""
+        self._require_toolsets()
         try:
             await self.setup()
             self._begin_tracking()
@@ -357,12 +383,14 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             await self.shut_down()
 
     async def _run_evaluate(self) -> None:
+        self._require_toolsets()
         try:
             await self.setup()
             self._begin_tracking()
             await self.evaluate()
         finally:
             await self.shut_down()
+        self.server.require_no_failed_loops()
 
     async def shut_down(self) -> None:
         """Close the servers, and finish what is logged."""
@@ -382,6 +410,34 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             config.data_path_to_save_groups = config.data_path_to_save_groups or f"data/{cls.name or 'groups'}.jsonl"
         env = cls(config, servers)
         await {"serve": env.env_manager, "process": env.process_manager, "evaluate": env._run_evaluate}[mode]()
+
+
+_SCORES = ("score", "reward", "passed")
+"""Keys under which an evaluation written by hand may have put what a sample is worth."""
+
+
+def metrics_by_column(samples: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, float]:
+    """The mean score, its error and the count of the samples of each value of each column.
+
+    Raises:
+        UserError: the samples lack a column, or a score.
+    """
+    found: dict[str, float] = {}
+    known = sorted({name for sample in samples for name in sample})
+    score = next((name for name in _SCORES if name in known), None)
+    for column in columns:
+        if column not in known or score is None:
+            lack = f"column {column!r}" if column not in known else f"score ({', '.join(_SCORES)})"
+            raise UserError(f"eval_by: the samples of the evaluation have no {lack}; they have {', '.join(known)}")
+        values: dict[str, list[float]] = {}
+        for sample in samples:
+            if sample.get(score) is not None:
+                values.setdefault(str(sample.get(column)), []).append(float(sample[score]))
+        for value, scores in sorted(values.items()):
+            told = {"mean_reward": mean(scores), "mean_reward_stderr": clustered_stderr([[one] for one in scores])}
+            told["rows"] = float(len(scores))
+            found |= {f"{BY}{column}/{value}/{name}": one for name, one in told.items() if one is not None}
+    return found
 
 
 def _configs(given: ServerBaseline | Sequence[APIServerConfig] | APIServerConfig) -> list[APIServerConfig]:

@@ -221,7 +221,7 @@ class Collecting:
             policy: another policy than the environment's own.
         """
         plan = Plan(size=self.config.group_size, repeat=False, concurrency=self._rollouts_in_flight)
-        run = Run(self._core, self._items(rows), plan, encoder=self._encoder, policy=policy)
+        run = Run(self._core, self._rows_to_play(rows), plan, encoder=self._encoder, policy=policy)
         async with aclosing(run.groups()) as playing:
             async for group in playing:
                 yield group
@@ -231,7 +231,7 @@ class Collecting:
         """Rollouts that `groups` and `process` play at a time."""
         return max(1, int(self.max_num_workers)) * int(self.config.group_size)
 
-    def _items(self, rows: Sequence[Any] | None) -> list[Row] | AsyncIterator[Row]:
+    def _rows_to_play(self, rows: Sequence[Any] | None) -> list[Row] | AsyncIterator[Row]:
         if rows is not None:
             return [row_of(item, number) for number, item in enumerate(rows)]
         env: Any = self

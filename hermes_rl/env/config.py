@@ -10,6 +10,9 @@ from typing import Any
 from atroposlib.envs.base import BaseEnvConfig, EvalHandlingEnum
 from pydantic import ConfigDict, Field
 
+from hermes_rl.agent.loop import ResultBudget
+from hermes_rl.tools.base import RESULT_LIMIT
+
 
 class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]
     """Atropos' BaseEnvConfig plus tools, prompt, agent and sandbox. Unknown fields are refused."""
@@ -34,6 +37,9 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]
     )
     max_agent_turns: int = Field(default=30, ge=1, description="Model calls per rollout.")
     agent_timeout: float | None = Field(default=None, description="Seconds of working time per rollout.")
+    agent_task_timeout: float | None = Field(
+        default=None, description="Seconds of an agent's work and of the commands of its reward together."
+    )
     system_prompt: str | None = Field(default=None, description="System message of every rollout.")
     agent_temperature: float = Field(default=1.0, ge=0, description="Sampling temperature.")
     agent_max_tokens: int | None = Field(default=None, description="Tokens per turn; None: max_token_length.")
@@ -44,13 +50,40 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]
         default=None, description="Image of the sandbox: a folder or archive for the default one, else by name."
     )
     terminal_workdir: str | None = Field(default=None, description="Working directory in the sandbox.")
-    terminal_network: bool | list[str] = Field(default=False, description="Network of the sandbox, or its hosts.")
+    terminal_network: bool | list[str] | None = Field(
+        default=None, description="Network of the sandbox, or its hosts; None: on for modal and daytona, else off."
+    )
     terminal_env: dict[str, str] = Field(default_factory=dict, description="Environment variables in the sandbox.")
     eval_size: int = Field(default=20, ge=0, description="Items of an evaluation, for environments that read it.")
+    eval_by: list[str] = Field(
+        default_factory=list,
+        description="Columns of the samples of an evaluation: metrics are also told for each of their values.",
+    )
     dataset_name: str | None = Field(default=None, description="Dataset, for environments that load one.")
     dataset_split: str = Field(default="train", description="Split of the dataset.")
     prompt_field: str = Field(default="prompt", description="Column that holds the prompt.")
     tool_pool_size: int = Field(default=128, ge=1, description="Accepted for compatibility; tools need no thread pool.")
     tool_call_parser: str = Field(default="hermes", description="Format of tool calls, for token-level servers.")
+    default_result_size_chars: int = Field(
+        default=RESULT_LIMIT, ge=1, description="Characters of one tool result that the model is told."
+    )
+    turn_budget_chars: int = Field(
+        default=2 * RESULT_LIMIT, ge=1, description="Characters of all tool results of one turn together."
+    )
+    preview_size_chars: int = Field(
+        default=1500, ge=1, description="Characters, head and tail, that are kept of a result beyond these bounds."
+    )
+    tool_result_overrides: dict[str, int] | None = Field(
+        default=None, description="Characters of one result by the name of the tool; read_file has no such bound."
+    )
     extra_body: dict[str, Any] | None = Field(default=None, description="More fields for the body of each request.")
     seed: int = Field(default=0, ge=0, description="Feeds distributions and the sampling seed of each rollout.")
+
+    def build_budget_config(self) -> ResultBudget:
+        """The bounds on tool results, for the `budget_config` of an agent loop; rollouts have them by themselves."""
+        return ResultBudget(
+            default_result_size=self.default_result_size_chars,
+            turn_budget=self.turn_budget_chars,
+            preview_size=self.preview_size_chars,
+            tool_overrides=dict(self.tool_result_overrides or {}),
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ from openai.types.chat.chat_completion import ChatCompletion
 from openai.types.completion import Completion
 
 from hermes_rl.agent.result import ManagedState
-from hermes_rl.errors import HermesRLError, NotYetAvailable
+from hermes_rl.errors import HermesRLError, NotYetAvailable, RunError, UserError
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.servers.base import ChatReply, ChatRequest, ReasoningOptions, Secret, ServerConfig, drawn_seed
 from hermes_rl.servers.client import ModelClient
@@ -134,7 +134,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         configs: one per server; atroposlib's bare `ServerBaseline` stands for its local ports 9004 to 9007.
         role: a role that exists already; None makes one from `configs`.
         tool_parser: the format of tool calls on token-level servers; None: the one that the template writes.
-        sandbox: what an agent loop that is given this object plays in, such as one of a hand-written `evaluate`.
+        sandbox: tells what an agent loop that is given this object plays in, such as one of a hand-written `evaluate`.
     """
 
     def __init__(
@@ -145,11 +145,37 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         reasoning_config: ReasoningConfig | None = None,
         role: ModelClient | None = None,
         tool_parser: str | None = None,
-        sandbox: SandboxConfig | None = None,
+        sandbox: Callable[[], SandboxConfig] | None = None,
     ) -> None:
         super().__init__(configs, server_class=server_class, reasoning_config=reasoning_config)
-        self.sandbox = sandbox
+        self._sandbox = sandbox
+        self._failed_loops: list[HermesRLError] = []
         self.role = role or create_client("policy", [server_config(config, tool_parser) for config in configs])
+
+    @property
+    def sandbox(self) -> SandboxConfig | None:
+        """What an agent loop that is given this object plays in, by the configuration as it is now."""
+        return self._sandbox() if self._sandbox is not None else None
+
+    def loop_failed(self, error: HermesRLError) -> None:
+        """Note that an agent loop that was given this object ended without an answer of the policy."""
+        self._failed_loops.append(error)
+
+    def require_no_failed_loops(self) -> None:
+        """Raise what an `evaluate` written by hand may have caught and counted as an answer of the policy.
+
+        Raises:
+            UserError: the environment is wrong.
+            RunError: infrastructure failed.
+        """
+        if not self._failed_loops:
+            return
+        wrong = next((one for one in self._failed_loops if isinstance(one, UserError)), None)
+        said = (
+            f"{len(self._failed_loops)} agent loops of this evaluation failed, which is nothing that the policy did; "
+            f"where its own code caught that, its numbers are too low. First: {wrong or self._failed_loops[0]}"
+        )
+        raise UserError(said) if wrong is not None else RunError(said)
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         """The fast path of the agent loop."""
@@ -196,10 +222,41 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         )
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
-        """Log-probabilities of a prompt's own tokens are not asked for yet."""
-        raise NotImplementedError(
-            "get_logprobs is not available: servers are asked for what they sample, not for the likelihood of a text"
-        )
+        """Return how likely the tokens of a prompt are: `input_ids`, `prompt` or `messages`, and `top_k` of each place.
+
+        Returns:
+            `prompt_tokens`, and for each of them `prompt_topk_token_ids` with `prompt_topk_logprobs`: the token itself,
+            then the likeliest others. Both are empty for the first token, which nothing comes before.
+
+        Raises:
+            NotImplementedError: the servers do not know tokens, or are scripted.
+            ServerFailure: no server gave a usable answer after all retries.
+        """
+        self._require_tokens()
+        if any(config.type == "scripted" for config in self.role.configs):
+            raise NotImplementedError("a scripted server has no model that could tell how likely a text is")
+        given = next((kwargs[name] for name in ("input_ids", "prompt") if kwargs.get(name) is not None), None)
+        top = max(1, int(kwargs.get("top_k", kwargs.get("top_logprobs", 1))))
+        request = ChatRequest(kwargs.get("messages") or (), kwargs.get("tools"), prompt=given, scored=top)
+        if given is None and not request.messages:
+            raise UserError("get_logprobs needs input_ids, prompt or messages")
+        reply = await self.role.chat(request)
+        assert reply.scored is not None
+        places = [()] + [
+            ((own, value), *((token, other) for token, other in zip(best, values, strict=True) if token != own))
+            for own, value, best, values in zip(
+                reply.prompt[1:],
+                reply.scored.own,
+                reply.scored.distill_ids[1:],
+                reply.scored.distill_logprobs[1:],
+                strict=True,
+            )
+        ]
+        return {
+            "prompt_tokens": list(reply.prompt),
+            "prompt_topk_token_ids": [[token for token, _ in place] for place in places],
+            "prompt_topk_logprobs": [[value for _, value in place] for place in places],
+        }
 
     @asynccontextmanager
     async def managed_server(
@@ -263,6 +320,10 @@ class ManagedServer:
     def sandbox(self) -> SandboxConfig | None:
         """What an agent loop plays in."""
         return self._manager.sandbox
+
+    def loop_failed(self, error: HermesRLError) -> None:
+        """See `HermesServerManager.loop_failed`."""
+        self._manager.loop_failed(error)
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         """A call of an agent loop, which keeps a transcript of its own."""

@@ -38,6 +38,7 @@ from hermes_rl.runs.process import Processing, run_process
 from hermes_rl.runs.progress import mode_of
 from hermes_rl.runs.run import PlaysGroups, RowSource, Run
 from hermes_rl.runs.store import RolloutStore
+from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.servers.factory import create_client
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
@@ -96,7 +97,12 @@ class SpecEnv(HermesAgentBaseEnv):
         """The spec's own policy; other servers given to the constructor take its place."""
         if configs != server_configs(self.spec):
             self._compiled.roles[POLICY] = create_client(POLICY, [server_config(config) for config in configs])
-        return HermesServerManager(configs, server_class=self.server_cls, role=self._compiled.policy)
+        return HermesServerManager(
+            configs,
+            server_class=self.server_cls,
+            role=self._compiled.policy,
+            sandbox=lambda: self._compiled.sandbox or SandboxConfig(),
+        )
 
     def _make_core(self) -> CompiledSpec:
         return self._compiled
@@ -124,7 +130,6 @@ class SpecEnv(HermesAgentBaseEnv):
         source = RowSource(await asyncio.to_thread(load_rows, self.spec, "train", notify=logger.warning))
         if self._mode != "evaluate":
             await self._compiled.open(await source.require_first("train"))
-        self.server.sandbox = self._compiled.sandbox
         self._training_rows = _repeated(source)
         if self.spec.dataset.eval is not None:
             self._evaluation_rows = await asyncio.to_thread(load_rows, self.spec, "eval", notify=logger.warning)
@@ -203,7 +208,8 @@ class SpecEnv(HermesAgentBaseEnv):
         chosen, spec = cast(Mode, mode), cls.spec
         require_effect(flags, chosen)
         if flags:
-            spec = load_spec(spec.source, overrides=parse_extra_args(flags, ()), environ=cls.environ, mode=chosen)
+            changes = parse_extra_args(flags, ()).over(spec.overrides)
+            spec = load_spec(spec.source, overrides=changes, demo=spec.demo, environ=cls.environ, mode=chosen)
         launch = Launch(chosen, environ=cls.environ)
         if chosen == "serve":
             directory = await run_serve(spec, launch, with_spec(cls, spec, chosen))

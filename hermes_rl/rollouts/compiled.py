@@ -506,6 +506,7 @@ def loop_options(agent: Agent, spec: Spec) -> LoopOptions:
     return LoopOptions(
         max_turns=agent.max_turns,
         timeout=agent.timeout,
+        task_timeout=agent.task_timeout,
         tool_timeout=spec.tool_timeout,
         max_tokens=agent.max_tokens,
         max_trajectory_tokens=agent.max_trajectory_tokens,

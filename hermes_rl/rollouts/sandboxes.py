@@ -253,6 +253,7 @@ class RewardMachines:
         own = self.runtime
         given = own.config, own.toolkit, own.state, own.artifacts, self._only_kept, own.factory
         async with _fresh(f"{own.task_id}/{reward.name}", *given) as context:
+            context.runtime.time_left = own.time_left
             yield context
 
     async def _give_back(self) -> None:

@@ -262,21 +262,59 @@ def in_flight(spec: Spec, mode: Mode) -> int | None:
         section = spec.process if mode == "process" else spec.serve
         concurrency, size, field = section.concurrency, section.group_size, "max_num_workers"
     groups = spec.env.get(field)
+    if mode != "evaluate" and (groups is None or groups < 0) and spec.env.get("max_num_workers_per_node"):
+        groups = spec.env["max_num_workers_per_node"] * len(spec.servers.get("policy", ()))
     bounds = [concurrency, groups * size if groups is not None and groups > 0 else None]
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
+_OF_A_TRAINER = "it is about a trainer, and only serve has one: leave it out"
+_WITHOUT_EFFECT: Mapping[str, tuple[tuple[Mode, ...], str]] = {
+    "max_token_length": (
+        ("process", "evaluate"),
+        "it is the longest sequence that a trainer is sent. Set agent.max_tokens to bound a turn, or "
+        "agent.max_trajectory_tokens to bound a rollout",
+    ),
+    "worker_timeout": (("serve", "process", "evaluate"), "no group is given up. Set agent.timeout to bound a rollout"),
+    "max_eval_workers": (("process",), "process plays no evaluation. Set --env.max_num_workers"),
+    "max_num_workers": (("evaluate",), "it bounds training. Set --env.max_eval_workers or evaluate.concurrency"),
+    "max_num_workers_per_node": (("evaluate",), "it bounds training. Set evaluate.concurrency"),
+    "data_path_to_save_groups": (("evaluate",), "an evaluation writes no groups. Set --env.data_dir_to_save_evals"),
+    "data_dir_to_save_evals": (("process",), "process plays no evaluation. Set --env.data_path_to_save_groups"),
+    **dict.fromkeys(
+        (
+            "batch_size",
+            "eval_handling",
+            "eval_limit_ratio",
+            "include_messages",
+            "inference_weight",
+            "max_batches_offpolicy",
+            "min_batch_allocation",
+            "min_items_sent_before_logging",
+            "rollout_server_url",
+            "steps_per_eval",
+        ),
+        (("process", "evaluate"), _OF_A_TRAINER),
+    ),
+}
+"""Flags of Atropos, the modes in which nothing comes of them, and what to do instead."""
+_AS_IF_ABSENT = {("worker_timeout", "-1"), ("include_messages", "true")}
+
+
 def require_effect(flags: Sequence[str], mode: Mode) -> None:
-    """Refuse a flag that bounds what a trainer is sent where there is no trainer.
+    """Refuse flags of which nothing comes in this mode.
 
     Raises:
-        UserError: which flag, and what bounds tokens here.
+        UserError: which flag, and what to do instead.
     """
-    if mode != "serve" and any(flag.partition("=")[0] == "--env.max_token_length" for flag in flags):
-        raise UserError(
-            f"--env.max_token_length has no effect in {mode}: it is the longest sequence that a trainer is sent. "
-            "Set agent.max_tokens to bound a turn, or agent.max_trajectory_tokens to bound a rollout"
-        )
+    for place, word in enumerate(flags):
+        option, equals, value = word.partition("=")
+        name = option.removeprefix("--env.")
+        modes, instead = _WITHOUT_EFFECT.get(name, ((), ""))
+        if not equals:
+            value = flags[place + 1] if place + 1 < len(flags) else ""
+        if option != name and mode in modes and (name, value) not in _AS_IF_ABSENT:
+            raise UserError(f"{option} has no effect in {mode}: {instead}")
 
 
 def generation_params(spec: Spec, mode: Mode) -> dict[str, Any]:

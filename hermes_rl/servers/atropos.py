@@ -43,10 +43,15 @@ class LegacyGenerate:
         return {**body, "max_tokens": 1, "temperature": 1.0}
 
     def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
-        """Read `prompt_logprobs`, [position], or [completion][position]."""
+        """Read `prompt_logprobs`, [position] or [completion][position] of {id: logprob}, or of lists of such."""
         places = data.get("prompt_logprobs") if isinstance(data, dict) else None
-        nested = isinstance(places, list) and bool(places) and isinstance(places[0], list)
-        return scores_of_prompt(places[0] if nested else places, prompt, top_k)  # type: ignore[index]
+        if isinstance(places, list) and places and isinstance(places[0], list):
+            places = places[0]
+        if isinstance(places, list):
+            places = [
+                {k: v for part in one for k, v in part.items()} if isinstance(one, list) else one for one in places
+            ]
+        return scores_of_prompt(places, prompt, top_k)
 
     def read(self, data: Any) -> Sampled:
         """Read `logprobs`, [completion][position][{id: logprob}]; without `token_ids` its keys are the ids."""

@@ -217,6 +217,8 @@ class ChatReply:
     """The parameters of sampling that a token-level server got, under its own names, without seed and limit."""
     scored: TokenLogprobs | None = None
     """The answer to a request with `scored`."""
+    prompt: Sequence[int] = ()
+    """The tokens that were scored; empty for an answer that was sampled."""
     attempts: int = 1
     timing: Timing = Timing()
 

@@ -88,14 +88,18 @@ class TokenServer:
         return self._reply(step, generation, message, texts)
 
     async def _score(self, request: ChatRequest, top_k: int) -> ChatReply:
-        """Say how probable the tokens of the request are; no renderer is needed for that."""
-        assert request.prompt is not None
-        assert not isinstance(request.prompt, str)
+        """Say how probable the tokens of the request are: ids, a text, or messages as the template has them."""
         if not isinstance(self._source, ScoresTokens):
             raise UserError("a function that samples does not say how probable given tokens are; name a server")
-        scores, timing = await self._source.score(ids(request.prompt), top_k, request)
+        given = request.prompt
+        if given is None:
+            given = (await self._prompt(await self.renderer(), Transcript(), request)).ids
+        elif isinstance(given, str):
+            given = (await self.renderer()).tokenizer.encode(given)
+        prompt = ids(given)
+        scores, timing = await self._source.score(prompt, top_k, request)
         config = self._config
-        return ChatReply({}, None, {}, config.model, config.type, scored=scores, timing=timing)
+        return ChatReply({}, None, {}, config.model, config.type, scored=scores, prompt=prompt, timing=timing)
 
     async def _complete(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> ChatReply:
         """Go on with a text or with token ids as they are, without rendering and parsing."""

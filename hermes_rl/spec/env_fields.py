@@ -61,9 +61,9 @@ PASSED: dict[str, Passed] = {
     "min_items_sent_before_logging": Passed("integer", "Groups sent between two logs, 0 for each."),
     "include_messages": Passed("boolean", "Send the messages to the trainer beside the tokens."),
     "min_batch_allocation": Passed("number", "Share of each batch that this environment is to have, 0 to 1."),
-    "worker_timeout": Passed("number", "Seconds after which Atropos gives up a group, -1 for never."),
+    "worker_timeout": Passed("number", "Accepted as -1; no group is given up, `agent.timeout` bounds a rollout."),
     "custom_thinking_prompt": Passed("string", "System text put in front for reasoning."),
-    "tool_pool_size": Passed("integer", "Threads for tools that block."),
+    "tool_pool_size": Passed("integer", "Accepted; tools need no pool of threads."),
 }
 
 OWNED: dict[str, Owned] = {
@@ -82,7 +82,9 @@ OWNED: dict[str, Owned] = {
     "enabled_toolsets": Owned("toolsets.enabled", "list"),
     "disabled_toolsets": Owned("toolsets.disabled", "list"),
     "distribution": Owned("toolsets.distribution", "string"),
+    "eval_by": Owned("evaluate.by", "list"),
     "agent_timeout": Owned("agent.timeout", "number"),
+    "agent_task_timeout": Owned("agent.task_timeout", "number"),
     "agent_max_tokens": Owned("agent.max_tokens", "integer"),
     "seed": Owned("seed", "integer"),
     "max_agent_turns": Owned("agent.max_turns", "integer"),

@@ -140,6 +140,7 @@ class _Loading:
         if spec is None or problems:
             raise SpecError(problems)
         spec._demo = self.demo
+        spec._overrides = self.overrides
         spec._policy_key = self.overrides.api_key if self.overrides is not None else None
         return spec
 

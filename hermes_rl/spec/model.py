@@ -76,6 +76,11 @@ class Agent(Section):
         gt=0,
         description="Seconds of work (tools and generation, not queueing, retries or pauses); default: none.",
     )
+    task_timeout: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds of the agent's work and of its rewards' commands together; they get what it leaves.",
+    )
     temperature: float = Field(1.0, ge=0, description="Sampling temperature.")
     top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling; default: the server's.")
     max_tokens: int | None = Field(None, ge=1, description="Tokens per turn; default: the server's.")
@@ -101,6 +106,7 @@ class AgentOverrides(Section):
 
     max_turns: int | None = Field(None, ge=1, description="Model calls per rollout.")
     timeout: float | None = Field(None, gt=0, description="Seconds of working time.")
+    task_timeout: float | None = Field(None, gt=0, description="Seconds of working time, commands of rewards included.")
     temperature: float | None = Field(
         None,
         ge=0,
@@ -753,6 +759,7 @@ class Spec(Section):
     _origin: Origin | None = PrivateAttr(default=None)
     _policy_key: SecretStr | None = PrivateAttr(default=None)
     _demo: bool = PrivateAttr(default=False)
+    _overrides: Any = PrivateAttr(default=None)
 
     def __eq__(self, other: object) -> bool:
         """Equal where all keys are, wherever they were written."""
@@ -765,6 +772,11 @@ class Spec(Section):
     def demo(self) -> bool:
         """True where the spec was changed to run without model, network and containers."""
         return self._demo
+
+    @property
+    def overrides(self) -> Any:
+        """What a command line or a program has changed of the file (`overrides.Overrides`); None where nothing."""
+        return self._overrides
 
     @property
     def policy_api_key(self) -> SecretStr | None:

@@ -170,11 +170,21 @@ class Overrides:
     sets: tuple[Assignment, ...] = ()
     flags: tuple[_FlagUse, ...] = ()
     api_key: SecretStr | None = None
+    earlier: Overrides | None = None
+    """What was changed before, over which these changes win."""
+
+    def over(self, earlier: Overrides | None) -> Overrides:
+        """These changes over earlier ones: the same key may be in both."""
+        key = self.api_key or (earlier.api_key if earlier is not None else None)
+        return replace(self, api_key=key, earlier=earlier)
 
     def apply(self, root: MappingNode, mode: Mode | None) -> tuple[MappingNode, list[Problem]]:
         """Return the tree with every option laid over it, and what is wrong with the options."""
+        problems: list[Problem] = []
+        if self.earlier is not None:
+            root, problems = self.earlier.apply(root, mode)
         assignments = [*self.sets, *(made for use in self.flags for made in _assignments(use, mode))]
-        problems = list(_doubles(assignments))
+        problems += _doubles(assignments)
         base = root
         for assignment in sorted(assignments, key=lambda one: len(one.path)):
             try:

@@ -11,15 +11,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import posixpath
 import re
 import shlex
 import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -328,6 +331,22 @@ class Held(Protocol):
         """Release it; may be called twice."""
 
 
+class TimeLeft:
+    """Seconds that the commands of a rollout's rewards still have."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    @contextmanager
+    def spent(self) -> Iterator[None]:
+        """Take the time that the block lasts."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds -= time.monotonic() - began
+
+
 class ToolRuntime:
     """One rollout's machine and memory, shared by its tools, its rewards and `ToolContext`."""
 
@@ -357,6 +376,8 @@ class ToolRuntime:
         """What was taken of the sandbox when the agent had ended."""
         self.laid = Laid()
         """The artifacts that lie in this sandbox, where it is a fresh one for a reward."""
+        self.time_left: TimeLeft | None = None
+        """Of the commands of rewards; None: as long as each takes."""
         self.start_seconds = 0.0
         """Seconds that starting the sandbox took; 0 where nothing used it."""
         self.loop: asyncio.AbstractEventLoop | None = loop or _running_loop()
@@ -462,6 +483,11 @@ def find_runtime(task_id: str) -> ToolRuntime | None:
     return _live.get(task_id)
 
 
+def own_runtimes() -> list[ToolRuntime]:
+    """The live runtimes that no run releases."""
+    return [runtime for runtime in _live.values() if not runtime.of_a_run]
+
+
 def runtime_for(
     task_id: str | None, toolkit: Toolkit | None = None, sandbox: SandboxConfig | None = None
 ) -> ToolRuntime:
@@ -478,6 +504,8 @@ def runtime_for(
 
 _OVERRIDES: dict[str, dict[str, Any]] = {}
 _IMAGES = ("docker_image", "modal_image", "singularity_image", "daytona_image")
+CLOUD = ("modal", "daytona")
+"""Backends whose sandboxes are far from this machine and its network: they have a network of their own."""
 
 
 def register_task_env_overrides(task_id: str, overrides: Mapping[str, Any]) -> None:
@@ -486,14 +514,15 @@ def register_task_env_overrides(task_id: str, overrides: Mapping[str, Any]) -> N
     Args:
         task_id: of the task, as it is given to `HermesAgentLoop` or `ToolContext`.
         overrides: `env_type` is the backend; `docker_image`, `modal_image`, `singularity_image` or `daytona_image` the
-            image; `cwd` the working directory.
+            image; `cwd` the working directory; `env` variables, which the reference design has not. In an environment
+            whose `terminal_backend` takes images, the image is for that backend, whichever name it has.
 
     Raises:
         UserError: an override is not known.
     """
-    unknown = sorted(set(overrides) - {"env_type", "cwd", *_IMAGES})
+    unknown = sorted(set(overrides) - {"env_type", "cwd", "env", *_IMAGES})
     if unknown:
-        known = ", ".join(("env_type", "cwd", *_IMAGES))
+        known = ", ".join(("env_type", "cwd", "env", *_IMAGES))
         raise UserError(f"task {task_id!r}: unknown override {unknown[0]!r}; known are {known}")
     _OVERRIDES[task_id] = dict(overrides)
 
@@ -507,17 +536,38 @@ def _overridden(task_id: str | None, sandbox: SandboxConfig | None) -> SandboxCo
     given = _OVERRIDES.get(task_id or "")
     if not given:
         return sandbox
-    found: dict[str, Any] = {}
-    if "cwd" in given:
-        found["workdir"] = given["cwd"]
-    image = next((given[name] for name in _IMAGES if given.get(name)), None)
+    own = sandbox or SandboxConfig()
+    backend = given.get("env_type") or (own.backend if sandbox is not None else None)
+    backend = "bubblewrap" if backend == "local" else backend
+    named = f"{backend}_image" if f"{backend}_image" in given else next((n for n in _IMAGES if given.get(n)), None)
+    image = given[named] if named is not None else None
+    if backend is None and named is not None:
+        backend = named.removesuffix("_image")
     if image is not None:
-        found["image"] = image
-    backend = given.get("env_type") or next((n.removesuffix("_image") for n in _IMAGES if given.get(n)), None)
-    if backend is not None:
-        found["backend"] = "bubblewrap" if backend == "local" else backend
-        found["network"] = True if backend in ("modal", "daytona") else (sandbox or SandboxConfig()).network
-    return replace(sandbox or SandboxConfig(), **found)
+        _require_image(task_id or "", image, backend)
+    return replace(
+        own,
+        backend=backend or own.backend,
+        image=image or own.image,
+        workdir=given.get("cwd", own.workdir),
+        env={**own.env, **given.get("env", {})},
+        network=own.network or (backend in CLOUD and (sandbox is None or backend != own.backend)),
+    )
+
+
+def _require_image(task_id: str, image: str, backend: str | None) -> None:
+    """Refuse an image that the backend cannot have; an agent without it would fail every task of its kind.
+
+    Raises:
+        UserError: what to do instead.
+    """
+    if posixpath.basename(image) == "Dockerfile":
+        raise UserError(f"task {task_id!r}: {image} is no image: build it, and register the name of what was built")
+    if backend in ("none", "ssh") or (backend == "bubblewrap" and not Path(image).exists()):
+        raise UserError(
+            f"task {task_id!r} has the image {image!r}, which the backend {backend} cannot have: set terminal_backend "
+            "to docker, modal, daytona or singularity, or register an unpacked image for local"
+        )
 
 
 def _register(runtime: ToolRuntime) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.base import Sandbox
 from hermes_rl.threads import wait_for_loop
-from hermes_rl.tools.base import Toolkit, ToolRuntime, find_runtime
+from hermes_rl.tools.base import Toolkit, ToolRuntime, find_runtime, own_runtimes
 from hermes_rl.tools.catalogue import toolsets
 from hermes_rl.tools.execute import execute_calls
 from hermes_rl.tools.search import Query, search
@@ -26,12 +26,13 @@ from hermes_rl.tools.staging import Staging
 # -------------------------- Copying folders between this machine and a sandbox, byte by byte and without a shell
 
 
-async def upload_tree(sandbox: Sandbox, staging: Staging, local: Path, remote: str, *, replace: bool = False) -> int:
-    """Copy a folder into the sandbox with the permissions of its files; the number of files."""
+async def upload_tree(
+    sandbox: Sandbox, staging: Staging, local: Path, remote: str, *, replace: bool = False
+) -> AsyncIterator[tuple[str, int]]:
+    """Copy a folder into the sandbox with the permissions of its files; path and size of each file that is there."""
     if replace:
         await staging.clear(sandbox, remote)
     await staging.make_dir(sandbox, remote)
-    count = 0
     for path in await asyncio.to_thread(_inside, local):
         target = f"{remote}/{path.relative_to(local)}"
         content = await asyncio.to_thread(_content, path)
@@ -39,24 +40,22 @@ async def upload_tree(sandbox: Sandbox, staging: Staging, local: Path, remote: s
             await staging.make_dir(sandbox, target)
         else:
             await staging.write(sandbox, target, *content)
-            count += 1
-    return count
+            yield target, len(content[0])
 
 
-async def download_tree(sandbox: Sandbox, remote: str, local: Path) -> int:
-    """Copy a folder out of the sandbox, regular files and folders only; the number of files."""
+async def download_tree(sandbox: Sandbox, remote: str, local: Path) -> AsyncIterator[tuple[str, int]]:
+    """Copy a folder out of the sandbox, regular files and folders only; path there and size of each file."""
     entries = await sandbox.list_dir(remote)
     await asyncio.to_thread(local.mkdir, parents=True, exist_ok=True)
-    count = 0
     for info in entries:
         source = f"{sandbox.resolve(remote)}/{info.name}"
         if info.kind == "directory":
-            count += await download_tree(sandbox, source, local / info.name)
+            async for found in download_tree(sandbox, source, local / info.name):
+                yield found
         elif info.kind == "file":
             data = await sandbox.read_file(source)
             await asyncio.to_thread((local / info.name).write_bytes, data)
-            count += 1
-    return count
+            yield source, len(data)
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -77,6 +76,8 @@ def _content(path: Path) -> tuple[bytes, int] | None:
 T = TypeVar("T")
 
 
+TIMED_OUT = 124
+"""Exit code of a command for which there was no time, as `timeout` has it."""
 KILLED = 137
 """Exit code of a command in a sandbox that is gone: 128 + SIGKILL, as a shell has it."""
 
@@ -107,10 +108,20 @@ class ToolContext:
         self.task_id = task_id
 
     def terminal(self, command: str, timeout: float = 180) -> dict[str, Any]:
-        """Run a shell command: ``{"exit_code", "output"}``, and ``"timed_out"`` where it was killed."""
+        """Run a shell command: ``{"exit_code", "output"}``, and ``"timed_out"`` where it was killed.
+
+        It has no more time than `agent.task_timeout` leaves to the rewards of a rollout.
+        """
+        left = self.runtime.time_left
+        if left is not None and left.seconds <= 0:
+            return {"exit_code": TIMED_OUT, "output": "agent.task_timeout is used up", "timed_out": True}
 
         async def work(sandbox: Sandbox) -> dict[str, Any]:
-            result = await sandbox.run(command, timeout=timeout)
+            if left is None:
+                result = await sandbox.run(command, timeout=timeout)
+            else:
+                with left.spent():
+                    result = await sandbox.run(command, timeout=min(timeout, left.seconds))
             answer = {"exit_code": result.exit_code, "output": result.output}
             return answer | ({"timed_out": True} if result.timed_out else {})
 
@@ -133,7 +144,7 @@ class ToolContext:
     def write_file(self, path: str, content: str | bytes, mode: int | None = None) -> dict[str, Any]:
         """Put a file in place, whatever is there; it is taken away again by `restore`."""
         data = content.encode("utf-8") if isinstance(content, str) else content
-        staging = self._runtime().staging
+        staging = self.runtime.staging
         try:
             self._on_sandbox(lambda sandbox: staging.write(sandbox, path, data, mode))
         except OSError as error:
@@ -148,7 +159,7 @@ class ToolContext:
             OSError: it could not be taken from the agent's sandbox, with the reason.
             UserError: the spec has no such artifact, or it is a folder.
         """
-        artifacts = self._runtime().artifacts
+        artifacts = self.runtime.artifacts
         if name not in artifacts:
             known = ", ".join(artifacts) or "none"
             raise UserError(f"the spec has no artifact {name!r} (there are: {known})")
@@ -170,11 +181,11 @@ class ToolContext:
     def provided(self) -> list[str]:
         """The files that the spec itself lays into the sandbox, as `relative` has them."""
         sandbox = self._on_sandbox(_itself)
-        return [_relative(sandbox, file.to) for file in self._runtime().config.files]
+        return [_relative(sandbox, file.to) for file in self.runtime.config.files]
 
     def brought(self) -> dict[str, bool]:
         """The files of artifacts in this fresh sandbox, as `relative` has them: whether each replaced another."""
-        laid = self._runtime().laid.replaced
+        laid = self.runtime.laid.replaced
 
         async def work(sandbox: Sandbox) -> dict[str, bool]:
             return {_relative(sandbox, path): before is not None for path, before in laid.items()}
@@ -183,7 +194,7 @@ class ToolContext:
 
     def withdraw(self, paths: Sequence[str]) -> None:
         """Take away these files of artifacts in this fresh sandbox; what they replaced is back."""
-        laid = self._runtime().laid
+        laid = self.runtime.laid
 
         async def work(sandbox: Sandbox) -> None:
             for path in paths:
@@ -200,34 +211,58 @@ class ToolContext:
             return {"error": str(error)}
 
     def upload_file(self, local: str | Path, remote: str) -> dict[str, Any]:
-        """Copy a file of this machine into the sandbox, as `write_file` does."""
+        """Copy a file of this machine into the sandbox: ``{"exit_code", "output"}``; 0 where it is there, as a shell.
+
+        A file that this machine does not have is an answer too, with -1, as in the reference design.
+        """
         source = Path(local)
+        if not source.is_file():
+            return _not_uploaded(-1, f"Local file not found: {local}")
         written = self.write_file(remote, source.read_bytes(), source.stat().st_mode & 0o777)
-        return {"exit_code": 1 if "error" in written else 0, "output": written.get("error", ""), **written}
+        if "error" in written:
+            return _not_uploaded(1, written["error"])
+        return _uploaded(remote, written["bytes_written"])
 
     def upload(self, local: str | Path, remote: str) -> dict[str, Any]:
-        """Copy a file or a folder of this machine into the sandbox, in the place of whatever is there."""
-        if Path(local).is_dir():
-            return self.upload_dir(local, remote, replace=True)
-        return self.upload_file(local, remote)
+        """Copy a file or a folder of this machine into the sandbox, in the place of whatever is there.
 
-    def upload_dir(self, local: str | Path, remote: str, *, replace: bool = False) -> dict[str, Any]:
-        """Copy a folder of this machine into the sandbox; files that are there already are replaced.
-
-        With `replace` nothing of a folder that is there already stays.
+        Raises:
+            OSError: this machine does not have it, or it cannot be read.
         """
-        staging = self._runtime().staging
+        source, staging = Path(local), self.runtime.staging
+        if not source.is_dir():
+            return self.write_file(remote, source.read_bytes(), source.stat().st_mode & 0o777)
 
         async def work(sandbox: Sandbox) -> int:
-            return await upload_tree(sandbox, staging, Path(local), remote, replace=replace)
+            return len([one async for one in upload_tree(sandbox, staging, source, remote, replace=True)])
 
         try:
-            count = self._on_sandbox(work)
+            return {"files": self._on_sandbox(work)}
         except OSError as error:
             if error.errno not in FULL:
                 raise
             return {"files": 0, "error": f"{remote}: {error.strerror}"}
-        return {"files": count}
+
+    def upload_dir(self, local: str | Path, remote: str) -> list[dict[str, Any]]:
+        """Copy a folder of this machine into the sandbox: for each file what `upload_file` answers.
+
+        Files that are there already are replaced. Where something goes wrong, the last answer says what.
+        """
+        if not Path(local).is_dir():
+            return [_not_uploaded(-1, f"Local directory not found: {local}")]
+        staging, done = self.runtime.staging, list[dict[str, Any]]()
+
+        async def work(sandbox: Sandbox) -> None:
+            async for path, size in upload_tree(sandbox, staging, Path(local), remote):
+                done.append(_uploaded(path, size))
+
+        try:
+            self._on_sandbox(work)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            done.append(_not_uploaded(1, f"{remote}: {error.strerror}"))
+        return done
 
     def download_file(self, remote: str, local: str | Path) -> dict[str, Any]:
         """Copy a file of the sandbox to this machine, byte by byte; ``"success"`` says whether it was there."""
@@ -239,17 +274,27 @@ class ToolContext:
         Path(local).write_bytes(data)
         return {"success": True, "bytes": len(data)}
 
-    def download_dir(self, remote: str, local: str | Path) -> dict[str, Any]:
-        """Copy a folder of the sandbox to this machine. Symlinks are left out: they could point anywhere."""
+    def download_dir(self, remote: str, local: str | Path) -> list[dict[str, Any]]:
+        """Copy a folder of the sandbox to this machine: for each file what `download_file` answers, and its path there.
+
+        A folder that is not there, or has no file, is one answer without success. Symlinks are left out: they could
+        point anywhere.
+        """
+        done: list[dict[str, Any]] = []
+
+        async def work(sandbox: Sandbox) -> None:
+            async for path, size in download_tree(sandbox, remote, Path(local)):
+                done.append({"success": True, "bytes": size, "path": path})
+
         try:
-            count = self._on_sandbox(lambda sandbox: download_tree(sandbox, remote, Path(local)))
+            self._on_sandbox(work)
         except OSError as error:
-            return {"success": False, "error": f"{error.filename}: {error.strerror}"}
-        return {"success": True, "files": count}
+            done.append({"success": False, "error": f"{error.filename}: {error.strerror}"})
+        return done or [{"success": False, "error": f"{remote}: the folder has no files"}]
 
     def call_tool(self, name: str, args: dict[str, Any]) -> str:
         """What the model would be answered for this call; built-in tools need not be among the rollout's."""
-        runtime = self._runtime()
+        runtime = self.runtime
         toolkit = runtime.toolkit
         if toolkit.get(name) is None:
             toolkit = Toolkit(tool for each in toolsets().values() for tool in each.tools)
@@ -273,7 +318,7 @@ class ToolContext:
 
     def restore(self) -> None:
         """Take away every file that was put in place, and bring back what was there before."""
-        runtime = self._runtime()
+        runtime = self.runtime
         if not runtime.staging.empty and not runtime.killed_by_agent:
             with suppress(KilledByAgentError):  # nothing is left to take away
                 self._on_sandbox(runtime.staging.restore)
@@ -281,7 +326,7 @@ class ToolContext:
     @contextmanager
     def untouched(self) -> Iterator[ToolContext]:
         """A new sandbox as the spec describes it, for as long as the block lasts; nothing of the rollout is in it."""
-        own = self._runtime()
+        own = self.runtime
         name = f"{self.task_id}/untouched"
         fresh = ToolRuntime(own.config, task_id=name, toolkit=own.toolkit, factory=own.factory, loop=own.loop)
         try:
@@ -311,7 +356,9 @@ class ToolContext:
         """See `web_search`."""
         return _value(self.call_tool("browser_snapshot", {}))
 
-    def _runtime(self) -> ToolRuntime:
+    @property
+    def runtime(self) -> ToolRuntime:
+        """The live machine of the rollout; raises UserError where it was released."""
         runtime = find_runtime(self.task_id)
         if runtime is None:
             raise UserError(f"task {self.task_id!r} has no live sandbox: it was released, or never made")
@@ -319,7 +366,7 @@ class ToolContext:
 
     def _on_sandbox(self, work: Callable[[Sandbox], Awaitable[T]]) -> T:
         """Work on the sandbox; one that the agent killed is an answer (`KilledByAgentError`), not our failure."""
-        runtime = self._runtime()
+        runtime = self.runtime
 
         async def run() -> T:
             return await work(await runtime.sandbox())
@@ -343,6 +390,25 @@ class ToolContext:
                 "from a reward, or with `await asyncio.to_thread(ctx.terminal, …)`"
             )
         return wait_for_loop(work, loop)
+
+
+def cleanup_vm(task_id: str) -> None:
+    """Release the sandbox of a task of one's own; the reference design's name for `ToolContext(task_id).cleanup()`."""
+    ToolContext(task_id).cleanup()
+
+
+def cleanup_all_environments() -> None:
+    """Release the sandboxes of all tasks of one's own; those of rollouts of a run are released by the run."""
+    for runtime in own_runtimes():
+        cleanup_vm(runtime.task_id)
+
+
+def _uploaded(path: str, size: int) -> dict[str, Any]:
+    return {"exit_code": 0, "output": "", "bytes_written": size, "path": path}
+
+
+def _not_uploaded(exit_code: int, problem: str) -> dict[str, Any]:
+    return {"exit_code": exit_code, "output": problem, "bytes_written": 0, "error": problem}
 
 
 async def _itself(sandbox: Sandbox) -> Sandbox:

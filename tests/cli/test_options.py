@@ -11,8 +11,11 @@ from threading import Thread
 import pytest
 
 from hermes_rl.cli.main import status
-from hermes_rl.cli.options import separated
+from hermes_rl.cli.options import separated, with_policy
 from hermes_rl.errors import UserError
+from hermes_rl.spec.load import load_spec
+from hermes_rl.spec.model import Spec
+from hermes_rl.spec.overrides import parse_extra_args
 from hermes_rl.tokens.parsers import load_parser
 from hermes_rl.tools.python_tools import python_tool, state_tools
 from tests.cli.test_other_commands import Keeper
@@ -184,3 +187,99 @@ def test_a_tokenizer_at_hand_that_does_not_fit_is_a_problem_and_no_note(
     )
     assert status(["validate", str(spec)]) == 2
     assert f"{spec}:5:11: its tokens cannot be exact" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "environ", "expected"),
+    [
+        (1, {"OPENROUTER_API_KEY": "k"}, ("openai", "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY")),
+        (2, {}, ("vllm", "http://localhost:8000/v1", None)),
+        (3, {"OPENAI_API_KEY": "k"}, ("openai", "http://other/v1", "OPENAI_API_KEY")),
+        (3, {}, ("openai", "http://other/v1", None)),
+        (4, {}, ("vllm", "http://localhost:9001/v1", None)),
+    ],
+)
+def test_a_choice_is_a_policy_of_its_type(
+    spec: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    environ: dict[str, str],
+    expected: tuple[str, str, str | None],
+) -> None:
+    answers = {"Number": number, "Address": None, "Model": "m"}
+
+    def prompt(text: str, default: str | None = None, **_: object) -> object:
+        return answers[text] or default or "http://other/v1"
+
+    monkeypatch.setattr("typer.prompt", prompt)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+
+    def load(sets: tuple[str, ...]) -> Spec:
+        return load_spec(spec, overrides=parse_extra_args((), sets), environ=environ)
+
+    (policy,) = with_policy(load, environ).servers["policy"]
+    assert (policy.type, policy.base_url, policy.api_key_env) == expected
+
+
+def test_openrouter_without_its_key_is_told_before_anything_is_asked(
+    spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def prompt(text: str, **_: object) -> int:
+        asked.append(text)
+        return 1
+
+    monkeypatch.setattr("typer.prompt", prompt)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with pytest.raises(UserError, match="OpenRouter needs a key: set OPENROUTER_API_KEY"):
+        with_policy(lambda sets: load_spec(spec, overrides=parse_extra_args((), sets)), {})
+    assert asked == ["Number"]
+
+
+@pytest.mark.parametrize("mode", ["process", "evaluate"])
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("batch_size", "8"), ("eval_handling", "NONE"), ("eval_limit_ratio", "0.5"), ("include_messages", "false"),
+        ("inference_weight", "2"), ("max_batches_offpolicy", "3"), ("min_batch_allocation", "0.1"),
+        ("min_items_sent_before_logging", "1"), ("rollout_server_url", "http://h"), ("steps_per_eval", "5"),
+        ("max_token_length", "9"), ("worker_timeout", "60"),
+    ],
+)  # fmt: skip
+def test_a_flag_of_which_nothing_comes_is_refused(
+    spec: Path, capsys: pytest.CaptureFixture[str], mode: str, flag: str, value: str
+) -> None:
+    assert status(["run", str(spec), mode, f"--env.{flag}", value]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: --env.{flag} has no effect in {mode}: "), said
+    assert status(["run", str(spec), mode, f"--env.{flag}={value}"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "flag"),
+    [
+        ("process", "--env.max_eval_workers=2"),
+        ("process", "--env.data_dir_to_save_evals=x"),
+        ("evaluate", "--env.max_num_workers=2"),
+        ("evaluate", "--env.max_num_workers_per_node=2"),
+        ("evaluate", "--env.data_path_to_save_groups=x"),
+        ("serve", "--env.worker_timeout=60"),
+    ],
+)
+def test_a_flag_of_another_mode_is_refused(
+    spec: Path, capsys: pytest.CaptureFixture[str], mode: str, flag: str
+) -> None:
+    assert status(["run", str(spec), mode, flag]) == 2
+    assert f"{flag.partition('=')[0]} has no effect in {mode}: " in capsys.readouterr().err
+
+
+def test_flags_that_ask_for_what_is_done_anyway_are_taken(spec: Path) -> None:
+    from hermes_rl.runs.opening import in_flight, require_effect
+
+    require_effect(["--env.worker_timeout", "-1", "--env.include_messages", "true"], "process")
+    flags = ["--env.max_num_workers_per_node", "3", "--env.group_size", "2"]
+    loaded = load_spec(spec, overrides=parse_extra_args(flags, ["servers.policy={type: scripted}"]), mode="process")
+    assert in_flight(loaded, "process") == 6

@@ -9,6 +9,7 @@ import pytest
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from hermes_rl import HermesAgentEnvConfig, HermesAgentLoop
+from hermes_rl.errors import UserError
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.env.greetings import Greetings
@@ -89,6 +90,43 @@ async def test_a_text_is_gone_on_with_as_it_is(served: Asked) -> None:
     await env.shut_down()
 
 
+@pytest.mark.parametrize(
+    ("server_type", "dialects"),
+    [("vllm", ("completions",)), ("vllm", ("generate",)), ("sglang", ("generate",))],
+)
+async def test_a_text_is_told_how_likely_it_is(server_type: str, dialects: tuple[str, ...]) -> None:
+    policy = TokenPolicy(load_tokenizer(None), lambda prompt, source: "word", dialects)
+    async with policy.running() as url:
+        env = make(url, server_type)
+        scored = await env.server.get_logprobs(input_ids=[8, 11, 14], top_k=2, split="eval")
+        assert scored == {
+            "prompt_tokens": [8, 11, 14],
+            "prompt_topk_token_ids": [[], [11, 12, 13], [14, 15]],
+            "prompt_topk_logprobs": [[], [-3.0, -1.0, -1.1], [-0.25, -1.0]],
+        }
+        by_text = await env.server.get_logprobs(prompt="once upon")
+        assert by_text["prompt_tokens"] == env.tokenizer.encode("once upon", add_special_tokens=False)
+        async with env.server.managed_server(tokenizer=env.tokenizer) as managed:
+            asked = [{"role": "user", "content": "hi"}]
+            by_messages = await managed.get_logprobs(messages=asked, top_k=1)
+            await managed.chat_completion(messages=asked, max_tokens=2)
+            assert by_messages["prompt_tokens"] == policy.log[-1].prompt
+        await env.shut_down()
+
+
+async def test_an_answer_without_the_tokens_of_the_prompt_is_none(served: Asked) -> None:
+    def less(body: dict[str, Any]) -> None:
+        body["choices"][0]["prompt_logprobs"][1] = {"5": {"logprob": -1.0}}
+
+    env = make(served.url)
+    served.policy.faults = [less]
+    assert (await env.server.get_logprobs(input_ids=[8, 11]))["prompt_tokens"] == [8, 11]
+    assert len(served.policy.asked) == 2, "the answer was asked for again"
+    with pytest.raises(UserError, match="needs input_ids, prompt or messages"):
+        await env.server.get_logprobs(top_k=1)
+    await env.shut_down()
+
+
 async def test_chat_servers_have_no_tokens_and_say_so() -> None:
     model = await WriterModel().start()
     env = make(model.url, "openai")
@@ -98,6 +136,8 @@ async def test_chat_servers_have_no_tokens_and_say_so() -> None:
             pass
     with pytest.raises(NotImplementedError, match="vllm or sglang"):
         await env.server.completion(prompt="once")
+    with pytest.raises(NotImplementedError, match="vllm or sglang"):
+        await env.server.get_logprobs(prompt="once")
     await env.shut_down()
     await model.stop()
 

@@ -180,3 +180,30 @@ def test_openai_flags_change_every_server() -> None:
     servers = [APIServerConfig(base_url="http://a"), APIServerConfig(base_url="http://b")]
     changed = _servers(servers, {"model_name": "m"})
     assert [(s.base_url, s.model_name) for s in changed] == [("http://a", "m"), ("http://b", "m")]
+
+
+OVERRIDDEN = """
+import sys
+from hermes_rl import compile_spec, load_spec
+from hermes_rl.spec.overrides import parse_extra_args
+changes = parse_extra_args([], ["process.group_size=3", "process.groups=5", "agent.max_turns=7"])
+compile_spec(load_spec("terminal-files", overrides=changes)).cli()
+"""
+
+
+def test_flags_win_over_what_a_program_changed_in_its_spec_and_keep_the_rest(tmp_path: Path) -> None:
+    done = program(OVERRIDDEN, "process", "--env.total_steps", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (groups,) = tmp_path.rglob("groups.jsonl")
+    assert [len(json.loads(line)["scores"]) for line in groups.read_text().splitlines()] == [3, 3]
+    assert "max_turns: 7" in (groups.parent / "spec.yaml").read_text()
+
+
+def test_a_program_gives_no_advice_about_models(tmp_path: Path) -> None:
+    advice = "PyTorch was not found"
+    if advice not in program("import transformers", cwd=tmp_path).stderr:
+        pytest.skip("the library has nothing to say here")
+    code = "from hermes_rl import HermesAgentBaseEnv; import transformers; HermesAgentBaseEnv.cli()"
+    done = program(code, "--help", cwd=tmp_path)
+    assert done.returncode == 0 and "--env.group_size" in done.stdout
+    assert advice not in done.stderr

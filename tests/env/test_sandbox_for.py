@@ -9,10 +9,16 @@ from typing import Any
 
 import pytest
 
-from hermes_rl import ToolContext, clear_task_env_overrides, register_task_env_overrides
+from hermes_rl import (
+    ToolContext,
+    cleanup_all_environments,
+    cleanup_vm,
+    clear_task_env_overrides,
+    register_task_env_overrides,
+)
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.base import SandboxConfig, SandboxFile
-from hermes_rl.tools.base import runtime_for
+from hermes_rl.tools.base import find_runtime, runtime_for
 from tests.env.greetings import Greetings
 from tests.env.test_handwritten import make
 from tests.env.writer_model import WriterModel
@@ -80,8 +86,50 @@ async def test_a_task_may_be_told_its_sandbox_before_its_first_call(
     await after.close()
 
 
+@pytest.mark.parametrize(
+    ("own", "overrides", "expected"),
+    [
+        (SandboxConfig(backend="docker", env={"A": "1"}), {"modal_image": "a:1"}, ("docker", "a:1", False, {"A": "1"})),
+        (SandboxConfig(backend="docker"), {"modal_image": "a", "docker_image": "b"}, ("docker", "b", False, {})),
+        (SandboxConfig(backend="modal"), {"modal_image": "a:1"}, ("modal", "a:1", False, {})),
+        (SandboxConfig(env={"A": "1"}), {"env": {"B": "2"}}, ("bubblewrap", None, False, {"A": "1", "B": "2"})),
+        (SandboxConfig(), {"env_type": "modal", "modal_image": "a"}, ("modal", "a", True, {})),
+    ],
+)
+async def test_the_image_of_a_task_is_for_the_backend_of_its_environment(
+    own: SandboxConfig, overrides: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    register_task_env_overrides("task-8", overrides)
+    try:
+        runtime = runtime_for("task-8", sandbox=own)
+        config = runtime.config
+        await runtime.close()
+    finally:
+        clear_task_env_overrides("task-8")
+    assert (config.backend, config.image, config.network, dict(config.env)) == expected
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "none", "ssh"])
+def test_an_image_that_the_backend_cannot_have_is_refused(backend: str) -> None:
+    register_task_env_overrides("task-9", {"docker_image": "name/of:it"})
+    try:
+        with pytest.raises(UserError, match=f"which the backend {backend} cannot have: set terminal_backend to docker"):
+            runtime_for("task-9", sandbox=SandboxConfig(backend=backend))
+    finally:
+        clear_task_env_overrides("task-9")
+
+
+async def test_all_sandboxes_of_tasks_are_released_at_once() -> None:
+    for name in ("task-a", "task-b"):
+        runtime_for(name)
+    await asyncio.to_thread(cleanup_vm, "task-a")
+    assert find_runtime("task-a") is None and find_runtime("task-b") is not None
+    await asyncio.to_thread(cleanup_all_environments)
+    assert find_runtime("task-b") is None
+
+
 def test_an_override_that_is_not_known_is_refused() -> None:
-    with pytest.raises(UserError, match="unknown override 'image'; known are env_type, cwd, docker_image"):
+    with pytest.raises(UserError, match="unknown override 'image'; known are env_type, cwd, env, docker_image"):
         register_task_env_overrides("task", {"image": "x"})
 
 

@@ -43,6 +43,8 @@ class WriterModel:
 
     async def _handle(self, request: web.Request) -> web.Response:
         body = await request.json() if request.can_read_body else {}
+        if request.method == "GET":
+            raise web.HTTPNotFound  # somebody asks what kind of server this is
         self.paths.append(request.path)
         self.bodies.append(body)
         self.keys.add(request.headers.get("Authorization"))

@@ -87,8 +87,20 @@ class TokenPolicy:
         finally:
             await runner.cleanup()
 
+    def _places(self, prompt: list[int], top: int) -> list[list[tuple[int, float]]]:
+        """The token itself, which is the likeliest where its id is even, and `top` others."""
+        return [
+            [(token, -0.25 if token % 2 == 0 else -3.0), *((token + n + 1, -1.0 - n / 10) for n in range(top))]
+            for token in prompt
+        ]
+
     async def _completions(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if "prompt_logprobs" in body:
+            self.asked.append(body)
+            places = self._places(body["prompt"], body["prompt_logprobs"])
+            told = [{str(t): {"logprob": v, "rank": 1, "decoded_token": "x"} for t, v in one} for one in places]
+            return self._answer({"choices": [{"token_ids": [1], "prompt_logprobs": [None, *told[1:]]}]})
         sampled, finish = await self._sample(body, body["prompt"], body["max_tokens"], body.get("seed"))
         choice = {
             "index": 0,
@@ -101,6 +113,18 @@ class TokenPolicy:
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if "top_logprobs_num" in body:
+            self.asked.append(body)
+            places = [
+                [[v, t, None] for t, v in one] for one in self._places(body["input_ids"], body["top_logprobs_num"])
+            ]
+            own, top = [one[0] for one in places], [one[1:] for one in places]
+            meta = {"input_token_logprobs": [[None, own[0][1], None], *own[1:]], "input_top_logprobs": [None, *top[1:]]}
+            return self._answer({"text": "", "meta_info": meta})
+        if "prompt_logprobs" in body:
+            self.asked.append(body)
+            places = self._places(body["prompt"]["prompt_token_ids"], body["prompt_logprobs"])
+            return self._answer({"prompt_logprobs": [[None, *[[{str(t): v for t, v in one}] for one in places[1:]]]]})
         if "input_ids" in body:
             parameters = body["sampling_params"]
             sampled, finish = await self._sample(

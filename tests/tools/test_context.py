@@ -84,15 +84,27 @@ async def test_files_and_folders_go_in_and_out(ctx: ToolContext, tmp_path: Path)
     (tmp_path / "tree" / "run.sh").chmod(0o755)
 
     def reward() -> None:
-        assert ctx.upload_dir(tmp_path / "tree", "tests") == {"files": 2}
+        sent = ctx.upload_dir(tmp_path / "tree", "tests")
+        assert [(one["exit_code"], one["output"], one["path"]) for one in sent] == [
+            (0, "", "tests/run.sh"),
+            (0, "", f"tests/sub/{odd}"),
+        ]
         assert ctx.terminal("tests/run.sh")["output"] == "ran\n"
-        assert ctx.download_dir("tests", tmp_path / "back") == {"success": True, "files": 2}
+        back = ctx.download_dir("tests", tmp_path / "back")
+        assert sorted((one["success"], one["bytes"]) for one in back) == [(True, 19), (True, len(data))]
         assert (tmp_path / "back" / "sub" / odd).read_bytes() == data
         assert ctx.upload_file(tmp_path / "tree" / "sub" / odd, "one")["exit_code"] == 0
         assert ctx.download_file("one", tmp_path / "new" / "one") == {"success": True, "bytes": len(data)}
         assert (tmp_path / "new" / "one").read_bytes() == data
         assert not ctx.download_file("missing", tmp_path / "x")["success"]
-        assert not ctx.download_dir("missing", tmp_path / "x")["success"]
+        (missing,) = ctx.download_dir("missing", tmp_path / "x")
+        assert not missing["success"] and "missing" in missing["error"]
+        ctx.terminal("mkdir empty")
+        assert ctx.download_dir("empty", tmp_path / "y")[0]["success"] is False
+        assert ctx.upload_file(tmp_path / "none", "x")["exit_code"] == -1
+        assert [one["exit_code"] for one in ctx.upload_dir(tmp_path / "none", "x")] == [-1]
+        with pytest.raises(FileNotFoundError):
+            ctx.upload(tmp_path / "none", "x")
 
     await asyncio.to_thread(reward)
 

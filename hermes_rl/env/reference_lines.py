@@ -1,0 +1,141 @@
+"""Lines of environments of the reference design that cannot work here, told before anything is played.
+
+Owns reading the source of an environment's class. Such lines often stand inside a method, at the end of an evaluation
+of hours, or in a `try` whose `except` takes every error for a wrong answer, so that nobody would hear of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hermes_rl
+from hermes_rl.errors import UserError
+
+_MODULES = frozenset(
+    {
+        "environments.agent_loop",
+        "environments.hermes_base_env",
+        "environments.patches",
+        "environments.tool_context",
+        "model_tools",
+        "tools.budget_config",
+        "tools.process_registry",
+        "tools.terminal_tool",
+        "toolset_distributions",
+    }
+)
+"""Modules of the reference design whose names an environment uses."""
+_INSTEAD = {
+    "_tool_executor": "leave it out with what follows from it: tools need no pool of threads",
+    "resize_tool_pool": "leave it out: tools need no pool of threads",
+    "apply_patches": "leave it out: nothing has to be patched",
+    "process_registry": "leave it out: the end of a sandbox ends its processes",
+    "handle_function_call": "use ToolContext(task_id).call_tool(name, arguments)",
+    "get_tool_definitions": "use self._resolve_tools_for_group()",
+    "sample_toolsets_from_distribution": "set `distribution` in the configuration",
+    "BudgetConfig": "use self.config.build_budget_config()",
+}
+"""What of these modules has no namesake here, and what to do instead."""
+_OF_THE_RUNNER = ("TERMINAL_", "HERMES_", "HF_", "TOKENIZERS_", "WANDB_", "CUDA_")
+"""Beginnings of variables that are meant for this process, or that the configuration has in their place."""
+
+
+def require_lines_that_work(cls: type, base: type, backend: str) -> None:
+    """Refuse an environment's class that has lines which cannot work here.
+
+    Args:
+        cls: the class.
+        base: where its own code ends.
+        backend: of its sandboxes, as its configuration names it.
+
+    Raises:
+        UserError: with each line and the way out.
+    """
+    problems = [
+        f"{path.name}:{line}: {problem}"
+        for path in dict.fromkeys(_sources(cls, base))
+        for line, problem in _problems(ast.parse(path.read_text(encoding="utf-8")), backend)
+    ]
+    if problems:
+        raise UserError(f"{cls.__name__} has lines that cannot work here:\n  " + "\n  ".join(problems))
+
+
+def _sources(cls: type, base: type) -> Iterator[Path]:
+    for one in cls.__mro__:
+        if not issubclass(one, base) or one.__module__.partition(".")[0] == "hermes_rl":
+            continue
+        try:
+            found = inspect.getsourcefile(one)
+        except (TypeError, OSError):
+            continue  # typed at a prompt
+        if found is not None and Path(found).is_file():
+            yield Path(found)
+
+
+def _problems(tree: ast.Module, backend: str) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from _import(node)
+        elif isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef):
+            yield from _variables(node, backend)
+
+
+def _import(node: ast.ImportFrom) -> Iterator[tuple[int, str]]:
+    for name in (alias.name for alias in node.names):
+        if node.module == "hermes_rl" and name != "*" and not hasattr(hermes_rl, name):
+            yield node.lineno, f"hermes_rl has no {name}" + (f": {_INSTEAD[name]}" if name in _INSTEAD else "")
+        elif node.module in _MODULES and name in hermes_rl.__all__:
+            yield node.lineno, f"write `from hermes_rl import {name}` for what is imported from {node.module}"
+        elif node.module in _MODULES:
+            instead = _INSTEAD.get(name, "it is not there; see docs/python.md for what is")
+            yield node.lineno, f"{node.module}.{name}: {instead}"
+
+
+def _variables(function: ast.AsyncFunctionDef | ast.FunctionDef, backend: str) -> Iterator[tuple[int, str]]:
+    """Variables that are set for the commands of an agent, which run where this process' environment is not."""
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    named = {name for call in calls if (name := _called(call)) is not None}
+    if "HermesAgentLoop" not in named or any(_gives_variables(call) for call in calls):
+        return
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Assign):
+            continue
+        for name in (_variable(target) for target in node.targets):
+            if name is not None and not name.startswith(_OF_THE_RUNNER):
+                programs = (
+                    "" if backend == "none" else "; `terminal_backend: none` if they need programs of this machine"
+                )
+                yield (
+                    node.lineno,
+                    f"{name} in os.environ does not reach the agent's commands, which run in a sandbox: give it to the "
+                    f"task, with register_task_env_overrides(task_id, {{'env': {{'{name}': …}}}}){programs}",
+                )
+
+
+def _called(call: ast.Call) -> str | None:
+    function: Any = call.func
+    return function.id if isinstance(function, ast.Name) else getattr(function, "attr", None)
+
+
+def _gives_variables(call: ast.Call) -> bool:
+    if _called(call) != "register_task_env_overrides":
+        return False
+    return any(
+        isinstance(key, ast.Constant) and key.value == "env"
+        for given in call.args
+        if isinstance(given, ast.Dict)
+        for key in given.keys
+    )
+
+
+def _variable(target: ast.expr) -> str | None:
+    """The name in ``os.environ["NAME"]``."""
+    if not isinstance(target, ast.Subscript) or not isinstance(target.slice, ast.Constant):
+        return None
+    where = target.value
+    is_environ = isinstance(where, ast.Attribute) and where.attr == "environ"
+    return str(target.slice.value) if is_environ else None

@@ -1,0 +1,75 @@
+"""The verifier of Terminal-Bench 2's rows: an archive of tests, and a script that runs them and writes the reward."""
+
+import base64
+import io
+import re
+import tarfile
+from typing import Any
+
+from hermes_rl import Score
+from hermes_rl.errors import RewardFailure
+
+REWARD = "/logs/verifier/reward.txt"
+LACKING = re.compile(
+    r"(curl|wget|uv|uvx|pip3?|pytest|python3?|bash): (command )?not found|No module named '?pytest|"
+    r"Could not resolve host|Temporary failure in name resolution"
+)
+"""What says that the tests did not run, because the image or the network lacks what their script needs."""
+
+
+def verified(ctx: Any, *, script: str, tests: str = "", timeout: float = 900.0) -> Score:
+    """What the script of the tests writes as the reward; where it writes none, 1 if it exits with 0.
+
+    Args:
+        ctx: the rollout's sandbox.
+        script: what runs the tests, as /tests/test.sh.
+        tests: files for /tests, as a tar.gz in base64.
+        timeout: seconds of the script; one that takes longer scores 0.
+    """
+    answer, told = _run(ctx, script, tests, timeout)
+    if answer.get("timed_out"):
+        return Score(0.0, reason=f"the tests had no end in time: {answer['output'][-400:]}")
+    value = _value(told, answer)
+    ran = told is not None and LACKING.search(answer["output"]) is None
+    if value > 0 or ran:
+        return Score(
+            value, reason=None if value > 0 else f"exit status {answer['exit_code']}: {answer['output'][-400:]}"
+        )
+    # Either the solution or the sandbox is to blame. A sandbox that the agent never saw tells which.
+    with ctx.untouched() as clean:
+        alone, written = _run(clean, script, tests, timeout)
+    lacking = LACKING.search(alone["output"])
+    if lacking or (written is None and alone["exit_code"] in (126, 127)):
+        raise RewardFailure(f"the tests cannot run in this sandbox: {alone['output'].strip()[-400:]}")
+    return Score(value, reason=f"the tests did not run to their end (exit status {answer['exit_code']})")
+
+
+def _run(ctx: Any, script: str, tests: str, timeout: float) -> tuple[dict[str, Any], str | None]:
+    """Put the tests in place and run them; the answer of the script, and the reward that it wrote."""
+    ctx.terminal("rm -rf /tests /logs/verifier; mkdir -p /tests /logs/verifier")
+    for name, content, mode in _files(tests):
+        ctx.write_file(f"/tests/{name}", content, mode)
+    ctx.write_file("/tests/test.sh", script, 0o755)
+    answer = ctx.terminal("bash /tests/test.sh", timeout=timeout)
+    told = ctx.read_file(REWARD)
+    return answer, None if "error" in told or not told["content"].strip() else told["content"].strip()
+
+
+def _files(archive: str) -> list[tuple[str, bytes, int]]:
+    """Path, content and mode of each file of an archive; links and paths that lead out of it are left out."""
+    if not archive:
+        return []
+    found = []
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive)), mode="r:*") as tar:
+        for member in tar:
+            file = tar.extractfile(member) if member.isfile() else None
+            if file is not None and not member.name.startswith("/") and ".." not in member.name.split("/"):
+                found.append((member.name.removeprefix("./"), file.read(), member.mode & 0o777))
+    return found
+
+
+def _value(told: str | None, answer: dict[str, Any]) -> float:
+    try:
+        return float(told) if told is not None else float(answer["exit_code"] == 0)
+    except ValueError:
+        return float(answer["exit_code"] == 0)

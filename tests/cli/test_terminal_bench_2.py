@@ -1,0 +1,110 @@
+"""The shipped spec of Terminal-Bench 2: rows with images and archives of tests, which come when the agent has ended."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_rl.runs.evaluate import Evaluation, run_evaluate
+from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.progress import Progress
+from hermes_rl.spec.load import load_spec
+from hermes_rl.spec.overrides import parse_extra_args
+from tests.env.test_upstream import packed
+from tests.env.upstream.model import Messages, Model, call, says
+from tests.runs.playing import lines
+
+SCRIPT = """\
+if [ "$(cat /app/answer)" = "$(cat /tests/expected)" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+
+
+def row(name: str, image: Path | None = None, script: str = SCRIPT, category: str = "easy") -> dict[str, Any]:
+    return {
+        "task_name": name, "category": category, "instruction": name, "docker_image": str(image) if image else None,
+        "environment_tar": "", "tests_tar": packed(expected=f"image {name}"), "test_sh": script,
+    }  # fmt: skip
+
+
+async def evaluated(
+    folder: Path, rows: list[dict[str, Any]], command: str, *sets: str
+) -> tuple[Evaluation, dict[str, dict[str, Any]], list[dict[str, Any]]]:
+    """Play the rows with a model that runs one command; what was found, the rollouts by task, and what was said."""
+    (folder / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+
+    def answer(messages: Messages) -> dict[str, Any]:
+        return says("Done.") if messages[-1]["role"] == "tool" else call("terminal", command=command)
+
+    model = Model(answer)
+    await model.start()
+    policy = json.dumps({"type": "openai", "base_url": model.url, "model": "m"})
+    data = json.dumps({"path": "json", "data_files": str(folder / "rows.jsonl"), "split": "train", "eval": "only"})
+    given = [f"servers.policy={policy}", f"dataset={data}", "sandbox.network=false", *sets]
+    spec = load_spec("terminal-bench-2", overrides=parse_extra_args((), given))
+    found, directory = await run_evaluate(
+        spec, Launch("evaluate", out=folder / "run", progress=Progress(io.StringIO()))
+    )
+    await model.stop()
+    played = lines(directory.path / "rollouts.jsonl")
+    by_task = {next(m["content"] for m in one["messages"] if m["role"] == "user"): one for one in played}
+    return found, by_task, model.bodies
+
+
+async def test_each_row_has_its_image_and_its_tests_come_after_the_agent(tmp_path: Path, rootfs: Path) -> None:
+    rows = []
+    for name in ("one", "two"):
+        image = tmp_path / name
+        shutil.copytree(rootfs, image, symlinks=True, copy_function=os.link)
+        (image / "etc" / "issue").unlink()
+        (image / "etc" / "issue").write_text(f"image {name}\n")
+        rows.append(row(name, image))
+    rows.append(row("three", tmp_path / "two", category="hard"))
+    command = "ls /tests /logs; mkdir -p /app; cp /etc/issue /app/answer"
+    found, by_task, bodies = await evaluated(tmp_path, rows, command)
+    assert {name: one["score"] for name, one in by_task.items()} == {"one": 1.0, "two": 1.0, "three": 0.0}
+    told = [m["content"] for body in bodies for m in body["messages"] if m["role"] == "tool"]
+    assert told and all("/tests" in one and "expected" not in one for one in told), "the agent finds no tests"
+    assert found.metrics["eval/by/category/easy/mean_reward"] == 1.0
+    assert found.metrics["eval/by/category/hard/mean_reward"] == 0.0
+
+
+async def test_a_reward_that_the_agent_writes_itself_is_none(tmp_path: Path) -> None:
+    command = "mkdir -p /tests /logs/verifier; echo 1 > /logs/verifier/reward.txt; echo 'exit 0' > /tests/test.sh"
+    _, by_task, _ = await evaluated(tmp_path, [row("forged")], command)
+    assert by_task["forged"]["score"] == 0.0
+
+
+async def test_tests_that_cannot_run_are_a_failure_and_no_score(tmp_path: Path) -> None:
+    missing = "no-such-runner && echo 1 > /logs/verifier/reward.txt"
+    lacking = "uvx pytest /tests; if [ $? -eq 0 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+    rows = [row("missing", script=missing), row("lacking", script=f"PATH=/nothing\n{lacking}")]
+    found, by_task, _ = await evaluated(tmp_path, [row("fine"), *rows], "true")
+    assert found.ungraded == 2
+    assert by_task.pop("fine")["score"] == 0.0
+    for one in by_task.values():
+        assert one["score"] is None and one["ending"] == "reward_failure"
+        assert "the tests cannot run in this sandbox" in one["error"]
+
+
+async def test_tests_that_the_agent_keeps_from_running_score_0(tmp_path: Path) -> None:
+    script = f"test ! -e /app/broken || exit 127\n{SCRIPT}"
+    _, by_task, _ = await evaluated(tmp_path, [row("broken", script=script)], "mkdir /app; touch /app/broken")
+    assert by_task["broken"]["score"] == 0.0
+    assert "did not run to their end" in by_task["broken"]["rewards"]["verified"]["reason"]
+
+
+@pytest.mark.parametrize(("work", "script"), [("true", "sleep 60"), ("sleep 60", SCRIPT)])
+async def test_agent_and_tests_share_one_bound_of_time(tmp_path: Path, work: str, script: str) -> None:
+    began = time.monotonic()
+    _, by_task, _ = await evaluated(tmp_path, [row("slow", script=script)], work, "agent.task_timeout=2")
+    assert time.monotonic() - began < 30
+    slow = by_task["slow"]
+    assert slow["score"] == 0.0 and slow["error"] is None
+    assert "the tests had no end in time" in slow["rewards"]["verified"]["reason"]

@@ -95,7 +95,7 @@ POLICYS = tuple(ending for ending in Ending if ending not in OURS)
 
 
 def table() -> str:
-    """The rules as a Markdown table, for the documentation."""
+    """Return the rules as a Markdown table, for the documentation."""
     lines = ["| ending | what happened | whose doing | graded | played anew |", "|---|---|---|---|---|"]
     for ending, rule in RULES.items():
         whose, graded = ("the policy's", "yes, unless `endings` says otherwise") if rule.policys else ("ours", "never")

@@ -15,8 +15,9 @@ import inspect
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,7 +33,7 @@ SANDBOXES = "hermes_rl.sandboxes"
 
 
 def load_object(ref: str, base: Path | None = None) -> Any:
-    """The object that `ref` names; a relative file is below `base` (default: the working directory).
+    """Return the object that `ref` names; a relative file is below `base` (default: the working directory).
 
     The name may be dotted (``file.py:Class.method``). Raises `UserError` that says what was found.
     """
@@ -46,8 +47,34 @@ def load_object(ref: str, base: Path | None = None) -> Any:
     return _attribute(module, name, place)
 
 
+def published(group: str, what: str, taken: Container[str] = ()) -> dict[str, EntryPoint]:
+    """Find what installed packages publish under a group of entry points, by name, without the names that are `taken`.
+
+    Raises:
+        UserError: two packages publish one name. `what` says what is published.
+    """
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=group):
+        if point.name in found:
+            both = f"{found[point.name].value} and {point.value}"
+            raise UserError(f"two packages publish a {what} {point.name!r} ({both}); remove one of them")
+        if point.name not in taken:
+            found[point.name] = point
+    return found
+
+
+def load_published(point: EntryPoint, what: str) -> Any:
+    """Load the object behind an entry point; raises `UserError` where it cannot be had."""
+    try:
+        return point.load()
+    except Exception as error:  # its module may raise anything
+        raise UserError(
+            f"the {what} {point.name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+
+
 def load_file(path: Path) -> ModuleType:
-    """The module of a file; the same one until the file's content changes."""
+    """Return the module of a file; the same one until the file's content changes."""
     path = path.resolve()
     try:
         source = path.read_bytes()
@@ -146,7 +173,7 @@ def _similar(path: Path) -> str:
 
 
 def _place(error: Exception, path: Path) -> str:
-    """The file and line where loading failed, as near to the user's own file as the traceback goes."""
+    """Return the file and line where loading failed, as near to the user's own file as the traceback goes."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     line, trace = None, error.__traceback__
@@ -158,7 +185,7 @@ def _place(error: Exception, path: Path) -> str:
 
 
 def place_of(error: BaseException, function: Callable[..., Any]) -> str:
-    """The error in words, with the last line of the file of `function` that led to it."""
+    """Return the error in words, with the last line of the file of `function` that led to it."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]

@@ -55,7 +55,7 @@ class LoopGoneError(UserError):
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """The result of `function`. When the caller is cancelled the thread runs on, and its result is dropped."""
+    """Return the result of `function`. When the caller is cancelled the thread runs on, and its result is dropped."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
@@ -115,7 +115,7 @@ def _next(jobs: _Jobs) -> Callable[[], None] | None:
 
 
 def _carried(error: BaseException) -> BaseException:
-    """The exception as a future can hold it: StopIteration would end the coroutine that waits."""
+    """Return the exception as a future can hold it: StopIteration would end the coroutine that waits."""
     if isinstance(error, StopIteration):
         return RuntimeError(f"the function raised StopIteration: {error}")
     return error

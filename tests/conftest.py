@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,24 @@ def packed_rootfs(rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     subprocess.run(["tar", "-rf", plain, "-C", archive.parent, "./etc/issue"], check=True)
     subprocess.run(["gzip", "-1", plain], check=True)
     return archive
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Lays a package into a folder as pip would, and lets this process find it; the folder fits into PYTHONPATH."""
+
+    def lay(name: str, source: str, points: Mapping[str, str]) -> Path:
+        """`points` are group → the lines of its entry points."""
+        site = tmp_path / "site"
+        info = site / f"{name}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (site / f"{name}.py").write_text(source)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        groups = (f"[{group}]\n{lines}\n" for group, lines in points.items())
+        (info / "entry_points.txt").write_text("\n".join(groups))
+        if str(site) not in sys.path:
+            monkeypatch.syspath_prepend(site)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return site
+
+    return lay

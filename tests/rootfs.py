@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from hermes_rl.sandbox.helper_sandbox import own_python, system_python
+from hermes_rl.sandbox.launcher import own_python, system_python
 
 PROGRAMS = (
     *(

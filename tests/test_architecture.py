@@ -35,7 +35,7 @@ DOORS = {
     "ray": (),
 }
 """Foreign package → where it may be imported."""
-ANYWHERE = {"errors", "endings", "plugins", "shipped", "threads", "version", "visible"}
+ANYWHERE = {"errors", "endings", "plugins", "server_types", "shipped", "threads", "version", "visible"}
 """Modules of the package itself that every room may use."""
 SEVERAL_HOMES = {"Renderer", "Sandbox", "Tool"}
 """Sections of the spec whose name another class has too. A name may leave this set, none may join it."""

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import aiohttp
 import torch
+from hermes_rl.tools.toolkit import Toolkit
 
 from examples.learning.curve import draw
 from examples.learning.model import Small
@@ -27,7 +28,6 @@ from examples.learning.task import CONTROL, PIECES, write_task, write_tokenizer
 from examples.learning.trainer import Curve, Trainer, warm_up
 from hermes_rl.tokens.hub import HubTokenizer
 from hermes_rl.tools.python_tools import python_tool
-from hermes_rl.tools.toolkit import Toolkit
 
 WARM_UP = 200
 """Steps of supervised training before."""

@@ -1,8 +1,10 @@
-"""The agent loop: ask the model, run the tools that it calls, tell it the results, until there is an ending.
+"""The agent loop: it asks the model, runs the tools that the model calls, and tells it the results, until an ending.
 
-Owns the turns, the budgets and the ending. Leaves running tools to `hermes_rl.tools`, talking to models to
-`hermes_rl.servers`, and scoring to `hermes_rl.scoring`. Nothing that the model writes makes the loop raise; where
-infrastructure fails, it raises a `Failure` whose `result` holds the conversation so far."""
+This module owns the turns, the budgets, the ending, and the history of messages. It leaves running tools to
+`hermes_rl.tools`, talking to models to `hermes_rl.servers`, and scoring to `hermes_rl.scoring`. Nothing that the model
+writes makes the loop raise. Where infrastructure fails, the loop raises a `Failure` whose `result` holds the
+conversation so far.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ from hermes_rl.tools.base import TimeLeft, ToolRuntime, capped, runtime_for
 from hermes_rl.tools.catalogue import toolkit_of
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
 
-# ------------------------------- Assistant messages as the history keeps them, and as they go back to the server
+# -------------------------------------------------- Messages as the history keeps them and as a server gets them
 # Owns the difference between the two. The history keeps what the model wrote. But a server that parses the history
 # refuses the whole conversation for one malformed call in it, so the messages that are sent have empty arguments in
 # such a place; the answer to the call tells the model what was wrong.
@@ -114,7 +116,7 @@ def _is_object(arguments: object) -> bool:
         return False
 
 
-# -------------------------------------------------------------------------------- loop
+# ------------------------------------------------------------------------------------------------------ The loop
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""The result of an agent run.
+"""What the loop talks to, and what it gives back.
 
-Owns `AgentResult`, which keeps the fields that rewards of the reference design read (messages, managed_state,
-turns_used, finished_naturally, reasoning_per_turn, tool_errors) and adds the ending by name, the calls, usage and
-timings; and the form in which hand-written environments read tokens, `managed_state["nodes"]`. Leaves what becomes of a
-result on disk to `hermes_rl.runs`."""
+`AgentResult` keeps the fields that rewards of the reference design read (messages, managed_state, turns_used,
+finished_naturally, reasoning_per_turn, tool_errors) and adds the ending by name, the calls, usage and timings. Tokens
+have the form that hand-written environments read, `managed_state["nodes"]`. `as_chat_server` adapts a foreign server
+object to the loop. How a result is stored on disk is decided in `hermes_rl.runs`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from hermes_rl.servers.transport import is_context_overflow
 from hermes_rl.tokens.transcript import MASKED_LOGPROB, Transcript
 from hermes_rl.tools.base import ToolError
 
-# --------------- Any model server in the loop: one of ours, or one with OpenAI-style `chat_completion(**kwargs)`
+# ------------------------------------- Foreign servers: objects with an OpenAI-style `chat_completion(**kwargs)`
 # Owns the adapter around a foreign server object. Leaves our own servers to `hermes_rl.servers`.
 
 
@@ -114,7 +115,7 @@ def _plain(value: Any) -> Any:
     return {key: _plain(item) for key, item in vars(value).items()}
 
 
-# -------------------------------------------------------------------------------- result
+# ---------------------------------------------------------------------------------------------------- The result
 
 Message = dict[str, Any]
 """A message of the OpenAI chat format; it always has `role` and `content`."""

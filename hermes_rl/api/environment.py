@@ -27,13 +27,13 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.exact import TOKEN_LEVEL
+from hermes_rl.runs.exact import require_same_tokenizer
 from hermes_rl.runs.opening import budget_of, open_records, require_machine
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.provenance import provenance
 from hermes_rl.runs.run import Plan, RowSource, Run
 from hermes_rl.runs.store import RolloutStore
-from hermes_rl.servers.base import ServerConfig
+from hermes_rl.servers.base import CALLABLE, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.policy import Policy
 from hermes_rl.spec.load import load_spec
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 def open_env(
     spec: Spec | str | Path, *, environ: Mapping[str, str] | None = None, record: str | Path | None = None
 ) -> Env:
-    """An environment from a spec; use it with `async with`, or call `open` and `close`.
+    """Return an environment from a spec; use it with `async with`, or call `open` and `close`.
 
     Args:
         spec: a loaded spec, a path, or the name of a shipped one.
@@ -114,6 +114,7 @@ class Env:
             require_machine(self._compiled, logger.warning)
             await self._stack.enter_async_context(self._compiled)
             await asyncio.to_thread(self._load_rows)
+            await asyncio.to_thread(require_same_tokenizer, self.spec)
             if self._record is not None:
                 self._directory = self._stack.enter_context(RunDirectory.choose(self.spec, "process", self._record))
                 self._compiled.artifact_folder = self._directory.artifacts
@@ -165,7 +166,7 @@ class Env:
     # ------------------------------------------------------------------ rows
 
     def rows(self, split: str = "train") -> Rows:
-        """The rows of a split, each with a `key` that is the same in every run; maybe without end (see `length`)."""
+        """Return the rows of a split, maybe without end (see `length`); a row's `key` is the same in every run."""
         self._require_open()
         if split not in ("train", "eval"):
             raise UserError(f"there are the splits train and eval, not {split!r}")
@@ -174,7 +175,7 @@ class Env:
         return self._rows[split]
 
     def row(self, key: str) -> Row:
-        """The row with that key, of either split.
+        """Return the row with that key, of either split.
 
         Raises:
             UserError: there is none; of an endless dataset, none among the first ten thousand.
@@ -189,7 +190,7 @@ class Env:
         return self._by_key[key]
 
     def prompt(self, row: Row | str) -> list[dict[str, Any]]:
-        """The messages that a rollout of the row begins with."""
+        """Return the messages that a rollout of the row begins with."""
         return self._compiled.prompt(self._row(row))
 
     def tools(self, row: Row | str, group: str | None = None) -> list[dict[str, Any]]:
@@ -305,7 +306,7 @@ class Env:
         replays: int = REPLAYS,
         batch: str | None = None,
     ) -> Groups:
-        """Groups of `n` rollouts, in the order in which they end: `async for group in env.groups(8): …`.
+        """Return groups of `n` rollouts, in the order in which they end: `async for group in env.groups(8): …`.
 
         Nothing begins before the first group is asked for, and no group begins while nobody asks for one, but for those
         `ahead`; what was begun by then is played to its end. Groups that failed for good are handed out as well, with
@@ -377,7 +378,7 @@ class Env:
         renderer: str | Mapping[str, Any] | None = None,
         context: int | None = None,
     ) -> Session:
-        """A rollout whose turns come from the caller; tools, simulated user, budgets, endings and rewards stay ours.
+        """Return a rollout whose turns come from the caller; tools, user, budgets, endings and rewards stay ours.
 
         Args:
             row, group, split, sampling: as for `play`; it is the only member of its group.
@@ -444,7 +445,7 @@ class Env:
         return policy.role if policy is not None else self._compiled.policy
 
     async def _encoder(self, policy: Policy | None) -> Encoder:
-        """What gives tokens to the rollouts of this policy; made once."""
+        """Return what gives tokens to the rollouts of this policy; made once."""
         async with self._preparing:
             known = self._own_encoder if policy is None else self._encoders.get(policy)
             if known is not None:
@@ -458,7 +459,7 @@ class Env:
             return made
 
     async def _opened_store(self, size: int) -> RolloutStore | None:
-        """The record, opened with the first play; None where nothing is recorded."""
+        """Return the record, opened with the first play; None where nothing is recorded."""
         directory = self._directory
         if directory is None:
             return None
@@ -490,17 +491,17 @@ class Env:
         return Rows.of(list(chain.from_iterable(rest)), fingerprint=train.fingerprint)
 
     def _comparing(self) -> list[str]:
-        """The rewards that compare the members of a group."""
+        """Return the rewards that compare the members of a group."""
         return [f"rewards.{one.name}" for one in self._compiled.grader.rewards if one.function.group_level]
 
     def _named(self, row: Row, group: str | None) -> tuple[str, str]:
-        """The id of a group, and what tells this play of it from others; a record finds it by the id alone."""
+        """Return the id of a group, and what tells this play of it from others; a record finds it by the id alone."""
         if group is None:
             return f"{row.key}~{_fresh()}", ""
         return group, "" if self._directory is not None else f"~{_fresh()}"
 
     def _batch(self, name: str | None) -> str:
-        """Ends the ids of the groups of one call of `groups`."""
+        """Return the ending of the ids of the groups that one call of `groups` plays."""
         if self._directory is None:
             return f"~{_fresh()}"
         if name is not None:
@@ -518,7 +519,7 @@ class Env:
         return (self._row(row) for row in rows)
 
     async def _owned(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of work that ends with the environment at the latest."""
+        """Return the result of work that ends with the environment at the latest."""
         task = asyncio.create_task(work)
         self._busy.add(task)
         task.add_done_callback(self._busy.discard)
@@ -546,12 +547,12 @@ async def _one(runner: RolloutRunner, key: RolloutKey) -> Rollout:
 
 
 async def _encoder_of(config: ServerConfig) -> Encoder:
-    """What gives tokens to rollouts of a server; those of token-level servers have theirs already."""
-    if config.type == "scripted":
+    """Return what gives tokens to rollouts of a server; those of token-level servers have theirs already."""
+    if config.kind.embedded:
         return await asyncio.to_thread(Encoder.load, config.tokenizer)
-    if config.type in TOKEN_LEVEL:
+    if config.kind.token_level:
         return Encoder(None, "nothing was sampled")
-    name = config.tokenizer or (config.model if config.type == "openai" else "")
+    name = config.tokenizer or ("" if config.type == CALLABLE else config.model)
     if not name:
         return Encoder(None, "the policy names neither a model nor a tokenizer")
     return await asyncio.to_thread(Encoder.load, name)

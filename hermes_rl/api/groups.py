@@ -122,7 +122,7 @@ async def _played(make: Callable[[], Awaitable[Run]], ahead: int) -> AsyncGenera
 
 
 async def _ahead(playing: AsyncGenerator[Group, None], most: int) -> AsyncGenerator[Group, None]:
-    """The same groups; up to `most` that have ended wait while nobody asks."""
+    """Yield the same groups; up to `most` that have ended wait while nobody asks."""
     ended: asyncio.Queue[Group | None] = asyncio.Queue()
     room = asyncio.Semaphore(most)
 

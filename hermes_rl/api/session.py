@@ -16,9 +16,18 @@ from typing import Any, Self
 
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Encoder, Rollout
-from hermes_rl.runs.exact import TOKEN_LEVEL, renderer_of, tokenizer_of
-from hermes_rl.servers.base import ChatReply, ChatRequest, Malformed, Sampling, ServerConfig, Timing, generated
-from hermes_rl.servers.client import CALLABLE, Generation, ModelClient, assistant, numbers_of
+from hermes_rl.runs.exact import renderer_of, tokenizer_of
+from hermes_rl.servers.base import (
+    CALLABLE,
+    ChatReply,
+    ChatRequest,
+    Malformed,
+    Sampling,
+    ServerConfig,
+    Timing,
+    generated,
+)
+from hermes_rl.servers.client import Generation, ModelClient, assistant, numbers_of
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.spec.model import Spec
@@ -89,7 +98,7 @@ class Stepped:
         if tokenizer is not None:
             return cls(await asyncio.to_thread(lambda: renderer_for(tokenizer, settings)), context)
         policy = spec.servers.get("policy")
-        if not policy or policy[0].type not in (*TOKEN_LEVEL, "scripted"):
+        if not policy or not policy[0].kind.exact:
             return cls(None, context)
         make = (lambda: renderer_of(spec)) if renderer is None else lambda: renderer_for(tokenizer_of(spec), settings)
         try:
@@ -126,7 +135,7 @@ class Stepped:
         )
 
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
-        """The ids that the caller stepped with. What it takes to find them is not the agent's working time."""
+        """Return the ids that the caller stepped with. What it takes to find them is not the agent's working time."""
         started = time.monotonic()
         answer = await self._ask(request, sampling)
         if answer.message is not None:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def sync(env: Env) -> SyncEnv:
-    """The same calls, blocking: `with hermes_rl.sync(hermes_rl.open_env(…)) as env: …`.
+    """Return the same calls, blocking: `with hermes_rl.sync(hermes_rl.open_env(…)) as env: …`.
 
     An environment that is open already stays on its own loop, and is called from other threads than that one.
     """

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from hermes_rl.cli.options import Options, echo, policy_of
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.sandboxes import named_toolsets
-from hermes_rl.runs.exact import TOKEN_LEVEL, forecast_of, tokenizer_of
+from hermes_rl.runs.exact import forecast_of, tokenizer_of
 from hermes_rl.sandbox.bubblewrap import Ability, parts, probe
 from hermes_rl.sandbox.packages import package_folder
 from hermes_rl.sandbox.remote import NAMES as NAMES_OF_REMOTE
@@ -147,7 +147,7 @@ def _toolsets(spec: Spec, environ: Mapping[str, str]) -> list[Check]:
 
 def _tokens(spec: Spec) -> list[Check]:
     """Whether conversations of this spec become exact tokens with its own tokenizer."""
-    if spec.servers["policy"][0].type == "openai":
+    if not spec.servers["policy"][0].kind.exact:
         return [Check("tokens", True, "a chat server does not say what it sampled: serve needs allow_inexact")]
     try:
         return [Check("tokens", True, str(forecast_of(spec)))]
@@ -159,7 +159,7 @@ async def _exactness(spec: Spec, environ: Mapping[str, str]) -> list[Check]:
     """What the token-level servers of the policy show about themselves."""
     checks = []
     for server in spec.servers.get("policy", ()):
-        if server.type not in TOKEN_LEVEL:
+        if not server.kind.token_level:
             continue
         asked = token_server(config_from_spec(server, environ, api_key=_key(spec)))
         try:
@@ -184,7 +184,7 @@ async def _servers(spec: Spec, environ: Mapping[str, str]) -> list[Check]:
 async def _server(role: str, server: Server, environ: Mapping[str, str], key: str | None) -> Check:
     """Ask for the list of models, with the key that calls have; it costs nothing."""
     title = f"server {role} ({server.type})"
-    if server.type == "scripted":
+    if server.kind.embedded:
         return Check(title, True, "built in")
     if server.base_url is None:
         return Check(title, False, "it has no base_url", f"set servers.{role}.base_url")

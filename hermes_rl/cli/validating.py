@@ -11,7 +11,7 @@ from pathlib import Path
 from hermes_rl.cli.options import Options, echo
 from hermes_rl.data.check import check_spec
 from hermes_rl.errors import HermesRLError, Problem, UserError
-from hermes_rl.runs.exact import foretold, unknown_renderers
+from hermes_rl.runs.exact import foreign_teachers, foretold, unknown_renderers
 from hermes_rl.spec.load import load_draft, load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.overrides import Overrides
@@ -70,7 +70,7 @@ def judge(source: str, overrides: Overrides | None = None, environ: Mapping[str,
     except UserError as error:
         verdict.problems = [Problem(source, None, None, str(error))]
         return verdict
-    problems += unknown_renderers(draft.spec)
+    problems += [*unknown_renderers(draft.spec), *foreign_teachers(draft.spec, at_hand=True)]
     verdict.problems = in_order([*wrong, *problems])
     if not wrong:  # a warning may be about what was left out
         try:

@@ -72,7 +72,7 @@ def _checked_rows(spec: Spec, findings: Findings) -> list[Row]:
 
 
 def _local(spec: Spec, findings: Findings) -> tuple[Source | None, NodePath]:
-    """The source whose rows can be read here and now."""
+    """Return the source whose rows can be read here and now."""
     dataset = spec.dataset
     if dataset.generator is not None:
         findings.warning(("dataset", "generator"), "the rows of a generator were not checked")
@@ -94,7 +94,7 @@ def _splits(spec: Spec, source: Source) -> Iterator[str]:
 
 
 def _blame(path: NodePath, source: Source, error: UserError) -> NodePath:
-    """The key that an error of the data is about."""
+    """Return the key that an error of the data is about."""
     if str(error).startswith("dataset.key"):
         return ("dataset", "key")
     given: dict[str, Any] = {"data_files": source.data_files, "items": source.items, "path": source.path}

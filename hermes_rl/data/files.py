@@ -25,7 +25,7 @@ _FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)?(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 
 
 def read_files(kind: str, patterns: Sequence[str]) -> list[Record]:
-    """The rows of all files, in order.
+    """Return the rows of all files, in order.
 
     Raises:
         UserError: a file is missing or cannot be read; the message names file and line.
@@ -72,7 +72,7 @@ def _read_json(path: Path) -> list[Record]:
 
 
 def _is_json(line: str) -> bool:
-    """False for the first line of one object that is written over several lines."""
+    """Return False for the first line of one object that is written over several lines."""
     try:
         json.loads(line)
     except ValueError:
@@ -114,7 +114,7 @@ def _read_csv(path: Path) -> list[Record]:
 
 
 def _typed(values: list[Any]) -> list[Any]:
-    """A column as numbers where all of it is; identifiers such as 007 stay text."""
+    """Return a column as numbers where all of it is; identifiers such as 007 stay text."""
     given = [value for value in values if value]
     for pattern, kind in ((_INT, int), (_FLOAT, float)):
         if given and all(pattern.fullmatch(value) and value not in ("-", "") for value in given):

@@ -25,7 +25,7 @@ class HubOutOfReachError(UserError):
 
 
 def load_hub(source: Source, split: str) -> Iterable[dict[str, Any]]:
-    """The rows of a split; can be iterated again and again.
+    """Return the rows of a split; can be iterated again and again.
 
     Raises:
         HubOutOfReachError: no answer from the hub.

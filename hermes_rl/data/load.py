@@ -1,7 +1,9 @@
 """`load_rows`: the rows of a spec for training or evaluation.
 
-Owns the order of the steps: source, columns, filter, key, split, shuffle, order, limit. Everything here is plain
-synchronous code; callers with an event loop run it in a thread."""
+This module owns the order of the steps: source, columns, filter, key, split, shuffle, order, limit. The split and the
+shuffle depend on the seed and on the rows alone. Everything is synchronous code; callers with an event loop run it in a
+thread.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.spec.model import Source, Spec
 from hermes_rl.spec.suggest import did_you_mean
 
-# -------------------------------------- The order of rows: a shuffle that depends on its seed and the rows alone
+# --------------------------------------------------------------------------------------------- The order of rows
 
 WINDOW = 1000
 """Rows among which endless data is shuffled."""
@@ -63,11 +65,11 @@ def shuffled_stream(rows: Iterable[Row], seed: int) -> Iterator[Row]:
     yield from waiting
 
 
-# -------------- Which rows are for evaluation: a function of the seed and the row's content, and of nothing else
+# --------------------------------------------------------------------------------- Which rows are for evaluation
 
 
 def eval_digests(rows: Iterable[Row], fraction: float, seed: int) -> frozenset[str]:
-    """The contents that are for evaluation, of finite data.
+    """Return the contents that are for evaluation, of finite data.
 
     Contents are ranked by a hash of seed and content; the first `max(1, round(fraction · rows))` rows are for
     evaluation, rounded up to whole contents, since duplicates stay together. At least one content stays.
@@ -90,7 +92,7 @@ def is_eval(row: Row, fraction: float, seed: int) -> bool:
     return fraction_of(seeded(seed, row.digest)) < fraction
 
 
-# -------------------------------------------------------------------------------- load
+# ------------------------------------------------------------------------------------------------------- Loading
 
 Split = Literal["train", "eval"]
 Notify = Callable[[str], None]
@@ -103,7 +105,7 @@ __all__ = ["Rows", "Split", "load_rows"]
 
 
 def load_rows(spec: Spec, split: Split, *, notify: Notify) -> Rows:
-    """The rows of one side of the split, in the order they are played.
+    """Return the rows of one side of the split, in the order they are played.
 
     Args:
         spec: what to load.
@@ -122,7 +124,7 @@ def load_rows(spec: Spec, split: Split, *, notify: Notify) -> Rows:
 
 
 def _source(spec: Spec, notify: Notify) -> tuple[Source, Opened]:
-    """The dataset itself or its fallback, with the split that training rows come from."""
+    """Return the dataset itself or its fallback, with the split that training rows come from."""
     dataset = spec.dataset
     if not is_on_hub(dataset):
         if (taken := taken_for_local(spec)) is not None:
@@ -165,14 +167,14 @@ class _Side:
         return self._endless(opened)
 
     def _named_split(self) -> str | None:
-        """The split that evaluation rows come from, where this is that side."""
+        """Return the split that evaluation rows come from, where this is that side."""
         rule = self.spec.dataset.eval
         if self.split == "train" or rule is None or not self._has_splits():
             return None
         return rule.split
 
     def _has_splits(self) -> bool:
-        """False for a fallback without splits: then a share of its rows is for evaluation."""
+        """Return False for a fallback without splits: then a share of its rows is for evaluation."""
         return not self.fallback or isinstance(self.source.data_files, dict)
 
     def _fraction(self) -> float | None:

@@ -1,4 +1,8 @@
-"""`Row` and `Rows`: what a rollout starts from, and the sequence (maybe endless) that a run draws from."""
+"""`Row` and `Rows`: what a rollout starts from, and the sequence of rows that a run draws from.
+
+A row's key and digest are the same in every process and on every machine. `derive` makes rows of raw records: it adds
+derived columns, applies the filter, and computes the key. A sequence of rows may be endless.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from hermes_rl.spec.model import FrozenDict, Spec
 from hermes_rl.spec.suggest import did_you_mean
 from hermes_rl.spec.templates import TemplateError, evaluate, render
 
-# -------------- Hashes of rows that are the same in every process, on every machine: SHA-256 over canonical JSON
+# --------------------------------------------------------------------------- Hashes: SHA-256 over canonical JSON
 
 
 def digest(columns: Mapping[str, Any]) -> str:
@@ -38,7 +42,7 @@ def seeded(seed: int, text: str) -> str:
 
 
 def fraction_of(digits: str) -> float:
-    """A hash as a number from 0 to 1 (1 excluded)."""
+    """Return a hash as a number from 0 to 1 (1 excluded)."""
     return int(digits[:13], 16) / 16**13
 
 
@@ -77,7 +81,7 @@ def _canonical_other(value: Any) -> Any:
     )
 
 
-# -------------------------------------------------------------------------------- rows
+# ---------------------------------------------------------------------------------------------------------- Rows
 
 
 @dataclass(frozen=True)
@@ -143,11 +147,11 @@ class Rows:
         raise IndexError("there are fewer rows")
 
 
-# ------------------------------------------ Raw rows → `Row`s: derived columns in order, the filter, and the key
+# -------------------------------------------------------------------------------------- From raw records to rows
 
 
 def derive(spec: Spec, raw: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
-    """The rows that pass the filter, each with its derived columns and its key.
+    """Yield the rows that pass the filter, each with its derived columns and its key.
 
     Raises:
         SpecError: a column or the filter does not work for a row; the place is the template's.

@@ -32,7 +32,7 @@ class Opened(NamedTuple):
 
 
 def is_on_hub(source: Source) -> bool:
-    """True where rows can only be had over the network (or from its cache)."""
+    """Return True where rows can only be had over the network (or from its cache)."""
     return source.path is not None and source.path not in FILE_FORMATS and not source.path.startswith(("/", "~"))
 
 
@@ -63,7 +63,7 @@ def open_source(source: Source, split: str, seed: int) -> Opened:
 
 
 def taken_for_local(spec: Spec) -> str | None:
-    """What to say where `dataset.path` may be a name on the hub, and something beside the spec is called so too."""
+    """Return a warning where `dataset.path` may be a name on the hub, and a file beside the spec has it too."""
     written, taken = spec.written_at(("dataset", "path")), spec.dataset.path
     if (
         written is None
@@ -87,7 +87,7 @@ def _require_readable(path: str) -> None:
 
 
 def is_fetched(source: Source) -> bool:
-    """True where reading rows needs the network: a dataset on the hub, or files at an address."""
+    """Return True where reading rows needs the network: a dataset on the hub, or files at an address."""
     files: Any = thaw(source.data_files)
     listed = files.values() if isinstance(files, dict) else [files]
     names = [name for entry in listed for name in ([entry] if isinstance(entry, str) else entry or ())]
@@ -95,7 +95,7 @@ def is_fetched(source: Source) -> bool:
 
 
 def local_files(source: Source, split: str) -> list[str] | None:
-    """The files of a split that are read without `datasets`; None where that package has to do it.
+    """Return the files of a split that are read without `datasets`; None where that package has to do it.
 
     Raises:
         UserError: the source has no files for that split.

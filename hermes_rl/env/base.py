@@ -71,6 +71,8 @@ class HandWritten:
     """Answers the core with `format_prompt`, `compute_reward` and the configuration of an environment."""
 
     has_group_rewards = False
+    teacher = None
+    """Only a spec names a teacher."""
 
     def __init__(self, env: HermesAgentBaseEnv) -> None:
         self._env = env

@@ -21,7 +21,7 @@ from hermes_rl.errors import HermesRLError
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.rollouts.runner import REPLAYS, Recorded, RolloutRunner, Unrecorded
-from hermes_rl.runs.groups import FILLER_OVERRIDE, group_lines
+from hermes_rl.runs.groups import FILLER_OVERRIDE, OF_TEACHER, group_lines
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
@@ -71,6 +71,7 @@ def _further(item: dict[str, Any], number: int) -> dict[str, Any]:
     if number < len(given):
         return {"overrides": {}, **given[number], "layer": number + 1}
     filler = {"tokens": item["tokens"][:1], "masks": [MASKED], "inference_logprobs": [MASKED_LOGPROB]}
+    filler |= {name: [value] for name, value in OF_TEACHER.items() if item.get(name) is not None}
     return {**filler, "scores": item["scores"], "overrides": dict(FILLER_OVERRIDE), "layer": number + 1}
 
 
@@ -245,7 +246,8 @@ class Collecting:
     async def collect_trajectory(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         """Play and grade one rollout; (None, []) where infrastructure failed it for good."""
         row, group = self._named(item)
-        rollout = await RolloutRunner(self._core, store=_Tracked(self)).member(RolloutKey(row, group, 0, 1))
+        runner = RolloutRunner(self._core, store=_Tracked(self), encode=self._encoder.encode)
+        rollout = await runner.member(RolloutKey(row, group, 0, 1))
         if rollout.error is not None:
             logger.error("rollout %s was not graded (%s): %s", rollout.id, rollout.ending, rollout.error)
             return None, []
@@ -326,5 +328,5 @@ class _Tracked:
 
 def _item_of(group: dict[str, Any]) -> dict[str, Any]:
     """A group of one as a ScoredDataItem."""
-    lists = {"tokens", "masks", "scores", "messages", "inference_logprobs"}
+    lists = {"tokens", "masks", "scores", "messages", "inference_logprobs", *OF_TEACHER}
     return {key: (value[0] if key in lists and value else value) for key, value in group.items()}

@@ -29,9 +29,6 @@ from hermes_rl.trainers.too_long import TooLong
 
 logger = logging.getLogger(__name__)
 
-_UNTOLD = ("openai", "vllm", "scripted")
-"""Server types that tell no version of their weights by themselves."""
-
 
 async def serve_environment(env: ConductedEnv, trainer: Trainer | None = None) -> None:
     """Serve an environment that was set up; what is sent is recorded where `data_path_to_save_groups` says."""
@@ -160,12 +157,12 @@ def require_exact(spec: Spec) -> None:
     What a token-level or scripted server sampled is certified for each group.
     """
     policy, staleness = spec.servers["policy"], spec.serve.max_staleness
-    if staleness is not None and any(one.type in _UNTOLD and one.weights_path is None for one in policy):
+    if staleness is not None and any(not one.kind.tells_version and one.weights_path is None for one in policy):
         raise UserError(
             "serve.max_staleness: the policy's server does not tell the version of its weights. Name a path at it that "
             'answers {"version": N} under weights_path, or leave max_staleness out'
         )
-    if spec.serve.allow_inexact or all(server.type != "openai" for server in policy):
+    if spec.serve.allow_inexact or all(server.kind.exact for server in policy):
         return
     raise UserError(
         "serve: a chat server does not say which tokens it sampled, so a trainer would train on a reconstruction "

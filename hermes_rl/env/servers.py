@@ -20,7 +20,6 @@ from openai.types.completion import Completion
 
 from hermes_rl.agent.result import ManagedState
 from hermes_rl.errors import HermesRLError, NotYetAvailable, RunError, UserError
-from hermes_rl.runs.exact import TOKEN_LEVEL
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.servers.base import ChatReply, ChatRequest, ReasoningOptions, Secret, ServerConfig, drawn_seed
 from hermes_rl.servers.client import ModelClient
@@ -185,7 +184,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
     @property
     def token_level(self) -> bool:
         """Whether every server says which tokens it sampled."""
-        return all(config.type in TOKEN_LEVEL or config.type == "scripted" for config in self.role.configs)
+        return all(config.kind.exact for config in self.role.configs)
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         """OpenAI-style: messages, n, temperature, max_tokens, tools, … → ChatCompletion with n choices.
@@ -223,7 +222,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         )
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
-        """How likely the tokens of a prompt are: `input_ids`, `prompt` or `messages`, and `top_k` of each place.
+        """Return how likely the tokens of a prompt are: `input_ids`, `prompt` or `messages`, and `top_k` of each place.
 
         Returns:
             `prompt_tokens`, and for each of them `prompt_topk_token_ids` with `prompt_topk_logprobs`: the token itself,
@@ -238,15 +237,25 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
             raise NotImplementedError("a scripted server has no model that could tell how likely a text is")
         given = next((kwargs[name] for name in ("input_ids", "prompt") if kwargs.get(name) is not None), None)
         top = max(1, int(kwargs.get("top_k", kwargs.get("top_logprobs", 1))))
-        request = ChatRequest(kwargs.get("messages") or (), kwargs.get("tools"), prompt=given, prompt_logprobs=top)
+        request = ChatRequest(kwargs.get("messages") or (), kwargs.get("tools"), prompt=given, scored=top)
         if given is None and not request.messages:
             raise UserError("get_logprobs needs input_ids, prompt or messages")
-        scored = (await self.role.chat(request)).prompt_logprobs
-        assert scored is not None
+        reply = await self.role.chat(request)
+        assert reply.scored is not None
+        places = [()] + [
+            ((own, value), *((token, other) for token, other in zip(best, values, strict=True) if token != own))
+            for own, value, best, values in zip(
+                reply.prompt[1:],
+                reply.scored.own,
+                reply.scored.distill_ids[1:],
+                reply.scored.distill_logprobs[1:],
+                strict=True,
+            )
+        ]
         return {
-            "prompt_tokens": list(scored.ids),
-            "prompt_topk_token_ids": [[token for token, _ in place] for place in scored.places],
-            "prompt_topk_logprobs": [[value for _, value in place] for place in scored.places],
+            "prompt_tokens": list(reply.prompt),
+            "prompt_topk_token_ids": [[token for token, _ in place] for place in places],
+            "prompt_topk_logprobs": [[value for _, value in place] for place in places],
         }
 
     @asynccontextmanager

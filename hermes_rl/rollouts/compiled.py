@@ -41,6 +41,7 @@ from hermes_rl.rollouts.sandboxes import (
     reward_args,
     sandbox_config,
 )
+from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.sandbox.backends import Pool
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.scoring.grader import GradedReward, Grader, find_reward
@@ -297,6 +298,12 @@ class CompiledSpec:
         if POLICY not in self.roles:
             raise UserError("servers.policy is missing: name the model that acts")
         return self.roles[POLICY]
+
+    @property
+    def teacher(self) -> Teacher | None:
+        """Who is asked about the tokens of rollouts that are trained on; None where nobody is."""
+        distill = self.spec.distill
+        return None if distill is None else Teacher(self.roles[distill.server], distill.top_k)
 
     def played_by(self, policy: ModelClient) -> CompiledSpec:
         """The same environment with another policy; tools, sandboxes and rewards are shared, and closed with this."""

@@ -11,6 +11,7 @@ from hermes_rl.agent.user import SimulatedUser
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
+from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.tools.base import ToolRuntime
 
@@ -32,6 +33,11 @@ class Environment(Protocol):
     @property
     def policy(self) -> ChatServer:
         """The model that acts."""
+        ...
+
+    @property
+    def teacher(self) -> Teacher | None:
+        """Who is asked about the tokens of rollouts that are trained on; None where nobody is."""
         ...
 
     def options(self, split: str) -> LoopOptions:

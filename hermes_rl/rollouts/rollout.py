@@ -25,7 +25,7 @@ from hermes_rl.servers.base import LedgerEntry, sampled_digest
 from hermes_rl.tokens.chat import SampledTurn, chat_tokens
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import Tokenizer, TokenizerUnavailable
-from hermes_rl.tokens.transcript import SampledSpan, TokenSequence
+from hermes_rl.tokens.transcript import SampledSpan, TokenLogprobs, TokenSequence
 
 # The proof that a group may be trained on: what is trained is what the server sampled, in the context it saw. The two
 # sides are independent: the servers' answers say what was sampled (`servers.base.LedgerEntry`), the sequences are
@@ -272,6 +272,8 @@ class Rollout:
     """Its tokens; several where the policy did not see all in one context. None where they are not known."""
     credit: tuple[float, ...] | None = None
     """One value per turn, where a reward gives credit to turns."""
+    teacher: list[TokenLogprobs] | None = None
+    """What a teacher says of each of its sequences; None where none was asked."""
 
     @property
     def sequence(self) -> TokenSequence | None:

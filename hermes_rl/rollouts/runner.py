@@ -20,6 +20,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.errors import Failure
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
+from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.tools.base import ToolRuntime
 
@@ -100,6 +101,7 @@ class RolloutRunner:
         self.store: Recorded = store if store is not None else Unrecorded()
         self.encode, self.prepare, self.on_played = encode, prepare, on_played
         self.replays, self.mark = replays, mark
+        self.teacher = environment.teacher if split == "train" else None
         self.open = 0
         """Members of started groups that have not ended."""
         self.replayed = 0
@@ -162,6 +164,8 @@ class RolloutRunner:
         for attempt in range(first, first + self.replays + 1):
             async with self.slots:
                 rollout = await self.play(replace(key, attempt=attempt))
+                if self.teacher is not None and rollout.error is None:
+                    await self._teach(rollout, self.teacher)
             self.on_played(rollout)
             last = not rollout.ending.rule.retried or attempt == first + self.replays
             if not last:
@@ -205,6 +209,17 @@ class RolloutRunner:
             rollout.timings |= rollout.result.timings.record()
         rollout.timings["total"] = time.perf_counter() - started
         return rollout
+
+    async def _teach(self, rollout: Rollout, teacher: Teacher) -> None:
+        """Ask the teacher about the tokens of a graded rollout; a teacher that fails makes the rollout fail."""
+        started = time.perf_counter()
+        if self.encode is not None:
+            await self.encode(rollout)
+        try:
+            await teacher.ask(rollout)
+        except Failure as failure:
+            rollout.fail(failure)
+        rollout.timings["teacher"] = time.perf_counter() - started
 
     async def _converse(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         loop = HermesAgentLoop(

@@ -102,7 +102,7 @@ def _failed_gold(groups: list[Group], success: float) -> list[str]:
 
 
 def _why(rollout: Rollout) -> str:
-    """What each reward said, and what came out last."""
+    """Return what each reward said, and what came out last."""
     score = "is not graded" if rollout.score is None else f"scores {rollout.score:g}"
     said = [f"the solution of row {rollout.key.row.key} {score} (it ended with {rollout.ending})"]
     for name, reward in rollout.rewards.items():
@@ -154,14 +154,14 @@ class _Probe(CompiledSpec):
         return () if kind == "empty" else gold
 
     def other(self, row: Row) -> tuple[ScriptedTurn, ...] | None:
-        """The solution of another row that is not this one's; None where all are the same."""
+        """Return the solution of another row that is not this one's; None where all are the same."""
         own = gold_turns(self.spec, row)
         there = (gold_turns(self.spec, other) for other in self.rows if other is not row)
         return next((turns for turns in there if turns != own), None)
 
 
 def last_words(turns: tuple[ScriptedTurn, ...]) -> str:
-    """What a solution says last."""
+    """Return what a solution says last."""
     return next((turn.say for turn in reversed(turns) if turn.say), "")
 
 
@@ -198,7 +198,7 @@ def _failures(played: Mapping[str, list[Rollout]]) -> list[str]:
 
 
 def _same_prompts(report: DeepReport, probe: _Probe) -> None:
-    """The model may learn from its tools which row it is about, as in a game; without tools it cannot."""
+    """Report rows whose prompts are the same: without tools a model cannot know which row it is asked about."""
     if probe.uses_tools:
         report.warnings.append(
             "the prompt is the same for every row, which is right where the model finds out through tools, as in a game"

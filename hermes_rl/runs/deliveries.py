@@ -82,32 +82,32 @@ class DeliveryLog:
         self._take(line)
 
     def sending(self, group: str) -> None:
-        """The group is about to leave."""
+        """Record that the group is about to leave."""
         self._write("sending", group=group)
 
     def has(self, group: str) -> None:
-        """The trainer has the group."""
+        """Record that the trainer has the group."""
         self._write("delivered", group=group)
 
     def leave_out(self, group: str, cause: str) -> None:
-        """The group is not to be sent, now or later."""
+        """Record that the group is not to be sent, now or later."""
         self._write("left_out", group=group, cause=cause)
 
     def lost(self, groups: list[str]) -> None:
-        """The trainer has lost these groups: they are sent again."""
+        """Record that the trainer has lost these groups, so that they are sent again."""
         if groups:
             self._write("lost", groups=groups)
 
     def registered(self, session: Any) -> None:
-        """The trainer knows us by this from now on; what was in doubt and did not arrive is sent again."""
+        """Record by what the trainer knows us from now on; what was in doubt and did not arrive is sent again."""
         self._write("registered", session=session)
 
     def step(self, step: int, queued: int, state: dict[str, Any]) -> None:
-        """The trainer is at a step, with so many of our groups still in its queue."""
+        """Record that the trainer is at a step, with so many of our groups still in its queue."""
         self._write("step", step=step, taken=max(0, len(self.delivered) - queued), state=state)
 
     def at(self, step: int) -> StepMark:
-        """The last mark that is not beyond a step."""
+        """Return the last mark that is not beyond a step."""
         before = [mark for mark in self.marks if mark.step <= step]
         return before[-1] if before else StepMark(step, 0, {})
 

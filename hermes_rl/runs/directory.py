@@ -42,7 +42,7 @@ class RunDirectory:
 
     @classmethod
     def choose(cls, spec: Spec, mode: Mode, out: Path | None, *, fresh: bool = False) -> RunDirectory:
-        """The directory for this run: `out`, or outputs/<name>/<mode>-<model>-<fingerprint>; `fresh`: one beside it.
+        """Return this run's directory: `out`, or outputs/<name>/<mode>-<model>-<fingerprint>; `fresh`: one beside it.
 
         What a run that failed before its first rollout has left may be used by the corrected spec.
 
@@ -81,7 +81,7 @@ class RunDirectory:
             )
 
     def sibling(self) -> RunDirectory | None:
-        """The latest other run of the same spec and mode beside this one, where it lies in its default place."""
+        """Return the latest other run of the same spec and mode beside this one, where it lies in its default place."""
         runs = self.path.parent.glob(f"{self.path.name.partition('-')[0]}-*/run.json")
         others = [RunDirectory(file.parent) for file in sorted(runs, key=lambda file: file.stat().st_mtime)]
         others = [other for other in others if other.path != self.path and other.has_rollouts]
@@ -128,7 +128,7 @@ class RunDirectory:
         )
 
     def rewrite(self, spec: Spec, described: Mapping[str, Any]) -> None:
-        """The same with all that `run.json` says."""
+        """Write the spec again, with all that `run.json` says."""
         text = yaml.safe_dump(spec.resolved(), sort_keys=False, allow_unicode=True, width=110)
         write_atomically(self.path / "spec.yaml", text)
         self.write_json("run.json", dict(described))
@@ -145,11 +145,11 @@ class RunDirectory:
             self.add({"images": {**known, **merged}})
 
     def described(self) -> dict[str, Any]:
-        """What `run.json` says of the run that was here before; empty where there was none."""
+        """Return what `run.json` says of the run that was here before; empty where there was none."""
         return _read_json(self.path / "run.json") or {}
 
     def journal(self, name: str | Path) -> Journal:
-        """A JSONL file of the run; an absolute path, or one relative to the working directory, may lie elsewhere."""
+        """Return a JSONL file of the run; a path, absolute or relative to the working directory, may lie elsewhere."""
         return Journal(self.path / name if isinstance(name, str) else name)
 
     def write_json(self, name: str, value: Any) -> None:
@@ -157,7 +157,7 @@ class RunDirectory:
 
 
 def model_name(spec: Spec) -> str:
-    """What the folder calls the policy: the last part of its model's name, or its type where it has none."""
+    """Return what the folder calls the policy: the last part of its model's name, or its type where it has none."""
     policy = next(iter(spec.servers.get("policy", ())), None)
     if policy is None:
         return "policy"

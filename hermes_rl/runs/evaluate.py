@@ -42,7 +42,7 @@ class EvaluatePlan:
 
     @classmethod
     def of(cls, spec: Spec) -> EvaluatePlan:
-        """What the spec says."""
+        """Return what the spec says."""
         return cls(
             rollouts=spec.evaluate.rollouts,
             success=spec.evaluate.success,
@@ -52,7 +52,7 @@ class EvaluatePlan:
         )
 
     def values(self, row: Row) -> tuple[str, ...]:
-        """What the row has in the columns `by`.
+        """Return what the row has in the columns `by`.
 
         Raises:
             UserError: it lacks one of them.
@@ -107,7 +107,7 @@ class Evaluation:
             )
 
     def metrics_file(self) -> dict[str, Any]:
-        """The content of metrics.json, with the keys of atroposlib's `BaseEnv.evaluate_log`."""
+        """Return the content of metrics.json, with the keys of atroposlib's `BaseEnv.evaluate_log`."""
         return {
             "config_general": {
                 "model_name": self.model,
@@ -118,7 +118,7 @@ class Evaluation:
         }
 
     def samples(self) -> Iterator[dict[str, Any]]:
-        """The lines of samples.jsonl: atroposlib's `EvaluationSample` fields, and ours to find the rollout."""
+        """Return the lines of samples.jsonl: atroposlib's `EvaluationSample` fields, and ours to find the rollout."""
         return (self._sample(line) for row in self.store.lines(self.groups) for line in row)
 
     def _sample(self, line: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class _Evaluating:
 
 
 def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping[str, tuple[str, ...]]) -> Evaluation:
-    """What the rollouts of these rows show, as far as all of a row were played.
+    """Return what the rollouts of these rows show, as far as all of a row were played.
 
     Args:
         name: of the environment.
@@ -267,5 +267,5 @@ def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping
 
 
 def _failed(row: Sequence[Played]) -> Played | None:
-    """The rollout that failed; the others of its row may be ungraded only because of it."""
+    """Return the rollout that failed; the others of its row may be ungraded only because of it."""
     return next((rollout for rollout in row if rollout.cause is rollout.ending), None)

@@ -2,32 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes_rl.errors import Problem, UserError
-from hermes_rl.spec.model import Spec
+from hermes_rl.spec.model import Server, Spec
 
 if TYPE_CHECKING:  # most specs are checked without a renderer, whose parts take long to import
     from hermes_rl.tokens.forecast import Forecast
     from hermes_rl.tokens.rendering import Renderer
 
-TOKEN_LEVEL = ("vllm", "sglang", "atropos")
-"""Server types whose policy needs a tokenizer that can be had, and a template that allows exact tokens."""
 OF_SMALL = "a rollout has 1 sequence"
 """What is foretold of the small tokenizer: its template keeps all turns, with tools, users and reasoning."""
 
 
 def tokenizer_of(spec: Spec) -> str | None:
-    """The policy's tokenizer: its own key, else the model's; None is the small one of scripted policies."""
-    server = spec.servers["policy"][0]
+    """Return the policy's tokenizer: its own key, else the model's; None is the small one of scripted policies."""
+    return _tokenizer(spec.servers["policy"][0])
+
+
+def _tokenizer(server: Server) -> str | None:
     if server.tokenizer is not None:
         return server.tokenizer
-    return None if server.type == "scripted" else server.model
+    return None if server.kind.embedded else server.model
+
+
+def foreign_teachers(spec: Spec, *, at_hand: bool = False) -> list[Problem]:
+    """Find the servers of the teacher whose tokenizer is not the policy's, so that ids would mean other texts.
+
+    Models of one family have other names and one tokenizer, so those of other names are loaded and compared. Slow: call
+    it in a thread.
+
+    Args:
+        spec: what is run.
+        at_hand: compare only tokenizers for which no network is needed.
+    """
+    if spec.distill is None or "policy" not in spec.servers:
+        return []
+    from hermes_rl.tokens.tokenizer import TokenizerUnavailable
+
+    role, problems = spec.distill.server, []
+    own = tokenizer_of(spec)
+    for index, server in enumerate(spec.servers.get(role, ())):
+        name = _tokenizer(server)
+        if name == own or (at_hand and not all(one is None or Path(one).is_dir() for one in (name, own))):
+            continue
+        path = ("servers", role, index) if spec.is_written(("servers", role, index)) else ("servers", role)
+        try:
+            same = _vocabulary(name) == _vocabulary(own)
+        except TokenizerUnavailable as error:
+            problems.append(spec.problem(path, f"its tokenizer cannot be compared with the policy's: {error}"))
+            continue
+        if not same:
+            message = (
+                f"the tokenizer of the teacher ({_shown(name)}) is not that of the policy ({_shown(own)}), so it would "
+                "read other texts; where only names differ, write the policy's under `tokenizer` of the teacher"
+            )
+            problems.append(spec.problem(path, message))
+    return problems
+
+
+def require_same_tokenizer(spec: Spec) -> None:
+    """Refuse a teacher with another tokenizer than the policy's. Slow: call it in a thread.
+
+    Raises:
+        UserError: it has another, or one of the two cannot be had.
+    """
+    if problems := foreign_teachers(spec):
+        raise UserError("\n".join(map(str, problems)))
+
+
+def _vocabulary(name: str | None) -> Mapping[str, int]:
+    from hermes_rl.tokens.load import load_tokenizer
+
+    return load_tokenizer(name).vocabulary
+
+
+def _shown(name: str | None) -> str:
+    return "the small built-in one" if name is None else name
 
 
 def renderer_of(spec: Spec) -> Renderer:
-    """The renderer of the spec's policy. Slow: call it in a thread.
+    """Return the renderer of the spec's policy. Slow: call it in a thread.
 
     Raises:
         TokenizerUnavailable: the tokenizer cannot be had.
@@ -65,7 +122,7 @@ def forecast_of(spec: Spec) -> Forecast:
 
 
 def unknown_renderers(spec: Spec) -> list[Problem]:
-    """Renderers and formats of tool calls that do not exist, each at its place."""
+    """Return a problem for each renderer or format of tool calls that does not exist."""
     problems = []
     for role, servers in spec.servers.items():
         for index, server in enumerate(servers):
@@ -91,13 +148,13 @@ def unknown_renderers(spec: Spec) -> list[Problem]:
 
 
 def foretold(spec: Spec) -> str | None:
-    """What can be told about a rollout's sequences without a network; None where the tokenizer is not at hand.
+    """Return what can be told about a rollout's sequences without a network; None where the tokenizer is not at hand.
 
     Raises:
         UserError: the policy is a token-level server, and no run with this renderer can begin.
     """
     policy = spec.servers.get("policy")
-    if not policy or policy[0].type not in (*TOKEN_LEVEL, "scripted"):
+    if not policy or not policy[0].kind.exact:
         return None
     name = tokenizer_of(spec)
     if name is None and policy[0].renderer is None:
@@ -107,6 +164,6 @@ def foretold(spec: Spec) -> str | None:
     try:
         return str(forecast_of(spec))
     except UserError as error:
-        if policy[0].type in TOKEN_LEVEL:
+        if policy[0].kind.token_level:
             raise
         return f"its tokens cannot be exact: {error}"

@@ -23,7 +23,7 @@ from hermes_rl.runs.journal import Journal, cannot_write
 from hermes_rl.runs.store import RolloutStore, rollout_of
 from hermes_rl.tokens.rendering import for_template, history_named
 from hermes_rl.tokens.tokenizer import Tokenizer
-from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB, TokenSequence
+from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB, TokenLogprobs, TokenSequence, ids, numbers
 
 # ----------------- Files for supervised and preference training, made from the rollouts of a run of process mode
 # The shapes are those that TRL and Axolotl load (docs/tokens.md). Messages are what chat templates take: arguments
@@ -190,6 +190,8 @@ def _score(rollout: Rollout) -> float:
 # score, and an override that sets its advantage to zero.
 
 FILLER_OVERRIDE = {"set_advantage_to_zero": True}
+OF_TEACHER: Mapping[str, Any] = {"ref_logprobs": MASKED_LOGPROB, "distill_token_ids": [], "distill_logprobs": []}
+"""The fields with what a teacher says of each token, and what stands there for the one token of a filler."""
 GROUP_KEYS = ("group", "scores")
 """What a line of groups.jsonl has to have, to go on from it."""
 
@@ -198,7 +200,8 @@ def group_lines(group: Group, generation_params: Mapping[str, Any], run: str = "
     """The lines of a group: one where each rollout has one sequence, else one for each sequence of the longest.
 
     `tokens` and `masks` are None where the tokens of any rollout cannot be known; nothing is invented.
-    `inference_logprobs` is an empty list where the server gave none, since trainers take its length. Only the first
+    `inference_logprobs` is an empty list where the server gave none, since trainers take its length. `ref_logprobs`,
+    `distill_token_ids` and `distill_logprobs` are there where a teacher was asked about every rollout. Only the first
     line has the messages and the images of the prompts.
 
     Args:
@@ -219,15 +222,15 @@ def group_lines(group: Group, generation_params: Mapping[str, Any], run: str = "
             "masks": layer["masks"],
             "scores": group.scores,
             "advantages": layer["advantages"],  # None: the trainer normalises the scores within the group
-            "ref_logprobs": None,
+            "ref_logprobs": layer["ref_logprobs"],
             "messages": messages if number == 0 else None,
             "generation_params": dict(generation_params),
             "inference_logprobs": layer["inference_logprobs"],
             "overrides": layer["overrides"],
             "group_overrides": {},  # BaseEnv looks into it
             "images": images if number == 0 else None,
-            "distill_token_ids": None,
-            "distill_logprobs": None,
+            "distill_token_ids": layer["distill_token_ids"],
+            "distill_logprobs": layer["distill_logprobs"],
             **keys,
             **({"layer": number, "layers": len(layers)} if len(layers) > 1 else {}),
         }
@@ -252,7 +255,8 @@ def _token_layers(group: Group) -> list[dict[str, Any]]:
     """The token fields of each layer; one layer without tokens where those of any rollout are not known."""
     if any(not rollout.sequences for rollout in group.rollouts):
         overrides = _overrides([(rollout, False) for rollout in group.rollouts])
-        return [{"tokens": None, "masks": None, "inference_logprobs": [], "advantages": None, "overrides": overrides}]
+        empty = {"tokens": None, "masks": None, "inference_logprobs": [], "advantages": None, "overrides": overrides}
+        return [{**empty, **_UNTAUGHT}]
     turns = turn_advantages(group)
     deepest = max(len(rollout.sequences or ()) for rollout in group.rollouts)
     return [_layer(group.rollouts, turns, number) for number in range(deepest)]
@@ -268,6 +272,25 @@ def _layer(rollouts: Sequence[Rollout], turns: list[list[float]] | None, number:
         "inference_logprobs": logprobs if all(line is not None for line in logprobs) else [],
         "advantages": None if turns is None else [_advantages(s, t) for (_, s), t in zip(entries, turns, strict=True)],
         "overrides": _overrides([(rollout, sequence is None) for rollout, sequence in entries]),
+        **_taught(rollouts, number),
+    }
+
+
+_UNTAUGHT: Mapping[str, None] = dict.fromkeys(OF_TEACHER)
+_OF_A_FILLER = TokenLogprobs(numbers(), 0, ids(), numbers())
+
+
+def _taught(rollouts: Sequence[Rollout], number: int) -> Mapping[str, list[Any] | None]:
+    """Return what the teacher says of each entry, with one list per token; its part that was not asked for is None."""
+    if any(rollout.teacher is None for rollout in rollouts):
+        return _UNTAUGHT
+    said = [rollout.teacher or [] for rollout in rollouts]
+    entries = [one[number] if number < len(one) else _OF_A_FILLER for one in said]
+    top = any(entry.top_k for entry in entries)
+    return {
+        "ref_logprobs": [entry.reference for entry in entries],
+        "distill_token_ids": [entry.distill_ids for entry in entries] if top else None,
+        "distill_logprobs": [entry.distill_logprobs for entry in entries] if top else None,
     }
 
 

@@ -69,7 +69,7 @@ class Journal:
         return begin
 
     def read(self, *keys: str) -> Iterator[dict[str, Any]]:
-        """The lines that are there.
+        """Yield the lines that are there.
 
         Raises:
             UserError: one of them is no JSON object, or lacks one of `keys`.
@@ -90,7 +90,7 @@ class Journal:
         return os.fstat(self._file.fileno()).st_size == 0
 
     def at(self, begin: int) -> dict[str, Any]:
-        """The line that begins there, as `append` or `scan` said."""
+        """Return the line that begins there, as `append` or `scan` said."""
         with self.path.open("rb") as lines:
             lines.seek(begin)
             record: dict[str, Any] = json.loads(lines.readline())

@@ -1,4 +1,8 @@
-"""The numbers of an evaluation, by the names under which they are reported."""
+"""The numbers of an evaluation, by the names under which they are reported, and the statistics behind them.
+
+A mean comes with an error that takes the groups of rollouts into account. pass@k and pass^k are estimated without bias.
+Rollouts that were not graded bound what the mean could be; they are never counted as 0.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,11 @@ from hermes_rl.rollouts.rollout import RolloutState
 from hermes_rl.runs.store import reward_of
 from hermes_rl.scoring.value import RewardValue
 
-# What an evaluation may claim: means with honest errors, pass@k and pass^k, bounds for what was not graded
+# ---------------------------------------------------------------------------------------------------- Statistics
 
 
 def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean.
+    """Return the arithmetic mean.
 
     Raises:
         ValueError: there are no values.
@@ -29,7 +33,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def clustered_stderr(clusters: Sequence[Sequence[float]]) -> float | None:
-    """Standard error of the mean over all values, where values of one cluster (a row) are not independent.
+    """Return the standard error of the mean over all values, where values of one cluster (a row) are not independent.
 
     The cluster-robust (CR1) estimator: sqrt(G/(G-1) · Σ_g (Σ_i (x_gi - x̄))²) / N. None with fewer than two clusters.
     """
@@ -55,12 +59,12 @@ def pass_hat_k(n: int, successes: int, k: int) -> float:
 
 
 def ks(n: int) -> list[int]:
-    """The k worth reporting for `n` rollouts a row: powers of two, and n itself."""
+    """Return the k worth reporting for `n` rollouts a row: powers of two, and n itself."""
     return sorted({2**power for power in range(n.bit_length()) if 2**power <= n} | {n})
 
 
 def bounds(scores: Sequence[float], missing: int, span: tuple[float, float]) -> tuple[float, float]:
-    """The lowest and highest mean that are possible if the `missing` rollouts had been graded within `span`."""
+    """Return the lowest and highest mean that are possible if the `missing` rollouts had been graded within `span`."""
     total, count = math.fsum(scores), len(scores) + missing
     low, high = min(span[0], *scores, span[0]), max(span[1], *scores, span[1])
     return (total + missing * low) / count, (total + missing * high) / count
@@ -71,7 +75,7 @@ def _check(n: int, successes: int, k: int) -> None:
         raise ValueError(f"pass@k needs 0 <= successes <= n and 1 <= k <= n, not {successes=}, {n=}, {k=}")
 
 
-# -------------------------------------------------------------------------------- metrics
+# ------------------------------------------------------------------------------------------------------- Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ Row = Sequence[Played]
 
 
 def row_of(lines: Iterable[Mapping[str, Any]]) -> list[Played]:
-    """The rollouts of one row from their lines.
+    """Return the rollouts of one row from their lines.
 
     A reward that compares the members of a group needs all of them: a member that ended well is ungraded where another
     one failed, and that one's ending is the cause.
@@ -173,7 +177,7 @@ _TOLD_BY = ("eval/mean_reward", "eval/mean_reward_stderr", "eval/rows", "eval/un
 def metrics_by(
     rows: Sequence[Row], column: str, values: Sequence[str], rollouts_per_row: int, success: float
 ) -> dict[str, float]:
-    """The mean score, its error, pass@k and pass^k, and the counts, of the rows of each value of a column.
+    """Return the mean score, its error, pass@k and pass^k, and the counts, of the rows of each value of a column.
 
     Args:
         rows: the rollouts by row.

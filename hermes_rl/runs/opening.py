@@ -19,7 +19,7 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder
 from hermes_rl.runs.directory import RunDirectory, changed_parts
-from hermes_rl.runs.exact import TOKEN_LEVEL, renderer_of, tokenizer_of
+from hermes_rl.runs.exact import renderer_of, require_same_tokenizer, tokenizer_of
 from hermes_rl.runs.groups import GroupsFile
 from hermes_rl.runs.progress import Progress, WandbLog, wandb_log
 from hermes_rl.runs.provenance import provenance
@@ -114,7 +114,7 @@ class OwnCode:
 
 
 def require_runnable(spec: Spec, launch: Launch, compiled: CompiledSpec | None = None) -> CompiledSpec:
-    """The compiled spec, once everything was looked at that can be found wrong without a server.
+    """Return the compiled spec, once everything was looked at that can be found wrong without a server.
 
     Raises:
         UserError: the spec cannot run in this mode on this machine, and what to do.
@@ -129,7 +129,7 @@ def require_runnable(spec: Spec, launch: Launch, compiled: CompiledSpec | None =
 
 
 def require_machine(compiled: CompiledSpec, note: Callable[[str], None]) -> CompiledSpec:
-    """The compiled spec, once it is known that its sandbox works on this machine, where a rollout may use it.
+    """Return the compiled spec, once it is known that its sandbox works on this machine, where a rollout may use it.
 
     Raises:
         UserError: it does not, and what to do.
@@ -158,6 +158,10 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
         for role in compiled.roles.values():
             role.tell(launch.progress.note)
         rows = await asyncio.to_thread(load_rows, spec, split, notify=launch.progress.note)
+        if compiled.teacher is not None and split == "train":
+            await require_reachable(compiled.teacher.role.name, compiled.teacher.role.configs)
+            await asyncio.to_thread(require_same_tokenizer, spec)
+            await compiled.teacher.probe()
         encoder = await _encoder(spec, split)
         if encoder.missing is not None:
             launch.progress.note(f"WARNING: the groups will have messages and no tokens. {encoder.missing}")
@@ -194,7 +198,7 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
 async def open_records(
     directory: RunDirectory, compiled: CompiledSpec, rows: Rows, mode: Mode, size: int, progress: Progress
 ) -> AsyncIterator[Records]:
-    """The store and the file of groups of a run, with every rollout brought to the spec's rewards and scoring.
+    """Open the store and the file of groups, with every rollout brought to the spec's rewards and scoring.
 
     Raises:
         UserError: what is there is of another run, or cannot be graded again; nothing was touched.
@@ -240,7 +244,7 @@ def plan_of(spec: Spec, mode: Mode) -> Plan:
 
 
 def budget_of(spec: Spec, mode: Mode) -> RunBudget:
-    """The spec's bounds; where it names none for failures, as many groups may fail as process is to write."""
+    """Return the spec's bounds; where it names none for failures, as many groups may fail as process is to write."""
     limit = spec.budget.max_failures
     return RunBudget(
         max_failures=spec.process.groups if limit is None and mode == "process" else limit,
@@ -322,9 +326,9 @@ def generation_params(spec: Spec, mode: Mode) -> dict[str, Any]:
 
 async def _encoder(spec: Spec, split: Split) -> Encoder:
     name = tokenizer_of(spec)
-    if name is None and spec.servers["policy"][0].type != "scripted":
+    if name is None and not spec.servers["policy"][0].kind.embedded:
         return Encoder(None, "The policy names neither a model nor a tokenizer; set servers.policy.tokenizer")
-    if spec.servers["policy"][0].type in TOKEN_LEVEL:
+    if spec.servers["policy"][0].kind.token_level:
         renderer = await asyncio.to_thread(renderer_of, spec)
         return Encoder(renderer.tokenizer)
     if split == "eval":

@@ -1,4 +1,4 @@
-"""Process mode: groups into a file, until there are as many as asked for."""
+"""Process mode: groups are written to a file until there are as many as the spec asks for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hermes_rl.runs.progress import GroupLog, WandbLog
 from hermes_rl.runs.run import MakesLines, Run
 from hermes_rl.spec.model import Spec
 
-# -------------------------------------------------------- How often Python looks for garbage while a run goes on
+# ---------------------------------------------------------------------------- How often Python looks for garbage
 
 RARE = (2_000, 5, 1_000)
 """Thresholds of the three generations. Young garbage is found as ever; all objects are looked at once in ten million
@@ -45,7 +45,7 @@ def rare_full_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-# -------------------------------------------------------------------------------- process
+# -------------------------------------------------------------------------------------------------- Process mode
 
 MANY = 10
 """Uniform groups, at least, before the user hears of them."""

@@ -1,4 +1,7 @@
-"""What a run says while it goes on. Everything goes to stderr; results are for stdout."""
+"""What a run says while it goes on: on the terminal, and to Weights & Biases where the spec asks for it.
+
+Everything on the terminal goes to stderr; results are for stdout. This is the only importer of wandb.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from hermes_rl.runs.training import TrainingMetrics
 from hermes_rl.spec.model import Spec, Wandb
 from hermes_rl.visible import visible
 
-# ------------------------------------------ Weights & Biases, where it was asked for: the only importer of wandb
+# ---------------------------------------------------------------------------------------------- Weights & Biases
 # Nothing is set through the environment, and a run without `wandb:` never imports it. wandb is kept from writing down
 # the command line, the console and the working tree: a key may be in any of them.
 
@@ -73,7 +76,7 @@ class Tracker:
         self.run.finish()
 
 
-# -------------------------------------------- What process and evaluate log to wandb, where the spec asks for it
+# ------------------------------------------------------------------- What process and evaluate mode log to wandb
 
 KEPT, PER_GROUP = 32, 1
 """Groups of which rollouts are shown, and rollouts shown of each, where `env:` does not say."""
@@ -83,7 +86,7 @@ class GroupLog(Protocol):
     """What is told of every group of process mode."""
 
     async def group(self, group: Group, written: int | None, lines: Sequence[dict[str, Any]]) -> None:
-        """A group has ended; it was the n-th that was `written`, with these lines, or was left out."""
+        """Note a group that has ended; it was the n-th that was `written`, with these lines, or was left out."""
         ...
 
 
@@ -124,7 +127,7 @@ class WandbLog:
 
 @contextmanager
 def wandb_log(spec: Spec, folder: Path) -> Iterator[WandbLog]:
-    """The log that the spec's `wandb` asks for, with its files below `folder`.
+    """Open the log that the spec's `wandb` asks for, with its files below `folder`.
 
     Raises:
         UserError: wandb cannot begin a run.
@@ -137,7 +140,7 @@ def wandb_log(spec: Spec, folder: Path) -> Iterator[WandbLog]:
 
 
 def mode_of(asked: Wandb) -> Literal["online", "offline", "disabled"] | None:
-    """The mode that a spec names; None where it names none, so that wandb looks at WANDB_MODE itself."""
+    """Return the mode that a spec names; None where it names none, so that wandb looks at WANDB_MODE itself."""
     return asked.mode if "mode" in asked.model_fields_set else None
 
 
@@ -154,7 +157,7 @@ def _shown(spec: Spec) -> dict[str, Any]:
     return {ours: spec.env[theirs] for theirs, ours in names.items() if theirs in spec.env}
 
 
-# -------------------------------------------------------------------------------- progress
+# -------------------------------------------------------------------------------------------------- The terminal
 
 EVERY = 5.0
 """Seconds between two lines where stderr is no terminal."""
@@ -183,7 +186,7 @@ class Progress:
             self.note(f"going on: {done} of {total or '?'} {what} are there already{more}")
 
     def step(self, done: int, group: Group) -> None:
-        """A group has ended."""
+        """Count a group that has ended."""
         self.show(f"{done}/{self.total or '?'} {self.what}", group.scores, last=done == self.total)
 
     def show(self, text: str, scores: Sequence[float], *, last: bool = False) -> None:

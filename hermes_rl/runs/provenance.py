@@ -38,7 +38,7 @@ def provenance(
     tool_servers: Mapping[str, str] | None = None,
     engines: Sequence[str | None] = (),
 ) -> dict[str, Any]:
-    """The content of `run.json`, beside name and fingerprint; no addresses with credentials, no keys.
+    """Return the content of `run.json`, beside name and fingerprint; no addresses with credentials, no keys.
 
     `parts` are hashes of what defines a rollout, so that a later run can say which of it has changed;
     `tool_servers` are fingerprints of what each MCP server offers, `engines` the versions that the policy's servers
@@ -67,7 +67,7 @@ def provenance(
 
 
 def tokenizer_hashes(tokenizer: Tokenizer) -> dict[str, str | None]:
-    """What a tokenizer is by what it does: the ids of a text, and how its template writes a conversation with a tool.
+    """Return hashes of what a tokenizer does: the ids of a text, and a conversation with a tool in its template.
 
     Files would differ between releases that tokenise the same.
     """
@@ -115,7 +115,7 @@ def code_hashes(spec: Spec) -> dict[str, str]:
 
 
 def _file_of(reference: str) -> Path | None:
-    """The file of code that is named as the spec does: shipped, published, file.py:name, or package.module:name."""
+    """Return the file of code that a spec names: shipped, published, file.py:name, or package.module:name."""
     shipped = shipped_rewards()
     if reference in shipped:
         return shipped[reference]

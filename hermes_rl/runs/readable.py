@@ -13,7 +13,7 @@ REASONING, ARGUMENTS, RESULTS = 300, 200, 500
 
 
 def readable(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The conversation, a block per message."""
+    """Return the conversation, a block per message."""
     return "\n".join(line for message in messages for line in _lines(message))
 
 

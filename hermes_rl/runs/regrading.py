@@ -1,8 +1,10 @@
 """Bringing the recorded rollouts of a run to the rewards and the scoring that the spec has now; nothing is played.
 
-Other weights, another clamp or another policy for endings make other scores of the recorded values. A reward that has
-changed is called again for what was recorded; what has been judged is in `regrade.jsonl` until all of it is, so that a
-judge is never asked twice for the same. The store is changed file by file in one step, at the end."""
+Every reward's value is recorded, so other weights, another clamp or another policy for endings need no new rollouts:
+the recorded values are combined again (rescoring). A reward that has changed is called again for what was recorded
+(re-judging). Its values are kept in `regrade.jsonl` until all of them are there, so that a judge is never asked twice
+for the same. At the end the store is replaced file by file in one step.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from hermes_rl.scoring.value import RewardValue, Weighting, combine
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.section import thaw
 
-# -------------- How rollouts of a run are graded, and what a change of it means for those that are there already
+# ------------------------------------------------ What a change of the rewards means for rollouts that are there
 # Every reward's value is recorded, so other weights, a clamp or a treatment of endings need no new rollouts: what is
 # there is scored anew (`rescore`). Another reward is called for what was kept (`rejudge`).
 
@@ -47,7 +49,7 @@ class Grading:
 
     @classmethod
     def of(cls, spec: Spec, grader: Grader, size: int) -> Grading:
-        """The grading that the spec asks for, of groups of this size."""
+        """Return the grading that the spec asks for, of groups of this size."""
         code = code_hashes(spec)
         return cls(
             rewards={
@@ -65,22 +67,22 @@ class Grading:
         )
 
     def record(self) -> dict[str, Any]:
-        """The `grading` entry of run.json."""
+        """Return the `grading` entry of run.json."""
         return {"rewards": dict(self.rewards), "scoring": self.scoring()}
 
     def scoring(self) -> dict[str, Any]:
-        """What a score is made of its rewards' values with, as JSON."""
+        """Return what a score is made of its rewards' values with, as JSON."""
         weightings = sorted(map(asdict, self.weightings), key=lambda weighting: str(weighting["name"]))
         clamp = list(self.clamp) if self.clamp else None
         return {"weightings": weightings, "clamp": clamp, "endings": dict(self.endings)}
 
     def changed(self, before: Mapping[str, Any]) -> set[str]:
-        """The rewards that have another value than they had, or are new."""
+        """Return the rewards that have another value than they had, or are new."""
         old = before.get("rewards") or {}
         return {name for name, digest in self.rewards.items() if old.get(name) != digest}
 
     def score(self, line: Mapping[str, Any]) -> tuple[float | None, str | None]:
-        """The score of a graded rollout from its line in rollouts.jsonl, or why there is none."""
+        """Return the score of a graded rollout from its line in rollouts.jsonl, or why there is none."""
         treatment = self.endings.get(line["ending"], "grade")
         if treatment == "drop":
             return None, f"the spec drops rollouts that end with {line['ending']}"
@@ -103,7 +105,7 @@ class Grading:
 
 
 def _material(reward: Any, code: str | None) -> dict[str, Any]:
-    """What a reward's value depends on; a file is its content, so that a spec may move."""
+    """Return what a reward's value depends on; a file is its content, so that a spec may move."""
     fn = f"{code}:{reward.fn.rpartition(':')[2]}" if code is not None else reward.fn
     return {"fn": fn, "args": thaw(reward.args), "sandbox": reward.sandbox}
 
@@ -115,7 +117,7 @@ def _not_laid(spec: Spec, reward: GradedReward) -> dict[str, Any]:
 
 
 def _asked(spec: Spec, reward: GradedReward) -> dict[str, Any]:
-    """The models that a reward may ask: another judge is another reward.
+    """Return the models that a reward may ask: another judge is another reward.
 
     One that takes `roles` may ask any of them. The policy stands apart: with another one, the run is another.
     """
@@ -129,7 +131,7 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# -------------------------------------------------------------------------------- regrading
+# ----------------------------------------------------------------------------------- Bringing a store up to date
 
 PROGRESS = "regrade.jsonl"
 AT_ONCE = 64
@@ -191,7 +193,7 @@ class Rescoring:
         self.count = 0
 
     def scored(self, line: Line) -> Line:
-        """The line with its score."""
+        """Return the line with its score."""
         line["rewards"] = {name: line["rewards"][name] for name in self.grading.rewards if name in line["rewards"]}
         judged = self.rejudging.apply(line)
         if judged and set(line["rewards"]) != set(self.grading.rewards):
@@ -290,11 +292,11 @@ class Rejudging:
             )
 
     def forget(self) -> None:
-        """The values are in the rollouts now."""
+        """Forget the values, which are in the rollouts now."""
         (self.directory.path / PROGRESS).unlink(missing_ok=True)
 
     def _wanted(self, line: Line, changed: set[str]) -> set[str]:
-        """The rewards to be called for a rollout: those that changed, and those that a failure kept from being."""
+        """Return the rewards to be called for a rollout: those that changed, and those that failed before."""
         if line["state"] in (RolloutState.FAILED, RolloutState.LEFT_OUT):
             if Ending(line["ending"]) not in JUDGEABLE or line.get("played") is None:
                 return set()
@@ -316,7 +318,7 @@ class Rejudging:
         )
 
     def _resume(self, journal: Journal, changed: set[str]) -> None:
-        """What an earlier call has judged by the same rewards."""
+        """Take up what an earlier call has judged by the same rewards."""
         text = json.dumps({name: self.grading.rewards[name] for name in sorted(changed)})
         key = hashlib.sha256(text.encode()).hexdigest()[:16]
         lines = list(journal.read("id", "rewards"))

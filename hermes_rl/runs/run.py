@@ -1,8 +1,11 @@
 """`Run`: the one conductor of rollouts, whatever they are for.
 
 It decides which row comes next, begins groups while there is room for them, and hands on each group as it ends.
-Process, evaluate, serve, `validate --deep`, the Python interface and environments written by hand all consume
-`Run.groups`; none of them has a loop over groups of its own. Opening a run of a spec is `hermes_rl.runs.opening`."""
+Process, evaluate, serve, `validate --deep`, the Python API and environments written by hand all consume
+`Run.groups`; none of them has a loop over groups of its own. A slow source of rows is asked beside the groups that are
+running (`RowSource`), and `RunBudget` says when a run has used up what it may. `hermes_rl.runs.opening` opens the run
+of a spec.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ from hermes_rl.runs.store import RolloutStore
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.threads import in_thread
 
-# -------------------------------------------------------- Rows for a run, without ever holding up its event loop
+# ------------------------------------------------------------------------------------------ Where rows come from
 # Rows that are all there are taken as they are. A generator, a streamed dataset or an environment's own code may wait
 # for a network or compute; those are asked in a thread, beside the groups that are running.
 
@@ -62,7 +65,7 @@ class RowSource:
         return len(self._rows) if not self.slow and isinstance(self._rows, Rows | list | tuple) else None
 
     async def first(self) -> Row | None:
-        """The first row, which stands for any; None where there is none. The next pass begins with it."""
+        """Return the first row, which stands for any; None where there is none. The next pass begins with it."""
         rows = self._pass()
         async for row in rows:
             if self.slow:
@@ -71,7 +74,7 @@ class RowSource:
         return None
 
     async def require_first(self, split: Split) -> Row:
-        """The same; raises RunError where there is none."""
+        """Return the first row; raises RunError where there is none."""
         first = await self.first()
         if first is not None:
             return first
@@ -115,7 +118,7 @@ class Lookahead(Generic[T]):
         self.exhausted = False
 
     async def take(self) -> T | None:
-        """The next item; None where it is not there yet, or there is no other (`exhausted`)."""
+        """Return the next item; None where it is not there yet, or there is no other (`exhausted`)."""
         if not self._slow:
             return self._taken(await self._next())
         if self._asked is None:
@@ -140,7 +143,7 @@ class Lookahead(Generic[T]):
             await asyncio.gather(self._asked, return_exceptions=True)
 
 
-# -------------------------------------------------- What a run may use up before it ends: failures, tokens, time
+# ----------------------------------------------------------------- What a run may use up: failures, tokens, time
 
 
 @dataclass
@@ -205,7 +208,7 @@ class RunBudget:
             )
 
     def used_up(self) -> str | None:
-        """The budget that ends the run cleanly, in words; None while there is room."""
+        """Return the budget that ends the run cleanly, in words; None while there is room."""
         if self.max_tokens is not None and self.tokens >= self.max_tokens:
             return f"budget.max_tokens ({self.max_tokens}) is used up"
         if self.max_cost is not None and self.cost >= self.max_cost:
@@ -215,11 +218,11 @@ class RunBudget:
         return None
 
     def causes(self) -> str:
-        """The failures by cause, most frequent first."""
+        """Return the failures by cause, most frequent first."""
         return ", ".join(f"{cause}: {count}" for cause, count in self.failures.most_common())
 
 
-# -------------------------------------------------------------------------------- run
+# ------------------------------------------------------------------------------------------------- The conductor
 
 BURST = 1000
 """Rollouts that begin in one turn of the event loop; many thousands would stop it for seconds."""
@@ -421,7 +424,7 @@ class Run:
         self._changed.set()
 
     async def lines(self, group: Group) -> list[dict[str, Any]]:
-        """The lines of a group for a file or a trainer; see `hermes_rl.runs.groups`."""
+        """Return the lines of a group for a file or a trainer; see `hermes_rl.runs.groups`."""
         made = group.parts
         if made is None:
             made = group_lines(group, self.plan.generation_params, self.plan.fingerprint)

@@ -1,9 +1,10 @@
-"""`RolloutStore`: everything that a run knows about its rollouts, on disk before it counts.
+"""`RolloutStore`: everything that a run knows about its rollouts, written to disk before it counts.
 
-`rollouts.jsonl` has a line per rollout that has ended; `waiting.jsonl` has those that were played and get their score
-together with their group, so that a crash before that costs no generation. Resuming, grading anew, evaluating and
-delivering read the store and nothing else. What a line says is `hermes_rl.runs.store`; here it is found again, by the
-fields `group`, `index`, `attempt` and `state`."""
+`rollouts.jsonl` has a line for each rollout that has ended. `waiting.jsonl` has those that were played and get their
+score together with their group, so that a crash in between costs no generation. Resuming, grading anew, evaluating and
+delivering read the store and nothing else. A line holds all that is needed to score the rollout again and to make the
+lines of its group; it is found again by the fields `group`, `index`, `attempt` and `state`.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +26,10 @@ from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.journal import Journal
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import ChatReply, LedgerEntry
-from hermes_rl.tokens.transcript import WeightVersions, packed, unpacked
+from hermes_rl.tokens.transcript import TokenLogprobs, WeightVersions, packed, unpacked
 from hermes_rl.tools.base import ToolError
 
-# --------------------------------------------------------------- How a rollout looks in a file, and the way back
+# --------------------------------------------------------------------------------- A rollout as a line, and back
 # A line of `rollouts.jsonl` holds all that is needed to score the rollout again and to make the lines of its group
 # (`hermes_rl.runs.groups`).
 
@@ -41,7 +42,7 @@ ROLLOUT_KEYS = (
 
 
 def rollout_record(rollout: Rollout) -> dict[str, Any]:
-    """The JSON form of a finished rollout; times in seconds, rounded to the microsecond."""
+    """Return the JSON form of a finished rollout; times in seconds, rounded to the microsecond."""
     result = rollout.result
     return {
         "id": rollout.id,
@@ -67,6 +68,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "tool_calls": _calls(result) if result else [],
         "sequences": None if rollout.sequences is None else [packed(one) for one in rollout.sequences],
         "sampled": _sampled(rollout),
+        **({"teacher": [one.packed() for one in rollout.teacher]} if rollout.teacher is not None else {}),
         "tools": list(result.tool_schemas) if result and rollout.key.index == 0 else None,
         **({"artifacts": rollout.artifacts} if rollout.artifacts else {}),
         **({"image": rollout.image} if rollout.image else {}),
@@ -74,7 +76,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
 
 
 def _calls(result: AgentResult) -> list[dict[str, Any]]:
-    """The calls without their results, which are in the messages; so are arguments that ran as they were written."""
+    """Return the calls without what the messages hold: their results, and arguments that ran as they were written."""
     written = written_calls(result.messages[result.prompt_length :])
     return [_call(call, written.get((call.turn, call.id))) for call in result.tool_calls]
 
@@ -96,7 +98,7 @@ class WrittenCall:
 
 
 def written_calls(messages: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str], WrittenCall]:
-    """The calls of a conversation without its prompt, by turn and id; an id may come again in a later turn."""
+    """Return the calls of a conversation without its prompt, by turn and id; an id may come again in a later turn."""
     found: dict[tuple[int, str], WrittenCall] = {}
     turn = 0
     for message in messages:
@@ -117,7 +119,7 @@ def _parsed(arguments: str) -> Any:
 
 
 def _sampled(rollout: Rollout) -> list[list[Any]]:
-    """What the servers said of each call: count, digest, length and check of the prompt, versions of the weights."""
+    """Return for each call what its server said: count, digest, length and check of the prompt, weights' versions."""
     return [
         [one.count, one.digest.hex(), one.prompt, one.prompt_check, one.weights.before, one.weights.after]
         for one in rollout.ledger
@@ -125,7 +127,7 @@ def _sampled(rollout: Rollout) -> list[list[Any]]:
 
 
 def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
-    """The rollout at a place, as its line has it; its seed, and whether it is masked, are up to the environment.
+    """Return the rollout at a place, as its line has it; its seed, and whether it is masked, are up to the environment.
 
     Raises:
         UserError: the line lacks something.
@@ -144,13 +146,14 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
             artifacts=dict(line.get("artifacts") or {}),
             image=line.get("image"),
             sequences=None if line.get("sequences") is None else [unpacked(one) for one in line["sequences"]],
+            teacher=None if line.get("teacher") is None else [TokenLogprobs.unpacked(one) for one in line["teacher"]],
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"rollout {line.get('id')} of rollouts.jsonl cannot be read ({error}); use --fresh") from error
 
 
 def result_of(line: Mapping[str, Any]) -> AgentResult:
-    """What rewards see of a rollout; of the server's replies, what its record says of the policy."""
+    """Return what rewards see of a rollout; of the server's replies, what its record says of the policy."""
     messages = list(line["messages"])
     said = messages[line.get("prompt_length", 0) :]
     written = written_calls(said)
@@ -173,7 +176,7 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
 
 
 def _replies(line: Mapping[str, Any], said: list[dict[str, Any]]) -> Iterator[ChatReply]:
-    """The server's answers as far as they are recorded: what was sampled, else only who answered."""
+    """Yield the server's answers as far as they are recorded: what was sampled, else only who answered."""
     model, kind = line["policy"].get("model") or "", line["policy"].get("type") or ""
     sampling = line["policy"].get("sampling")
     messages = [message for message in said if message["role"] == "assistant"]
@@ -195,7 +198,7 @@ _TIMINGS = ("generation", "tools", "queue")
 
 
 def reward_of(record: Mapping[str, Any]) -> RewardValue:
-    """A reward's value, as a line has it."""
+    """Return a reward's value, as a line has it."""
     per_turn = record.get("per_turn")
     return RewardValue(
         record["value"],
@@ -206,7 +209,7 @@ def reward_of(record: Mapping[str, Any]) -> RewardValue:
     )
 
 
-# -------------------------------------------------------------------------------- store
+# ----------------------------------------------------------------------------------------------------- The store
 
 ROLLOUTS, WAITING = "rollouts.jsonl", "waiting.jsonl"
 
@@ -351,7 +354,7 @@ class RolloutStore:
         return self._groups
 
     def complete(self, group: str) -> bool:
-        """True where nothing of the group is left to be played or scored."""
+        """Return True where nothing of the group is left to be played or scored."""
         known = self._groups.get(group)
         if known is None:
             return False
@@ -361,18 +364,18 @@ class RolloutStore:
         return len(states) == self.size and all(state.final for state in states)
 
     def played(self, group: str) -> bool:
-        """True where every member was played to its end, perhaps to a failure."""
+        """Return True where every member was played to its end, perhaps to a failure."""
         known = self._groups.get(group)
         return known is not None and len(known.ended) >= self.size
 
     def scores(self, group: str) -> list[float | None]:
-        """The scores of the members in order; None for one that has none."""
+        """Return the scores of the members in order; None for one that has none."""
         known = self._groups.get(group)
         ended = known.ended if known is not None else {}
         return [ended[index].score if index in ended else None for index in range(self.size)]
 
     def left_out(self, group: str, *, drop_uniform: bool) -> bool:
-        """True where the group was played to its end and is not to be written or sent.
+        """Return True where the group was played to its end and is not to be written or sent.
 
         Either the spec drops how one of its members ended, or all of its scores are the same.
         """
@@ -415,7 +418,7 @@ class RolloutStore:
         return max((entry.attempt + 1 for entry in entries if entry is not None), default=0)
 
     async def recall(self, key: RolloutKey) -> Rollout | None:
-        """The rollout of this place where it need not be played again: it is final, or waits for its group."""
+        """Return the rollout of this place where it need not be played again: it is final, or waits for its group."""
         known = self._groups.get(key.group)
         if known is None:
             return None
@@ -429,7 +432,7 @@ class RolloutStore:
         return rollout_of(line, key)
 
     async def group(self, group: str, environment: Environment) -> Group:
-        """A group that is complete, with what its rollouts have of tokens."""
+        """Return a group that is complete, with what its rollouts have of tokens."""
         known = self._groups[group]
         # Every member is recorded, so nothing of the row is needed but its key.
         row = Row(key=known.row_key, columns={}, index=0, digest=known.digest)

@@ -45,7 +45,7 @@ class TrainingMetrics:
             self.dropped[str(group.dropped)] += 1
 
     def take(self) -> dict[str, Any]:
-        """The metrics, which begin anew."""
+        """Return the metrics, which begin anew."""
         metrics: dict[str, Any] = {}
         if self.scores:
             metrics["train/mean_reward"] = sum(self.scores) / len(self.scores)

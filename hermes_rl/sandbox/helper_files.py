@@ -1,8 +1,8 @@
-"""The file operations of the helper inside a sandbox; runs there, not on the host (see `helper`).
+"""The file operations of the helper inside a sandbox; this module runs there, not on the host (see `helper`).
 
-Owns reading, writing and listing by system calls, so that no name can be misread by a shell, and nothing
-that the agent plants (a FIFO, a device, an endless file) can make the helper wait. Errors are the `OSError`
-that the system gives. Arguments and results are the fields of `wire`.
+It reads, writes and lists by system calls, so that no name can be misread by a shell, and nothing that the agent plants
+(a FIFO, a device, an endless file) can make the helper wait. Errors are the `OSError` that the system gives. Arguments
+and results are the fields of `wire`.
 """
 
 # ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH116, PTH119, PTH120

@@ -1,7 +1,7 @@
-"""What the helper inside a sandbox asks of Linux that Python's own modules do not offer; runs there.
+"""What the helper inside a sandbox needs of Linux that Python's own modules do not offer; this module runs there.
 
-Owns the family tree of processes and two system calls. `ctypes` itself would take longer to import than all the rest
-of the helper, hence `_ctypes`.
+It reads the family tree of processes and makes two system calls. `ctypes` itself would take longer to import than all
+the rest of the helper, so it uses `_ctypes`.
 """
 
 # ruff: noqa: PTH123, PTH208

@@ -1,7 +1,7 @@
 """Which hosts a sandbox may reach: by name as the spec lists them, and by address as the internet has them.
 
-Owns the two questions. A listed name is not enough: it may resolve to a service of this machine or of its cloud, now or
-a moment later, so it is asked once, every address is looked at, and the connection goes to the address that was seen.
+A listed name is not enough: it may resolve to a service of this machine or of its cloud, now or a moment later. So a
+name is resolved once, every address is checked, and the connection goes to an address that was checked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Root file systems for bubblewrap: a folder, or an archive that is unpacked once into a cache.
 
-Owns finding them, and that their files belong to the user whom the agent is outside of its sandbox: only then can it
-change its copy. A folder of somebody else (always so for root, whose sandboxes run as another user) is copied into the
-cache for that. What is in the cache is never changed; sandboxes write into a layer of their own above it.
+This module finds them, and sees to it that their files belong to the user whom the agent is outside of its sandbox:
+only then can the agent change its copy. A folder of somebody else (for root always, whose sandboxes run as another
+user) is copied into the cache for that. What is in the cache is never changed; sandboxes write into a layer of their
+own above it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox.helper_sandbox import own_python
+from hermes_rl.sandbox.launcher import own_python
 
 OUTER_UID = 65534
 """Who sandboxes of root run as on the host."""
@@ -150,9 +151,9 @@ def _unpack(target: Path, feed: Feed, source: Path) -> None:
             pass  # what it says is the reason
         finally:
             process.stdin.close()
-        said = process.stderr.read().decode("utf-8", "replace").rstrip().rpartition("\n")[2][-500:]
+        message = process.stderr.read().decode("utf-8", "replace").rstrip().rpartition("\n")[2][-500:]
     if process.returncode != 0:
-        raise UserError(f"sandbox.image {source} cannot be unpacked: {said}")
+        raise UserError(f"sandbox.image {source} cannot be unpacked: {message}")
 
 
 @contextmanager
@@ -218,12 +219,12 @@ def _digest_of_folder(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def overlay_refused(said: str) -> UserError | None:
+def overlay_refused(message: str) -> UserError | None:
     """What to do where bubblewrap says that the kernel has refused the layers of an image."""
-    if "overlay" not in said:
+    if "overlay" not in message:
         return None
     return UserError(
-        f"this kernel does not lay a sandbox over an image ({said}): it takes Linux 5.11 or later with the module "
+        f"this kernel does not lay a sandbox over an image ({message}): it takes Linux 5.11 or later with the module "
         "overlay (`modprobe overlay`), and a cache folder on an ordinary file system (set XDG_CACHE_HOME); or use "
         "sandbox.backend docker"
     )

@@ -1,6 +1,9 @@
-"""Processes that a sandbox's helper started, as the host sees them.
+"""Processes that the helper of a sandbox starts for the host: foreground commands, background ones, conversations.
 
-Owns the pipes of one process, its end, and `BackgroundProcess` over them. Starting it is the sandbox's."""
+`Processes` owns all of one sandbox: it has them started, waits for them within their time, and forgets none, also where
+its caller is cancelled. `Job` owns the pipes and the end of one. What a command means (its shell, directory and
+variables) is the sandbox's matter; the helper inside starts them.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,27 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 
-from hermes_rl.sandbox.base import BackgroundProcess, Conversation, OutputBuffer, PipeReader
-from hermes_rl.sandbox.launcher import pipe
+from hermes_rl.sandbox.base import (
+    TIMEOUT_EXIT_CODE,
+    BackgroundProcess,
+    CommandResult,
+    Conversation,
+    OutputBuffer,
+    PipeReader,
+)
+from hermes_rl.sandbox.channel import Connection, as_field
+from hermes_rl.sandbox.launcher import copy_of, in_memory, pipe, socket_pair
 
+KILL_SECONDS = 5.0
+"""How long a killed command is waited for."""
+ERRORS_LIMIT = 1 << 16
+"""Bytes of standard error that are kept of a process that the host talks to."""
+LOST_EXIT_CODE = 137
+SCRIPT_FD = 9
 READ_SECONDS = 60.0
 """How long a process may leave its standard input unread before writing to it is given up."""
 
@@ -26,8 +45,19 @@ def output_pipe() -> tuple[int, int]:
     return reader, writer
 
 
+@dataclass(frozen=True)
+class Command:
+    """What the helper is to start: nothing is left to look up but the program's path."""
+
+    argv: Sequence[str]
+    cwd: str
+    env: Mapping[str, str]
+    script: bytes | None = None
+    """What the program finds as descriptor `SCRIPT_FD`."""
+
+
 class Job:
-    """One process from the request to start it until it has ended and its output is read.
+    """One process, from the request to start it until it has ended and its output is read.
 
     With `stdout`, a descriptor that becomes the job's to close, standard output goes there and is not kept.
     """
@@ -64,13 +94,13 @@ class Job:
         return writer
 
     def close_writers(self) -> None:
-        """The helper has them now; ours would keep the pipes from ever ending."""
+        """Close our writing ends, which the helper has now: they would keep the pipes from ever ending."""
         writers, self.writers = set(self.writers), []
         for fd in writers:
             os.close(fd)
 
     def end(self, code: int) -> None:
-        """It has ended: what it wrote is in the pipes, what its children go on to write is not its own."""
+        """Take what it wrote, which is in the pipes by now. What its children go on to write is not its own."""
         for reader in self._readers:
             reader.drain()
             reader.ignore()
@@ -91,7 +121,7 @@ class Job:
 class HelperProcess(BackgroundProcess):
     """A background process; its writing end of standard input is a pipe of its own."""
 
-    def __init__(self, job: Job, stdin: int, signal: Callable[[int, int], Awaitable[None]]) -> None:
+    def __init__(self, job: Job, stdin: int, signal: Callable[[int, int], None]) -> None:
         self.pid = job.pid
         self._job = job
         self._stdin: int | None = stdin
@@ -131,7 +161,7 @@ class HelperProcess(BackgroundProcess):
 
     async def kill(self, signal: int = 9) -> None:
         if self.poll() is None:
-            await self._signal(self._job.number, signal)
+            self._signal(self._job.number, signal)
 
     def release(self) -> None:
         """Close our end of its standard input."""
@@ -140,20 +170,18 @@ class HelperProcess(BackgroundProcess):
             self._stdin = None
 
 
-# ---------------------- A process that the host talks to over one socket, which is its standard input and output
-
 CHUNK = 1 << 16
 
 
 class HelperConversation(Conversation):
-    """See `Conversation`. Made by `open`; belongs to one event loop."""
+    """See `Conversation`. One socket is the process's standard input and output."""
 
     def __init__(
         self,
         job: Job,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        kill: Callable[[], Awaitable[None]],
+        kill: Callable[[], None],
     ) -> None:
         self.pid = job.pid
         self._job = job
@@ -162,8 +190,8 @@ class HelperConversation(Conversation):
         self._kill = kill
 
     @classmethod
-    async def open(cls, job: Job, ours: socket.socket, kill: Callable[[], Awaitable[None]]) -> HelperConversation:
-        """The conversation of a started job; `ours` is the other end of its standard input and output."""
+    async def open(cls, job: Job, ours: socket.socket, kill: Callable[[], None]) -> HelperConversation:
+        """The conversation with a started job; `ours` is the other end of its standard input and output."""
         reader, writer = await asyncio.open_connection(sock=ours)
         job.hang_up = writer.transport.abort
         # A child that outlives it may hold its end of the socket: what was written stays readable, no more comes.
@@ -191,9 +219,151 @@ class HelperConversation(Conversation):
     async def close(self) -> None:
         self._writer.transport.abort()
         if self.poll() is None:
-            await self._kill()
+            self._kill()
 
 
 def _shut(ours: socket.socket) -> None:
     with contextlib.suppress(OSError):
         ours.shutdown(socket.SHUT_RDWR)
+
+
+class Processes:
+    """All processes that the host has started in one sandbox."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._jobs: dict[int, Job] = {}
+        self._left: list[Job] = []
+        """Ended, but with children that still hold the pipes."""
+
+    @property
+    def running(self) -> bool:
+        return bool(self._jobs)
+
+    async def run(
+        self, command: Command, stdin: bytes | None, timeout: float, output_limit: int, *, merge_stderr: bool
+    ) -> CommandResult:
+        """See `Sandbox.run`."""
+        began = time.perf_counter()
+        job = Job(self._connection.next_number(), output_limit, merge_stderr=merge_stderr)
+        source: int | None = None
+        try:
+            source = await in_memory(stdin) if stdin is not None else None
+            try:
+                await self._start(job, command, source)
+            except OSError as error:
+                message = f"cannot start the command: {error.strerror}\n".encode()
+                return CommandResult(127 if error.errno == errno.ENOENT else 126, message, message)
+            code = await self._end_of(job, timeout)
+            if not self._connection.alive:
+                raise await self._connection.failure()
+            return CommandResult(
+                TIMEOUT_EXIT_CODE if code is None else code,
+                job.stdout.value(),
+                job.stderr.value(),
+                timed_out=code is None,
+                truncated=job.stdout.dropped > 0,
+                duration=time.perf_counter() - began,
+            )
+        finally:
+            if source is not None:
+                os.close(source)
+            self._forget(job)
+
+    async def spawn(self, command: Command, output_limit: int) -> BackgroundProcess:
+        """See `Sandbox.spawn`."""
+        job = Job(self._connection.next_number(), output_limit, merge_stderr=True)
+        with ExitStack() as unfinished:
+            unfinished.callback(self._forget, job)
+            reader, writer = pipe()
+            unfinished.callback(os.close, writer)
+            try:
+                await self._start(job, command, reader)
+            finally:
+                os.close(reader)
+            unfinished.pop_all()
+        job.ended.add_done_callback(lambda _: self._forget(job))
+        return HelperProcess(job, writer, self.signal)
+
+    async def converse(self, command: Command) -> Conversation:
+        """See `Sandbox.converse`."""
+        number = self._connection.next_number()
+        ours, theirs = socket_pair()
+        with theirs, ExitStack() as unfinished:
+            unfinished.callback(ours.close)
+            job = Job(number, ERRORS_LIMIT, stdout=copy_of(theirs.fileno()))
+            unfinished.callback(self._forget, job)
+            await self._start(job, command, theirs.fileno())
+            job.ended.add_done_callback(lambda _: self._forget(job))
+            conversation = await HelperConversation.open(job, ours, lambda: self.signal(number, 9))
+            unfinished.pop_all()
+        return conversation
+
+    async def execute(self, number: int, command: Command, targets: Mapping[int, int]) -> int:
+        """Have the helper start a program with our descriptors at these targets; its process id."""
+        pairs = ",".join(f"{target}:{index}" for index, target in enumerate(targets))
+        answer = await self._connection.ask(
+            "spawn",
+            as_field(command.cwd),
+            pairs.encode(),
+            str(len(command.argv)).encode(),
+            *map(as_field, command.argv),
+            *(as_field(f"{name}={value}") for name, value in command.env.items()),
+            fds=list(targets.values()),
+            request=number,
+        )
+        return int(answer.fields[0])
+
+    def signal(self, number: int, signal: int) -> None:
+        """Send a signal to the process group of what this request has started."""
+        self._connection.tell("kill", str(number).encode(), str(signal).encode())
+
+    def on_exit(self, number: int, code: int) -> None:
+        """Take the helper's report that a process has ended."""
+        job = self._jobs.get(number)
+        if job is not None:
+            job.end(code)
+
+    def end(self) -> None:
+        """Give up everything that runs: the sandbox is gone."""
+        for job in [*self._jobs.values(), *self._left]:
+            job.end(LOST_EXIT_CODE)
+            job.close()
+            if job.hang_up is not None:
+                job.hang_up()
+        self._jobs.clear()
+        self._left.clear()
+
+    async def _start(self, job: Job, command: Command, stdin: int | None) -> None:
+        targets = {1: job.writers[0], 2: job.writers[1]}
+        if stdin is not None:
+            targets[0] = stdin
+        try:
+            if command.script is not None:
+                targets[SCRIPT_FD] = await in_memory(command.script)
+            self._jobs[job.number] = job
+            job.pid = await self.execute(job.number, command, targets)
+        finally:
+            job.close_writers()
+            if SCRIPT_FD in targets:
+                os.close(targets[SCRIPT_FD])
+
+    async def _end_of(self, job: Job, timeout: float) -> int | None:
+        """The exit code; None when it ran past its time and was killed."""
+        await asyncio.wait([job.ended], timeout=timeout)
+        if job.ended.done():
+            return job.ended.result()
+        self.signal(job.number, 9)
+        await asyncio.wait([job.ended], timeout=KILL_SECONDS)
+        return None
+
+    def _forget(self, job: Job) -> None:
+        """Nobody waits for this job any more. One that still runs was cancelled, so it is killed."""
+        self._jobs.pop(job.number, None)
+        self._left = [left for left in self._left if left.reading]
+        if job.ended.done() and job.reading and self._connection.alive:
+            self._left.append(job)
+            return
+        if not job.ended.done():
+            self.signal(job.number, 9)
+        job.close()

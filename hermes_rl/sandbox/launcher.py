@@ -1,11 +1,15 @@
-"""Starting and burying the processes that sandboxes are made of, from one thread that never ends.
+"""The first process of a sandbox on this machine: what it inherits, which code it runs, how it is started and reaped.
 
-Owns that thread. It has to be one that lasts: the kernel ties `bwrap --die-with-parent` to the *thread*
-that started it, so a sandbox started from a worker thread would die with the worker. Burying is here too,
-because it must be done even where the event loop that used the sandbox is already gone."""
+Owns the descriptors that the host makes for sandboxes, the choice of the Python that runs the helper and the compiling
+of the helper for it, `LocalProcess`, and the one thread that starts and reaps such processes. That thread has to last:
+the kernel ties `bwrap --die-with-parent` to the *thread* that started it, so a sandbox started from a worker thread
+would die with the worker. It reaps as well, since that must happen even where the event loop that used the sandbox is
+closed. How strongly a process is isolated is left to the backends.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import functools
@@ -16,24 +20,29 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.helper_system import descendants
 
-# --------------- Descriptors that the host makes for a sandbox: files in memory, pipes, pairs of sockets, copies
-# Owns that a machine which has none left is our failure. The same `OSError` from inside a sandbox would be an answer to
-# the agent, so it must not look like one.
+# -------------------------------------------------------------------------------- descriptors
+# A machine that has none left is our failure. The same `OSError` from inside a sandbox would be an answer to the agent,
+# so it must not look like one.
 #
 # Whatever is handed into a sandbox is an open file description that the agent can change: whether it blocks, whom it
 # signals, where it stands. So the host reads and waits only at descriptions that no sandbox has. `reopened` makes
 # another description of the same pipe, to be handed in instead of the host's own.
+
+IN_THREAD = 1 << 20
+"""Bytes from which copying is left to a thread."""
 
 
 @contextmanager
@@ -53,6 +62,24 @@ def memory_file(data: bytes, name: str = "data") -> int:
             view = view[os.write(fd, view) :]
         os.lseek(fd, 0, os.SEEK_SET)
     return fd
+
+
+async def in_memory(data: bytes) -> int:
+    """See `memory_file`; a large one is filled in a thread."""
+    if len(data) < IN_THREAD:
+        return memory_file(data)
+    filling = asyncio.ensure_future(asyncio.to_thread(memory_file, data))
+    try:
+        return await asyncio.shield(filling)
+    except asyncio.CancelledError:
+        # The thread goes on, and then nobody else knows of its descriptor.
+        filling.add_done_callback(_close_unwanted)
+        raise
+
+
+def _close_unwanted(filling: asyncio.Future[int]) -> None:
+    if not filling.cancelled() and filling.exception() is None:
+        os.close(filling.result())
 
 
 def fixed_file(size: int, name: str) -> int:
@@ -97,7 +124,73 @@ def reopened(fd: int, flags: int) -> int:
         return os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC)
 
 
-# -------------------------------------------------------------------------------- launcher
+# -------------------------------------------------------------------------------- the helper's code
+# The helper is compiled once per interpreter: compiling at every start would cost a third of the time that a sandbox
+# takes to start.
+
+MODULES = ("wire", "helper_files", "helper_system", "helper")
+SYSTEM_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
+
+BOOT = """
+import marshal, os, sys
+for name, code in marshal.loads(os.pread(int(sys.argv[2]), 1 << 22, 0)):
+    module = sys.modules[name] = type(sys)(name)
+    exec(code, module.__dict__)
+module.main()
+"""
+"""What the Python in a sandbox runs; its arguments are the numbers of the control socket and of the code's
+descriptor."""
+
+_COMPILE = """
+import marshal, sys
+sources = eval(sys.stdin.read())
+compiled = [(name, compile(source, name, "exec", dont_inherit=True)) for name, source in sources]
+sys.stdout.buffer.write(marshal.dumps(compiled))
+"""
+
+
+@functools.cache
+def helper_bundle(python: str) -> bytes:
+    """The helper's modules, compiled by `python`; starts that interpreter when first asked for it."""
+    folder = Path(__file__).parent
+    sources = [(f"hermes_rl.sandbox.{name}", (folder / f"{name}.py").read_text("utf-8")) for name in MODULES]
+    try:
+        done = subprocess.run(
+            [python, "-I", "-S", "-X", "utf8", "-c", _COMPILE],
+            input=repr(sources).encode(),
+            capture_output=True,
+            env={},
+            timeout=60,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SandboxFailure(f"{python} cannot compile the sandbox helper: {error}") from error
+    if done.returncode != 0:
+        tail = done.stderr.decode("utf-8", "replace")[-500:]
+        raise SandboxFailure(f"{python} cannot compile the sandbox helper: {tail}")
+    return done.stdout
+
+
+def boot_argv(python: str, control: int, code: int) -> list[str]:
+    """The command that runs the helper with its socket and its code at these descriptors."""
+    return [python, "-I", "-S", "-c", BOOT, str(control), str(code)]
+
+
+def system_python() -> str | None:
+    """A Python that is part of the system folders which every sandbox sees anyway."""
+    for path in SYSTEM_PYTHONS:
+        if os.access(path, os.X_OK) and os.path.realpath(path).startswith("/usr/"):
+            return path
+    return None
+
+
+def own_python() -> str:
+    """The interpreter that this program runs under, outside of any virtual environment."""
+    base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return str(base if base.exists() else Path(sys.executable).resolve())
+
+
+# -------------------------------------------------------------------------------- starting and reaping
 
 GRACE_SECONDS = 5.0
 """How long a sandbox may take to end by itself, once its control socket is closed."""
@@ -128,7 +221,7 @@ class Program:
 Child = subprocess.Popen[bytes]
 
 
-class Remains(Protocol):
+class ProcessSet(Protocol):
     """Knows the processes of one sandbox, also those whose ancestors are gone."""
 
     def processes(self) -> list[int]:
@@ -142,18 +235,18 @@ class Remains(Protocol):
 
 @dataclass
 class _Ending:
-    """A sandbox that ought to end by itself before the deadline, from when on it is killed."""
+    """A sandbox that should end by itself before the deadline; after it, the launcher kills its processes."""
 
     child: Child
-    buried: Future[int | None]
-    remains: Remains | None
+    reaped: Future[int | None]
+    inside: ProcessSet | None
     deadline: float
     next_kill: float = 0.0
 
     def over(self) -> bool:
         code, now = self.child.poll(), time.monotonic()
         if code is not None and not self._left():
-            self.buried.set_result(code)
+            self.reaped.set_result(code)
             return True
         if now > self.deadline + KILL_SECONDS:
             self._give_up(code)
@@ -164,17 +257,17 @@ class _Ending:
         return False
 
     def _left(self) -> list[int]:
-        return self.remains.processes() if self.remains is not None else []
+        return self.inside.processes() if self.inside is not None else []
 
     def _kill(self, code: int | None) -> None:
         """Kill what is inside, and only then what waits for it: afterwards nobody would know what is inside."""
-        if self.remains is not None:
-            self.remains.kill()
-        inside = descendants(self.child.pid) if code is None else []
-        for pid in inside:
+        if self.inside is not None:
+            self.inside.kill()
+        below = descendants(self.child.pid) if code is None else []
+        for pid in below:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if code is None and not inside:
+        if code is None and not below:
             self.child.send_signal(signal.SIGKILL)
 
     def _give_up(self, code: int | None) -> None:
@@ -182,9 +275,9 @@ class _Ending:
         if code is None:
             self.child.send_signal(signal.SIGKILL)
         some = ", ".join(map(str, left[:5]))
-        told = f"{len(left)} processes of a closed sandbox cannot be killed and still run ({some})"
-        log.error(told)
-        self.buried.set_exception(SandboxFailure(told))
+        message = f"{len(left)} processes of a closed sandbox cannot be killed and still run ({some})"
+        log.error(message)
+        self.reaped.set_exception(SandboxFailure(message))
 
 
 class Launcher:
@@ -199,25 +292,25 @@ class Launcher:
     def launch(self, program: Program) -> Future[Child]:
         """Start a program; the future fails with the `OSError` of a program that cannot be started."""
         future: Future[Child] = Future()
-        self._jobs.put(lambda: _fulfil(future, lambda: _start(program)))
+        self._jobs.put(lambda: _start(program, future))
         return future
 
-    def bury(self, launched: Future[Child], remains: Remains | None = None) -> Future[int | None]:
+    def reap(self, launched: Future[Child], inside: ProcessSet | None = None) -> Future[int | None]:
         """Wait for a sandbox that is about to end, and kill it if it does not; its exit status, if it has one.
 
         The future fails with `SandboxFailure` where something of the sandbox still lives in the end. Jobs are done in
         order, so what `launch` was asked for has been started, or has failed, by then.
         """
-        buried: Future[int | None] = Future()
-        self._jobs.put(lambda: self._adopt(launched, buried, remains))
-        return buried
+        reaped: Future[int | None] = Future()
+        self._jobs.put(lambda: self._adopt(launched, reaped, inside))
+        return reaped
 
-    def _adopt(self, launched: Future[Child], buried: Future[int | None], remains: Remains | None) -> None:
+    def _adopt(self, launched: Future[Child], reaped: Future[int | None], inside: ProcessSet | None) -> None:
         if launched.exception() is not None:
-            buried.set_result(None)
+            reaped.set_result(None)
             return
         child = launched.result()
-        self._ending.append(_Ending(child, buried, remains, time.monotonic() + GRACE_SECONDS))
+        self._ending.append(_Ending(child, reaped, inside, time.monotonic() + GRACE_SECONDS))
 
     def _work(self) -> None:
         while True:
@@ -238,6 +331,94 @@ def launcher() -> Launcher:
         return _launcher
 
 
+class Descriptors:
+    """What the first process inherits. The host closes its own copies once the process is started."""
+
+    control: int
+    """The helper's end of the control socket."""
+    code: int
+    """The helper's compiled modules."""
+    stderr: int
+
+    def __init__(self) -> None:
+        self.all: list[int] = []
+
+    def add(self, fd: int) -> int:
+        self.all.append(fd)
+        return fd
+
+    def close(self) -> None:
+        for fd in self.all:
+            os.close(fd)
+
+
+class LocalProcess:
+    """The first process of one sandbox on this machine, from before its start until it is reaped.
+
+    `inside` knows all processes of the sandbox, whatever has become of the first; without it, their descent has to do.
+    `on_reaped` is called in the launcher's thread when all of them are gone, also where nobody waits any more.
+    """
+
+    def __init__(self, inside: ProcessSet | None = None, on_reaped: Callable[[], None] = lambda: None) -> None:
+        self.inside, self._on_reaped = inside, on_reaped
+        self._launched: Future[Child] | None = None
+        self._reaped: Future[int | None] | None = None
+
+    @property
+    def pid(self) -> int:
+        if self._launched is None:
+            raise SandboxFailure("the sandbox is not started")
+        return self._launched.result().pid
+
+    @asynccontextmanager
+    async def started(self, python: str, program: Callable[[Descriptors], Program]) -> AsyncIterator[socket.socket]:
+        """Start it and give the block the host's end of the control socket, which becomes the block's to close.
+
+        A `SandboxFailure` of the block is raised with what the process has written to standard error: that is the
+        cause, where it ended before the helper answered.
+        """
+        bundle = await asyncio.to_thread(helper_bundle, python)
+        with ExitStack() as own:
+            stderr = memory_file(b"", "stderr")
+            own.callback(os.close, stderr)
+            with ExitStack() as unclaimed:
+                ours, theirs = socket_pair(socket.SOCK_SEQPACKET)
+                unclaimed.callback(ours.close)
+                descriptors = Descriptors()
+                try:
+                    descriptors.control = descriptors.add(theirs.detach())
+                    descriptors.code = descriptors.add(memory_file(bundle, "helper"))
+                    descriptors.stderr = descriptors.add(copy_of(stderr))
+                    wanted = program(descriptors)
+                except BaseException:
+                    descriptors.close()
+                    raise
+                self._launched = launcher().launch(wanted)
+                # Also when we are cancelled: the launcher needs them until the program is started.
+                self._launched.add_done_callback(lambda _: descriptors.close())
+                try:
+                    await asyncio.shield(asyncio.wrap_future(self._launched))
+                except (OSError, subprocess.SubprocessError) as error:
+                    raise SandboxFailure(f"{wanted.executable} cannot be started: {error}") from error
+                unclaimed.pop_all()
+            try:
+                yield ours
+            except SandboxFailure as failure:
+                message = os.pread(stderr, 4096, 0).decode("utf-8", "replace").strip()
+                raise SandboxFailure(f"the sandbox did not start: {message or failure}") from None
+
+    def reap(self) -> None:
+        """Begin to reap it and all others of its sandbox, in the launcher's thread, whether somebody waits or not."""
+        if self._launched is not None and self._reaped is None:
+            self._reaped = launcher().reap(self._launched, self.inside)
+            self._reaped.add_done_callback(lambda _: self._on_reaped())
+
+    async def wait(self) -> int | None:
+        """Reap it; its exit status, None where it never began. Raises `SandboxFailure` where something lives on."""
+        self.reap()
+        return None if self._reaped is None else await asyncio.shield(asyncio.wrap_future(self._reaped))
+
+
 _setpriv = functools.cache(lambda: shutil.which("setpriv"))
 
 
@@ -253,29 +434,25 @@ def _by_setpriv(program: Program) -> Program:
     return replace(program, argv=["setpriv", *change, *program.argv[1:]], executable=setpriv, uid=None)
 
 
-def _start(program: Program) -> Child:
+def _start(program: Program, started: Future[Child]) -> None:
     program = _by_setpriv(program)
-    return subprocess.Popen(
-        program.argv,
-        executable=program.executable,
-        pass_fds=program.fds,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=program.stderr,
-        env=program.env,
-        cwd="/",
-        # Ctrl-C in the terminal is the runner's to handle; it must not reach the sandboxes by itself.
-        start_new_session=True,
-        user=program.uid,
-        group=program.uid,
-        extra_groups=[] if program.uid is not None else None,
-    )
-
-
-def _fulfil(future: Future[Child], action: Callable[[], Child]) -> None:
     try:
-        child = action()
+        child = subprocess.Popen(
+            program.argv,
+            executable=program.executable,
+            pass_fds=program.fds,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=program.stderr,
+            env=program.env,
+            cwd="/",
+            # Ctrl-C in the terminal is the runner's to handle; it must not reach the sandboxes by itself.
+            start_new_session=True,
+            user=program.uid,
+            group=program.uid,
+            extra_groups=[] if program.uid is not None else None,
+        )
     except (OSError, subprocess.SubprocessError) as error:
-        future.set_exception(error)
+        started.set_exception(error)
     else:
-        future.set_result(child)
+        started.set_result(child)

@@ -1,8 +1,8 @@
-"""No sandbox: the agent's commands run on this machine, as this user. An explicit choice, said loudly.
+"""No isolation: the agent's commands run on this machine, as this user. It is an explicit choice, and warns.
 
-Owns a temporary folder that is home and working directory, an environment without the runner's variables,
-and ending every process that the agent started, daemons too, as long as it does not kill our helper. What
-the user can read and reach, the agent can read and reach.
+This module owns a temporary folder that is home and working directory, an environment without the runner's variables,
+and the end of every process that the agent started, daemons too. What the user can read and reach, the agent can read
+and reach.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.base import SandboxConfig
-from hermes_rl.sandbox.helper_sandbox import NO_CORE, Descriptors, HelperSandbox, boot_argv, own_python
-from hermes_rl.sandbox.launcher import Program, ours
+from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
+from hermes_rl.sandbox.launcher import Descriptors, LocalProcess, Program, boot_argv, ours, own_python
 
 log = logging.getLogger(__name__)
 
@@ -34,64 +34,70 @@ MARK = "HERMES_RL_SANDBOX"
 _warned = False
 
 
-class NoSandbox(HelperSandbox):
-    """See `Sandbox`, and the warning above."""
+class NoIsolation(Isolation):
+    """See `Isolation`, and the warning above."""
 
     def __init__(self, config: SandboxConfig) -> None:
         super().__init__(config)
-        self.python = own_python()
         self._check()
+        self.home = self.workdir = "/"
         self._folder: Path | None = None
+        self._process = LocalProcess()
 
     @property
     def enforced(self) -> Mapping[str, str]:
         return {name: ENFORCED[name] for name in self.config.limits.requested() if name in ENFORCED}
 
-    async def start(self) -> None:
-        _warn()
-        with ours("the sandbox did not start"):
-            self._make_folders()
-        await super().start()
-
-    def _make_folders(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="hermes-rl-"))
-        self.home = str(self._folder / "home")
-        self.workdir = posixpath.normpath(posixpath.join(self.home, self.config.workdir or ""))
-        for folder in (self.workdir, str(self._folder / "tmp")):
-            Path(folder).mkdir(parents=True)
-
-    def program(self, descriptors: Descriptors) -> Program:
-        argv = boot_argv(self.python, descriptors.control, descriptors.code)
-        return Program(argv, self.python, descriptors.all(), descriptors.stderr)
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def environment(self) -> dict[str, str]:
         return {
             "PATH": os.environ.get("PATH", os.defpath),
             "HOME": self.home,
-            "TMPDIR": str(self._folder / "tmp") if self._folder else "/tmp",
+            "TMPDIR": f"{self._folder}/tmp",
             "USER": "user",
             "LOGNAME": "user",
-            "SHELL": self.shell,
             "LANG": "C.UTF-8",
             "TERM": "dumb",
             MARK: self.id,
         }
 
-    def rlimits(self) -> dict[str, int]:
+    async def start(self, sandbox: HelperSandbox) -> None:
+        _warn()
+        await asyncio.to_thread(self._make_folders)
         limits = self.config.limits
-        asked = {"RLIMIT_DATA": limits.memory, "RLIMIT_NOFILE": limits.open_files}
-        return {"RLIMIT_CORE": NO_CORE} | {name: value for name, value in asked.items() if value is not None}
+        asked = {"RLIMIT_CORE": NO_CORE, "RLIMIT_DATA": limits.memory, "RLIMIT_NOFILE": limits.open_files}
+        rlimits = {name: value for name, value in asked.items() if value is not None}
+        async with self.in_time(), self._process.started(own_python(), self._program) as control:
+            await sandbox.connect(control, rlimits, folder=str(self._folder))
 
-    def folder(self) -> str:
-        return str(self._folder)
+    def end(self) -> None:
+        self._process.reap()
 
-    async def released(self) -> None:
-        if self._folder is not None:
-            await asyncio.to_thread(_clear, self.id, self._folder)
+    async def close(self) -> None:
+        try:
+            await self._process.wait()
+        finally:
+            if self._folder is not None:
+                await asyncio.to_thread(_clear, self.id, self._folder)
+
+    def _make_folders(self) -> None:
+        with ours("the sandbox did not start"):
+            self._folder = Path(tempfile.mkdtemp(prefix="hermes-rl-"))
+            self.home = str(self._folder / "home")
+            self.workdir = posixpath.normpath(posixpath.join(self.home, self.config.workdir or ""))
+            for folder in (self.workdir, str(self._folder / "tmp")):
+                Path(folder).mkdir(parents=True)
+
+    def _program(self, descriptors: Descriptors) -> Program:
+        argv = boot_argv(own_python(), descriptors.control, descriptors.code)
+        return Program(argv, own_python(), descriptors.all, descriptors.stderr)
 
     def _check(self) -> None:
         if isinstance(self.config.network, tuple):
-            raise UserError("sandbox.network with a list of hosts needs a fence; the backend none has no such thing")
+            raise UserError("sandbox.network with a list of hosts needs isolation, which the backend none has not")
         limits = self.config.limits
         missing = [name for name in limits.requested() if name not in ENFORCED]
         if missing and not limits.best_effort:
@@ -116,7 +122,7 @@ def _warn() -> None:
 
 
 def _clear(mark: str, folder: Path) -> None:
-    """What the helper does at its end, for where the agent killed it: end its processes, remove the folder."""
+    """End the processes and remove the folder, which the helper did already unless the agent killed it."""
     for process in Path("/proc").iterdir():
         try:
             if process.name.isdigit() and f"{MARK}={mark}\0".encode() in (process / "environ").read_bytes():

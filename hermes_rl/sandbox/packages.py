@@ -1,8 +1,11 @@
-"""Python packages for the default sandbox: a virtual environment that is made once and shown read-only to all.
+"""Python for the sandboxes of this machine: packages that a spec lists, and a runtime for our helper.
 
-Owns how it is made (by the host's pip, of wheels alone, so that nothing of a package runs while it is installed) and
-where it lies: in the user's cache, under a hash of the list and the interpreter. pip reads the user's own
-configuration, so an index, a proxy or a folder of wheels is named there."""
+`package_folder` makes a virtual environment once, by the host's pip and of wheels alone, so that nothing of a package
+runs while it is installed. pip reads the user's own configuration, so an index, a proxy or a folder of wheels is named
+there. `runtime_folder` copies an interpreter with its loader, its libraries and the few modules that the helper
+imports: an image may have no Python, or one that the agent can replace. Both lie in the user's cache under a hash of
+what they are made of, and all sandboxes see them read-only.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox.helper_sandbox import BOOT, own_python, system_python
 from hermes_rl.sandbox.images import cached
+from hermes_rl.sandbox.launcher import BOOT, own_python, system_python
 
-# The Python that runs the helper in a sandbox whose image may have none, or one that the agent can replace
-# Owns a small folder with an interpreter, its loader, its libraries and the few modules that the helper imports, copied
-# from this machine into the cache once. It is shown to the sandbox read-only at a path of its own and started
-# through its own loader, so that nothing of the image has a part in it.
+# -------------------------------------------------------------------------------- runtime of the helper
+# It is started through its own loader at a path of its own, so that nothing of the image has a part in it.
 
 RUNTIME_FOLDER = "/.hermes-rl"
 """Where a sandbox sees it."""
@@ -110,7 +111,7 @@ def package_folder(packages: tuple[str, ...]) -> Path:
     """The environment with these packages, made where it is not there; blocks.
 
     Raises:
-        UserError: it cannot be made, with what pip said last.
+        UserError: it cannot be made, with the end of what pip printed.
     """
     python = system_python() or own_python()
     version = _run([python, "-I", "-c", "import sys, sysconfig; print(sys.version, sysconfig.get_platform())"])
@@ -166,9 +167,9 @@ def _run(command: Sequence[str], *, status: Sequence[int] = (0,)) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise UserError(f"sandbox.python cannot be made: {error}") from error
     if done.returncode not in status:
-        said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-5:])
+        message = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-5:])
         raise UserError(
-            f"sandbox.python cannot be made: {said}\nOnly wheels are installed; pip takes its index from its own "
+            f"sandbox.python cannot be made: {message}\nOnly wheels are installed; pip takes its index from its own "
             "configuration (pip config set global.index-url URL, or global.find-links FOLDER)"
         )
     return done.stdout

@@ -1,8 +1,8 @@
 """The way out of a sandbox whose spec lists hosts: an HTTP proxy on the host's side, for this sandbox alone.
 
-Owns speaking HTTP with the agent's programs and passing bytes on. Whom they may reach is `hosts`. The socket that it
-listens on is one of the sandbox's own network, which has no other way out: the helper opens it and hands it over. Each
-request is judged for itself, so that following a redirect is asking anew.
+This module speaks HTTP with the agent's programs and passes bytes on. Whom they may reach, `hosts` decides. The socket
+that it listens on belongs to the sandbox's own network, which has no other way out: the helper opens it and hands it
+over. Each request is checked for itself, so following a redirect is a new request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """Machines of hermes-agent's backends: ssh, modal, daytona, singularity.
 
-Owns the `Sandbox` over a machine that only runs commands (`remote_link`): each operation is a script for its bash and
-coreutils (`remote_scripts`). What such a machine cannot do is refused before it starts: conversations with a process,
-limits that its backend has not, and a network that is closed."""
+This module owns the `Sandbox` over a machine that only runs commands. Each operation is a script for the machine's bash
+and coreutils, and its answer is read from what the script prints. `Link` is the runner's end of a conversation with a
+process that holds the machine (`remote_worker`); `machine` turns a configuration into the arguments of its backend.
+What such a machine cannot do is refused before it starts: conversations with a process, limits that its backend has
+not, and a network that is closed.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +40,12 @@ from hermes_rl.sandbox.base import (
     FileInfo,
     Sandbox,
     SandboxConfig,
+    sandbox_gone,
 )
 
-# ---------------------- What is done on a machine that only runs commands, as scripts for its bash and coreutils
-# Owns the scripts, and how bytes get there and back: base64 in both directions, so that neither names nor contents meet
-# a shell's quoting or a text encoding. An answer stands between two marks; `!N` in it is an error number.
+# -------------------------------------------------------------------------------- scripts
+# Bytes go there and back as base64, so that neither names nor contents meet a shell's quoting or a text encoding. An
+# answer stands between two marks; `!N` in it is an error number.
 
 COMMON = rb"""exec 2>/dev/null  # bash tells there of what was killed
 say() { printf '\n%s(' "$mark"; "$@"; printf ')%s\n' "$mark"; exit 0; }
@@ -189,7 +193,7 @@ def answer(output: str, mark: str) -> list[str]:
     return words
 
 
-# A background process of a machine that only runs commands: its output lies in files there, which are looked at
+# -------------------------------------------------------------------------------- background processes
 
 POLL_SECONDS = 0.2
 LOST_EXIT_CODE = 137
@@ -197,7 +201,7 @@ Ask = Callable[..., Awaitable[list[str]]]
 
 
 class RemoteProcess(BackgroundProcess):
-    """See `BackgroundProcess`; what it says of the process is as old as the last look, `POLL_SECONDS` and a way."""
+    """See `BackgroundProcess`. Its output lies in files on the machine, which are read every `POLL_SECONDS`."""
 
     def __init__(self, pid: int, job: str, ask: Ask, kill: Callable[[str, int], Awaitable[None]]) -> None:
         self.pid = pid
@@ -267,8 +271,7 @@ def parts(words: list[str]) -> tuple[bytes, bool]:
     return first + f"\n[... {dropped} bytes of output left out ...]\n".encode() + last, True
 
 
-# --------------------------------------------------- The runner's end of the conversation with a `remote_worker`
-# Owns that process, and matching answers to commands. A machine that answers no more is lost.
+# -------------------------------------------------------------------------------- link
 
 LINE_LIMIT = 1 << 31
 START_SECONDS = 900.0
@@ -282,7 +285,7 @@ SMALL = 1 << 20
 
 
 class Link:
-    """One machine. Belongs to one event loop."""
+    """One machine and the process that holds it. A machine that answers no more is lost. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
@@ -297,7 +300,7 @@ class Link:
         return self._closing is None and self._reader is not None and not self._reader.done()
 
     async def start(
-        self, backend: str, arguments: Mapping[str, Any], farewell: str, environ: Mapping[str, str] | None = None
+        self, backend: str, arguments: Mapping[str, Any], cleanup: str, environ: Mapping[str, str] | None = None
     ) -> None:
         """Start the machine, with the variables of `environ` (None: the process's own) for its program.
 
@@ -307,7 +310,7 @@ class Link:
         self._home = tempfile.mkdtemp(prefix="hermes-rl-")
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "hermes_rl.sandbox.remote_worker", backend, json.dumps(arguments), farewell),
+            *("-m", "hermes_rl.sandbox.remote_worker", backend, json.dumps(arguments), cleanup),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -322,11 +325,10 @@ class Link:
                 line = await self._process.stdout.readline()
         except TimeoutError:
             raise SandboxFailure(f"the {backend} sandbox did not start within {START_SECONDS:.0f} s") from None
-        said = (
-            json.loads(line) if line else {"error": "hermes-agent ended; is the extra installed (hermes-rl[hermes])?"}
-        )
-        if "error" in said:
-            raise SandboxFailure(f"the {backend} sandbox did not start: {said['error']}")
+        ended = {"error": "hermes-agent ended; is the extra installed (hermes-rl[hermes])?"}
+        ready = json.loads(line) if line else ended
+        if "error" in ready:
+            raise SandboxFailure(f"the {backend} sandbox did not start: {ready['error']}")
         self._reader = asyncio.create_task(self._read(self._process.stdout))
 
     async def execute(self, command: str, stdin: str | None, timeout: float, most: int = SMALL) -> str:
@@ -395,9 +397,9 @@ class Link:
                 future.set_result({"error": error})
 
 
-# ---------------------------------- What each of hermes-agent's backends takes, can limit, and needs to be there
-# Owns turning a configuration into the arguments of its class. Addresses and keys come from the environment, under the
-# names that hermes-agent and the services use, so that no spec holds them.
+# -------------------------------------------------------------------------------- backends
+# Addresses and keys come from the environment, under the names that hermes-agent and the services use, so that no spec
+# holds them.
 
 NAMES = ("ssh", "modal", "daytona", "singularity")
 IMAGE = "python:3.11-slim"
@@ -501,7 +503,7 @@ def _ssh(config: SandboxConfig) -> Machine:
     return Machine(arguments, shared=True)
 
 
-# -------------------------------------------------------------------------------- remote
+# -------------------------------------------------------------------------------- sandbox
 
 MARK = "HERMES_RL_SANDBOX"
 JOB = "HERMES_RL_JOB"
@@ -550,8 +552,8 @@ class RemoteSandbox(Sandbox):
 
     async def start(self) -> None:
         try:
-            farewell, _ = command(KILL, named=f"{MARK}={self.id}", signal="9", folder=self._box)
-            await self._link.start(self.config.backend, self.machine.arguments, farewell, self.config.environ)
+            cleanup, _ = command(KILL, named=f"{MARK}={self.id}", signal="9", folder=self._box)
+            await self._link.start(self.config.backend, self.machine.arguments, cleanup, self.config.environ)
             await self._prepare()
         except BaseException:
             await self.close()
@@ -585,7 +587,7 @@ class RemoteSandbox(Sandbox):
         with reading():
             self.home = base64.b64decode("".join(words)).decode()
         self.workdir = posixpath.normpath(posixpath.join(self.home, workdir))
-        await self.furnish()
+        await self.prepare()
 
     # ------------------------------------------------------------------ commands
 
@@ -752,7 +754,7 @@ class RemoteSandbox(Sandbox):
         try:
             return answer(await self._link.execute(text, given, seconds_to_wait, most), mark)
         except SandboxFailure as failure:
-            raise self.gone(self._over) if self._over else failure from None
+            raise sandbox_gone(self._over, by_agent=self.killed_by_agent) if self._over else failure from None
 
 
 def encoded(limit: int) -> int:

@@ -4,9 +4,9 @@ Importing hermes-agent changes the environment of its process and writes below `
 0.19 that are used, asserted by a test: the classes of `CLASSES`, and of each `execute` and `cleanup`; of the module of
 their base `_BoundedOutputCollector`, which keeps what a command prints.
 
-    python -m hermes_rl.sandbox.remote_worker BACKEND ARGUMENTS FAREWELL
+    python -m hermes_rl.sandbox.remote_worker BACKEND ARGUMENTS CLEANUP
 
-ARGUMENTS are those of the class, as JSON; FAREWELL is a last command before the machine is released. A line ``{}`` says
+ARGUMENTS are those of the class, as JSON; CLEANUP is a last command before the machine is released. A line ``{}`` says
 that the machine is there, ``{"error"}`` that it cannot be. Then JSON texts, one a line: ``{"id", "command", "stdin",
 "timeout", "most"}`` in, ``{"id", "output", "code"}`` or ``{"id", "error"}`` out; an output of more than `most`
 characters is an error, and never held whole. The end of standard input is the machine's, whatever still runs on it.
@@ -31,7 +31,7 @@ CLASSES = {
     "daytona": ("tools.environments.daytona", "DaytonaEnvironment"),
     "singularity": ("tools.environments.singularity", "SingularityEnvironment"),
 }
-FAREWELL_SECONDS = 15
+CLEANUP_SECONDS = 15
 AT_ONCE = 8
 """Commands of one machine that run together."""
 MEMORY = 4 << 30
@@ -41,7 +41,7 @@ _asked = threading.local()
 """What the command that this thread runs may print, and what keeps it."""
 
 
-def main(backend: str, arguments: str, farewell: str) -> None:
+def main(backend: str, arguments: str, cleanup: str) -> None:
     """What the module's docstring says; hermes-agent's own printing goes to standard error."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -52,14 +52,14 @@ def main(backend: str, arguments: str, farewell: str) -> None:
         bound_outputs()
         module, name = CLASSES[backend]
         machine = getattr(importlib.import_module(module), name)(**json.loads(arguments))
-    except Exception as error:  # noqa: BLE001 (whatever the backend raises is told to the runner)
+    except Exception as error:  # noqa: BLE001 (whatever the backend raises is reported to the runner)
         _say(out, {"error": f"{type(error).__name__}: {error}"})
         return
     try:
         _say(out, {})
         serve(machine, out)
     finally:
-        machine.execute(farewell, cwd="/", timeout=FAREWELL_SECONDS)
+        machine.execute(cleanup, cwd="/", timeout=CLEANUP_SECONDS)
         machine.cleanup()
 
 
@@ -76,7 +76,8 @@ def bound_outputs() -> None:
 
 
 def serve(machine: Any, out: IO[str]) -> None:
-    """Run commands until standard input ends. Those still running then are not waited for: the farewell ends them."""
+    """Run commands until standard input ends. Those still running then are not waited for: the cleanup command ends
+    them."""
     answering = threading.Lock()
     pool = ThreadPoolExecutor(AT_ONCE)
     for line in sys.stdin:

@@ -1,11 +1,11 @@
 """The filter on system calls that bubblewrap lays over a sandbox, as a program of classic BPF.
 
-Owns which calls are refused and the bytes of the filter; it is assembled here, so that no library of the system
-is needed. What is refused is what an agent has no honest use for and what has opened most kernels: namespaces,
-mounts, keys, kernel modules, io_uring, BPF, performance counters, other address families than the usual, typing
-into a terminal, and what would change how process 1 is scheduled or limited: a process 1 that gets no time cannot end
-the sandbox, and one that can open nothing cannot serve it. Tracing is left, for debuggers: it reaches only the
-sandbox's own processes, and never the helper.
+This module owns which calls are refused and the bytes of the filter, which it assembles itself, so that no library of
+the system is needed. What is refused is what an agent has no honest use for and what has opened most kernels:
+namespaces, mounts, keys, kernel modules, io_uring, BPF, performance counters, other address families than the usual,
+typing into a terminal, and what would change how process 1 is scheduled or limited: a process 1 that gets no time
+cannot end the sandbox, and one that can open nothing cannot serve it. Tracing is left, for debuggers: it reaches only
+the sandbox's own processes, and never the helper.
 
 Numbers are those of Linux' own tables (`arch/x86/entry/syscalls/syscall_64.tbl`, `include/uapi/asm-generic/unistd.h`);
 the layout of what a filter sees is `struct seccomp_data` of `include/uapi/linux/seccomp.h`.

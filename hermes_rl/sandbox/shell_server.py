@@ -1,9 +1,12 @@
 """A bash that waits in a sandbox and forks itself for each command: a fork costs a quarter of a new shell's start.
 
-Owns the host's end of one such shell and what runs inside of it; `helper_shell` says which commands go there. It does
-one command at a time, each in a subshell and process group of its own, so that nothing of one command is left for the
-next but what the report of `Sandbox.run_reporting` brings back. It belongs to the agent as any process in the sandbox
-does: whatever the agent makes it say is about the agent's own commands.
+`ShellServer` owns the host's end of one such shell and what runs inside of it. `WaitingShell` owns which commands of a
+sandbox go there, that a lost shell is replaced, and that none is used which the agent could have touched once the agent
+has ended. What it does not take runs in a new shell, as `Sandbox.run_reporting` has it.
+
+A server does one command at a time, each in a subshell and process group of its own, so that nothing of one command is
+left for the next but what the report of `Sandbox.run_reporting` brings back. It belongs to the agent as any process in
+the sandbox does: whatever the agent makes it say is about the agent's own commands.
 
 Bash can be handed no descriptor once it runs, so these are handed to it at its start and last for many commands:
 
@@ -22,19 +25,35 @@ import asyncio
 import os
 import re
 import resource
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox.base import STATE, OutputBuffer, PipeReader
-from hermes_rl.sandbox.jobs import output_pipe
+from hermes_rl.sandbox.base import STATE, TIMEOUT_EXIT_CODE, CommandResult, OutputBuffer, PipeReader
+from hermes_rl.sandbox.channel import Connection, as_field
+from hermes_rl.sandbox.jobs import Command, Processes, output_pipe
 from hermes_rl.sandbox.launcher import fixed_file, reopened, socket_pair
 
+BASH = "/bin/bash"
+SCRIPT_LIMIT = 100_000
+"""Bytes of a script that go in as an argument (the kernel takes 128 KiB); a longer one goes in as a file."""
+OWN_PROCESS = re.compile(r"\$\{?[!#]?\$|BASH_EXECUTION_STRING")
+"""What a command sees of its shell's own process: for ``$$`` that would be the one that waits, and always the same."""
+STEERS = re.compile(
+    "BASH.*|ENV|SHELLOPTS|POSIXLY_CORRECT|PROMPT_COMMAND|PS4|TMOUT|IFS|GLOBIGNORE|FUNCNEST|EXECIGNORE|REPLY|RANDOM"
+    "|SRANDOM|SECONDS|LINENO|SHLVL|OPT(ARG|IND|ERR)|_"
+)
+"""Names of variables that mean something to bash itself; BASH_FUNC_name%% is an exported function."""
+START_SECONDS = 10.0
 KILL_SECONDS = 5.0
-SAID_LIMIT = 1 << 16
-"""Bytes that a shell may say besides the end of a command; one that says more is not what we have started."""
+NOT_STARTED = CommandResult(126, b"cannot start the command: Resource temporarily unavailable\n")
+MESSAGE_LIMIT = 1 << 16
+"""Bytes that a shell may write besides the end of a command; one that writes more is not what we have started."""
 FILE_SIZE = 4 << 20
 """Bytes for the state, the script and the report of a command."""
+PIECE = 1 << 14
+"""Bytes of that file that are read at once."""
 CANNOT_FORK = b"fork: retry"
 """Bash tries again for 15 s; what it says meanwhile tells that the command has not started."""
 VARIABLE = re.compile(rb'declare -x \w+="(?:[^"\\]|\\.)*"')
@@ -93,13 +112,13 @@ class ShellServer:
             self._reading, self._writer = output_pipe()
             unfinished.callback(os.close, self._writer)
             unfinished.callback(os.close, self._reading)
-            self._lent = reopened(self._reading, os.O_RDONLY | os.O_NONBLOCK)
-            unfinished.callback(os.close, self._lent)
+            self._passed = reopened(self._reading, os.O_RDONLY | os.O_NONBLOCK)
+            unfinished.callback(os.close, self._passed)
             self._control, self._theirs = socket_pair()
             unfinished.pop_all()
         self._output = PipeReader(self._reading, OutputBuffer(0))
         self._control.setblocking(False)
-        self._said = b""
+        self._messages = b""
         self._over: asyncio.Future[int | None] = self._loop.create_future()
         self._open = True
         self._loop.add_reader(self._control, self._listen)
@@ -108,14 +127,14 @@ class ShellServer:
     def inherited(self) -> dict[int, int]:
         """Descriptors for its start: which number becomes which of ours."""
         theirs = self._theirs.fileno()
-        return {1: theirs, 2: theirs, 3: self._file, 4: self._lent}
+        return {1: theirs, 2: theirs, 3: self._file, 4: self._passed}
 
     async def ready(self) -> bool:
         """Wait, once its start was asked for, until it takes commands; False when it never will."""
         self._close_theirs()
         self.idle = await self._over == 0
         if self.idle:
-            self._own = frozenset(filter(VARIABLE.fullmatch, self._file_from(0, SAID_LIMIT).split(b"\n")))
+            self._own = frozenset(filter(VARIABLE.fullmatch, self._file_from(0, MESSAGE_LIMIT).split(b"\n")))
         return self.idle
 
     # ------------------------------------------------------------------ a command
@@ -127,7 +146,7 @@ class ShellServer:
         if len(data) >= FILE_SIZE:
             return False
         self.idle = self.timed_out = False
-        self.report, self._said, self._over = b"", b"", self._loop.create_future()
+        self.report, self._messages, self._over = b"", b"", self._loop.create_future()
         self._output.into(output)
         try:
             os.pwrite(self._file, data + b"\0", 0)  # so that there is no report yet
@@ -139,7 +158,7 @@ class ShellServer:
         return True
 
     async def ended(self, timeout: float, report_limit: int) -> int | None:
-        """Wait for the exit code of the script; None when the shell could not run it, or has not said.
+        """Wait for the exit code of the script; None when the shell could not run it, or did not report it.
 
         After `timeout` seconds what it runs is killed, and a while later the shell is given up.
         """
@@ -162,12 +181,18 @@ class ShellServer:
             self._over.set_result(code)
 
     def _file_from(self, offset: int, limit: int) -> bytes:
-        return os.pread(self._file, min(limit, FILE_SIZE - offset), offset).partition(b"\0")[0]
+        found, most = b"", min(limit, FILE_SIZE - offset)
+        while len(found) < most:  # in pieces: a report is short, and the rest of the file is zeros
+            piece, mark, _ = os.pread(self._file, min(PIECE, most - len(found)), offset + len(found)).partition(b"\0")
+            found += piece
+            if mark:
+                break
+        return found
 
     # ------------------------------------------------------------------ the end
 
     def retire(self) -> None:
-        """It gets no more commands; what its last command left is still read, and forgotten.
+        """Give it no more commands; what its last command left running is still read, and forgotten.
 
         Its descriptor stays open: at the end of it the shell would end by itself, maybe before what it runs is killed,
         which nobody could find then.
@@ -185,7 +210,7 @@ class ShellServer:
             os.close(self._writer)
 
     def gone(self) -> None:
-        """Its process has ended, or was never started."""
+        """Release it where its process has ended, or was never started."""
         self.retire()
         self._control.close()
 
@@ -212,9 +237,9 @@ class ShellServer:
     def _close_theirs(self) -> None:
         """Close our copies of what only the shell is to have."""
         self._theirs.close()
-        if self._lent >= 0:
-            os.close(self._lent)
-            self._lent = -1
+        if self._passed >= 0:
+            os.close(self._passed)
+            self._passed = -1
 
     def _expire(self) -> None:
         self.timed_out = True
@@ -228,11 +253,118 @@ class ShellServer:
             return
         except OSError:
             data = b""
-        self._said += data
-        _, mark, end = self._said.rpartition(b"\0")
+        self._messages += data
+        _, mark, end = self._messages.rpartition(b"\0")
         if mark and end.endswith(b"\n") and end[:-1].isdigit():
             self.end(int(end))
-        elif CANNOT_FORK in self._said or len(self._said) > SAID_LIMIT:
+        elif CANNOT_FORK in self._messages or len(self._messages) > MESSAGE_LIMIT:
             self.end(None)
         if not data:
             self._loop.remove_reader(self._control)  # the helper tells how it has ended
+
+
+def may_wait(shell: str, variables: Iterable[str]) -> bool:
+    """Whether this shell can wait: not where a variable changes how a new shell begins or reads."""
+    return shell == BASH and not any(map(STEERS.fullmatch, variables))
+
+
+class WaitingShell:
+    """The shell that waits in one sandbox. `command` starts one, when it is first needed and after a loss."""
+
+    def __init__(self, connection: Connection, processes: Processes, command: Command) -> None:
+        self._connection, self._processes, self._command = connection, processes, command
+        self.server: ShellServer | None = None
+        self._retired: set[ShellServer] = set()
+        """They get no more commands, but still run, or something that they have left holds their pipe."""
+        self._usable = True
+
+    @property
+    def running(self) -> bool:
+        """True while it starts or does a command."""
+        return self.server is not None and not self.server.idle
+
+    async def run(self, script: str, state: str, timeout: float, output_limit: int) -> CommandResult | None:
+        """Run a script of `Sandbox.run_reporting`; None where it takes a new shell."""
+        if not self._usable or len(script) > SCRIPT_LIMIT or OWN_PROCESS.search(script):
+            return None
+        if self.server is None and room_for_one_more():
+            await self._start()
+        server = self.server
+        if server is None or not server.idle:
+            return None
+        began, output = time.perf_counter(), OutputBuffer(output_limit)
+        if not server.begin(as_field(script), as_field(state), output):
+            self._drop(server)
+            return None
+        try:
+            code = await server.ended(timeout, output_limit)
+        finally:
+            self._keep_if_idle(server)
+        if not self._connection.alive:
+            raise await self._connection.failure()
+        if code is None and not server.timed_out:
+            return NOT_STARTED
+        return CommandResult(
+            TIMEOUT_EXIT_CODE if server.timed_out or code is None else code,
+            output.value(),
+            server.report,
+            timed_out=server.timed_out,
+            truncated=output.dropped > 0,
+            duration=time.perf_counter() - began,
+        )
+
+    def retire(self) -> None:
+        """Give it no more commands, for good."""
+        self._usable = False
+        if self.server is not None:
+            self._drop(self.server)
+
+    def on_exit(self, number: int, code: int) -> bool:
+        """Take the helper's report that a process has ended; False where it was none of these shells."""
+        for server in (self.server, *self._retired):
+            if server is not None and server.number == number:
+                server.end(code)
+                server.gone()
+                self._drop(server)
+                return True
+        return False
+
+    def end(self) -> None:
+        """Release everything: the sandbox is gone."""
+        if self.server is not None:
+            self._retired.add(self.server)
+            self.server = None
+        for server in self._retired:
+            server.close()
+        self._retired.clear()
+
+    async def _start(self) -> None:
+        number, started = self._connection.next_number(), False
+        server = self.server = ShellServer(number, lambda: self._interrupt(number))
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self._processes.execute(number, self._command, server.inherited())
+                started = True
+                self._usable = await server.ready()
+        except OSError:
+            self._usable = False  # a new shell will say why
+        finally:
+            if not started:
+                server.gone()
+            self._keep_if_idle(server)
+
+    def _keep_if_idle(self, server: ShellServer) -> None:
+        if not server.idle:
+            self._drop(server)
+
+    def _interrupt(self, number: int) -> None:
+        self._connection.tell("interrupt", str(number).encode())
+
+    def _drop(self, server: ShellServer) -> None:
+        """Give this one no more commands. What it runs is killed, what its commands have left runs on."""
+        if self.server is server:
+            self.server = None
+        self._interrupt(server.number)
+        self._processes.signal(server.number, 9)
+        server.retire()
+        self._retired = {left for left in (*self._retired, server) if not left.released}

@@ -1,6 +1,6 @@
 """How the host and the helper inside a sandbox write their messages to each other.
 
-Owns the form of one message, and nothing of what is said. The helper reads this file too, under whatever
+This module owns the form of one message, and nothing of its meaning. The helper reads this file too, under whatever
 Python the sandbox has (3.8 or later), so it needs no import.
 
 A message is one datagram of a SOCK_SEQPACKET socket: four bytes with the length of a header, the header

@@ -1,7 +1,9 @@
-"""Grading a rollout, then its group, by the rewards of a spec.
+"""Rewards of a spec: finding them, calling them, and grading a rollout and then its group.
 
-Owns the order (gates first, then file order; group-level rewards once all members have ended) and what each
-reward is offered. A failure leaves as an exception; what was computed before it is kept by the caller."""
+The grader owns the order (gates first, then the order of the file; rewards that compare a group once all its members
+have ended) and what each reward is offered. A failure leaves as an exception; the caller keeps what was computed before
+it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.model import INJECTED
 from hermes_rl.threads import Places, in_thread
 
-# -------------------------------------------------------------------- Finding a reward by what the spec calls it
+# ---------------------------------------------------------------------------------------------- Finding a reward
 # A shipped name, ``/abs/file.py:function``, ``package.module:function``, ``atropos:<name>``, or a name that a
 # package publishes in the entry-point group ``hermes_rl.rewards``. Shipped names win over published ones.
 
@@ -69,7 +71,7 @@ def _load(points: list[EntryPoint]) -> Any:
         raise UserError(f"reward {point.name!r} of an installed package ({point.value}): {error}") from error
 
 
-# ------------ Calling reward functions: what they ask for by name, off the event loop, failures kept as failures
+# ---------------------------------------------------------------------------------------------- Calling a reward
 # A reward names its parameters: `item`, `result`, `ctx`, `state`, `group`, any server role, and its own keyword
 # arguments. It runs in a worker thread with an event loop of its own, so neither a sync nor an async reward can
 # hold up other rollouts, and `ctx` may be used without await in both.
@@ -129,7 +131,7 @@ class RewardFunction:
         return {name: value for name, value in available.items() if name in self.parameters}
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The spec's arguments, already rendered, coerced to the annotations.
+        """Return the spec's arguments, already rendered, coerced to the annotations.
 
         Raises:
             UserError: an argument that the function does not take, or a value that does not fit.
@@ -144,7 +146,7 @@ class RewardFunction:
 
 
 def _hints(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """The annotations that can be resolved; those imported for type checkers only are left out."""
+    """Return the annotations that can be resolved; those imported for type checkers only are left out."""
     names = getattr(inspect.unwrap(function), "__globals__", {})
     hints: dict[str, Any] = {}
     for name, parameter in parameters.items():
@@ -204,7 +206,7 @@ async def _settle(awaitable: Awaitable[Any]) -> Any:
         return await awaitable
 
 
-# -------------------------------------------------------------------------------- grader
+# ------------------------------------------------------------------------------------------------------- Grading
 
 
 class Restorable(Protocol):
@@ -316,11 +318,11 @@ class Grader:
                 slot[reward.name] = interpret(reward.name, value, seconds, result.turns_used)
 
     def score(self, values: Mapping[str, RewardValue]) -> float:
-        """The score of a rollout whose rewards are all known; see `combine`."""
+        """Return the score of a rollout whose rewards are all known; see `combine`."""
         return combine([reward.weighting for reward in self.rewards], values, self.clamp)
 
     def credit(self, values: Mapping[str, RewardValue]) -> tuple[float, ...] | None:
-        """The weighted sum of what rewards give to each turn; None where none does."""
+        """Return the weighted sum of what rewards give to each turn; None where none does."""
         given = [
             [reward.weighting.weight * turn for turn in value.per_turn]
             for reward in self.rewards

@@ -1,8 +1,9 @@
-"""Verdicts of models: asked for as JSON, repaired, kept by their content, and out of reach of what is judged.
+"""Verdicts of models: a judge is asked for JSON, its answer is repaired and kept, and what it judges cannot reach it.
 
-Owns how a judge is asked and read. What a judge is asked about is a reward's (`llm_judge`, `llm_pairwise`). What is
-judged stands between marks that are made from it and that it therefore cannot contain; the judge is told that
-nothing between them is meant for it."""
+This module owns how a judge is asked and how its answer is read, and measures on labelled cases how far a judge agrees
+with people. The questions come from rewards (`llm_judge`, `llm_pairwise`). The text that is judged stands between marks
+that are made from it, so it cannot contain them; the judge is told that nothing between them is meant for it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from hermes_rl.errors import JudgeFailure, ServerFailure, UserError
 from hermes_rl.servers.base import ContextLengthExceeded
 
-# ---------------------------- How far a judge agrees with people: measured on labelled cases before it may judge
+# --------------------------------------------------------------- Calibration: how far a judge agrees with people
 # Source of the format: one JSON object a line, ``{"answer", "score"}`` and whatever the rubric needs beside it
 # (``question``, ``reference``); scores are from 0 to 1.
 
@@ -32,7 +33,7 @@ _measured: dict[tuple[str, str, str], float] = {}
 async def require_agreement(
     judge: str, file: str, least: float, score: Callable[[Mapping[str, Any]], Awaitable[float]]
 ) -> float:
-    """The share of the cases of `file` in which `score` agrees with the label.
+    """Return the share of the cases of `file` in which `score` agrees with the label.
 
     Raises:
         UserError: the file cannot be used, or the share is below `least`.
@@ -64,7 +65,7 @@ def _cases(file: str) -> tuple[list[dict[str, Any]], str]:
     return cases, str(hash(tuple(lines)))
 
 
-# -------------------------------------------------------------------------------- judge
+# ------------------------------------------------------------------------------------------------ Asking a judge
 
 T = TypeVar("T")
 ATTEMPTS = 3
@@ -90,7 +91,7 @@ class JudgeRole(Protocol):
     async def answer(
         self, messages: Sequence[dict[str, Any]], schema: Mapping[str, Any], temperature: float
     ) -> tuple[str, Mapping[str, float]]:
-        """The text of an answer, and its usage: prompt_tokens, completion_tokens, cost.
+        """Return the text of an answer, and its usage: prompt_tokens, completion_tokens, cost.
 
         Raises `ServerFailure` or `ContextLengthExceeded`.
         """
@@ -110,7 +111,7 @@ class Bill:
 async def verdict(
     judge: JudgeRole, question: str, schema: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T], bill: Bill
 ) -> T:
-    """What the judge says to `question`, at temperature 0, read from its JSON.
+    """Return what the judge says to `question`, at temperature 0, read from its JSON.
 
     `read` raises `ValueError` with what is wrong for an object that it cannot use. A question is asked once: whoever
     asks the same meanwhile or later gets the same verdict, and pays nothing. A failure is not kept.
@@ -181,7 +182,7 @@ async def _ask(
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The last JSON object in a text; raises `ValueError` where there is none."""
+    """Return the last JSON object in a text; raises `ValueError` where there is none."""
     decoder, found, start = json.JSONDecoder(), None, text.find("{")
     while start >= 0:
         try:
@@ -197,13 +198,13 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def marked(name: str, text: str) -> str:
-    """A text between marks that it cannot contain: their code is a hash of it."""
+    """Return a text between marks that it cannot contain: their code is a hash of it."""
     code = hashlib.sha256(f"{name}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"<<<{name} {code}>>>\n{text}\n<<<END {code}>>>"
 
 
 def number_in(found: Mapping[str, Any], name: str, low: float, high: float) -> float:
-    """The number under `name`; raises `ValueError` where there is none from `low` to `high`."""
+    """Return the number under `name`; raises `ValueError` where there is none from `low` to `high`."""
     value = found.get(name)
     try:
         number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None

@@ -64,7 +64,7 @@ class _Helper:
         self._process: subprocess.Popen[str] | None = None
 
     def compare(self, answer: str, target: str, timeout: float) -> bool | None:
-        """True or False, or None when the evaluation took too long or killed the helper."""
+        """Return True or False, or None when the evaluation took too long or killed the helper."""
         with self._lock:
             process = self._running()
             assert process.stdin is not None

@@ -88,7 +88,7 @@ def _next_customization(folder: str) -> None:
 
 
 def _plug_in(note: "Callable[[str, str], None]", watch: "Callable[[], None]") -> None:
-    """A plug-in for pytest, which finds it by the variable that names further ones."""
+    """Write a plug-in for pytest, which finds it by the variable that names further ones."""
     name = "reporter_" + os.urandom(8).hex()
     plugin = ModuleType(name, "PYTEST_DONT_REWRITE")
     root = [""]
@@ -179,6 +179,6 @@ def _runs(value: Any) -> bool:
 
 
 def _identity(value: Any) -> Any:
-    """What a function runs, which may be replaced while the function stays."""
+    """Return what a function runs, which may be replaced while the function stays."""
     function = getattr(value, "__func__", value)
     return getattr(function, "__code__", function)

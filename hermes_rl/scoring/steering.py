@@ -59,7 +59,7 @@ class Steering:
         return any(_steering.match(part) for part in path.split("/"))
 
     def shadows(self, path: str) -> str | None:
-        """The module that Python would find in this file or in a folder above it, instead of a test or of its own."""
+        """Return the module that Python would find here, or in a folder above, instead of a test or its own."""
         if self._trusted(path):
             return None
         parts = path.split("/")

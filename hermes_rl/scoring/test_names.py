@@ -18,7 +18,7 @@ MAY_SKIP = re.compile(r"skip|xfail|expectedFailure")
 
 
 def collected(command: str, sources: Mapping[str, str]) -> list[str] | None:
-    """The tests that a command has to run, from the sources of the files put in place for it, by path.
+    """Return the tests that a command has to run, from the sources of the files put in place for it, by path.
 
     None where the command runs no test runner of Python by name; empty where it chooses among the tests by itself.
     """
@@ -112,13 +112,13 @@ def _collects(node: ast.ClassDef, *, plain: bool, case: bool) -> bool:
 
 
 def _is_test(node: ast.stmt) -> bool:
-    """A test function, but for one that a decorator may turn into something else altogether."""
+    """Return a test function, but for one that a decorator may turn into something else altogether."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not node.name.startswith("test"):
         return False
     return not any(_base(each) in ("fixture", "property", "staticmethod") for each in node.decorator_list)
 
 
 def _base(node: ast.expr) -> str:
-    """The last name of ``a.b.Name`` or ``a.Name(…)``."""
+    """Return the last name of ``a.b.Name`` or ``a.Name(…)``."""
     node = node.func if isinstance(node, ast.Call) else node
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -1,7 +1,8 @@
-"""What a reward may return, and what is kept of it.
+"""What a reward may return, what is recorded of it, and how the values of all rewards become a score.
 
-Owns `Score` (what reward authors write) and `RewardValue` (what records hold), and the rules that turn one
-into the other. Calling rewards is `hermes_rl.scoring.grader`; combining them is `hermes_rl.scoring.value`."""
+`Score` is what reward authors write, `RewardValue` what records hold, `interpret` the way from one to the other, and
+`combine` the score of a rollout. Calling rewards is the job of `hermes_rl.scoring.grader`.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class RewardValue:
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """The JSON form of a line in `rollouts.jsonl`; what is empty is left out."""
+        """Return the JSON form of a line in `rollouts.jsonl`; what is empty is left out."""
         record: dict[str, Any] = {"value": self.value}
         if self.reason is not None:
             record["reason"] = self.reason
@@ -77,7 +78,7 @@ def interpret(name: str, returned: object, seconds: float, turns: int | None = N
 
 
 def total(values: Iterable[float]) -> float:
-    """The sum, independent of the order; not a number where it lies beyond the range of floats."""
+    """Return the sum, independent of the order; not a number where it lies beyond the range of floats."""
     try:
         return math.fsum(values)
     except (OverflowError, ValueError):
@@ -142,7 +143,7 @@ def combine(
     values: Mapping[str, RewardValue],
     clamp: tuple[float, float] | None = None,
 ) -> float:
-    """The score of a rollout.
+    """Return the score of a rollout.
 
     Raises:
         RewardFailure: a reward that counts could not tell, a gate lies outside [0, 1], or the sum is not finite.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,14 +10,13 @@ from hermes_rl.servers.base import (
     NAMES,
     PROMPT,
     Malformed,
-    Place,
     Sampled,
     Sampling,
     ServerConfig,
     generated,
-    scored_places,
+    scores_of_prompt,
 )
-from hermes_rl.servers.vllm import plain_places
+from hermes_rl.tokens.transcript import TokenLogprobs
 
 
 class LegacyGenerate:
@@ -38,21 +38,20 @@ class LegacyGenerate:
             **sampling.parameters(self),
         }
 
-    def prompt_body(self, top: int, config: ServerConfig) -> dict[str, Any]:
-        """See `base.ScoresPrompts`."""
-        return {"prompt": {"prompt_token_ids": PROMPT}, "prompt_logprobs": top, "max_tokens": 1, "temperature": 0.0}
+    def scoring_body(self, top_k: int, config: ServerConfig) -> dict[str, Any]:
+        body = {"prompt": {"prompt_token_ids": PROMPT}, "prompt_logprobs": top_k}
+        return {**body, "max_tokens": 1, "temperature": 1.0}
 
-    def read_prompt(self, data: Any, prompt: Sequence[int]) -> list[Place]:
-        """Read `prompt_logprobs`, [position] or [sequence][position] of {id: logprob}, perhaps in lists of one."""
-        found = data.get("prompt_logprobs") if isinstance(data, dict) else None
-        if isinstance(found, list) and len(found) == 1 and isinstance(found[0], list):
-            found = found[0]
-        if isinstance(found, list):
-            found = [
-                {token: value for part in place for token, value in part.items()} if isinstance(place, list) else place
-                for place in found
+    def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
+        """Read `prompt_logprobs`, [position] or [completion][position] of {id: logprob}, or of lists of such."""
+        places = data.get("prompt_logprobs") if isinstance(data, dict) else None
+        if isinstance(places, list) and places and isinstance(places[0], list):
+            places = places[0]
+        if isinstance(places, list):
+            places = [
+                {k: v for part in one for k, v in part.items()} if isinstance(one, list) else one for one in places
             ]
-        return scored_places(prompt, plain_places(found))
+        return scores_of_prompt(places, prompt, top_k)
 
     def read(self, data: Any) -> Sampled:
         """Read `logprobs`, [completion][position][{id: logprob}]; without `token_ids` its keys are the ids."""

@@ -17,10 +17,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from hermes_rl.errors import HermesRLError
-from hermes_rl.tokens.transcript import Step, Transcript, WeightVersions, listed
+from hermes_rl.server_types import ServerType, server_type
+from hermes_rl.tokens.transcript import Step, TokenLogprobs, Transcript, WeightVersions, ids, listed, numbers
 
 Message = Mapping[str, Any]
 """One message as the chat-completions API has it."""
+
+
+CALLABLE = "callable"
+"""The type of a function of the caller that answers as a server would."""
 
 
 class Secret:
@@ -53,7 +58,7 @@ class ServerConfig:
     """The configuration of one server, with its secrets resolved."""
 
     type: str
-    """openai, vllm, sglang, atropos or scripted."""
+    """As a spec names it (see `hermes_rl.server_types`), or `CALLABLE`."""
     base_url: str | None = None
     """Address that `/chat/completions` is appended to; None for `scripted`."""
     model: str = ""
@@ -78,6 +83,11 @@ class ServerConfig:
     """Returns the model's name for each request, where a trainer changes it with the weights."""
     version: Callable[[], int | None] | None = None
     """Returns the version of the weights, where a trainer tells it; None, or an answer of None: ask the server."""
+
+    @property
+    def kind(self) -> ServerType:
+        """What its type says about it; of a function, nothing."""
+        return ServerType() if self.type == CALLABLE else server_type(self.type)
 
     def current(self) -> ServerConfig:
         """Return the configuration with the model's name as it is now."""
@@ -120,8 +130,8 @@ class ChatRequest:
     """The tokens that the rollout has sampled so far; a token-level server extends them and adds its own."""
     prompt: str | Sequence[int] | None = None
     """A text or token ids to continue as they are, instead of messages; only token-level servers can do that."""
-    prompt_logprobs: int | None = None
-    """Sample nothing, and ask how likely each token of the prompt is, beside so many of the likeliest in its place."""
+    scored: int | None = None
+    """Nothing is sampled: say how probable each id of `prompt` is, and which so many tokens are the most probable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +211,14 @@ class ChatReply:
     """One per sampled token, where they were asked for and sent."""
     tokens: list[str] | None = None
     """The text of each sampled token, beside `logprobs`."""
-    prompt_logprobs: ScoredPrompt | None = None
-    """The answer to a request's `prompt_logprobs`."""
     sampled: LedgerEntry | None = None
     """Only token-level servers give it."""
     sampling: Mapping[str, Any] | None = None
     """The parameters of sampling that a token-level server got, under its own names, without seed and limit."""
+    scored: TokenLogprobs | None = None
+    """The answer to a request with `scored`."""
+    prompt: Sequence[int] = ()
+    """The tokens that were scored; empty for an answer that was sampled."""
     attempts: int = 1
     timing: Timing = Timing()
 
@@ -485,48 +497,68 @@ class Dialect(Protocol):
         ...
 
 
-Place = Sequence[tuple[int, float]]
-"""Tokens and their log-probabilities at one place of a prompt: the prompt's own first, then the likeliest."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredPrompt:
-    """How likely the tokens of a prompt are, each after those before it."""
-
-    ids: Sequence[int]
-    places: Sequence[Place]
-    """One per token; empty for the first, which nothing comes before."""
-
-
 @runtime_checkable
-class ScoresPrompts(Protocol):
-    """A dialect whose server tells the log-probabilities of a prompt's tokens."""
+class ScoringDialect(Protocol):
+    """A dialect that can also ask how probable given tokens are, on the same path; a teacher needs one."""
 
-    def prompt_body(self, top: int, config: ServerConfig) -> dict[str, Any]:
-        """Write the request's JSON, for `top` tokens at each place."""
+    def scoring_body(self, top_k: int, config: ServerConfig) -> dict[str, Any]:
+        """Write the request's JSON, with `PROMPT` for the ids."""
         ...
 
-    def read_prompt(self, data: Any, prompt: Sequence[int]) -> list[Place]:
+    def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
         """Read the answer's JSON; raises `Malformed`."""
         ...
 
 
-def scored_places(prompt: Sequence[int], found: Any) -> list[Place]:
-    """Check what a server tells of each place of a prompt, as mappings of ids to log-probabilities.
+def scores_of(places: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
+    """Check an answer and make `TokenLogprobs` of it.
+
+    Args:
+        places: for each token the log-probabilities by id at its place, those of `top_k` tokens or more and its own;
+            whatever stands at the first token is passed over.
+        prompt: the tokens.
+        top_k: how many of the most probable tokens are kept.
 
     Raises:
-        Malformed: a place lacks the prompt's own token, or a value is no log-probability.
+        Malformed: a place is missing, or lacks something, or a log-probability is none.
     """
-    if not _is_list(found) or len(found) != len(prompt):
-        raise Malformed(f"the prompt has {len(prompt)} tokens, and not so many places have log-probabilities")
-    places: list[Place] = [()]
-    for own, entries in list(zip(prompt, found, strict=True))[1:]:
-        values = {int(token): _logprob(value) for token, value in entries.items()} if isinstance(entries, dict) else {}
-        if own not in values:
-            raise Malformed(f"the token {own} of the prompt has no log-probability")
-        others = sorted((one for one in values.items() if one[0] != own), key=lambda one: -one[1])
-        places.append(((own, values[own]), *others))
-    return places
+    if not _is_list(places) or len(places) != len(prompt):
+        count = len(places) if _is_list(places) else "no"
+        raise Malformed(f"the answer has log-probabilities at {count} places, and {len(prompt)} tokens were sent")
+    own, top_ids, top_logprobs = numbers(), ids(), numbers()
+    for token, place in zip(prompt[1:], places[1:], strict=True):
+        if not isinstance(place, Mapping) or token not in place:
+            raise Malformed(f"the answer has no log-probability of the token {token} at its place")
+        if not _is_number(place[token]):
+            raise Malformed(f"the token {token} has the log-probability {place[token]!r} at its place")
+        # Minus infinity has no form in JSON: servers write null, or a number that no token can have.
+        values = {one: max(value, SENTINEL) if _is_number(value) else SENTINEL for one, value in place.items()}
+        if max(values.values()) > 0:
+            raise Malformed(f"the log-probability {max(values.values())} is above 0, which no token can have")
+        best = sorted(values, key=lambda one: -values[one])[:top_k]
+        if len(best) < top_k:
+            raise Malformed(f"the answer has {len(best)} tokens at a place, and {top_k} were asked for")
+        own.append(values[token])
+        top_ids.extend(best)
+        top_logprobs.extend(values[one] for one in best)
+    return TokenLogprobs(own, top_k, top_ids, top_logprobs)
+
+
+def scores_of_prompt(places: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
+    """Read `prompt_logprobs` as vLLM writes it: at each place {id: {logprob, …}}, or {id: logprob}; the first is null.
+
+    Raises:
+        Malformed: as `scores_of`.
+    """
+    if not _is_list(places):
+        raise Malformed("the answer has no prompt_logprobs")
+    return scores_of([_by_id(place) for place in places], prompt, top_k)
+
+
+def _by_id(place: Any) -> dict[int, Any] | None:
+    if not isinstance(place, Mapping):
+        return None
+    return {int(one): value["logprob"] if isinstance(value, Mapping) else value for one, value in place.items()}
 
 
 def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: Any = None) -> Sampled:
@@ -562,11 +594,15 @@ def version_of(value: Any) -> int | None:
 
 
 def _logprob(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not _is_number(value):
         raise Malformed(f"a sampled token has the log-probability {value!r}")
     if value > 0 or value <= SENTINEL:
         raise Malformed(f"a sampled token has the log-probability {value}, which no token can have")
     return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_list(value: Any) -> bool:

@@ -25,10 +25,9 @@ from hermes_rl.servers.base import (
     Dialect,
     Malformed,
     Message,
-    Place,
     Sampled,
     Sampling,
-    ScoresPrompts,
+    ScoringDialect,
     ServerConfig,
     Timing,
     generated,
@@ -37,7 +36,7 @@ from hermes_rl.servers.base import (
 from hermes_rl.servers.pool import PooledServer, ServerPool
 from hermes_rl.servers.transport import AttemptFailed, HttpAnswer, RetryPolicy, Transport, excerpt, with_retries
 from hermes_rl.servers.weights import Pauses, Versions
-from hermes_rl.tokens.transcript import ids, numbers
+from hermes_rl.tokens.transcript import TokenLogprobs, ids, numbers
 
 T = TypeVar("T")
 
@@ -123,6 +122,22 @@ class ModelClient:
         reply = await self.chat(ChatRequest(messages, temperature=temperature, max_tokens=max_tokens, extra_body=body))
         content = reply.message.get("content")
         return without_thinking(content) if isinstance(content, str) else "", reply
+
+    async def scored(self, tokens: array[int], top_k: int, rollout_id: str | None = None) -> TokenLogprobs:
+        """Say how probable each token is, and which `top_k` are the most probable at its place.
+
+        Raises:
+            ServerFailure, ContextLengthExceeded: as `chat`.
+            UserError: a server is not token-level, or its type cannot say that.
+        """
+        chatting = [config.type for config in self.configs if not config.kind.exact]
+        if chatting:
+            raise UserError(
+                f"servers.{self.name}: a server of type {chatting[0]} does not say how probable given tokens are"
+            )
+        reply = await self.chat(ChatRequest((), prompt=tokens, scored=top_k, rollout_id=rollout_id))
+        assert reply.scored is not None, "a token-level server answers with what it was asked for"
+        return reply.scored
 
     async def weights(self) -> int | None:
         """Return the newest version of the weights that any server has; None where no server tells one."""
@@ -222,8 +237,6 @@ SampleFunction = Callable[[list[int], Sampling], Awaitable[Sampled]]
 """Samples what follows the ids of a prompt."""
 ChatFunction = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], Awaitable[Mapping[str, Any] | str]]
 """Answers messages, with the schemas of the tools that may be called."""
-CALLABLE = "callable"
-"""The type of such a server in records."""
 _MOST_ABORTS = 1000
 
 
@@ -422,16 +435,16 @@ class TokenSource(Protocol):
 
 
 @runtime_checkable
-class ScoringSource(Protocol):
-    """A source that also tells how likely given tokens are."""
+class ScoresTokens(Protocol):
+    """A source that also says how probable given tokens are, as servers do and functions do not."""
 
-    async def score(self, prompt: array[int], top: int, request: ChatRequest) -> Sequence[Place]:
-        """Tell of each token of a prompt, and of `top` others in its place; raises as `sample`."""
+    async def score(self, prompt: array[int], top_k: int, request: ChatRequest) -> tuple[TokenLogprobs, Timing]:
+        """Say it; raises `UserError` where this server never can, otherwise as `TokenSource.sample`."""
         ...
 
 
 class Asker:
-    """Asks one token-level server: a `TokenSource`.
+    """Asks one token-level server: a `TokenSource` that is `ScoresTokens` too.
 
     Args:
         dialects: ways to ask it, tried in order until the server knows one.
@@ -487,13 +500,36 @@ class Asker:
                 await asyncio.sleep(0.1)
         raise AttemptFailed(f"the server aborted a generation {_MOST_ABORTS} times")
 
+    async def score(self, prompt: array[int], top_k: int, request: ChatRequest) -> tuple[TokenLogprobs, Timing]:
+        """Ask how probable each token of the prompt is; raises `AttemptFailed`."""
+        given = Sampling(prompt, 1, ())
+
+        def body(dialect: Dialect) -> bytes:
+            return given.written(_scoring(dialect, self._config).scoring_body(top_k, self._config.current()))
+
+        waited = Generation()
+        answer, timing = await self._answer(body, request, waited)
+        scores = self._read(answer, lambda data: _scoring(self._dialect, self._config).read_scores(data, prompt, top_k))
+        return scores, replace(timing, paused=timing.paused + waited.timing.paused)
+
     async def _piece(self, sampling: Sampling, request: ChatRequest, generation: Generation) -> tuple[Sampled, Timing]:
+        """Get one piece of a generation."""
+
+        def body(dialect: Dialect) -> bytes:
+            return sampling.written(dialect.body(sampling, self._config.current()))
+
+        answer, timing = await self._answer(body, request, generation)
+        return self._read(answer, lambda data: self._dialect.read(data)), timing
+
+    async def _answer(
+        self, body: Callable[[Dialect], bytes], request: ChatRequest, generation: Generation
+    ) -> tuple[HttpAnswer, Timing]:
         """Get one answer of the server. Waiting while the server is paused is no failure."""
         while True:
             seen = self._pauses.seconds
             try:
                 async with self._pauses.watched():
-                    answer = await self._ask(sampling, request)
+                    answer = await self._ask(body, request)
             except AttemptFailed as failed:
                 if not failed.timed_out or self._pauses.seconds == seen:
                     raise
@@ -506,36 +542,13 @@ class Asker:
                 raise self._transport.refused(self._dialect.path, answer)
             took = answer.received - answer.sent
             paused = min(self._pauses.seconds - seen, took)
-            timing = Timing(queued=answer.sent - answer.asked, generating=took - paused, paused=paused)
-            return self._read(answer, self._dialect.read), timing
+            return answer, Timing(queued=answer.sent - answer.asked, generating=took - paused, paused=paused)
 
-    async def score(self, prompt: array[int], top: int, request: ChatRequest) -> Sequence[Place]:
-        """Ask how likely the tokens of a prompt are; raises `AttemptFailed`."""
-        sampling = Sampling(prompt, 1, ())
-
-        def body(dialect: Dialect) -> dict[str, Any]:
-            if not isinstance(dialect, ScoresPrompts):
-                raise UserError(f"servers of type {self._config.type} are not asked how likely a given text is")
-            return dialect.prompt_body(top, self._config.current())
-
-        answer = await self._send(sampling, request, body)
-        if answer.status != 200:
-            raise self._transport.refused(self._dialect.path, answer)
-        dialect = self._dialect
-        assert isinstance(dialect, ScoresPrompts)
-        return self._read(answer, lambda data: dialect.read_prompt(data, prompt))
-
-    async def _ask(self, sampling: Sampling, request: ChatRequest) -> HttpAnswer:
-        return await self._send(sampling, request, lambda dialect: dialect.body(sampling, self._config.current()))
-
-    async def _send(
-        self, sampling: Sampling, request: ChatRequest, body_of: Callable[[Dialect], dict[str, Any]]
-    ) -> HttpAnswer:
+    async def _ask(self, body: Callable[[Dialect], bytes], request: ChatRequest) -> HttpAnswer:
         headers = self._headers_for(request) if self._headers_for is not None else None
         while True:
             dialect = self._dialect
-            body = sampling.written(body_of(dialect))
-            answer = await self._transport.post(dialect.path, body, headers)
+            answer = await self._transport.post(dialect.path, body(dialect), headers)
             if not _unknown_path(answer) or (dialect is self._dialect and not self._next()):
                 return answer
 
@@ -552,9 +565,15 @@ class Asker:
             return read(json.loads(answer.raw))
         except Malformed as error:
             problem = str(error)
-        except (ValueError, TypeError, LookupError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             problem = f"the answer cannot be read ({type(error).__name__})"
         raise self._transport.failed(self._dialect.path, f"{problem}: {excerpt(answer.raw)[:200]}")
+
+
+def _scoring(dialect: Dialect, config: ServerConfig) -> ScoringDialect:
+    if not isinstance(dialect, ScoringDialect):
+        raise UserError(f"a server of type {config.type} does not say how probable given tokens are")
+    return dialect
 
 
 def _unknown_path(answer: HttpAnswer) -> bool:

@@ -1,36 +1,21 @@
 """From the servers of a spec to the clients of its roles.
 
-Owns the table of types and their classes, the refusal of unknown types, and the reading of keys from the environment. A
-new type of server is one entry in the table here and one module beside it.
+Owns making a server of its type (`hermes_rl.server_types` has the table) and the reading of keys from the environment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.servers.atropos import LegacyGenerate
-from hermes_rl.servers.base import Backend, Dialect, Secret, ServerConfig
+from hermes_rl.server_types import code_of
+from hermes_rl.servers.base import Backend, Secret, ServerConfig
 from hermes_rl.servers.client import Asker, ModelClient
-from hermes_rl.servers.openai import OpenAIServer
-from hermes_rl.servers.scripted.server import ScriptedBackend
-from hermes_rl.servers.sglang import Generate
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.transport import RetryPolicy
-from hermes_rl.servers.vllm import Completions
 
-_TYPES: dict[str, Callable[[ServerConfig], Backend]] = {
-    "openai": OpenAIServer,
-    "scripted": ScriptedBackend,
-}
-_TOKEN_LEVEL: dict[str, tuple[type[Dialect], ...]] = {
-    "vllm": (Completions, LegacyGenerate),
-    "sglang": (Generate,),
-    "atropos": (LegacyGenerate,),
-}
-"""The dialects of a type, in the order in which they are tried."""
 _PLAIN = frozenset(field.name for field in fields(ServerConfig)) - {"api_key", "headers", "naming", "version"}
 
 
@@ -65,23 +50,21 @@ def config_from_spec(
 
 
 def token_server(config: ServerConfig) -> TokenServer:
-    """Make a token-level server without a client; raises KeyError for other types."""
-    return TokenServer(config, Asker(config, [dialect() for dialect in _TOKEN_LEVEL[config.type]]))
+    """Make a token-level server without a client; its type has to be one."""
+    return TokenServer(config, Asker(config, [code_of(dialect)() for dialect in config.kind.dialects]))
 
 
 def _backend(role: str, config: ServerConfig) -> Backend:
-    if config.type == "trl":
-        raise UserError(
-            f"servers.{role}: there is no type 'trl': TRL's server is stock vLLM. Use `type: vllm`, with /v1 at the "
-            "end of base_url."
-        )
-    if config.type in _TOKEN_LEVEL:
+    try:
+        kind = config.kind
+    except UserError as error:
+        raise UserError(f"servers.{role}: {error}") from None
+    if kind.token_level:
         return token_server(config)
-    make = _TYPES.get(config.type)
-    if make is None:
-        known = ", ".join(sorted({*_TYPES, *_TOKEN_LEVEL}))
-        raise UserError(f"servers.{role}: unknown type {config.type!r}; there are {known}")
-    return make(config)
+    if kind.backend is None:
+        raise UserError(f"servers.{role}: the type {config.type} has neither a backend nor a dialect")
+    backend: Backend = code_of(kind.backend)(config)
+    return backend
 
 
 def _variable(environ: Mapping[str, str], variable: str, key: str) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.servers.base import Secret, ServerConfig
+from hermes_rl.server_types import server_type
+from hermes_rl.servers.base import CALLABLE, Secret, ServerConfig
 from hermes_rl.servers.client import (
-    CALLABLE,
     AnsweredByFunction,
     ChatFunction,
     ModelClient,
@@ -106,7 +106,7 @@ class Policy:
         """Make a policy of a model server, by the types that a spec knows.
 
         Args:
-            type: vllm, sglang, atropos, openai or scripted.
+            type: vllm, sglang, atropos, openai, scripted, or one of a package.
             base_url: its address.
             model: its model, or a function that says the name for each request, such as that of the newest adapter.
             api_key: sent as a bearer token, and never shown.
@@ -117,7 +117,7 @@ class Policy:
             UserError: there is no such type, or a setting that the type needs is missing.
         """
         told = VersionSource(version)
-        if callable(model) and tokenizer is None and type != "scripted":
+        if callable(model) and tokenizer is None and not server_type(type).embedded:
             raise UserError("a policy whose model's name changes needs a `tokenizer`: the name says nothing about it")
         config = ServerConfig(
             type,

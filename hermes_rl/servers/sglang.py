@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_rl.servers.base import (
-    NAMES,
-    PROMPT,
-    Malformed,
-    Place,
-    Sampled,
-    Sampling,
-    ServerConfig,
-    generated,
-    scored_places,
-)
+from hermes_rl.servers.base import NAMES, PROMPT, Malformed, Sampled, Sampling, ServerConfig, generated, scores_of
+from hermes_rl.tokens.transcript import TokenLogprobs
 
 
 class Generate:
@@ -51,35 +43,42 @@ class Generate:
             "return_text_in_logprobs": False,
         }
 
-    def prompt_body(self, top: int, config: ServerConfig) -> dict[str, Any]:
-        """See `base.ScoresPrompts`."""
+    def scoring_body(self, top_k: int, config: ServerConfig) -> dict[str, Any]:
         return {
             "input_ids": PROMPT,
-            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
             "logprob_start_len": 0,
-            "top_logprobs_num": top,
+            "top_logprobs_num": top_k,
             "return_text_in_logprobs": False,
         }
 
-    def read_prompt(self, data: Any, prompt: Sequence[int]) -> list[Place]:
-        first = data[0] if isinstance(data, list) and data else data
-        meta = first.get("meta_info") if isinstance(first, dict) else None
-        own, top = (meta or {}).get("input_token_logprobs"), (meta or {}).get("input_top_logprobs")
-        if not isinstance(own, list):
-            raise Malformed("the answer has no input_token_logprobs")
-        others = top if isinstance(top, list) and len(top) == len(own) else [None] * len(own)
-        pairs = [[pair, *(more or ())] for pair, more in zip(own, others, strict=True)]
-        return scored_places(prompt, [{pair[1]: pair[0] for pair in place} for place in pairs])
+    def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
+        """Read two lists with an entry per token: [logprob, id, text], and a list of these; the first is null."""
+        meta = _meta(data)
+        own = meta.get("input_token_logprobs")
+        top = meta.get("input_top_logprobs") if top_k else [None] * len(prompt)
+        if not isinstance(own, list) or not isinstance(top, list) or len(own) != len(top):
+            raise Malformed("the answer has no input_token_logprobs, or no input_top_logprobs")
+        places = [
+            {int(entry[1]): entry[0] for entry in (*(most or ()), single)}
+            for single, most in zip(own[1:], top[1:], strict=True)
+        ]
+        return scores_of([None, *places], prompt, top_k)
 
     def read(self, data: Any) -> Sampled:
-        first = data[0] if isinstance(data, list) and data else data
-        meta = first.get("meta_info") if isinstance(first, dict) else None
-        if not isinstance(meta, dict):
-            raise Malformed("the answer has no meta_info")
+        meta = _meta(data)
         pairs = meta.get("output_token_logprobs")
         if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) > 1 for pair in pairs):
             raise Malformed("the answer has no output_token_logprobs")
         finish = meta.get("finish_reason")
         reason = finish.get("type") if isinstance(finish, dict) else finish
         return generated([pair[1] for pair in pairs], [pair[0] for pair in pairs], reason, meta.get("weight_version"))
+
+
+def _meta(data: Any) -> dict[str, Any]:
+    first = data[0] if isinstance(data, list) and data else data
+    meta = first.get("meta_info") if isinstance(first, dict) else None
+    if not isinstance(meta, dict):
+        raise Malformed("the answer has no meta_info")
+    return meta

@@ -22,10 +22,9 @@ from hermes_rl.servers.base import (
     Message,
     Sampled,
     Sampling,
-    ScoredPrompt,
     ServerConfig,
 )
-from hermes_rl.servers.client import Generation, ScoringSource, TokenSource
+from hermes_rl.servers.client import Generation, ScoresTokens, TokenSource
 from hermes_rl.servers.transport import AttemptFailed
 from hermes_rl.tokens.load import load_renderer
 from hermes_rl.tokens.parsers import Parsed, ParsedCall
@@ -70,10 +69,10 @@ class TokenServer:
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
         """Render, sample and parse; a good answer is added to the request's transcript."""
+        if request.scored is not None:
+            return await self._score(request, request.scored)
         renderer = await self.renderer()
         transcript = request.transcript if request.transcript is not None else Transcript()
-        if request.prompt_logprobs is not None:
-            return await self._scored(renderer, request, request.prompt_logprobs)
         if request.prompt is not None:
             return await self._complete(renderer, transcript, request)
         prompt = await self._prompt(renderer, transcript, request)
@@ -88,6 +87,20 @@ class TokenServer:
         texts = [renderer.tokenizer.decode([one]) for one in step.completion] if request.logprobs else None
         return self._reply(step, generation, message, texts)
 
+    async def _score(self, request: ChatRequest, top_k: int) -> ChatReply:
+        """Say how probable the tokens of the request are: ids, a text, or messages as the template has them."""
+        if not isinstance(self._source, ScoresTokens):
+            raise UserError("a function that samples does not say how probable given tokens are; name a server")
+        given = request.prompt
+        if given is None:
+            given = (await self._prompt(await self.renderer(), Transcript(), request)).ids
+        elif isinstance(given, str):
+            given = (await self.renderer()).tokenizer.encode(given)
+        prompt = ids(given)
+        scores, timing = await self._source.score(prompt, top_k, request)
+        config = self._config
+        return ChatReply({}, None, {}, config.model, config.type, scored=scores, prompt=prompt, timing=timing)
+
     async def _complete(self, renderer: Renderer, transcript: Transcript, request: ChatRequest) -> ChatReply:
         """Go on with a text or with token ids as they are, without rendering and parsing."""
         assert request.prompt is not None
@@ -97,25 +110,6 @@ class TokenServer:
         transcript.add(step)
         message = {"role": "assistant", "content": renderer.tokenizer.decode(step.completion)}
         return self._reply(step, generation, message, None)
-
-    async def _scored(self, renderer: Renderer, request: ChatRequest, top: int) -> ChatReply:
-        """Ask how likely the tokens of a prompt are: of ids, a text, or messages as the template has them."""
-        given = request.prompt
-        if given is None:
-            prompt = (await self._prompt(renderer, Transcript(), request)).ids
-        else:
-            prompt = ids(renderer.tokenizer.encode(given) if isinstance(given, str) else given)
-        if not isinstance(self._source, ScoringSource):
-            raise UserError("the policy is a function that samples: it cannot tell how likely a given text is")
-        places = await self._source.score(prompt, top, request)
-        return ChatReply(
-            message={"role": "assistant", "content": None},
-            finish_reason="stop",
-            usage={},
-            model=self._config.model,
-            server_type=self._config.type,
-            prompt_logprobs=ScoredPrompt(prompt.tolist(), places),
-        )
 
     async def _sampled(
         self, renderer: Renderer, prompt: RenderedPrompt, request: ChatRequest
@@ -142,14 +136,18 @@ class TokenServer:
         """Return the version of the server's weights now; None where it does not tell."""
         return await self._source.weights()
 
+    async def context_length(self) -> int | None:
+        """Return the longest conversation in tokens; None where the server does not tell."""
+        return await self._source.context_length()
+
     async def close(self) -> None:
         await self._source.close()
 
     def _load_renderer(self) -> Renderer:
         config = self._config
         # The model of a scripted server is only a name; without a tokenizer it uses the package's own.
-        name = config.tokenizer or (None if config.type == "scripted" else config.model)
-        if not name and config.type != "scripted":
+        name = config.tokenizer or (None if config.kind.embedded else config.model)
+        if not name and not config.kind.embedded:
             raise UserError(f"a server of type {config.type!r} needs a model or a tokenizer")
         return load_renderer(name, RendererSettings.of(config.renderer))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,13 +10,13 @@ from hermes_rl.servers.base import (
     NAMES,
     PROMPT,
     Malformed,
-    Place,
     Sampled,
     Sampling,
     ServerConfig,
     generated,
-    scored_places,
+    scores_of_prompt,
 )
+from hermes_rl.tokens.transcript import TokenLogprobs
 
 
 class Completions:
@@ -48,22 +49,16 @@ class Completions:
             **sampling.parameters(self),
         }
 
-    def prompt_body(self, top: int, config: ServerConfig) -> dict[str, Any]:
-        """See `base.ScoresPrompts`. vLLM samples at least one token, which nobody looks at."""
+    def scoring_body(self, top_k: int, config: ServerConfig) -> dict[str, Any]:
         body: dict[str, Any] = {"model": config.model} if config.model else {}
-        return {**body, "prompt": PROMPT, "prompt_logprobs": top, "max_tokens": 1, "temperature": 0.0}
+        # One token is the least that vLLM samples.
+        return {**body, "prompt": PROMPT, "prompt_logprobs": top_k, "max_tokens": 1, "temperature": 1.0}
 
-    def read_prompt(self, data: Any, prompt: Sequence[int]) -> list[Place]:
-        choices = data.get("choices") if isinstance(data, dict) else None
-        choice = choices[0] if isinstance(choices, list) and choices else None
-        found = choice.get("prompt_logprobs") if isinstance(choice, dict) else None
-        return scored_places(prompt, plain_places(found))
+    def read_scores(self, data: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
+        return scores_of_prompt(_choice(data).get("prompt_logprobs"), prompt, top_k)
 
     def read(self, data: Any) -> Sampled:
-        choices = data.get("choices") if isinstance(data, dict) else None
-        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-            raise Malformed("the answer has no choices")
-        choice = choices[0]
+        choice = _choice(data)
         if choice.get("token_ids") is None:
             raise Malformed("the answer has no token_ids: vLLM from 0.10.2 on returns them")
         logprobs = choice.get("logprobs")
@@ -72,13 +67,8 @@ class Completions:
         return generated(choice["token_ids"], values, choice.get("finish_reason"), version, data.get("model"))
 
 
-def plain_places(found: Any) -> Any:
-    """vLLM's entries of each place, ``{id: {"logprob": …}}`` or ``{id: logprob}``, as the latter."""
-    if not isinstance(found, list):
-        return None
-    return [
-        {token: value.get("logprob") if isinstance(value, dict) else value for token, value in place.items()}
-        if isinstance(place, dict)
-        else None
-        for place in found
-    ]
+def _choice(data: Any) -> dict[str, Any]:
+    choices = data.get("choices") if isinstance(data, dict) else None
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise Malformed("the answer has no choices")
+    return choices[0]

@@ -17,7 +17,7 @@ _CHECKOUT = _HERE.parent.parent
 
 
 def shipped_dir(kind: Literal["specs", "rewards"]) -> Path:
-    """The folder of the shipped specs or rewards.
+    """Return the folder of the shipped specs or rewards.
 
     Raises:
         FileNotFoundError: the installation is incomplete.
@@ -34,5 +34,5 @@ def shipped_rewards() -> dict[str, Path]:
 
 
 def published_rewards() -> list[EntryPoint]:
-    """The rewards that installed packages publish; two may have one name, which is then an error to use."""
+    """Return the rewards that installed packages publish; two may have one name, which is then an error to use."""
     return list(entry_points(group=REWARD_GROUP))

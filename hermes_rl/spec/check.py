@@ -1,8 +1,9 @@
-"""What can be told about a loaded spec without running it: code files, rewards and their arguments, names, files.
+"""What can be told about a loaded spec without running it: templates, code files, rewards, names, files.
 
-Reads Python files as syntax trees, never imports them, and reaches for no network. What only a hub, an extra or an
-engine could tell is a warning. Rows are given by the caller (`hermes_rl.data.check` reads them). The checks of code are
-imported for a spec that names code."""
+The checks render every template with sample rows, read Python files as syntax trees and never import them, and ask no
+network. What only a hub, an extra or an engine could tell is a warning. The caller gives the rows
+(`hermes_rl.data.check` reads them). `hermes_rl.spec.check_code` is imported for a spec that names code.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from hermes_rl.spec.section import Section, is_template
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import TemplateError, coerce, render, render_section, render_text
 
-# Rendering every template of a spec with sample rows: missing columns, None in text, values that do not fit
+# -------------------------------------------------------------------------- Templates, rendered with sample rows
 
 Row = Mapping[str, Any]
 
@@ -134,7 +135,7 @@ def _sections(spec: Spec) -> Iterator[tuple[NodePath, Section]]:
 def _check_section(
     path: NodePath, section: Section, row: Row, key: str, failed: set[NodePath], findings: Findings
 ) -> None:
-    """A section whose values have types of their own; a fault is looked for value by value first."""
+    """Check a section whose values have types of their own, value by value first."""
     values = section.model_dump(by_alias=True, exclude_unset=True)
     for inner, value, _ in _below(path, values, None):
         if not _works(inner, value, None, row, key, findings):
@@ -147,7 +148,7 @@ def _check_section(
         findings.template((*path, *error.path), error)
 
 
-# -------------------------------------------------------------------------------- check
+# ------------------------------------------------------------------------------------------------ The whole spec
 
 
 def check_spec(
@@ -261,7 +262,7 @@ def _check_toolsets(
 
 
 def _check_far_away(spec: Spec, findings: Findings) -> None:
-    """What cannot be told from here."""
+    """Warn of what cannot be known on this machine now."""
     if spec.sandbox.backend not in ("bubblewrap", "none"):
         message = f"whether {spec.sandbox.backend} works here, and has the image, was not checked; ask hermes-rl doctor"
         findings.warning(("sandbox", "backend"), message)

@@ -1,4 +1,7 @@
-"""Code that a spec names, before it is loaded: is the file there, and does it define the name?"""
+"""Code that a spec names, checked before it is loaded: tools, state objects, rewards and their arguments.
+
+Everything is read from syntax trees. A name that does not exist would otherwise show when the first rollout starts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from hermes_rl.spec.signatures import CodeError, Function, defined, function, na
 from hermes_rl.spec.suggest import choices, did_you_mean
 from hermes_rl.spec.templates import TemplateError, coerce
 
-# Tools that are parts of the state object: does its class, as far as the syntax tree tells, have them?
+# ------------------------------------------------------------------------------------- Tools of the state object
 # A name that was given in vain would otherwise only show when the first rollout starts.
 
 _DYNAMIC = frozenset({"__getattr__", "__getattribute__", "__dict__", "__setattr__", "setattr", "vars", "exec"})
@@ -67,7 +70,7 @@ def _named(spec: Spec) -> Iterator[tuple[NodePath, str]]:
 
 
 def _methods(file: Path, name: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """The methods that the class itself defines; a decorated one may have other parameters than it shows."""
+    """Return the methods that the class itself defines; a decorated one may have other parameters than it shows."""
     try:
         node = defined(file).get(name)
     except CodeError:
@@ -104,7 +107,7 @@ def _of_class(node: ast.ClassDef, there: dict[str, ast.AST], seen: tuple[str, ..
 
 
 def _assigned(node: ast.ClassDef) -> Iterator[str]:
-    """The attributes that any method gives a value to."""
+    """Yield the attributes that any method gives a value to."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
             yield inner.attr
@@ -123,7 +126,7 @@ def _decorators(node: ast.ClassDef) -> Iterator[str]:
         yield ast.unparse(inner).rpartition(".")[2]
 
 
-# -------------------------------------------------------------------------------- check_code
+# ----------------------------------------------------------------------------------- Files and the names in them
 
 
 def check_reference(path: NodePath, reference: str, kind: str, findings: Findings) -> bool:
@@ -176,7 +179,7 @@ def uncallable(node: ast.FunctionDef | ast.AsyncFunctionDef, *, bound: bool = Fa
 
 
 def _of_kind(names: Mapping[str, ast.AST], kind: str) -> list[str]:
-    """What the file itself defines and could be meant: imports are there too, but nobody names them in a spec."""
+    """Return the names that the file itself defines; nobody means an imported one in a spec."""
     wanted = (ast.ClassDef,) if kind == "class" else (ast.FunctionDef, ast.AsyncFunctionDef)
     return [name for name, node in names.items() if isinstance(node, wanted) and not name.startswith("_")]
 
@@ -192,14 +195,14 @@ def _check_package(path: NodePath, module: str, findings: Findings) -> bool:
     return found
 
 
-# Rewards before they are loaded: does the function exist, and do the spec's arguments fit its signature?
+# ----------------------------------------------------------------------------------- Rewards and their arguments
 
 _ROLE_ARGUMENTS = ("server", "servers")
 """Arguments of shipped rewards that name server roles."""
 
 
 def signature_of(spec: Spec, name: str) -> Function | None:
-    """The signature of a reward's function, where its source is at hand."""
+    """Return the signature of a reward's function, where its source is at hand."""
     place, inner = _place(spec.rewards[name].fn)
     try:
         return function(place, inner) if place is not None and place.is_file() else None

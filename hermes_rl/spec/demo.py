@@ -35,7 +35,7 @@ def _scripted(role: str, server: Node) -> Node:
 
 
 def _needs_more(sandbox: MappingNode) -> bool:
-    """True for a container, or an image that is not a folder or archive at hand."""
+    """Return True for a container, or an image that is not a folder or archive at hand."""
     if _text(sandbox.get("backend")) not in ("", "bubblewrap", "none"):
         return True
     image = find(sandbox, ("image",))

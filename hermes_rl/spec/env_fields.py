@@ -39,7 +39,7 @@ class Owned(NamedTuple):
         return (self.key,) if self.in_process is None else (self.key, self.in_process)
 
     def shown(self) -> str:
-        """The keys in the words of a message."""
+        """Return the keys in the words of a message."""
         return " or ".join(f"`{key}`" for key in self.keys)
 
 
@@ -107,7 +107,7 @@ def all_fields() -> list[str]:
 
 
 def check_field(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """What is wrong with one entry of `env:`, and whether its key or its value is to be shown."""
+    """Yield what is wrong with one entry of `env:`, and whether its key or its value is to be shown."""
     if name in OWNED:
         yield f"`{name}` has a key of its own: {OWNED[name].shown()}", "key"
     elif name not in PASSED:

@@ -29,7 +29,7 @@ class Findings:
         self._warnings.append(self.spec.problem(path, message, at=at))
 
     def template(self, path: NodePath, error: TemplateError, file: Path | None = None) -> None:
-        """A template that does not work, at its line in the spec or in a file of its own."""
+        """Add a template that does not work, at its line in the spec or in a file of its own."""
         if file is None:
             self._problems.append(self.spec.template_problem(path, error))
         else:
@@ -37,7 +37,7 @@ class Findings:
             self._problems.append(Problem(str(file), error.line or 1, 1, f"{error.message}{row}"))
 
     def extend(self, problems: list[Problem], warnings: list[Problem]) -> None:
-        """What another check has found."""
+        """Add what another check has found."""
         self._problems += problems
         self._warnings += warnings
 

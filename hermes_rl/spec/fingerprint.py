@@ -1,8 +1,8 @@
 """What defines a rollout, as 8 hex digits, so that a run directory is continued only by the same rollouts.
 
-In it: rows, prompt, tools, state, user, sandbox, artifacts, agent, the policy's model and sampling, with the content of
-the files that these name. Not in it: addresses, keys, timeouts, concurrency, how it is scored, how many there
-are.
+In it: rows, prompt, tools, state, user, sandbox, artifacts, agent, the policy's model and sampling, what a teacher is
+asked, with the content of the files that these name. Not in it: addresses, keys, timeouts, concurrency, how it is
+scored, how many there are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def fingerprint(spec: Spec, mode: Mode = "process") -> str:
 
 
 def fingerprint_parts(spec: Spec, mode: Mode) -> dict[str, str]:
-    """A hash of each part, so that one can say which of them has changed."""
+    """Return a hash of each part, so that one can say which of them has changed."""
     return {
         name: hashlib.sha256(json.dumps(part, sort_keys=True, default=str).encode()).hexdigest()[:8]
         for name, part in _material(spec, mode).items()
@@ -56,6 +56,9 @@ def _material(spec: Spec, mode: Mode) -> dict[str, Any]:
         "solution": _plain(spec.solution) if spec.solution and _is_scripted(spec) else None,
         "servers": {role: [_model(server) for server in servers] for role, servers in _acting(spec).items()},
     }
+    if spec.distill is not None and mode != "evaluate":
+        teachers = spec.servers.get(spec.distill.server, ())
+        parts["distill"] = [_plain(spec.distill), [_model(server) for server in teachers]]
     if spec.artifacts:
         parts["artifacts"] = {name: _taken(artifact) for name, artifact in spec.artifacts.items()}
     timeless = {name: part if name == "dataset" else _without_timeouts(part) for name, part in parts.items()}
@@ -71,16 +74,16 @@ def _plain(section: Section) -> dict[str, Any]:
 
 
 def _taken(artifact: Section) -> dict[str, Any]:
-    """What is taken of a rollout; where it is laid afterwards is a matter of grading."""
+    """Return what is taken of a rollout; where it is laid afterwards is a matter of grading."""
     return {key: value for key, value in _plain(artifact).items() if key != "lay"}
 
 
 def _is_scripted(spec: Spec) -> bool:
-    return any(server.type == "scripted" for server in spec.servers.get("policy", ()))
+    return any(server.kind.embedded for server in spec.servers.get("policy", ()))
 
 
 def _acting(spec: Spec) -> dict[str, Any]:
-    """The servers that take part in a rollout: the policy, and the simulated user."""
+    """Return the servers that take part in a rollout: the policy, and the simulated user."""
     roles = {"policy", spec.user.server if spec.user else "policy"}
     return {role: servers for role, servers in spec.servers.items() if role in roles}
 
@@ -108,7 +111,7 @@ class _Contents:
         self._digests: dict[str, str] = {}
 
     def filled(self, value: Any, path: NodePath = ()) -> Any:
-        """The value at `path` with the content of the files in it."""
+        """Return the value at `path` with the content of the files in it."""
         if isinstance(value, dict):
             return {key: self.filled(item, (*path, key)) for key, item in value.items()}
         if isinstance(value, list):

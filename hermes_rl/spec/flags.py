@@ -23,13 +23,13 @@ class Flag:
     value: Callable[[Any], Any] | None = None
 
     def keys_in(self, mode: Mode | None) -> list[str]:
-        """The keys that the flag sets in a mode; without a mode those of process and of serve."""
+        """Return the keys that the flag sets in a mode; without a mode those of process and of serve."""
         if mode is None or len(self.keys) < 2:
             return list(self.keys)
         return [self.keys[0] if mode == "serve" else self.keys[1]]
 
     def convert(self, node: Node) -> Node | None:
-        """The value of the key, where it is not the flag's own; None where there is nothing to set."""
+        """Return the value of the key, where it is not the flag's own; None where there is nothing to set."""
         if self.value is None or not isinstance(node, ScalarNode):
             return node
         value = self.value(node.value)
@@ -115,7 +115,7 @@ def refusal(option: str) -> str | None:
 
 
 def find_flag(option: str) -> tuple[Flag | None, list[str]]:
-    """The flag of a name, and the names that there are."""
+    """Return the flag of a name, and the names that there are."""
     return FLAGS.get(option), list(FLAGS)
 
 

@@ -99,7 +99,7 @@ def _first(node: SequenceNode) -> str:
 
 
 def parameters_of_rewards(names: Iterable[str]) -> str:
-    """What a reward writes instead of parameters that nothing gives it."""
+    """Return what a reward writes instead of parameters that nothing gives it."""
     said = []
     for name in names:
         if name in _OF_THE_RESULT:

@@ -90,7 +90,7 @@ def parse_spec(
     environ: Mapping[str, str] | None = None,
     demo: bool = False,
 ) -> Spec:
-    """A spec from text; relative paths start from `folder` (default: the working directory).
+    """Return a spec from text; relative paths start from `folder` (default: the working directory).
 
     Raises:
         SpecError: with every problem at its place.
@@ -100,7 +100,7 @@ def parse_spec(
 
 
 def find_spec(source: str | Path) -> tuple[Path, str]:
-    """The file of a spec, and what to call it in messages.
+    """Return the file of a spec, and what to call it in messages.
 
     Raises:
         UserError: there is neither such a file nor a shipped spec of that name.
@@ -115,7 +115,7 @@ def find_spec(source: str | Path) -> tuple[Path, str]:
 
 
 def shipped_specs() -> dict[str, Path]:
-    """The specs that come with hermes-rl, by name."""
+    """Return the specs that come with hermes-rl, by name."""
     return {path.stem: path for path in sorted(shipped_dir("specs").glob("*.yaml"))}
 
 
@@ -148,7 +148,7 @@ class _Loading:
         return (root, []) if self.overrides is None else self.overrides.apply(root, self.mode)
 
     def _prepared(self, root: MappingNode) -> tuple[MappingNode, list[Problem]]:
-        """The tree with name, variables, demo, and absolute paths, and what is wrong so far."""
+        """Return the tree with name, variables, demo, and absolute paths, and what is wrong so far."""
         if root.get("name") is None:
             root = root.having(name=scalar(root.mark, self.default_name))
         secrets = list(literal_secrets(root))

@@ -1,6 +1,8 @@
-"""How a child's keys change a parent's: mappings merge, lists and scalars replace, null deletes.
+"""How a child spec changes its parent: mappings merge, lists and scalars replace, null deletes.
 
-A block whose kind changes is replaced whole, so that no key of the old kind is left behind."""
+A block whose kind changes is replaced whole, so that no key of the old kind is left behind. `extends` names one parent,
+relative to the file that names it; a cycle is refused.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hermes_rl.errors import Problem
+from hermes_rl.server_types import DEFAULT
 from hermes_rl.spec.nodes import (
     Entry,
     MappingNode,
@@ -42,11 +45,6 @@ def _value_of(key: str, default: str | None = None) -> Kind:
     return kind
 
 
-def _server(block: MappingNode, name: str) -> str | None:
-    node = block.get("type")
-    return str(plain(node)) if isinstance(node, ScalarNode) else "openai"
-
-
 _KINDS: tuple[tuple[tuple[str, ...], str, Kind], ...] = (
     (("dataset",), "path generator items", _first_of("path", "generator", "items")),
     (("dataset", "eval"), "split fraction only", _first_of("split", "fraction", "only")),
@@ -55,7 +53,7 @@ _KINDS: tuple[tuple[tuple[str, ...], str, Kind], ...] = (
     (("toolsets",), "enabled distribution", _first_of("enabled", "distribution")),
     (("sandbox",), "backend", _value_of("backend", "bubblewrap")),
     (("rewards", "*"), "fn", _value_of("fn")),
-    (("servers", "*"), "type", _server),
+    (("servers", "*"), "type", _value_of("type", DEFAULT)),
     (("agent", "reasoning"), "effort max_tokens", _first_of("effort", "max_tokens")),
     (("artifacts", "*"), "path command", _first_of("path", "command")),
 )
@@ -63,7 +61,7 @@ _KINDS: tuple[tuple[tuple[str, ...], str, Kind], ...] = (
 
 
 def merge(parent: MappingNode, child: MappingNode, path: NodePath = ()) -> MappingNode:
-    """The parent as the child changes it."""
+    """Return the parent as the child changes it."""
     entries = dict(parent.entries)
     for name, entry in child.entries.items():
         before = entries.pop(name, None)
@@ -75,7 +73,7 @@ def merge(parent: MappingNode, child: MappingNode, path: NodePath = ()) -> Mappi
 
 
 def _placed(entries: dict[str, Entry], parent: MappingNode, name: str, entry: Entry) -> dict[str, Entry]:
-    """A key that the parent has keeps its place in the order: columns and rewards run in order."""
+    """Return the merged keys in the parent's order, which matters: columns and rewards run in order."""
     if name not in parent.entries:
         return {**entries, name: entry}
     names = [key for key in parent.entries if key in entries or key == name]
@@ -94,7 +92,7 @@ def merged(before: Node, after: Node, path: NodePath) -> Node:
 
 
 def changes_kind(before: MappingNode, after: MappingNode, path: NodePath) -> bool:
-    """True where the child chooses another kind for this block."""
+    """Return True where the child chooses another kind for this block."""
     for pattern, choosers, kind in _KINDS:
         if len(pattern) == len(path) and all(a in ("*", b) for a, b in zip(pattern, path, strict=True)):
             chosen = any(not is_null(after.get(key)) and after.get(key) is not None for key in choosers.split())
@@ -112,13 +110,13 @@ def expand_shorthand(node: Node, path: NodePath) -> Node:
     return node
 
 
-# ----------------------------------------------------------- `extends`: reading a file together with its parents
+# ---------------------------------------------------------------------- Reading a file together with its parents
 # Owns the chain: one parent each, relative to the file that names it, no cycle. `merge` says what a child
 # changes.
 
 
 def read_spec_file(path: Path, name: str) -> tuple[MappingNode | None, list[Problem]]:
-    """The tree of a file with its parents merged in, and every problem of reading them.
+    """Return the tree of a file with its parents merged in, and every problem of reading them.
 
     Raises:
         OSError: the file itself cannot be read.

@@ -1,6 +1,7 @@
-"""The typed, frozen spec, one module per subject; attribute names are the keys of the YAML.
+"""The typed, frozen spec: a class for each section; attribute names are the keys of the YAML.
 
-Annotations are not postponed in these modules: pydantic would have to evaluate the text of each at every start."""
+Annotations are not postponed in this module: pydantic would have to evaluate the text of each at every start.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Discriminator,
@@ -23,7 +25,8 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from hermes_rl.errors import Problem
+from hermes_rl.errors import Problem, UserError
+from hermes_rl.server_types import DEFAULT, ServerType, server_type
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.section import (
     EMPTY,
@@ -368,6 +371,15 @@ class User(Section):
     tools: Seq[Late[Tool]] = Field((), description="Tools that the user may call.")
 
 
+class Distill(Section):
+    """A teacher says of each token of a rollout how probable it is, and which tokens it finds the most probable."""
+
+    server: str = Field("teacher", description="Server role that is the teacher, with the policy's tokenizer.")
+    top_k: int = Field(
+        8, ge=0, description="Tokens that the teacher finds the most probable at each place; 0 asks for none."
+    )
+
+
 # ------------------------- ``sandbox`` and ``artifacts``: where the agent's commands run, and what is kept of it
 
 BACKENDS = ("bubblewrap", "docker", "modal", "daytona", "ssh", "singularity", "none")
@@ -396,7 +408,7 @@ Network = Annotated[Annotated[bool, Tag("switch")] | Annotated[Seq[str], Tag("ho
 
 
 def _package(value: Any) -> Any:
-    """What pip would take for an option, a file or an address is not taken: the list is names and versions alone."""
+    """Refuse what pip would take for an option, a file or an address: the list has names and versions alone."""
     if isinstance(value, str) and not _PACKAGE.fullmatch(value):
         raise wrong(f"expected a package such as pytest, numpy==2.1.0 or requests[socks]>=2, got {value!r}")
     return value
@@ -558,15 +570,13 @@ Endings = Map[Treatment]
 # ---------------------------------------------------------- ``servers``: the models that a run talks to, by role
 
 
-def _type(value: Any) -> Any:
-    if value == "trl":
-        raise wrong(
-            "there is no type trl: TRL's server is stock vLLM; use `type: vllm`, with /v1 at the end of base_url"
-        )
-    return value
-
-
-ServerType = Literal["openai", "vllm", "sglang", "atropos", "scripted"]
+def _known(name: str) -> str:
+    """Refuse a type of which there is none, neither here nor in another package."""
+    try:
+        server_type(name)
+    except UserError as error:
+        raise wrong(str(error)) from None
+    return name
 
 
 class Renderer(Section):
@@ -583,9 +593,9 @@ class Renderer(Section):
 class Server(Section):
     """One model server."""
 
-    type: Annotated[ServerType, BeforeValidator(_type)] = Field(
-        "openai",
-        description="openai: chat completions; vllm, sglang, atropos: token ids; scripted: no model.",
+    type: Annotated[str, AfterValidator(_known)] = Field(
+        DEFAULT,
+        description="openai: chat completions; vllm, sglang, atropos: token ids; scripted: no model; or of a package.",
     )
     base_url: str | None = Field(None, description="Address, such as http://localhost:9001/v1.")
     model: str | None = Field(None, description="Name of the model as the server knows it.")
@@ -608,6 +618,11 @@ class Server(Section):
     )
     seed: int | None = Field(None, description="scripted: seed of the deviations; default: the spec's seed.")
 
+    @property
+    def kind(self) -> ServerType:
+        """What its type says about it."""
+        return server_type(self.type)
+
 
 def _listed(value: Any) -> Any:
     """One server is a list of one, so that nobody has to ask which it is."""
@@ -629,7 +644,7 @@ def _list(value: Any) -> Any:
 
 
 def _argv(value: Any) -> Any:
-    """A command line as a list, so that no shell is needed to start it."""
+    """Return a command line as a list, so that no shell is needed to start it."""
     if not isinstance(value, str):
         return value
     try:
@@ -723,6 +738,7 @@ class Spec(Section):
     tools: Seq[Late[Tool]] = Field((), description="Tools of your own: Python functions, state objects, MCP servers.")
     state: str | None = Field(None, description="file.py:Class; one object Class(item) per rollout.")
     user: Late[User] | None = Field(None, description="A simulated user that answers the agent.")
+    distill: Late[Distill] | None = Field(None, description="A teacher whose log-probabilities groups carry.")
     sandbox: Late[Sandbox] = Field(Sandbox.model_construct(), description="Where commands run.")
     artifacts: Map[Late[Artifact]] = Field(EMPTY, description="What is kept of the sandbox, by name.")
     agent: Late[Agent] = Field(Agent.model_construct(), description="Sampling and limits of one rollout.")
@@ -789,7 +805,7 @@ class Spec(Section):
         return min(self.sandbox.timeout, self.tool_timeout)
 
     def agent_for(self, mode: Mode) -> Agent:
-        """The agent's settings in a mode: with the overrides for evaluation."""
+        """Return the agent's settings in a mode: with the overrides for evaluation."""
         if mode != "evaluate":
             return self.agent
         changes: dict[str, Any] = {key: value for key, value in self.evaluate.agent if value is not None}
@@ -798,21 +814,21 @@ class Spec(Section):
         return self.agent.model_copy(update=changes)
 
     def problem(self, path: NodePath, message: str, *, at: Literal["key", "value"] = "value") -> Problem:
-        """A problem with the place where `path` was written, or where its nearest parent was."""
+        """Return a problem with the place where `path` was written, or where its nearest parent was."""
         if self._origin is None:
             return Problem(self.source, None, None, message)
         return self._origin.problem(path, message, at=at)
 
     def is_written(self, path: NodePath) -> bool:
-        """True where the key stands in the spec itself, not just in the defaults."""
+        """Return True where the key stands in the spec itself, not just in the defaults."""
         return self._origin is not None and self._origin.is_written(path)
 
     def written_at(self, path: NodePath) -> str | None:
-        """The text of a value before it was made an absolute path; None where none was written."""
+        """Return the text of a value before it was made an absolute path; None where none was written."""
         return self._origin.written_at(path) if self._origin is not None else None
 
     def template_problem(self, path: NodePath, error: TemplateError) -> Problem:
-        """The problem of a template at the line that is to blame, inside a block where it is one."""
+        """Return the problem of a template at the line that is to blame, inside a block where it is one."""
         row = f" (row {error.row})" if error.row else ""
         message = f"{error.message}{row}"
         if self._origin is None:
@@ -820,17 +836,17 @@ class Spec(Section):
         return self._origin.line_problem(path, error.line or 1, message, near=error.column)
 
     def folder_of(self, path: NodePath) -> Path:
-        """The folder that a relative path written at `path` starts from."""
+        """Return the folder that a relative path written at `path` starts from."""
         return self._origin.folder_of(path) if self._origin else Path.cwd()
 
     def resolved(self) -> dict[str, Any]:
-        """The spec as it ran, for `spec.yaml`: `${VAR}` as it was written, no secrets, paths absolute."""
+        """Return the spec as it ran, for `spec.yaml`: `${VAR}` as it was written, no secrets, paths absolute."""
         if self._origin is None:
             return dict(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
         return self._origin.resolved()
 
 
-# -------------------------------------------------------------------------------- model
+# ------------------------------------------------------------------- The names that other rooms import from here
 
 __all__ = [
     "BACKENDS",
@@ -841,6 +857,7 @@ __all__ = [
     "Budget",
     "Call",
     "Dataset",
+    "Distill",
     "EvalRows",
     "Evaluate",
     "File",

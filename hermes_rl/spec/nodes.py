@@ -1,6 +1,8 @@
-"""The tree that a spec is read into: values that know the file, line and column they were written at.
+"""The tree that a spec is read into: values that know the file, line and column at which they were written.
 
-Owns places and the walks over a tree. It knows nothing of YAML (`reader`) or of the spec's keys."""
+It also has the table of what stands where in a spec (templates, commands, rows, code, paths), which every pass over the
+tree asks, so that they agree. It knows nothing of YAML (`hermes_rl.spec.reader`).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class Mark(NamedTuple):
     column: int
 
     def problem(self, message: str) -> Problem:
-        """The problem with this place in front."""
+        """Return the problem with this place in front."""
         if not self.source.has_lines:
             return Problem(self.source.name, None, None, message)
         return Problem(self.source.name, self.line, self.column, message)
@@ -81,19 +83,19 @@ class MappingNode:
     entries: dict[str, Entry] = field(default_factory=dict)
 
     def get(self, key: str) -> Node | None:
-        """The value under a key, or None."""
+        """Return the value under a key, or None."""
         entry = self.entries.get(key)
         return None if entry is None else entry.value
 
     def having(self, **values: Node) -> MappingNode:
-        """A copy in which these keys have these values."""
+        """Return a copy in which these keys have these values."""
         entries = dict(self.entries)
         for key, value in values.items():
             entries[key] = Entry(entries[key].key if key in entries else value.mark, value)
         return replace(self, entries=entries)
 
     def without(self, *keys: str) -> MappingNode:
-        """A copy that lacks these keys."""
+        """Return a copy that lacks these keys."""
         return replace(self, entries={key: entry for key, entry in self.entries.items() if key not in keys})
 
 
@@ -101,12 +103,12 @@ Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
 
 
 def scalar(mark: Mark, value: Any) -> ScalarNode:
-    """A value that nobody wrote down, at the place that caused it."""
+    """Return a value that nobody wrote down, at the place that caused it."""
     return ScalarNode(mark, value, "" if value is None else str(value), plain=False)
 
 
 def is_null(node: Node | None) -> bool:
-    """True for an explicit null."""
+    """Return True for an explicit null."""
     return isinstance(node, ScalarNode) and node.value is None and not node.broken
 
 
@@ -128,7 +130,7 @@ def walk(node: Node, path: NodePath = ()) -> Iterator[tuple[NodePath, Mark, Node
 
 
 def rewrite(node: Node, change: Callable[[NodePath, ScalarNode], ScalarNode], path: NodePath = ()) -> Node:
-    """The tree with every scalar replaced by what `change` makes of it."""
+    """Return the tree with every scalar replaced by what `change` makes of it."""
     if isinstance(node, ScalarNode):
         return change(path, node)
     if isinstance(node, SequenceNode):
@@ -139,7 +141,7 @@ def rewrite(node: Node, change: Callable[[NodePath, ScalarNode], ScalarNode], pa
 
 
 def find(root: Node, path: NodePath) -> Node | None:
-    """The node at a path, or None."""
+    """Return the node at a path, or None."""
     node: Node | None = root
     for step in path:
         node = next((child for key, _, child in children(node) if key == step), None) if node else None
@@ -147,7 +149,7 @@ def find(root: Node, path: NodePath) -> Node | None:
 
 
 def locate(root: Node, path: NodePath) -> tuple[NodePath, Mark, Node]:
-    """The part of `path` that exists, the place of its last key, and its node.
+    """Return the part of `path` that exists, the place of its last key, and its node.
 
     Steps that the tree lacks are passed over: a validator names more steps than were written.
     """
@@ -163,7 +165,7 @@ def locate(root: Node, path: NodePath) -> tuple[NodePath, Mark, Node]:
 
 
 def plain(node: Node) -> Any:
-    """The bare value: dicts, lists and scalars."""
+    """Return the bare value: dicts, lists and scalars."""
     if isinstance(node, ScalarNode):
         return node.value
     if isinstance(node, SequenceNode):
@@ -171,7 +173,7 @@ def plain(node: Node) -> Any:
     return {key: plain(entry.value) for key, entry in node.entries.items()}
 
 
-# --------------------- Which places of a spec hold what: one table for templates, commands, rows, code and paths
+# ----------------------------------------------------------------------------------- What stands where in a spec
 # Every pass over the tree (substitution, secrets, paths, templates, schema) asks here, so that they agree.
 
 Pattern = tuple[str, ...]
@@ -226,24 +228,24 @@ def _matches_exactly(pattern: Pattern, path: NodePath) -> bool:
 
 
 def is_in(path: NodePath, among: tuple[Pattern, ...]) -> bool:
-    """True where one of these covers the path."""
+    """Return True where one of these covers the path."""
     return any(_matches(pattern, path) for pattern in among)
 
 
 def is_template_place(path: NodePath) -> bool:
-    """True where `{{ }}` is rendered per row."""
+    """Return True where `{{ }}` is rendered per row."""
     if is_in(path, TEXT_FILES) or path[:2] == ("user", "server"):
         return False
     return is_in(path, TEMPLATES)
 
 
 def is_command(path: NodePath) -> bool:
-    """True for text that a shell reads, which has its own use for `$`."""
+    """Return True for text that a shell reads, which has its own use for `$`."""
     if is_in(path, COMMANDS):
         return True
     return "command" in path and (is_in(path, ARGS) or path[:1] == ("solution",))
 
 
 def is_row(path: NodePath) -> bool:
-    """True inside rows that are written in the spec: data, never substituted or rendered."""
+    """Return True inside rows that are written in the spec: data, never substituted or rendered."""
     return is_in(path, ROWS)

@@ -1,4 +1,8 @@
-"""Where each part of a loaded spec was written: the tree behind a `Spec`."""
+"""Where each part of a loaded spec was written, what is wrong there, and what must not be shown.
+
+`Origin` is the tree behind a `Spec`. A `Fault` is a path and what is wrong at it. Keys that hold a secret are refused,
+and their value is never shown.
+"""
 
 from __future__ import annotations
 
@@ -21,36 +25,36 @@ class Origin:
     root: MappingNode
 
     def problem(self, path: NodePath, message: str, *, at: Literal["key", "value"] = "value") -> Problem:
-        """A problem at the key or the value of `path`, or of its nearest parent that was written."""
+        """Return a problem at the key or the value of `path`, or of its nearest parent that was written."""
         return place(self.root, path, at).problem(message)
 
     def line_problem(self, path: NodePath, line: int, message: str, *, near: str | None = None) -> Problem:
-        """A problem in line `line` (from 1) of the text at `path`; `near` is a word of that line."""
+        """Return a problem in line `line` (from 1) of the text at `path`; `near` is a word of that line."""
         _, _, node = locate(self.root, path)
         return line_mark(node, line, near).problem(message)
 
     def is_written(self, path: NodePath) -> bool:
-        """True where the whole path exists."""
+        """Return True where the whole path exists."""
         return len(locate(self.root, path)[0]) == len(path)
 
     def written_at(self, path: NodePath) -> str | None:
-        """The text of the scalar at `path` as it was written."""
+        """Return the text of the scalar at `path` as it was written."""
         node = find(self.root, path)
         return node.text if isinstance(node, ScalarNode) else None
 
     def folder_of(self, path: NodePath) -> Path:
-        """The folder that a relative path written at `path` starts from."""
+        """Return the folder that a relative path written at `path` starts from."""
         return locate(self.root, path)[2].mark.source.folder
 
     def resolved(self) -> dict[str, Any]:
-        """The tree as plain values, with `${VAR}` as it was written."""
+        """Return the tree as plain values, with `${VAR}` as it was written."""
         value = _as_written(self.root)
         assert isinstance(value, dict)
         return value
 
 
 def place(root: Node, path: NodePath, at: str) -> Mark:
-    """The mark of the key or of the value; the root itself is line 1, column 1."""
+    """Return the mark of the key or of the value; the root itself is line 1, column 1."""
     found, key, node = locate(root, path)
     if not found:
         return root.mark._replace(line=1, column=1)
@@ -58,7 +62,7 @@ def place(root: Node, path: NodePath, at: str) -> Mark:
 
 
 def line_mark(node: Node, line: int, near: str | None = None) -> Mark:
-    """The place of one line of a scalar: inside a block where it is one, else the scalar itself."""
+    """Return the place of one line of a scalar: inside a block where it is one, else the scalar itself."""
     if not isinstance(node, ScalarNode) or node.block is None:
         return node.mark
     index = _folded_line(node, line, near) if node.block.folded else line - 1
@@ -70,7 +74,7 @@ def line_mark(node: Node, line: int, near: str | None = None) -> Mark:
 
 
 def _folded_line(node: ScalarNode, line: int, near: str | None) -> int:
-    """The raw line that a line of the folded text begins in, or the first after it that holds `near`."""
+    """Return the raw line that a line of the folded text begins in, or the first after it that holds `near`."""
     assert node.block is not None
     start = len("\n".join(node.text.split("\n")[: line - 1]))
     position, first = 0, None
@@ -95,7 +99,7 @@ def _as_written(node: Node) -> Any:
     return {key: _as_written(entry.value) for key, entry in node.entries.items()}
 
 
-# ------------------------ What a rule finds: a path, what is wrong there, and the small readers that rules share
+# -------------------------------------------------------------------------------------------------------- Faults
 
 
 class Fault(NamedTuple):
@@ -107,7 +111,7 @@ class Fault(NamedTuple):
 
 
 def section(data: Any, *path: str) -> dict[str, Any]:
-    """The mapping at a path, empty where there is none."""
+    """Return the mapping at a path, empty where there is none."""
     for step in path:
         if not isinstance(data, dict):
             return {}
@@ -116,7 +120,7 @@ def section(data: Any, *path: str) -> dict[str, Any]:
 
 
 def entries(data: Any, *path: str) -> Iterator[tuple[NodePath, Any]]:
-    """The items of the list, or the values of the mapping, at a path, each with its own path."""
+    """Yield the items of the list, or the values of the mapping, at a path, each with its own path."""
     for step in path:
         data = data.get(step) if isinstance(data, dict) else None
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
@@ -125,7 +129,7 @@ def entries(data: Any, *path: str) -> Iterator[tuple[NodePath, Any]]:
 
 
 def address(path: NodePath, url: Any, instead: str) -> Iterator[Fault]:
-    """A fault where it is no address of HTTP, or holds a secret; `instead` are the keys for that."""
+    """Yield a fault where it is no address of HTTP, or holds a secret; `instead` are the keys for that."""
     if isinstance(url, str) and not url.startswith(("http://", "https://")):
         yield Fault(path, "expected an address that starts with http:// or https://")
     elif isinstance(url, str) and holds_secret(url):
@@ -133,7 +137,7 @@ def address(path: NodePath, url: Any, instead: str) -> Iterator[Fault]:
 
 
 def exactly_one(value: Any, path: NodePath, names: tuple[str, ...], what: str) -> Iterator[Fault]:
-    """A fault where none or several of the keys are there."""
+    """Yield a fault where none or several of the keys are there."""
     if not isinstance(value, dict):
         return
     given = [name for name in value if name in names]
@@ -144,7 +148,7 @@ def exactly_one(value: Any, path: NodePath, names: tuple[str, ...], what: str) -
         yield Fault((*path, name), f"{what} takes one of {wanted}; `{given[0]}` is there already", at="key")
 
 
-# ----------------- Secrets do not belong in a spec: keys that hold one are refused, and the value is never shown
+# ------------------------------------------------------------------------------------------------------- Secrets
 
 _NAMES = frozenset({"api_key", "apikey", "token", "password", "authorization", "proxy_authorization", "x_api_key"})
 _PARAMETER_WORDS = frozenset(
@@ -157,12 +161,12 @@ _PARAMETER_WORDS = frozenset(
 
 
 def is_secret_key(name: str) -> bool:
-    """True for a key that holds a secret, however it is written."""
+    """Return True for a key that holds a secret, however it is written."""
     return name.lower().replace("-", "_") in _NAMES
 
 
 def holds_secret(address: str) -> bool:
-    """True for an address with a password, or with a key or token in its query: both would be kept with the run."""
+    """Return True for an address with a password, key or token in it, which would be recorded with the run."""
     place, _, query = address.partition("#")[0].partition("?")
     if "@" in place.partition("://")[2].partition("/")[0]:
         return True
@@ -192,7 +196,7 @@ def _is_literal(node: object) -> bool:
 
 
 def literal_secrets(root: MappingNode) -> Iterator[Problem]:
-    """A problem per secret that is written out, anywhere but in rows and arguments."""
+    """Yield a problem per secret that is written out, anywhere but in rows and arguments."""
     for path, _, node in walk(root):
         key = str(path[-1])
         if is_secret_key(key) and not _is_free(path) and _is_literal(node):

@@ -1,6 +1,8 @@
-"""What the command line changes in a spec: `--set KEY=VALUE` and the flags that Atropos users know.
+"""What the command line changes in a spec: `--set KEY=VALUE`, and the flags that users of Atropos know.
 
-Owns reading the options and laying their values over the tree. Which key each flag stands for is in `flags`."""
+This module reads the options and lays their values over the tree. `hermes_rl.spec.flags` says which key each flag
+stands for.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from hermes_rl.errors import Problem, SpecError
+from hermes_rl.server_types import DEFAULT
 from hermes_rl.spec.flags import Flag, find_flag, refusal
 from hermes_rl.spec.hints import option_for
 from hermes_rl.spec.merge import changes_kind, expand_shorthand
@@ -31,7 +34,7 @@ from hermes_rl.spec.reader import read_text
 from hermes_rl.spec.rules import REAL_ONLY, SCRIPTED_ONLY
 from hermes_rl.spec.suggest import choices
 
-# ------------------------------------------------------------- Laying one option's value over the tree of a spec
+# -------------------------------------------------------------------------------- Laying one value over the tree
 # Owns the walk to the key, what an option that changes the kind of a block drops, and lists of policies.
 
 _KIND_KEYS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
@@ -65,7 +68,7 @@ class NoPlaceError(Exception):
 
 
 def assign(root: MappingNode, base: MappingNode, one: Assignment) -> MappingNode:
-    """The tree with one option laid over it; `base` is what the file says, without any option.
+    """Return the tree with one option laid over it; `base` is what the file says, without any option.
 
     Raises:
         NoPlaceError: the key leads through something that has no keys.
@@ -139,7 +142,7 @@ def chat_server(root: MappingNode, assignments: list[Assignment]) -> MappingNode
     if not isinstance(servers, MappingNode) or not isinstance(policy, MappingNode) or not _is_scripted(policy):
         return root
     mark = by_flag.node.mark
-    policy = policy.without(*SCRIPTED_ONLY).having(type=scalar(mark, "openai"))
+    policy = policy.without(*SCRIPTED_ONLY).having(type=scalar(mark, DEFAULT))
     return root.having(servers=servers.having(policy=policy))
 
 
@@ -148,7 +151,7 @@ def _is_scripted(server: MappingNode) -> bool:
     return isinstance(kind, ScalarNode) and kind.value == "scripted"
 
 
-# -------------------------------------------------------------------------------- overrides
+# ------------------------------------------------------------------------------------------- Reading the options
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ class Overrides:
         return replace(self, api_key=key, earlier=earlier)
 
     def apply(self, root: MappingNode, mode: Mode | None) -> tuple[MappingNode, list[Problem]]:
-        """The tree with every option laid over it, and what is wrong with the options."""
+        """Return the tree with every option laid over it, and what is wrong with the options."""
         problems: list[Problem] = []
         if self.earlier is not None:
             root, problems = self.earlier.apply(root, mode)
@@ -220,7 +223,7 @@ def _source(option: str) -> SourceText:
 
 
 def _value(text: str, option: str, problems: list[Problem]) -> Node:
-    """The YAML value of an option; a template or variable needs no quotes, since the shell has taken them."""
+    """Return the YAML value of an option; a template or variable needs no quotes, since the shell has taken them."""
     mark = Mark(_source(option), 1, 1)
     if text.startswith(("{{", "{%", "${")):
         return ScalarNode(mark, text, text, plain=text.startswith("${"))
@@ -278,7 +281,7 @@ def _read_flag(option: str, text: str | None, problems: list[Problem]) -> _FlagU
 
 
 def _as_text(node: Node, flag: Flag, text: str | None) -> Node:
-    """A value for a text field is text, whatever it looks like: a model may be called 7."""
+    """Return the value, as text for a text field: a model may be called 7."""
     if flag.type != "string" or not isinstance(node, ScalarNode) or text is None:
         return node
     if isinstance(node.value, str) or text in ("", "null", "None"):

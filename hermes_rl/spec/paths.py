@@ -29,7 +29,7 @@ _DATASETS = (("dataset", "path"), ("dataset", "fallback", "path"))
 
 
 def absolute(root: MappingNode) -> Node:
-    """The tree with absolute paths. Templates stay: what they render to starts from the spec's folder."""
+    """Return the tree with absolute paths. Templates stay: what they render to starts from the spec's folder."""
     root = _with_formats(root)
 
     def change(path: NodePath, node: ScalarNode) -> ScalarNode:
@@ -48,12 +48,12 @@ def absolute(root: MappingNode) -> Node:
 
 
 def file_format(path: str) -> str | None:
-    """The format that the ending of a file's name means."""
+    """Return the format that the ending of a file's name means."""
     return ENDINGS.get(Path(path.removesuffix(".gz")).suffix.lower())
 
 
 def may_mean_hub(written: str) -> bool:
-    """True for text that could as well be the name of a dataset on the hub."""
+    """Return True for text that could as well be the name of a dataset on the hub."""
     return _HUB_NAME.fullmatch(written) is not None
 
 
@@ -82,7 +82,7 @@ def _with_format(node: MappingNode, block: NodePath) -> MappingNode:
 
 
 def _format_of(value: str, folder: Path) -> str | None:
-    """The format of the file or files that `dataset.path` names; None where it names something else."""
+    """Return the format of the file or files that `dataset.path` names; None where it names something else."""
     if _URL.match(value):
         return file_format(value)
     if glob.has_magic(value) and file_format(value) is None:
@@ -100,7 +100,7 @@ def _is_folder(path: str) -> bool:
 
 
 def names_host_file(path: NodePath, value_at: Callable[[NodePath], object]) -> bool:
-    """True for a key whose value is, or may be, the path of a file of this machine; `value_at` reads other keys."""
+    """Return True for a key whose value may be the path of a file of this machine; `value_at` reads other keys."""
     if nodes.is_in(path, (*nodes.CODE, *nodes.TEXT_FILES, *nodes.SOURCE_FILES, *nodes.OUTPUTS)):
         return True
     if _is_data_file(path):
@@ -121,7 +121,7 @@ def _is_path(root: MappingNode, path: NodePath, node: ScalarNode) -> bool:
 
 
 def _is_data_file(path: NodePath) -> bool:
-    """False where `data_files` is a column of a row."""
+    """Return False where `data_files` is a column of a row."""
     return path[:2] in _DATA_FILES or path[:3] in _DATA_FILES
 
 
@@ -135,7 +135,7 @@ def _value(root: MappingNode, path: NodePath) -> object:
 
 
 def looks_local(value: str, folder: Path) -> bool:
-    """True for a path: it starts like one, is a pattern of several, or there is something of that name."""
+    """Return True for a path: it starts like one, is a pattern of several, or there is something of that name."""
     if value.startswith((".", "/", "~")) or (glob.has_magic(value) and not _URL.match(value)):
         return True
     return not _URL.match(value) and "\0" not in value and len(value) < 4096 and _exists(folder / value)

@@ -1,7 +1,9 @@
-"""YAML text → tree of nodes, with every problem of the text collected.
+"""From YAML text to a tree of nodes, with every problem of the text collected.
 
-Owns the dialect: YAML 1.2 core schema, UTF-8, one document, string keys, no tag but ``!raw``, no merge keys,
-no duplicate keys. PyYAML only splits the text into events; what they mean is decided here."""
+The reader owns the dialect: YAML 1.2 core schema, UTF-8, one document, string keys, no tag but ``!raw``, no merge keys,
+no duplicate keys. PyYAML only splits the text into events; what they mean is decided here. The syntax of templates is
+checked at once, and a `!raw` text becomes a template that gives exactly that text.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from hermes_rl.spec.origin import line_mark
 from hermes_rl.spec.section import is_template
 from hermes_rl.spec.templates import TemplateError, check_syntax, literal
 
-# ------------- The core schema of YAML 1.2: which plain scalars are null, booleans and numbers; the rest is text
+# --------------------------------------------------------------- Plain scalars: null, booleans, numbers, or text
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _TRUE = frozenset({"true", "True", "TRUE"})
@@ -47,7 +49,7 @@ _LONGEST_INT = 1000
 
 
 def resolve(text: str) -> str | int | float | bool | None:
-    """The value of a plain scalar.
+    """Return the value of a plain scalar.
 
     Raises:
         ValueError: the number has too many digits.
@@ -74,7 +76,7 @@ def _number(text: str) -> str | int | float:
     return float("nan") if text in _NAN else text
 
 
-# ------------ Templates when a spec is loaded: their syntax, and whether they stand where templates are rendered
+# ------------------------------------------------------------- Templates: their syntax, and where they may stand
 # Also turns `!raw` text into a template that gives exactly that text, so that nothing later has to know of it.
 
 _WHERE = (
@@ -86,7 +88,7 @@ _LEFT_ALONE = nodes.patterns("description", "agent.extra_body.**", "evaluate.age
 
 
 def check_templates(root: Node) -> tuple[Node, list[Problem]]:
-    """The tree without `!raw`, and what is wrong with its templates."""
+    """Return the tree without `!raw`, and what is wrong with its templates."""
     problems: list[Problem] = []
 
     def change(path: NodePath, node: ScalarNode) -> ScalarNode:
@@ -124,7 +126,7 @@ def _syntax(node: ScalarNode, source: str) -> Problem | None:
     return None
 
 
-# -------------------------------------------------------------------------------- reader
+# ---------------------------------------------------------------------------------------------------- The reader
 
 _MOST_NODES = 1_000_000
 """Aliases of aliases can make a short text into a tree that fills the memory."""
@@ -177,7 +179,7 @@ class _Reader:
         self._events = self._parse(text)
 
     def read(self) -> Node | None:
-        """The root, or None for an empty document."""
+        """Return the root, or None for an empty document."""
         try:
             return self._document()
         except _UnreadableError:
@@ -296,7 +298,7 @@ class _Reader:
         return ScalarNode(self._mark(event.start_mark), None, "", plain=True, broken=True)
 
     def _key(self, event: Any, depth: int) -> str | None:
-        """The name of a key; None after a problem was reported, or where `_mapping` will report one."""
+        """Return the name of a key; None after a problem was reported, or where `_mapping` will report one."""
         if not isinstance(event, yaml.ScalarEvent):
             self._node(event, depth + 1)
             if not (isinstance(event, yaml.MappingStartEvent) and event.flow_style):
@@ -327,7 +329,7 @@ class _Reader:
         return ScalarNode(mark, value, text, plain, raw, block=self._block(event))
 
     def _joined(self, event: Any) -> str:
-        """The text with pairs of surrogates joined: JSON writes them so, and they cannot be written to a file."""
+        """Return the text with pairs of surrogates joined: JSON has them, and no file can."""
         text: str = event.value
         if text.isascii() or not _SURROGATE.search(text):
             return text
@@ -346,7 +348,7 @@ class _Reader:
 
 
 def read_text(text: str, source: SourceText) -> tuple[Node | None, list[Problem]]:
-    """The root of a text (None when empty or unreadable) and its problems."""
+    """Return the root of a text (None when empty or unreadable) and its problems."""
     reader = _Reader(text, source)
     return reader.read(), reader.problems
 

@@ -1,7 +1,8 @@
 """Combinations of keys that are impossible, each as one small rule over the plain values.
 
-Rules run also where types are wrong, so that all problems are told at once; they pass over what they cannot
-read."""
+Rules run also where types are wrong, so that all problems are reported at once. They pass over values that they cannot
+read.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.endings import OURS, POLICYS
+from hermes_rl.errors import UserError
 from hermes_rl.plugins import SANDBOXES
+from hermes_rl.server_types import DEFAULT, ServerType, server_type
 from hermes_rl.spec.env_fields import check_field
 from hermes_rl.spec.model import BACKENDS, INJECTED
 from hermes_rl.spec.nodes import NodePath
@@ -25,7 +28,7 @@ from hermes_rl.spec.paths import FILE_FORMATS, file_format
 from hermes_rl.spec.section import is_template
 from hermes_rl.spec.suggest import choices
 
-# ------------------------------------------------------------------ Rules on dataset, prompt, toolsets and tools
+# --------------------------------------------------------------------------- Dataset, prompt, toolsets and tools
 
 SOURCES = ("path", "items", "generator")
 PATH_KEYS = ("name", "split", "data_files", "revision", "streaming")
@@ -116,7 +119,7 @@ def _toolsets(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def tool_entries(data: dict[str, Any]) -> Iterator[tuple[NodePath, Any]]:
-    """The tools of the agent and of the simulated user."""
+    """Yield the tools of the agent and of the simulated user."""
     yield from entries(data, "tools")
     yield from entries(data, "user", "tools")
 
@@ -168,12 +171,11 @@ def _names(tool: Any) -> Iterator[tuple[str, str]]:
 DATA_RULES = (_sources, _formats, _fallback, _eval, _empty_items, _prompt, _parts, _toolsets, _tools, _tool_names)
 
 
-# ----------------------- Rules on agent, rewards, endings, solution, servers, and the environment's other fields
+# ----------------------------------------------------------------- Agent, rewards, endings, solution and servers
 
 SCRIPTED_ONLY = ("deviate", "seed")
 REAL_ONLY = ("base_url", "api_key_env", "headers_env")
 """Keys of a server that scripted ones alone have, and that they alone do not have."""
-TOKEN_LEVEL = ("vllm", "sglang", "atropos")
 
 
 def _reasoning(data: dict[str, Any]) -> Iterator[Fault]:
@@ -184,8 +186,8 @@ def _reasoning(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _extra_body(data: dict[str, Any]) -> Iterator[Fault]:
-    types = [section(server).get("type") for path, server in servers(data) if path[1] == "policy"]
-    exact = [name for name in types if isinstance(name, str) and name in TOKEN_LEVEL]
+    types = [str(section(server).get("type", DEFAULT)) for path, server in servers(data) if path[1] == "policy"]
+    exact = [name for name in types if (kind := _known_type(name)) is not None and kind.token_level]
     for path in (("agent", "extra_body"), ("evaluate", "agent", "extra_body")):
         if exact and section(data, *path):
             yield Fault(path, f"extra_body is for chat servers; the policy's type is {exact[0]}", at="key")
@@ -269,25 +271,47 @@ def _roles(data: dict[str, Any]) -> Iterator[Fault]:
         yield Fault(("user", "server"), message) if "server" in user else Fault(("user",), message, at="key")
 
 
+def _teacher(data: dict[str, Any]) -> Iterator[Fault]:
+    """Find fault with a teacher that is no role whose servers say what they make of given tokens."""
+    distill = data.get("distill")
+    role = section(data, "distill").get("server", "teacher")
+    if not isinstance(distill, dict) or not isinstance(role, str):
+        return
+    if role not in section(data, "servers"):
+        message = f"there is no server role `{role}`{choices(role, section(data, 'servers'))}"
+        yield Fault(("distill", "server"), message) if "server" in distill else Fault(("distill",), message, at="key")
+    for path, server in servers(data):
+        name = str(section(server).get("type", DEFAULT))
+        kind = _known_type(name)
+        if path[1] == role and kind is not None and not kind.exact:
+            message = (
+                f"a teacher is a token-level server: one of type {name} does not say how probable given tokens are"
+            )
+            yield Fault((*path, "type"), message) if "type" in section(server) else Fault(path, message, at="key")
+
+
 def _servers(data: dict[str, Any]) -> Iterator[Fault]:
     for path, server in servers(data):
         if not isinstance(server, dict):
             continue
-        kind = server.get("type", "openai")
-        unfit, needed = _server_keys(str(kind))
-        for key in unfit:
+        name = str(server.get("type", DEFAULT))
+        kind = _known_type(name)
+        if kind is None:
+            continue
+        for key in REAL_ONLY if kind.embedded else SCRIPTED_ONLY:
             if key in server:
-                yield Fault((*path, key), f"`{key}` has no meaning for type {kind}", at="key")
-        for key in needed:
+                yield Fault((*path, key), f"`{key}` has no meaning for type {name}", at="key")
+        for key in kind.needs:
             if key not in server:
                 yield Fault(path, f"missing key `{key}`", at="key")
 
 
-def _server_keys(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Keys that have no meaning for a type, and keys that it needs."""
-    if kind == "scripted":
-        return REAL_ONLY, ()
-    return SCRIPTED_ONLY, ("base_url", "model") if kind in ("openai", "vllm") else ("base_url",)
+def _known_type(name: str) -> ServerType | None:
+    """Return what a type says about its servers; None where there is no such type, which is told at its place."""
+    try:
+        return server_type(name)
+    except UserError:
+        return None
 
 
 def _urls(data: dict[str, Any]) -> Iterator[Fault]:
@@ -304,11 +328,11 @@ def _env(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 RUN_RULES = (
-    _reasoning, _extra_body, _rewards, _code, _clamp, _endings, _solution, _roles, _servers, _urls, _env,
+    _reasoning, _extra_body, _rewards, _code, _clamp, _endings, _solution, _roles, _teacher, _servers, _urls, _env,
 )  # fmt: skip
 
 
-# ---------------------------------------------------- Rules on the sandbox, the files put into it, and artifacts
+# ----------------------------------------------------------------------------- Sandbox, its files, and artifacts
 
 
 def _backend(data: dict[str, Any]) -> Iterator[Fault]:
@@ -350,7 +374,7 @@ def _packages(data: dict[str, Any]) -> Iterator[Fault]:
 
 
 def file_lists(data: dict[str, Any]) -> Iterator[NodePath]:
-    """The paths of all lists of files."""
+    """Yield the paths of all lists of files."""
     yield ("sandbox", "files")
     for path, tool in tool_entries(data):
         if isinstance(section(tool, "mcp").get("files"), list):
@@ -393,7 +417,7 @@ def _base64(path: NodePath, value: Any) -> Iterator[Fault]:
 
 
 def sources_below(data: dict[str, Any], folder_of: Callable[[NodePath], Path]) -> Iterator[Fault]:
-    """A file's source stays below the folder of the file that names it, after symlinks."""
+    """Yield a fault where a file's source is not below the folder of the file that names it, after symlinks."""
     for path in file_lists(data):
         for index, file in enumerate(_at(data, path)):
             source = section(file).get("from")
@@ -403,7 +427,7 @@ def sources_below(data: dict[str, Any], folder_of: Callable[[NodePath], Path]) -
 
 
 def is_below(source: str, folder: Path) -> bool:
-    """True where a path, relative ones from `folder`, leads below `folder` after symlinks."""
+    """Return True where a path, relative ones from `folder`, leads below `folder` after symlinks."""
     top = folder.resolve()
     return (top / source).resolve().is_relative_to(top)
 
@@ -416,7 +440,7 @@ def _artifacts(data: dict[str, Any]) -> Iterator[Fault]:
 SANDBOX_RULES = (_backend, _bare_machine, _packages, _files, _artifacts)
 
 
-# -------------------------------------------------------------------------------- rules
+# ----------------------------------------------------------------------------------------------------- All rules
 
 FolderOf = Callable[[NodePath], Path]
 

@@ -30,7 +30,7 @@ class Draft(NamedTuple):
 
 
 def salvage(found: Validated) -> Draft | None:
-    """The parts that are fine as a spec; None where nothing can be made of them."""
+    """Return the parts that are fine as a spec; None where nothing can be made of them."""
     wrong = [path[:2] if path[:1] and path[0] in _BY_ENTRY else path[:1] for path in found.wrong]
     if () in wrong:
         return None
@@ -46,7 +46,7 @@ def salvage(found: Validated) -> Draft | None:
 
 
 def _left(tree: MappingNode, section: str, names: Iterable[str | int]) -> Node:
-    """A section without these entries; a server is replaced, since rewards name its role."""
+    """Return a section without these entries; a server is replaced, since rewards name its role."""
     node = tree.get(section)
     assert node is not None
     if isinstance(node, SequenceNode):

@@ -13,13 +13,14 @@ from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchemaWarningKind
 from pydantic_core.core_schema import PlainValidatorFunctionSchema
 
+from hermes_rl.server_types import type_names
 from hermes_rl.spec.env_fields import PASSED
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.rewards_known import shipped_signatures
 from hermes_rl.spec.section import Later, Section
 from hermes_rl.spec.signatures import Function, Parameter
 
-# Annotations that stand in source text, as types and as JSON Schema; those that are not simple are left open
+# ------------------------------------------------ Annotations as they stand in source text: a type, or left open
 
 _NAMES: dict[str, Any] = {
     "int": int,
@@ -46,7 +47,7 @@ _NAMES: dict[str, Any] = {
 
 
 def type_of(annotation: str) -> Any | None:
-    """The type that an annotation names; None where it is missing or names something of its own."""
+    """Return the type that an annotation names; None where it is missing or names something of its own."""
     if not annotation:
         return None
     try:
@@ -84,7 +85,7 @@ def _subscript(node: ast.Subscript) -> Any:
     return outer[inner if len(inner) > 1 else inner[0]]
 
 
-# -------------------------------------------------------------------------------- schema
+# ------------------------------------------------------------------------------------------ The schema of a spec
 
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*(:-.*)?\}$", "description": "${VAR}"}
 _SHORTHANDS: dict[tuple[str, str], dict[str, Any]] = {
@@ -120,6 +121,7 @@ def spec_json_schema() -> dict[str, Any]:
     schema = Spec.model_json_schema(by_alias=True, schema_generator=_Generator)
     sections: dict[str, Any] = schema.pop("$defs")
     sections["Spec"] = {key: schema[key] for key in ("properties", "required") if key in schema}
+    sections["Server"]["properties"]["type"]["enum"] = list(type_names())  # those of this machine's packages too
     for name, section in sections.items():
         _finish_section(name, section)
     top = sections.pop("Spec")
@@ -150,7 +152,7 @@ def _with_choice(field: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any
 
 
 def _with_variable(field: dict[str, Any]) -> dict[str, Any]:
-    """A number or a choice may also be `${VAR}`; text may be anything already."""
+    """Return the schema with `${VAR}` allowed for a number or a choice; a text may be anything already."""
     for key in ("items", "additionalProperties"):
         if isinstance(field.get(key), dict):
             field[key] = _with_variable(field[key])
@@ -168,7 +170,7 @@ def _takes_text(field: dict[str, Any]) -> bool:
 
 
 def _spec_specials(top: dict[str, Any], sections: dict[str, Any]) -> None:
-    """What a class cannot say: the parent, optional lists, free keys, and the rewards' arguments."""
+    """Add what a class cannot say: the parent, optional lists, free keys, and the rewards' arguments."""
     properties = top["properties"]
     parent = {"type": "string", "description": "One parent, relative to this file; its keys are merged."}
     top["properties"] = {"extends": parent, **properties}

@@ -1,7 +1,8 @@
 """The base of every section of a spec, and the small types that sections share.
 
-Owns strictness (nothing is guessed from a wrong type), immutability, and what a template may stand for.
-It leaves to the sections what their keys mean, and to `hermes_rl.spec.rules` which keys go together."""
+`Section` is strict (it guesses nothing from a wrong type), immutable, and says what a template may stand for. Each
+section says what its keys mean, and `hermes_rl.spec.rules` says which keys go together.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from hermes_rl.spec.nodes import NodePath
 
-# --------------------------- Sizes such as ``2GiB`` and durations such as ``1h30m``, read into bytes and seconds
+# ---------------------------------------------------------------------- Sizes and durations: ``2GiB``, ``1h30m``
 
 _UNITS = {
     "": 1, "b": 1,
@@ -46,11 +47,11 @@ def parse_duration(text: str) -> float:
     return sum(float(number) * seconds for number, seconds in parts if number)
 
 
-# --------------------------------------- Which keys a place of the spec knows, found from the types of the model
+# -------------------------------------------------------------------------- Which keys a place of the spec knows
 
 
 def key_of(name: str, model: type[BaseModel]) -> str:
-    """The key of a field in YAML."""
+    """Return the key of a field in YAML."""
     return model.model_fields[name].alias or name
 
 
@@ -60,7 +61,7 @@ def keys(model: type[BaseModel]) -> list[str]:
 
 
 def keys_at(model: type[BaseModel], path: NodePath) -> list[str]:
-    """The keys that the mapping at a path may have; none where it is free."""
+    """Return the keys that the mapping at a path may have; none where it is free."""
     found: list[str] = []
     places = types_at(model, path)
     # a server may be written without its list
@@ -74,7 +75,7 @@ def keys_at(model: type[BaseModel], path: NodePath) -> list[str]:
 
 
 def types_at(model: type[BaseModel], path: NodePath) -> list[Any]:
-    """The types that the value at a path may have."""
+    """Return the types that the value at a path may have."""
     possible: list[Any] = [model]
     for step in path:
         possible = [inner for outer in possible for inner in _step(outer, step)]
@@ -98,7 +99,7 @@ def _step(outer: Any, step: str | int) -> list[Any]:
 
 
 def members(annotation: Any) -> list[Any]:
-    """The alternatives of a type, without Annotated, None and unions."""
+    """Return the alternatives of a type, without Annotated, None and unions."""
     if isinstance(annotation, TypeVar):
         return []
     container = get_origin(annotation)
@@ -109,7 +110,7 @@ def members(annotation: Any) -> list[Any]:
     return [] if annotation is type(None) else [annotation]
 
 
-# -------------------------------------------------------------------------------- base
+# ------------------------------------------------------------------------------------------------------ Sections
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -153,7 +154,7 @@ class FrozenDict(dict[K, V]):
 
 
 def freeze(value: Any) -> Any:
-    """The same value with tuples for lists and frozen mappings for mappings, all the way down."""
+    """Return the same value with tuples for lists and frozen mappings for mappings, all the way down."""
     if isinstance(value, Mapping):
         return FrozenDict({key: freeze(item) for key, item in value.items()})
     if isinstance(value, list | tuple):
@@ -162,7 +163,7 @@ def freeze(value: Any) -> Any:
 
 
 def thaw(value: Any) -> Any:
-    """The opposite of `freeze`: plain lists and dicts that the caller may change."""
+    """Return the opposite of `freeze`: plain lists and dicts that the caller may change."""
     if isinstance(value, Mapping):
         return {key: thaw(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -171,13 +172,13 @@ def thaw(value: Any) -> Any:
 
 
 def wrong(message: str, *path: str | int, at: str = "value") -> PydanticCustomError:
-    """An error for a validator to raise; `path` leads from the validated value to the part that is wrong."""
+    """Return an error for a validator to raise; `path` leads from the validated value to the part that is wrong."""
     # pydantic formats the message with the context, so its own braces have to come from the context too
     return PydanticCustomError("spec", "{message}", {"message": message, "path": list(path), "at": at})
 
 
 def is_template(value: object) -> bool:
-    """True for a string in which Jinja finds something to do."""
+    """Return True for a string in which Jinja finds something to do."""
     return isinstance(value, str) and TEMPLATE_MARK.search(value) is not None
 
 

@@ -31,7 +31,7 @@ class Function(NamedTuple):
     open: bool
 
     def arguments(self) -> tuple[Parameter, ...]:
-        """The parameters that a spec's `args` may give."""
+        """Return the parameters that a spec's `args` may give."""
         return tuple(parameter for parameter in self.parameters if parameter.name not in INJECTED)
 
 
@@ -50,7 +50,7 @@ def _tree(path: str, changed: float) -> ast.Module:
 
 
 def parse(path: Path) -> ast.Module:
-    """The syntax tree of a file.
+    """Return the syntax tree of a file.
 
     Raises:
         CodeError: there is no such file, or it is not Python.
@@ -85,7 +85,7 @@ def names_in(body: list[ast.stmt]) -> dict[str, ast.AST]:
 
 
 def _top_level(body: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements of a module, those under `if` and `try` included."""
+    """Return the statements of a module, those under `if` and `try` included."""
     found: list[ast.stmt] = []
     for node in body:
         found.append(node)
@@ -98,7 +98,7 @@ def _top_level(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def function(path: Path, name: str) -> Function | None:
-    """The signature of a function; None where the file has none of that name that can be read."""
+    """Return the signature of a function; None where the file has none of that name that can be read."""
     node = defined(path).get(name)
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
@@ -137,7 +137,7 @@ _ARGUMENT = re.compile(r"^(\s+)(\w+)(?:\s*\([^)]*\))?:\s+(.*)$")
 
 
 def _argument_help(docstring: str) -> dict[str, str]:
-    """The entries of an `Args:` section."""
+    """Return the entries of an `Args:` section."""
     helps: dict[str, str] = {}
     current, indent, inside = "", -1, False
     for line in docstring.split("\n"):

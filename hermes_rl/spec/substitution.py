@@ -24,7 +24,7 @@ _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
 
 def substitute(root: Node, environ: Mapping[str, str]) -> tuple[Node, list[Problem]]:
-    """The tree with variables in place, and what is wrong with their use."""
+    """Return the tree with variables in place, and what is wrong with their use."""
     problems: list[Problem] = []
 
     def change(path: NodePath, node: ScalarNode) -> ScalarNode:
@@ -73,7 +73,7 @@ def _value(name: str, default: str | None, environ: Mapping[str, str]) -> str:
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """The variables of a file with lines `NAME=value`; quotes around a value and `export` are left out.
+    """Return the variables of a file with lines `NAME=value`; quotes around a value and `export` are left out.
 
     Raises:
         UserError: the file cannot be read, or a line is none of these.

@@ -1,8 +1,10 @@
-"""Templates over a row: what is written in the spec becomes a value, once per row.
+"""Templates over a row: a text of the spec becomes a value, once for each row.
 
 A string that is exactly one `{{ expression }}` gives the expression's value with its type; any other template
 gives text. Lists and mappings are rendered through, keys are literal, nothing is rendered twice, and None
-never becomes text. The dataset, the prompt and everything else that is rendered per row goes through here."""
+never becomes text. The dataset, the prompt and everything else that depends on a row is rendered here. The Jinja
+environment is sandboxed, strict about what is missing, and offers a short list of functions.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.spec.section import RENDERED, Section, is_template
 from hermes_rl.spec.suggest import did_you_mean
 
-# The Jinja environment of templates: sandboxed, strict about what is missing, with a short list of functions
+# ----------------------------------------------------------------------- The Jinja environment and its functions
 # Owns what a template can call. How a template becomes a value is in `templates`.
 
 
@@ -53,7 +55,7 @@ class RowEnvironment(ImmutableSandboxedEnvironment):
 
 
 def fromjson(value: Any) -> Any:
-    """The value of a JSON text; a value that is none already stays as it is."""
+    """Return the value of a JSON text; a value that is none already stays as it is."""
     if not isinstance(value, str):
         return value
     try:
@@ -74,7 +76,7 @@ def _as_json(value: Any) -> Any:
 
 
 def regex_search(value: Any, pattern: str, group: int | str | None = None) -> str | None:
-    """The first match: the given group, else the first group, else the whole; None without a match."""
+    """Return the first match: the given group, else the first group, else the whole; None without a match."""
     match = re.search(pattern, str(value))
     if match is None:
         return None
@@ -90,7 +92,7 @@ def regex_findall(value: Any, pattern: str) -> list[Any]:
 
 
 def regex_replace(value: Any, pattern: str, replacement: str = "") -> str:
-    """The text with every match replaced."""
+    """Return the text with every match replaced."""
     return re.sub(pattern, replacement, str(value))
 
 
@@ -114,7 +116,7 @@ def _sha256(value: Any) -> str:
 
 
 def not_none(value: Any, columns: list[str], line: int) -> Any:
-    """Used around every expression inside text."""
+    """Return the value of an expression inside a text, which may not be None."""
     if value is None:
         raise NoneInTextError(tuple(columns), line)
     return value
@@ -142,7 +144,7 @@ _TEXT_FILTER = "_not_none"
 
 
 def make_environment() -> RowEnvironment:
-    """The environment that every template of a spec is compiled in."""
+    """Return the environment that every template of a spec is compiled in."""
     environment = RowEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     environment.filters.update(FILTERS)
     for name in _UNWANTED_FILTERS:
@@ -169,7 +171,7 @@ def _guarded(node: nodes.Expr) -> nodes.Expr:
 
 
 def columns_of(node: nodes.Node) -> list[str]:
-    """The names that an expression reads, and the columns that it reads through `row`."""
+    """Return the names that an expression reads, and the columns that it reads through `row`."""
     found = [name.name for name in _all(node, nodes.Name) if name.ctx == "load"]
     for item in _all(node, nodes.Getitem):
         if isinstance(item.node, nodes.Name) and item.node.name == ROW and isinstance(item.arg, nodes.Const):
@@ -185,7 +187,7 @@ def _all(node: nodes.Node, kind: type[Any]) -> list[Any]:
     return [*own, *node.find_all(kind)]
 
 
-# -------------------------- Templates compiled: the text of a template once parsed, ready for any number of rows
+# -------------------------------------------------------------------------------------------- Compiled templates
 # Owns telling a single expression, which keeps its type, from text. Errors are Jinja's own; `templates` words them.
 
 
@@ -224,7 +226,7 @@ def compiled(source: str) -> Compiled:
 
 
 def _single_expression(source: str) -> str | None:
-    """The expression of a string that is exactly one `{{ expression }}`."""
+    """Return the expression of a string that is exactly one `{{ expression }}`."""
     tokens = list(_environment().lex(source))
     if len(tokens) < 2 or tokens[0][1] != "variable_begin" or tokens[-1][1] != "variable_end":
         return None
@@ -245,7 +247,7 @@ def _columns(tree: nodes.Template, undeclared: frozenset[str]) -> dict[str, int]
 
 
 def _settled(value: Any) -> Any:
-    """The value of an expression: iterators run out, and nothing in it may be missing."""
+    """Return the value of an expression: iterators run out, and nothing in it may be missing."""
     if isinstance(value, Undefined):
         str(value)  # a strict undefined says what is missing when it is used
     if isinstance(value, Iterator) or type(value) in (range, zip, enumerate):
@@ -257,7 +259,7 @@ def _settled(value: Any) -> Any:
     return value
 
 
-# -------------------------------------------------------------------------------- templates
+# ----------------------------------------------------------------------------------------------------- Rendering
 
 S = TypeVar("S", bound=Section)
 
@@ -288,7 +290,7 @@ class TemplateError(UserError):
 
 
 def render(value: Any, row: Mapping[str, Any], *, where: str = "", key: str = "") -> Any:
-    """A value of the spec for a row: templates rendered, lists and mappings through and through.
+    """Return a value of the spec for a row: templates rendered, lists and mappings through and through.
 
     Args:
         value: what stands in the spec.
@@ -343,7 +345,7 @@ def _missing(error: UndefinedError, source: str, row: Mapping[str, Any], where: 
 
 
 def _line(error: BaseException, source: str) -> int | None:
-    """The line of a text in which rendering failed; Jinja keeps none for a single expression."""
+    """Return the line of a text in which rendering failed; Jinja keeps none for a single expression."""
     if compiled(source).typed is not None:
         return None
     frames = walk_tb(error.__traceback__)
@@ -365,7 +367,7 @@ def render_text(value: str, row: Mapping[str, Any], *, where: str = "", key: str
 
 
 def render_section(part: S, row: Mapping[str, Any], *, where: str = "", key: str = "") -> S:
-    """A section of the spec for a row, each value coerced to the type of its key.
+    """Return a section of the spec for a row, each value coerced to the type of its key.
 
     Raises:
         TemplateError: as `render`, or a value does not have the type that its key declares.
@@ -385,7 +387,7 @@ def _wrong_type(error: ValidationError, where: str, key: str) -> TemplateError:
 
 
 def coerce(value: Any, annotation: Any, *, where: str = "", key: str = "") -> Any:
-    """A rendered value as the type that its target declares: `"3"` as 3 for an int, 3 as `"3"` for text.
+    """Return a rendered value as the type that its target declares: `"3"` as 3 for an int, 3 as `"3"` for text.
 
     Raises:
         TemplateError: it cannot be read as that type.
@@ -407,7 +409,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 def evaluate(expression: str, row: Mapping[str, Any], *, where: str = "", key: str = "") -> Any:
-    """The value of an expression without braces, such as `dataset.filter`.
+    """Return the value of an expression without braces, such as `dataset.filter`.
 
     Raises:
         TemplateError: as `render`.
@@ -425,7 +427,7 @@ def has_template(value: Any) -> bool:
 
 
 def columns_used(value: Any) -> dict[str, int]:
-    """The columns that the templates of a value read, each with the line of its template that reads it first.
+    """Return the columns that the templates of a value read, each with the line of its template that reads it first.
 
     Raises:
         TemplateError: a template is broken.
@@ -455,7 +457,7 @@ def check_syntax(source: str, *, where: str = "") -> None:
 
 
 def literal(text: str) -> str:
-    """A template that gives exactly this text: how `!raw` is kept."""
+    """Return a template that gives exactly this text: how `!raw` is kept."""
     if not is_template(text):
         return text
     escaped = text.encode("unicode_escape").decode("ascii").replace('"', '\\"')

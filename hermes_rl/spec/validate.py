@@ -85,7 +85,7 @@ def validate(root: MappingNode, *, confined: bool = True) -> Validated:
 
 
 def parse_tree(tree: MappingNode) -> Spec | None:
-    """The spec of a tree whose types fit, whatever the rules say; None where they do not."""
+    """Return the spec of a tree whose types fit, whatever the rules say; None where they do not."""
     tree, spec, _ = _parse(tree)
     if spec is not None:
         spec._origin = Origin(tree)
@@ -93,7 +93,7 @@ def parse_tree(tree: MappingNode) -> Spec | None:
 
 
 def _parse(tree: MappingNode) -> tuple[MappingNode, Spec | None, list[ErrorDetails]]:
-    """A variable's value is read as the type of its field: text where text is wanted, even if it is 8."""
+    """Return a variable's value as the type of its field: text where text is wanted, even if it is 8."""
     try:
         return tree, Spec.model_validate(plain(tree)), []
     except ValidationError as error:
@@ -132,7 +132,7 @@ def _prune(node: Node, path: NodePath) -> Node:
 
 
 def _is_broken(tree: Node, path: NodePath) -> bool:
-    """True where the value was not even read, so that a problem is already known."""
+    """Return True where the value was not even read, so that a problem is already known."""
     node = find(tree, path)
     return isinstance(node, ScalarNode) and node.broken
 
@@ -198,7 +198,7 @@ def _not_a_choice(expected: str, node: Node) -> str:
 
 
 def describe(node: Node) -> str:
-    """A value in a few words."""
+    """Return a value in a few words."""
     if isinstance(node, MappingNode):
         return "a mapping"
     if not isinstance(node, ScalarNode):

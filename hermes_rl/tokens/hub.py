@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -39,6 +39,11 @@ class HubTokenizer:
         added = self._tokenizer.added_tokens_decoder.values()
         self.control = frozenset(token.content for token in added if token.special)
         self.markup = frozenset(token.content for token in added if not token.special)
+
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        found: dict[str, int] = self._tokenizer.get_vocab()
+        return found
 
     def encode(self, text: str) -> list[int]:
         if self._engine is not None:

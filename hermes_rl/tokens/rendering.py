@@ -1,7 +1,9 @@
-"""Messages → tokens and back: the protocol, its settings, and the prompt of the next turn.
+"""From messages to tokens: the protocol of a renderer, and the one that works with any chat template.
 
-Owns `Renderer` and how a prompt extends what was sampled. Leaves the implementations to `template_renderer` (any chat
-template) and `families` (hand-written ones of the `renderers` package), and the choice between them to `load`."""
+`Renderer` says how messages become a prompt and how a prompt extends what was sampled. `TemplateRenderer` finds out
+with small conversations what a template does. Renderers for families of models are in `hermes_rl.tokens.families`; the
+choice between the two is made in `hermes_rl.tokens.load`.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-# -------------------------------------------------------------------------------- rendering
+# -------------------------------------------------------------------------------------------------- The protocol
 
 AUTO = "auto"
 """The name that leaves the choice of the renderer to us."""
@@ -149,7 +151,7 @@ def _further(renderer: Renderer, branch: Branch, messages: Messages, tools: Tool
     return renderer.following(branch, named(new, [name for name, _ in branch.history.snapshots[-1].calls]), tools)
 
 
-# --------------------------------------------------- Small conversations that find out what a chat template does
+# ------------------------------------------------------------------------- Probes: what does a chat template do?
 # Owns the conversations and the questions about a whole template: does it show tools, and how does it end a turn. No
 # template writes their words itself, so that they can be found again in the rendered text.
 
@@ -241,7 +243,7 @@ def _first_control(text: str, tokenizer: Tokenizer) -> list[str]:
     return [min(places)[2]] if places else []
 
 
-# --------------------------------------------------- A renderer for any chat template, without knowing the model
+# ------------------------------------------------------------------------------ A renderer for any chat template
 # The template itself renders the first prompt. For each further one it renders a small conversation with an anchor in
 # its assistant turn, and the text from the end of that turn on goes behind the sampled tokens. A conversation of the
 # same shape shows, once for each kind of continuation, whether the template would leave the sampled tokens as they

@@ -1,7 +1,8 @@
-"""The tokenizer of a policy, with its chat template.
+"""The tokenizer of a policy with its chat template: the protocol, its errors, and the small tokenizer of the package.
 
-Owns the protocol and its errors. Leaves the two implementations to `hub` and `small_tokenizer`, the choice between them
-to `load`, and masks and sequences to `chat`."""
+Tokenizers of a hub or a folder are in `hermes_rl.tokens.hub`; the choice between them is made in
+`hermes_rl.tokens.load`. The small one does without `transformers`, so it is ready in milliseconds instead of seconds.
+"""
 
 from __future__ import annotations
 
@@ -54,16 +55,21 @@ class Tokenizer(Protocol):
         """Further tokens of one piece that a model may write itself, such as ``<tool_call>``."""
         ...
 
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        """The id of every token."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Ids of the text; control and markup strings in it become their ids. Nothing is added."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids, control tokens included."""
+        """Return the text of the ids, control tokens included."""
         ...
 
     def render(self, messages: Messages, tools: Tools | None, *, add_generation_prompt: bool) -> str:
-        """The chat template's text; raises `TemplateRefused`."""
+        """Return the chat template's text; raises `TemplateRefused`."""
         ...
 
 
@@ -72,7 +78,7 @@ def encodable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-# ----------------- The package's own tokenizer, without `transformers`: ready in milliseconds instead of seconds
+# ------------------------------------------------------------------------------------------- The small tokenizer
 # Owns the loading of `small/`, and the rendering of its template in the environment that transformers gives to
 # templates. `scripts/train_small_tokenizer.py` makes the files.
 
@@ -90,6 +96,10 @@ class SmallTokenizer:
     def __init__(self, engine: Engine, template: Template) -> None:
         self._engine = engine
         self._template = template
+
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        return self._engine.get_vocab(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
         # Only this call leaves out the place of each token in the text, which would take a quarter of the time.

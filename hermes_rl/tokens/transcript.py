@@ -1,11 +1,11 @@
 """The transcript of a rollout: its sampled steps, merged into sequences as they happen.
 
 A step extends the longest sequence that is an exact prefix of its prompt; otherwise it opens a new one. So every
-sampled token lies in exactly one span of one sequence, in the context that the model saw.
-
-Owns the merging, and which conversation a sequence holds. Servers, harnesses and templates rewrite a message without
-changing what it says (ids of calls, spaces in the JSON of arguments, None for an empty text, dropped reasoning); it
-stays the same message all the same. Leaves the tokens of messages to `rendering`."""
+sampled token lies in exactly one span of one sequence, in the context that the model saw. Servers, harnesses and
+templates rewrite a message without changing what it says (ids of calls, spaces in the JSON of arguments, None for an
+empty text, dropped reasoning); the transcript takes it for the same message. Renderers make the tokens of messages;
+`Guard` keeps text in them that looks like a control token from becoming one.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from hermes_rl.tokens.tokenizer import Messages, Tokenizer, Tools
 
-# Sequences: the tokens that a trainer gets of a rollout, which of them were sampled, and their log-probabilities
+# ------------------------------------ Sequences: tokens, which of them were sampled, and their log-probabilities
 # Owns the compact form in memory, 4 bytes per token and 8 more per sampled one, and the form in files: at most 16 bytes
 # per token, usually 4 to 10. Masks and full-length lists of log-probabilities are views, made when they are asked for.
 
@@ -139,6 +139,61 @@ def _runs(masks: Sequence[int]) -> Iterator[SampledSpan]:
             start, turn = None, turn + 1
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What a model says of given tokens: how probable each is after those before it, and which are most probable there.
+
+    Nothing is said of the first token, as nothing is before it. All arrays are flat.
+    """
+
+    own: array[float]
+    """The log-probability of each token but the first."""
+    top_k: int
+    top_ids: array[int]
+    """The `top_k` most probable tokens at the place of each token but the first, the most probable first."""
+    top_logprobs: array[float]
+
+    def __post_init__(self) -> None:
+        wanted = len(self.own) * self.top_k
+        if len(self.top_ids) != wanted or len(self.top_logprobs) != wanted:
+            raise ValueError(f"{len(self.own)} places with {self.top_k} tokens each do not make {len(self.top_ids)}")
+
+    @property
+    def reference(self) -> list[float]:
+        """One log-probability per token, `MASKED_LOGPROB` for the first."""
+        return [MASKED_LOGPROB, *self.own]
+
+    @property
+    def distill_ids(self) -> list[list[int]]:
+        """The most probable tokens at each place; none at the first."""
+        return self._rows(self.top_ids)
+
+    @property
+    def distill_logprobs(self) -> list[list[float]]:
+        """The log-probabilities of these."""
+        return self._rows(self.top_logprobs)
+
+    def _rows(self, flat: array[Number]) -> list[list[Number]]:
+        rows: list[list[Number]] = [[]]
+        for place in range(len(self.own)):
+            rows.append(flat[place * self.top_k : (place + 1) * self.top_k].tolist())
+        return rows
+
+    def packed(self) -> dict[str, Any]:
+        """Write it as JSON, as `packed` writes a sequence."""
+        arrays = {"own": _text(self.own), "ids": _text(self.top_ids), "logprobs": _text(self.top_logprobs)}
+        return {"top_k": self.top_k, **arrays}
+
+    @classmethod
+    def unpacked(cls, record: Mapping[str, Any]) -> Self:
+        """Read it from a record; raises ValueError where the record holds none."""
+        try:
+            own, values = _numbers(record["own"], numbers()), _numbers(record["logprobs"], numbers())
+            return cls(own, int(record["top_k"]), _numbers(record["ids"], ids()), values)
+        except (KeyError, TypeError, zlib.error) as error:
+            raise ValueError(f"these are no packed log-probabilities: {type(error).__name__}: {error}") from error
+
+
 def packed(sequence: TokenSequence) -> dict[str, Any]:
     """Write the sequence as JSON; `unpacked` gives it back to the last bit.
 
@@ -178,7 +233,7 @@ def _little(values: array[Number]) -> array[Number]:
     return values
 
 
-# ----------------------------------- Text that must stay text: strings in messages that look like control tokens
+# ---------------------------------------------------------------- Text that looks like control tokens stays text
 # Owns the neutralising of strings such as ``<|im_end|>`` in tool output, dataset text and model text, so that only the
 # template makes control tokens. The text itself stays the same: each such string gets a break character before
 # rendering, and the rendered text is encoded piecewise between the breaks. Leaves rendering to the renderers.
@@ -262,7 +317,7 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-# -------------------------------------------------------------------------------- transcript
+# ------------------------------------------------------------------------------------------------ The transcript
 
 Call = tuple[str, Any]
 How = Literal["first", "extended", "anew"]

@@ -1,9 +1,10 @@
-"""What is kept of a rollout's sandbox: taken when the agent has ended, laid into the sandboxes of fresh rewards.
+"""What is kept of a rollout's sandbox: taken when the agent has ended, and put into the fresh sandboxes of rewards.
 
-Owns taking (a file, a folder, or what a command prints), the digest, and laying. What a command has started is killed
-at its end, so that nothing of the agent runs while rewards look. Symlinks inside of a folder are left out: whatever
-they point at would be somebody else's file elsewhere. What cannot be taken is the agent's doing; it is an artifact
-with a `problem`, and rewards that need it see that."""
+This module takes a file, a folder, or what a command prints, computes the digest, and writes it elsewhere. The
+processes of a command are killed when it ends, so that nothing of the agent runs while rewards look. Symlinks inside of
+a folder are left out: what they point at would be somebody else's file elsewhere. What cannot be taken is the agent's
+doing: the artifact has a `problem`, which rewards that need it see.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.base import Sandbox
 
-# git for commands that look at a repository of an agent, without running what the agent has configured there
+# ------------------------------------------------------------ git that runs nothing of what the agent configured
 # A repository's configuration names programs: file system monitors, filters, hooks, differs. Here `git` is a shell
 # function that reads the repository's objects, references and index through a folder of its own with a configuration of
 # its own; only keys that say how the repository is stored and compared are taken over. Nothing of a home or system is
@@ -71,7 +72,7 @@ git() {{
 
 
 def with_clean_git(command: str) -> str:
-    """The command, with that function where it uses git at all.
+    """Return the command, with that function where it uses git at all.
 
     An image that lacks what making that folder takes has its own git with the settings alone.
     """
@@ -80,7 +81,7 @@ def with_clean_git(command: str) -> str:
     return PRELUDE.replace("FOLDER", f"/tmp/git-{secrets.token_hex(16)}") + command
 
 
-# -------------------------------------------------------------------------------- artifacts
+# -------------------------------------------------------------------------------------------- Taking and placing
 
 LIMIT = 64 << 20
 """Bytes that all artifacts of one rollout may have together."""

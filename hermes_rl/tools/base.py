@@ -1,7 +1,10 @@
-"""The interface of a tool, and of a group of tools with a name.
+"""Tools, the toolkit of a group, and the runtime of a rollout that they act on.
 
-Owns `Tool` and `Toolset`. Which toolsets there are is `hermes_rl.tools.catalogue`, how a model's calls are
-checked, run and answered is `hermes_rl.tools.execute`, what a tool acts on is `hermes_rl.tools.base`."""
+`Tool` and `Toolset` are the interface. A `Toolkit` has the tools that one group of rollouts may use, by name. A
+`ToolRuntime` holds what the tools of one rollout keep between calls (sandbox, working directory, background processes,
+to-do list), so that a tool itself has no state and two rollouts never meet. Which toolsets there are is in
+`hermes_rl.tools.catalogue`; how a model's calls are checked, run and answered is in `hermes_rl.tools.execute`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from hermes_rl.sandbox.base import STATE, BackgroundProcess, Sandbox, SandboxCon
 from hermes_rl.tools.artifacts import Laid, TakenArtifact
 from hermes_rl.tools.staging import Staging
 
-# --------------- What goes wrong with a call of the model: data for the record, told to the model, never a crash
+# ------------------------------------------------ Mistakes in a call: recorded, told to the model, never a crash
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class ToolInputError(Exception):
     """The arguments of a call are not what the tool takes; the message is meant for the model."""
 
 
-# --------------------------------------------------------------- What tools answer: JSON texts of a bounded size
+# ------------------------------------------------------------------------- Answers: JSON texts of a bounded size
 # Owns the form of answers and errors, and the limits. Nothing of the host (paths, tracebacks) may be in them.
 
 RESULT_LIMIT = 100_000
@@ -69,7 +72,7 @@ def as_json(value: Any) -> str:
 
 
 def error_json(message: str) -> str:
-    """The answer to a call that failed."""
+    """Return the answer to a call that failed."""
     return as_json({"error": message})
 
 
@@ -83,31 +86,31 @@ def capped(text: str, limit: int) -> str:
 
 
 def readable(output: bytes) -> str:
-    """A command's output for the model: text without terminal control sequences."""
+    """Return a command's output for the model: text without terminal control sequences."""
     return capped(_ANSI.sub("", output.decode("utf-8", "replace")).rstrip(), OUTPUT_LIMIT)
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line, without the folders of files on the host."""
+    """Return an exception in one line, without the folders of files on the host."""
     if isinstance(error, OSError) and error.strerror:
         return f"{type(error).__name__}: {error.strerror}"
     return _HOST_PATH.sub("", f"{type(error).__name__}: {error}".removesuffix(": "))
 
 
-# An event loop in a thread of its own, for machines that code written by hand uses from the main loop
+# -------------------------------------------------------------------------- An event loop in a thread of its own
 # An `evaluate` written by hand calls ``ctx.terminal(…)`` without await on the event loop's own thread. Were the sandbox
 # on that loop, the call would wait for itself for ever; on this one it holds up the caller and nobody else's sandbox.
 
 
 @functools.cache
 def own_loop() -> asyncio.AbstractEventLoop:
-    """The loop, started on first use; it ends with the process."""
+    """Return the loop, started on first use; it ends with the process."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="hermes-rl-machines", daemon=True).start()
     return loop
 
 
-# -------------------------------------- The background processes of one rollout, by the ids that its model knows
+# --------------------------------------------------------- Background processes, by the ids that the model knows
 
 
 @dataclass
@@ -145,14 +148,14 @@ class ProcessTable:
         return list(self._entries.values())
 
     def get(self, identity: str) -> ListedProcess:
-        """The process with this id; raises `ToolInputError` that names those there are."""
+        """Return the process with this id; raises `ToolInputError` that names those there are."""
         if identity not in self._entries:
             known = ", ".join(self._entries) or "none"
             raise ToolInputError(f"no process has the session_id {identity!r} (there are: {known})")
         return self._entries[identity]
 
 
-# ------------ What a rollout's terminal remembers between commands: the working directory and exported variables
+# -------------------------------------------------------------------- What a terminal remembers between commands
 # Owns the script around a command that takes up this state and reports it back. Every command gets a shell of
 # its own, so that commands can run side by side and one that hangs harms no other; the state is kept on the
 # host, where nothing in the sandbox can change it behind the model's back.
@@ -169,7 +172,7 @@ class ShellState:
     exports: str = ""
 
     def script(self, command: str, workdir: str | None, *, report: bool = True) -> str:
-        """The command, for `Sandbox.run_reporting` with `exports`; `workdir` is for this command alone.
+        """Return the command, for `Sandbox.run_reporting` with `exports`; `workdir` is for this command alone.
 
         Without `report` it is to be run with `variables`, and tells nothing of how it ended.
         """
@@ -178,7 +181,7 @@ class ShellState:
         return "; ".join(part for part in parts if part)
 
     def variables(self) -> dict[str, str]:
-        """What a script without report needs in its environment."""
+        """Return what a script without report needs in its environment."""
         return {STATE: self.exports}
 
     def learn(self, report: bytes, *, keep_cwd: bool) -> None:
@@ -200,7 +203,7 @@ class ShellState:
         return f"cd -- {shlex.quote(self.cwd)} 2>/dev/null || true"
 
 
-# -------------------------------------------------------------------------------- base
+# --------------------------------------------------------------------------------------- The interface of a tool
 
 __all__ = ["CALL_TIMEOUT", "Tool", "ToolInputError", "Toolset", "function_schema"]
 
@@ -256,14 +259,14 @@ class Toolset:
 
 
 def function_schema(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """A tool's schema in the form of OpenAI's chat API."""
+    """Return a tool's schema in the form of OpenAI's chat API."""
     return {
         "type": "function",
         "function": {"name": name, "description": description, "parameters": parameters},
     }
 
 
-# --------------------------------------------------------- The tools that one group of rollouts may use, by name
+# ---------------------------------------------------------------------------------------- The toolkit of a group
 # Owns `Toolkit`: names without collisions, and the list of schemas that servers are given. The list carries
 # its tools along, so that code which only passes schemas on (as hand-written environments do) loses nothing.
 
@@ -301,14 +304,14 @@ class Toolkit:
         return self._by_name.get(name)
 
     def only(self, names: Collection[str] | None) -> Toolkit:
-        """The tools among these with one of `names`; None keeps all."""
+        """Return the tools among these with one of `names`; None keeps all."""
         if names is None or self.names <= set(names):
             return self
         kept = [pair for pair in zip(self.tools, self.schemas, strict=True) if pair[0].name in names]
         return Toolkit((tool for tool, _ in kept), (schema for _, schema in kept))
 
 
-# ------------------------- Everything that one rollout's tools act on, and the registry that finds it by task id
+# -------------------------------------------------------------------------------------- The runtime of a rollout
 # Owns the life of a rollout's sandbox: it is started when something first uses it, once, and released by
 # `close`. What the tools keep between calls (to-do list, background processes, working directory of the
 # shell) lives here, so that a tool itself has no state and two rollouts never meet.
@@ -404,7 +407,7 @@ class ToolRuntime:
         return self._sandbox is not None and self._sandbox.killed_by_agent
 
     async def sandbox(self) -> Sandbox:
-        """The rollout's sandbox, started on first use; raises `SandboxFailure` when that fails."""
+        """Return the rollout's sandbox, started on first use; raises `SandboxFailure` when that fails."""
         async with self._starting:
             if self._closed:
                 raise self._released()
@@ -419,7 +422,7 @@ class ToolRuntime:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
 
     async def settle(self) -> None:
-        """The agent has ended: kill its processes, unless the spec keeps them. Rewards look after this."""
+        """Kill the agent's processes once it has ended, unless the spec keeps them. Rewards look after this."""
         if self._sandbox is None or not self._sandbox.alive:
             return
         try:
@@ -476,7 +479,7 @@ class ToolRuntime:
 
 
 def find_runtime(task_id: str) -> ToolRuntime | None:
-    """The live runtime of a task."""
+    """Return the live runtime of a task."""
     return _live.get(task_id)
 
 
@@ -488,7 +491,7 @@ def own_runtimes() -> list[ToolRuntime]:
 def runtime_for(
     task_id: str | None, toolkit: Toolkit | None = None, sandbox: SandboxConfig | None = None
 ) -> ToolRuntime:
-    """The live runtime of a task; a new one with this sandbox (None: the default one) where there is none yet.
+    """Return the live runtime of a task; a new one with this sandbox (None: the default one) where there is none yet.
 
     A runtime made here lives on `own_loop`, so that a `ToolContext` may be used on any thread. It is released by
     `ToolContext(task_id).cleanup()`.

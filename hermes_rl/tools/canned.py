@@ -38,7 +38,7 @@ class Canned(Tool):
 
 
 def canned_tools(toolset: str, answers: Mapping[str, str]) -> tuple[Tool, ...]:
-    """The stand-ins; raises `UserError` where the spec wrote none down."""
+    """Return the stand-ins; raises `UserError` where the spec wrote none down."""
     if not answers:
         raise UserError(
             f"toolset {toolset} reaches outside, which --demo does not: give its tools answers in toolsets.canned, "

@@ -1,8 +1,9 @@
 """Which toolsets there are, and which tools a list of their names stands for.
 
-Owns the names. Each module of `hermes_rl.tools.toolsets` declares one toolset as ``TOOLSET``, so a new one
-is a new file. The toolsets of hermes-agent that act on the outside world are known by name too, so that a spec
-which names one is valid; see `hermes_rl.tools.hermes_toolsets`."""
+Owns the names. Each module of `hermes_rl.tools.toolsets` declares the toolset of its own name as ``TOOLSET``, so a new
+one is a new file; it is imported when its toolset is asked for. A package publishes a toolset of its own as an entry
+point of the group `hermes_rl.toolsets`: a `Toolset`. The toolsets of hermes-agent that act on the outside world are
+known by name too, so that a spec which names one is valid; see `hermes_rl.tools.hermes_toolsets`."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ import os
 import pkgutil
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib.metadata import EntryPoint
 from typing import Any, Protocol
 
 from hermes_rl.errors import UserError
-from hermes_rl.plugins import did_you_mean
+from hermes_rl.plugins import did_you_mean, load_published, published
+from hermes_rl.tools import toolsets as package
 from hermes_rl.tools.base import Schemas, Tool, Toolkit, Toolset
 from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
 
@@ -25,6 +28,9 @@ from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
 # name of a toolset stands for is `catalogue`.
 
 logger = logging.getLogger(__name__)
+
+TOOLSETS = "hermes_rl.toolsets"
+"""Entry points of packages that bring a toolset."""
 
 DISTRIBUTIONS: dict[str, dict[str, float]] = {
     "default": {"web": 1, "vision": 1, "image_gen": 1, "terminal": 1, "file": 1, "browser": 1},
@@ -94,32 +100,51 @@ def draw(chances: Mapping[str, float], seed: int | str) -> tuple[str, ...]:
 
 
 class Supplier(Protocol):
-    """Who has the toolsets that are not ours."""
+    """Who has the toolsets of hermes-agent."""
 
     def tools(self, source: str) -> tuple[Tool, ...]:
         """The tools of one; raises `UserError` where it cannot be had."""
 
 
 @functools.cache
-def toolsets() -> dict[str, Toolset]:
-    """Our own toolsets, by name."""
-    from hermes_rl.tools import toolsets as package
-
-    found: dict[str, Toolset] = {}
+def own_names() -> tuple[str, ...]:
+    """List the names of the toolsets that come along; nothing is imported for them."""
     names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
-    for module in (name for name in names if not name.startswith("_")):
-        toolset: Toolset = importlib.import_module(f"{package.__name__}.{module}").TOOLSET
-        found[toolset.name] = toolset
-    return found
+    return tuple(name for name in names if not name.startswith("_"))
+
+
+@functools.cache
+def _own(name: str) -> Toolset:
+    toolset: Toolset = importlib.import_module(f"{package.__name__}.{name}").TOOLSET
+    return toolset
+
+
+def _published() -> dict[str, EntryPoint]:
+    return published(TOOLSETS, "toolset", (*own_names(), *NAMES))
+
+
+def _loaded(point: EntryPoint) -> Toolset:
+    toolset = load_published(point, "toolset")
+    if not isinstance(toolset, Toolset):
+        raise UserError(
+            f"the toolset {point.name!r} ({point.value}) is no hermes_rl.tools.base.Toolset, but "
+            f"{type(toolset).__name__}"
+        )
+    return toolset
+
+
+def toolsets() -> dict[str, Toolset]:
+    """Load all toolsets that need no hermes-agent, by name: ours, and those of other packages."""
+    return {name: _own(name) for name in own_names()} | {name: _loaded(one) for name, one in _published().items()}
 
 
 def known_toolsets() -> tuple[str, ...]:
     """Every name that a spec may use, also those that lack something here."""
-    return tuple(sorted({*toolsets(), *NAMES}))
+    return tuple(sorted({*own_names(), *_published(), *NAMES}))
 
 
 def describe_toolsets() -> dict[str, str]:
-    """What each of our own toolsets is for, by name."""
+    """What each toolset of `toolsets` is for, by name."""
     return {name: toolset.description for name, toolset in toolsets().items()}
 
 
@@ -149,18 +174,18 @@ def toolkit_of(schemas: Sequence[dict[str, Any]], names: Collection[str] | None 
 def check_toolsets(names: Sequence[str]) -> None:
     """Raise `UserError` for a name that no toolset has."""
     for name in names:
-        if name not in known_toolsets():
-            choices = ", ".join(known_toolsets())
-            hint = did_you_mean(name, known_toolsets())
-            raise UserError(f"no toolset is named {name!r}{hint} (there are {choices})")
+        # Other packages are looked through only for a name that is not known without them.
+        if name not in own_names() and name not in NAMES and name not in (known := known_toolsets()):
+            choices = ", ".join(known)
+            raise UserError(f"no toolset is named {name!r}{did_you_mean(name, known)} (there are {choices})")
 
 
 def resolve_toolsets(
     enabled: Iterable[str] | None, disabled: Sequence[str] = (), others: Supplier | None = None
 ) -> tuple[Tool, ...]:
-    """The tools of the toolsets `enabled` without those `disabled`, each once; None enables all of ours.
+    """The tools of the toolsets `enabled` without those `disabled`, each once; None enables all of `toolsets`.
 
-    Those that are not ours come from `others` (default: hermes-agent with this process's environment, where
+    Those of hermes-agent come from `others` (default: hermes-agent with this process's environment, where
     finding out what one offers takes a second). Raises `UserError` for one that cannot work here.
     """
     if enabled is None:
@@ -174,7 +199,11 @@ def resolve_toolsets(
 
 
 def _tools_of(name: str, others: Supplier | None) -> tuple[Tool, ...]:
-    return toolsets()[name].tools if name in toolsets() else (others or _hermes_of_process()).tools(name)
+    if name in own_names():
+        return _own(name).tools
+    if name in NAMES:
+        return (others or _hermes_of_process()).tools(name)
+    return _loaded(_published()[name]).tools
 
 
 @functools.cache

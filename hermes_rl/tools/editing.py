@@ -12,36 +12,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal
 
-from hermes_rl.sandbox.base import Conversation
-
-# ---------------------------------------------- Messages of one line each, from a process that the host talks to
-
-
-class LineTooLongError(Exception):
-    """A line has more bytes than it may."""
-
-
-async def lines_of(conversation: Conversation, limit: int) -> AsyncIterator[bytes]:
-    """The lines that come, without their ends, until the process closes its output.
-
-    Raises `LineTooLongError` for one of more than `limit` bytes, which are never held in memory twice over.
-    """
-    rest = bytearray()
-    while data := await conversation.read():
-        rest += data
-        *lines, rest = rest.split(b"\n") if b"\n" in data else [rest]
-        if max(len(rest), *map(len, lines), 0) > limit:
-            raise LineTooLongError(f"a line of more than {limit} bytes")
-        for line in lines:
-            yield bytes(line)
-
-
-# -------------------------------------------------------------------------------- editing
+# ------------------------------------------------------------------------------- Finding and replacing a passage
 
 LENIENT_CHARACTERS, LENIENT_LINES = 2 << 20, 100_000
 """Size of the largest text in which a passage is looked for that was not copied to the letter."""
@@ -87,7 +63,7 @@ def replace(text: str, old: str, new: str, *, everywhere: bool = False) -> str:
 
 
 def only_crlf(text: str) -> bool:
-    """True where every line of a text ends as on Windows, so that it can be edited as if none did."""
+    """Return True where every line of a text ends as on Windows, so that it can be edited as if none did."""
     return 0 < text.count("\r\n") == text.count("\n")
 
 
@@ -142,7 +118,7 @@ def _by_lines(lines: list[str], old: str, new: str, normal: Callable[[str], str]
 
 
 def _reindented(new: str, old: str, found: str) -> str:
-    """`new` moved as far as the first line found is from the first line of `old`."""
+    """Return `new` moved as far as the first line found is from the first line of `old`."""
     have, want = _indent(old.split("\n", 1)[0]), _indent(found)
     if have == want:
         return new
@@ -159,7 +135,7 @@ def _folded(line: str) -> str:
 
 
 def _nearest(text: str, old: str) -> str:
-    """A hint where the first line of `old` is in the text by itself."""
+    """Return a hint where the first line of `old` is in the text by itself."""
     first = next((line.strip() for line in old.split("\n") if line.strip()), "")
     at = text.find(first) if first else -1
     if at != -1:
@@ -167,7 +143,7 @@ def _nearest(text: str, old: str) -> str:
     return "; read the file again and copy the passage as it is"
 
 
-# ------------------------------------- Patches of several files at once in the V4A form that coding models write
+# ----------------------------------------------- Patches of several files: the V4A form that coding models write
 # Owns reading the form and applying hunks to the text of a file. Reading and writing the files is the tool's.
 #
 # ::
@@ -223,7 +199,7 @@ class Change:
 
 
 def parse(patch: str) -> list[Change]:
-    """The changes in the order of the patch; raises `PatchFormError`."""
+    """Return the changes in the order of the patch; raises `PatchFormError`."""
     changes: list[Change] = []
     for line in _body(patch):
         header = _HEADER.match(line)
@@ -259,7 +235,7 @@ def update(text: str, hunks: list[Hunk]) -> str:
 
 
 def added(change: Change) -> str:
-    """The content of a new file."""
+    """Return the content of a new file."""
     lines = [line for hunk in change.hunks for line in hunk.after]
     return "\n".join(lines) + "\n" if lines else ""
 
@@ -286,7 +262,7 @@ def _change(kind: str, path: str) -> Change:
 
 
 def _take(change: Change, line: str) -> None:
-    """A line below a header."""
+    """Add a line below a header to the change."""
     moved = _MOVE_TO.match(line)
     if moved and change.kind == "update":
         change.target = moved.group(1)
@@ -302,7 +278,7 @@ def _take(change: Change, line: str) -> None:
 
 
 def _apply(text: str, hunk: Hunk, position: int, *, lenient: bool) -> tuple[str, int]:
-    """The text after one hunk, and the offset from which the next is looked for."""
+    """Return the text after one hunk, and the offset from which the next is looked for."""
     start = _after_hint(text, hunk.hint, position)
     if not hunk.before:
         return _insert(text, hunk, start if hunk.hint else len(text))
@@ -329,7 +305,7 @@ def _whole_lines(text: str, hunk: Hunk, start: int) -> Span | None:
 
 
 def _after_hint(text: str, hint: str, position: int) -> int:
-    """The offset of the line after the one that the hint names; where it is not there, `position`."""
+    """Return the offset of the line after the one that the hint names; where it is not there, `position`."""
     at = text.find(hint, position) if hint else -1
     if at == -1:
         return position

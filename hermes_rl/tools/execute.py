@@ -1,9 +1,9 @@
 """Running the tool calls of one turn: checked, together where the tools allow it, answered in order.
 
-Owns what happens between a model's call and the answer that it reads. Each call is made exactly once.
-Whatever the model wrote and whatever a tool does, the answer is a text; what went wrong is recorded as a
-`ToolError`. Only what is neither the model's nor the tool's doing goes on up: a `Failure`, a mistake in
-the user's setup, cancellation."""
+This module owns what happens between a model's call and the answer that it reads. Each call is made exactly once.
+Whatever the model wrote and whatever a tool does, the answer is a text, and a `ToolError` records what went wrong. Only
+what is neither the model's nor the tool's doing leaves it: a `Failure`, a mistake in the user's setup, cancellation.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from hermes_rl.tools.base import (
     error_json,
 )
 
-# ------------ From what a model wrote as arguments to what a tool takes, or to a message that says what is wrong
+# ----------------------------------------------------------- Arguments: reading, checking, and a few conversions
 # Owns reading the JSON, checking it against the tool's JSON Schema, and the few conversions that spare a
 # model a wasted turn:
 #
@@ -67,7 +67,7 @@ MOST_REFERENCES = 32
 
 
 def read_arguments(raw: object) -> dict[str, Any]:
-    """The JSON object that the model wrote; raises `ToolInputError` for anything else."""
+    """Return the JSON object that the model wrote; raises `ToolInputError` for anything else."""
     if isinstance(raw, str):
         try:
             raw = json.loads(raw)
@@ -79,7 +79,7 @@ def read_arguments(raw: object) -> dict[str, Any]:
 
 
 def check_arguments(arguments: dict[str, Any], schema: Schema) -> dict[str, Any]:
-    """The arguments converted to `schema`; raises `ToolInputError` with everything that is wrong."""
+    """Return the arguments converted to `schema`; raises `ToolInputError` with everything that is wrong."""
     problems: list[str] = []
     try:
         checked = _Check(schema, problems).object(arguments, schema, "")
@@ -160,7 +160,7 @@ class _Check:
                 self.problems.append(f"missing parameter {place!r}")
 
     def _any(self, value: Any, branches: Sequence[Schema], where: str) -> Any:
-        """The first branch that takes the value as it is, else the first that takes it converted."""
+        """Return the first branch that takes the value as it is, else the first that takes it converted."""
         tried: list[tuple[Any, list[str]]] = []
         for branch in branches:
             problems: list[str] = []
@@ -215,7 +215,7 @@ class _Check:
         raise RecursionError
 
     def _folded(self, schema: Schema) -> Schema:
-        """The parts of an allOf as one schema; what two of them say of the same stays a part."""
+        """Return the parts of an allOf as one schema; what two of them say of the same stays a part."""
         folded = {key: value for key, value in schema.items() if key != "allOf"}
         also: list[Schema] = []
         for part in map(self._resolved, schema["allOf"]):
@@ -285,7 +285,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:80] + "…"
 
 
-# -------------------------------------------------------------------------------- execute
+# ------------------------------------------------------------------------------------------------- Running calls
 
 CANCEL_SECONDS = 10.0
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
@@ -352,7 +352,7 @@ async def _execute(
 
 
 def _read(call: Mapping[str, Any], toolkit: Toolkit, turn: int, position: int) -> _Call:
-    """A call with what the model may have left out or written wrongly made good."""
+    """Return a call with what the model may have left out or written wrongly made good."""
     function = call.get("function")
     function = function if isinstance(function, Mapping) else {}
     name = function.get("name")

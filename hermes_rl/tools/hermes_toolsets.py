@@ -115,7 +115,7 @@ class HermesToolsets:
         self._starting = asyncio.Lock()
 
     def tools(self, source: str) -> tuple[Tool, ...]:
-        """The tools of one toolset. Takes a second the first time: call it off the event loop.
+        """Return the tools of one toolset. Takes a second the first time: call it off the event loop.
 
         Raises:
             UserError: it cannot work here, with the variable or extra that it lacks.
@@ -142,14 +142,14 @@ class HermesToolsets:
         return f"toolset {toolset} cannot work here: {_remedy(toolset, found['missing'])}"
 
     def session(self, runtime: ToolRuntime) -> HermesSession:
-        """The rollout's own connection."""
+        """Return the rollout's own connection."""
         held = runtime.held.get("hermes-agent")
         if not isinstance(held, HermesSession):
             held = runtime.held["hermes-agent"] = HermesSession(self)
         return held
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to a process of its own, for one rollout; `ToolServerFailure` where there is none to be had."""
+        """Return a connection to a process of one rollout's own; raises `ToolServerFailure` where none can be had."""
         async with self._starting:
             if self._process is None or self._process.poll() is not None:
                 self._process = await self._start()
@@ -216,7 +216,7 @@ class HermesSession:
         self._reading: asyncio.Task[None] | None = None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """What the tool answers; `ToolServerFailure` where its process is lost."""
+        """Return what the tool answers; `ToolServerFailure` where its process is lost."""
         async with self._connecting:
             if self._reading is not None and self._reading.done():
                 raise ToolServerFailure("hermes-agent's process has ended between two calls")
@@ -260,7 +260,7 @@ def _remedy(toolset: str, missing: Mapping[str, Sequence[str]]) -> str:
 
 
 def _error_in(answer: str) -> str | None:
-    """The message of an answer that is an error; None for any other."""
+    """Return the message of an answer that is an error; None for any other."""
     try:
         said = json.loads(answer)
     except ValueError:

@@ -118,7 +118,7 @@ _out: IO[str] | None = None
 
 
 def main(arguments: list[str]) -> None:
-    """What the module's docstring says; hermes-agent's own printing goes to standard error."""
+    """Answer requests until standard input ends; hermes-agent's own printing goes to standard error."""
     global _out
     _out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

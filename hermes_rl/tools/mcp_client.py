@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.base import Conversation
-from hermes_rl.tools.editing import LineTooLongError, lines_of
+from hermes_rl.tools.lines import LineTooLongError, lines_of
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -68,12 +68,12 @@ def require_mcp() -> None:
 
 
 def over_process(conversation: Conversation) -> Transport:
-    """The transport to a server whose standard input and output are `conversation`, which it closes."""
+    """Return the transport to a server whose standard input and output are `conversation`, which it closes."""
     return _over_process(conversation)
 
 
 def over_http(url: str, headers: Mapping[str, str]) -> Transport:
-    """The transport to a server at a streamable HTTP endpoint."""
+    """Return the transport to a server at a streamable HTTP endpoint."""
     return _over_http(url, headers)
 
 
@@ -110,7 +110,7 @@ class McpSession:
         return self._client is not None
 
     async def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> tuple[str, bool]:
-        """The answer as text, and whether the tool calls it an error.
+        """Return the answer as text, and whether the tool calls it an error.
 
         Raises `McpTimeoutError`, and `McpLostError` when the server is gone.
         """
@@ -184,7 +184,7 @@ class McpSession:
 
 
 def _text(result: CallToolResult) -> str:
-    """What the model reads: texts as they are, a word for what is no text; structured content alone as JSON."""
+    """Return what the model reads: texts as they are, a word for what is no text; structured content alone as JSON."""
     parts = [_block(block.model_dump(by_alias=True, exclude_none=True)) for block in result.content]
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)

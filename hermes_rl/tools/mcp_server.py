@@ -81,15 +81,15 @@ class McpServer(ABC):
         """Start what is needed to talk to it; `OSError` where that cannot start."""
 
     def blames_agent(self) -> bool:
-        """It worked once and cannot be started again: was that the agent's doing?"""
+        """Return whether the agent is to blame for a server that worked once and cannot be started again."""
         return False
 
     async def tools(self) -> tuple[Listed, ...]:
-        """What it lists; raises `ToolServerFailure` where it cannot be started."""
+        """Return what it lists; raises `ToolServerFailure` where it cannot be started."""
         return (await self._open()).tools
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The answer to one call; `ToolInputError` with what to tell the model, `ToolServerFailure` for our part."""
+        """Return the answer; raises `ToolInputError` for the model's mistakes, `ToolServerFailure` for ours."""
         session = await self._open()
         try:
             text, is_error = await session.call(name, arguments, self.settings.timeout)

@@ -141,7 +141,7 @@ def _check_schema(schema: Mapping[str, Any], where: str) -> None:
 
 
 def _without_patterns(schema: Any) -> Any:
-    """The schema without regular expressions: they come from elsewhere, and one can take for ever to match."""
+    """Return the schema without regular expressions: they come from elsewhere, and one can take for ever to match."""
     if isinstance(schema, Mapping):
         return {
             key: _without_patterns(value)

@@ -1,7 +1,8 @@
-"""Tools that are Python functions of the user: ``tools: [{python: file.py:fn}]``.
+"""Tools that are Python code of the user: functions (`tools: [{python: file.py:fn}]`) and methods of the state object.
 
-Owns the wrapping. They run on the host, in this process: sync functions in a thread, async ones on the
-event loop. What they raise is an error that the model is told."""
+They run on the host, in this process: sync functions in a thread, async ones on the event loop. The model is told what
+they raise as an error. The signature and the docstring become the schema of the tool.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from hermes_rl.plugins import did_you_mean, load_object
 from hermes_rl.threads import in_thread
 from hermes_rl.tools.base import Tool, ToolInputError, ToolRuntime, as_json
 
-# From the signature and docstring of a Python function to the schema of a tool, and from arguments to values
+# ---------------------------------------------------- From a signature to a schema, and from arguments to values
 # Owns `Signature`. Types are pydantic's business: whatever pydantic can describe may be annotated, so str,
 # int, float, bool, list, dict, Optional, Literal, Enum, dataclasses and pydantic models.
 
@@ -60,7 +61,7 @@ class Signature:
         return cls(_summary(text), _tidy(schema), adapter)
 
     def values(self, args: dict[str, Any]) -> dict[str, Any]:
-        """The arguments as the annotated types; raises `ToolInputError`."""
+        """Return the arguments as the annotated types; raises `ToolInputError`."""
         try:
             values: dict[str, Any] = self.adapter.validate_python(args)
         except ValidationError as error:
@@ -105,7 +106,7 @@ def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _summary(text: str) -> str:
-    """The docstring up to the section that describes the arguments."""
+    """Return the docstring up to the section that describes the arguments."""
     lines = text.split("\n")
     for number, line in enumerate(lines):
         if _SECTION.match(line) or line.strip().startswith(":param"):
@@ -114,7 +115,7 @@ def _summary(text: str) -> str:
 
 
 def _argument_texts(text: str) -> dict[str, str]:
-    """What a docstring in Google's or Sphinx' style says about each parameter."""
+    """Return what a docstring in Google's or Sphinx' style says about each parameter."""
     found: dict[str, str] = {}
     inside, last = False, ""
     for line in text.split("\n"):
@@ -130,7 +131,7 @@ def _argument_texts(text: str) -> dict[str, str]:
     return found
 
 
-# -------------------------------------------------------------------------------- python_tools
+# ----------------------------------------------------------------------------------------------------- Functions
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What OpenAI's API takes as the name of a tool."""
@@ -159,7 +160,7 @@ class PythonTool(Tool):
 
 
 def python_tool(function: Callable[..., Any] | str, name: str | None = None, base: Path | None = None) -> Tool:
-    """The tool of a function, or of a reference to one (relative files are below `base`)."""
+    """Return the tool of a function, or of a reference to one (relative files are below `base`)."""
     found = load_object(function, base) if isinstance(function, str) else function
     if not callable(found) or inspect.isclass(found):
         raise UserError(f"{function!r} is no function, so it cannot be a tool")
@@ -167,7 +168,7 @@ def python_tool(function: Callable[..., Any] | str, name: str | None = None, bas
 
 
 async def call_function(function: Callable[..., Any], values: dict[str, Any]) -> Any:
-    """The result of a function that may be sync or async, off the event loop where it could block."""
+    """Return the result of a function that may be sync or async, off the event loop where it could block."""
     if inspect.iscoroutinefunction(function):
         return await function(**values)
     result = await in_thread(functools.partial(function, **values))
@@ -175,11 +176,11 @@ async def call_function(function: Callable[..., Any], values: dict[str, Any]) ->
 
 
 def answer_of(result: Any) -> str:
-    """What the model reads for a value that a function returned."""
+    """Return what the model reads for a value that a function returned."""
     return result if isinstance(result, str) else as_json(to_jsonable_python(result, fallback=str))
 
 
-# ------------------------------ Tools that are methods of the rollout's state object: ``tools: [{state: NAME}]``
+# ------------------------------------------------------- Methods of the state object: ``tools: [{state: NAME}]``
 # Owns finding the methods and calling them on the state of the rollout at hand. NAME is an attribute of the
 # state; its public methods are the tools. It may also be a method of the state itself, which is then the one
 # tool, or a list of names of such methods, so that one class offers some to the agent and others to a
@@ -210,7 +211,7 @@ class StateTool(Tool):
 
 
 def state_tools(state: object, name: str | None = None) -> tuple[Tool, ...]:
-    """The tools of a state object; the same names and schemas for every state of its class."""
+    """Return the tools of a state object; the same names and schemas for every state of its class."""
     owner = state if name is None else _attribute(state, name)
     if isinstance(owner, list | tuple):
         return tuple(StateTool(None, _method(state, str(each)), str(each)) for each in owner)

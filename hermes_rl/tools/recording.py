@@ -39,7 +39,7 @@ class Recorder:
             raise UserError(f"toolsets.record: {folder} cannot be used: {error.strerror}") from error
 
     def wrap(self, tool: Tool, source: str) -> Tool:
-        """The tool of a toolset or server, with its answers kept."""
+        """Return the tool of a toolset or server, with its answers kept."""
         if (source, tool.name) not in self._known:
             self._known.add((source, tool.name))
             self._append(TOOLS, {"source": source, **tool.schema})
@@ -75,14 +75,14 @@ class Replay:
             raise UserError(f"toolsets.replay: {folder} holds no recording: {error}") from error
 
     def tools(self, source: str) -> tuple[Tool, ...]:
-        """The tools of a toolset or server, as they were recorded; raises `UserError` where it was not."""
+        """Return the tools of a toolset or server, as they were recorded; raises `UserError` where it was not."""
         if source not in self._tools:
             recorded = ", ".join(self._tools) or "nothing"
             raise UserError(f"toolsets.replay: {self.folder} has {recorded}, not {source}; record it first")
         return tuple(self._tools[source].values())
 
     def answer(self, tool: str, arguments: Mapping[str, Any], runtime: ToolRuntime) -> str:
-        """What was answered. Raises `ToolServerFailure` where nothing was: a score without it would mean nothing."""
+        """Return the recorded answer; raises `ToolServerFailure` where there is none: a score would mean nothing."""
         key = _key(tool, arguments)
         if key not in self._answers:
             raise ToolServerFailure(f"{self.folder} has no answer to {key}; record it with toolsets.record")

@@ -131,7 +131,7 @@ class Query:
 
 
 async def search(sandbox: Sandbox, query: Query, *, cwd: str | None, timeout: float) -> dict[str, Any]:
-    """What the search found, or ``{"error": …}``."""
+    """Return what the search found, or ``{"error": …}``."""
     done = await sandbox.run(
         ["python3", "-I", "-S", "-", json.dumps(asdict(query))],
         stdin=_PROGRAM.encode(),

@@ -138,6 +138,6 @@ async def _there(sandbox: Sandbox, path: str) -> FileInfo | None:
 
 
 def _owned(sandbox: Sandbox, path: str) -> bool:
-    """True in the agent's home or working directory, and wherever else no system has folders of its own."""
+    """Return True in the agent's home or working directory, and wherever else no system has folders of its own."""
     inside = any(f"{path}/".startswith(f"{top.rstrip('/')}/") for top in (sandbox.home, sandbox.workdir))
     return inside or path.split("/")[1] not in SYSTEM

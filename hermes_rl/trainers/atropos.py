@@ -93,7 +93,7 @@ class AtroposTrainer:
         )
 
     async def _registered(self, registration: Registration) -> dict[str, Any]:
-        """The API's answer, once a trainer has registered with it too."""
+        """Return the API's answer, once a trainer has registered with it too."""
         body = {
             "max_token_length": registration.max_token_length,
             "desired_name": registration.name,
@@ -160,7 +160,7 @@ class AtroposTrainer:
         )
 
     def _wanted(self, status: dict[str, Any], queue: int, queued: int) -> int:
-        """Groups that the queue still takes."""
+        """Return how many groups the queue still takes."""
         if self.batch_size <= 0:
             return 0  # nobody has said how large a batch is
         if self.batches_ahead <= 0:
@@ -191,7 +191,7 @@ class AtroposTrainer:
     # ------------------------------------------------------------------ requests
 
     async def _status(self, env_id: int | None) -> dict[str, Any] | None:
-        """What the API says of an environment; None where it does not know it."""
+        """Return what the API says of an environment; None where it does not know it."""
         try:
             return await self._request("GET", "status-env", attempts=3, json={"env_id": env_id})
         except GroupRefused:
@@ -203,7 +203,7 @@ class AtroposTrainer:
         return await self._request("GET", path, attempts=3)
 
     async def _request(self, method: str, path: str, *, attempts: int = 1, **more: Any) -> dict[str, Any]:
-        """The answer to a request; tried again where the API failed or could not be reached.
+        """Return the answer to a request; tried again where the API failed or could not be reached.
 
         A POST that got no answer is not tried again, since the API may have taken what it held.
         """

@@ -41,7 +41,7 @@ class Checks:
     counts: Counter[str] = field(default_factory=Counter)
 
     def usable(self, lines: list[dict[str, Any]], version: int | None) -> list[dict[str, Any]]:
-        """The lines of a group as a trainer can use them.
+        """Return the lines of a group as a trainer can use them.
 
         Args:
             lines: all lines of one group.
@@ -92,7 +92,7 @@ class Checks:
 
 
 def _completed(line: dict[str, Any]) -> dict[str, Any]:
-    """A copy with what trajectory APIs and trainers take for granted, `content` in every message included."""
+    """Return a copy with what trajectory APIs and trainers take for granted, `content` in every message included."""
     made = {
         **line,
         "group_overrides": line.get("group_overrides") or {},

@@ -6,11 +6,10 @@ returns a `Trainer`.
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from typing import cast
 
 from hermes_rl.errors import UserError
-from hermes_rl.plugins import did_you_mean, load_object
+from hermes_rl.plugins import did_you_mean, load_object, load_published, published
 from hermes_rl.spec.model import Spec
 from hermes_rl.trainers.base import Trainer
 
@@ -20,7 +19,7 @@ TRAINERS = "hermes_rl.trainers"
 
 
 def own_trainer(spec: Spec) -> Trainer | None:
-    """The trainer that `serve.trainer` names; None for Atropos' trajectory API.
+    """Return the trainer that `serve.trainer` names; None for Atropos' trajectory API.
 
     Raises:
         UserError: there is none of that name, it cannot be loaded, or it is no trainer.
@@ -38,14 +37,11 @@ def own_trainer(spec: Spec) -> Trainer | None:
 def _load(reference: str) -> type:
     if ":" in reference:
         return cast(type, load_object(reference))
-    points = {point.name: point for point in entry_points(group=TRAINERS)}
+    points = published(TRAINERS, "trainer", (ATROPOS,))
     if reference not in points:
         known = [ATROPOS, *points]
         raise UserError(
             f"serve.trainer: no trainer is named {reference!r}{did_you_mean(reference, known)} (there are "
             f"{', '.join(known)}; your own: file.py:Class)"
         )
-    try:
-        return cast(type, points[reference].load())
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"the trainer {reference!r} ({points[reference].value}) cannot be loaded: {error}") from error
+    return cast(type, load_published(points[reference], "trainer"))

@@ -35,11 +35,11 @@ class Hooks(Protocol):
     """The share of the groups in flight that go on while an evaluation runs: 1 all, 0 none begins."""
 
     async def registered(self, answer: Registered, step: int) -> None:
-        """The trainer has answered the registration."""
+        """Take note that the trainer has answered the registration."""
         ...
 
     async def stepped(self, before: int, now: int) -> None:
-        """The trainer's step has changed."""
+        """Take note that the trainer is at another step."""
         ...
 
     async def evaluate(self, step: int) -> None:
@@ -47,15 +47,15 @@ class Hooks(Protocol):
         ...
 
     async def sending(self, group: Group, lines: list[dict[str, Any]]) -> None:
-        """A group is about to be sent."""
+        """Take note that a group is about to be sent."""
         ...
 
     async def left_out(self, group: Group, cause: str, detail: str) -> None:
-        """A group is not sent."""
+        """Take note that a group is not sent."""
         ...
 
     def state(self) -> Any:
-        """What is to be restored with the trainer's step, as JSON."""
+        """Return what is to be restored with the trainer's step, as JSON."""
         ...
 
     def restore(self, state: Any) -> None:
@@ -183,7 +183,7 @@ class Serving:
         self.log.step(self.state.step, self.state.queued, state)
 
     async def _stepped(self, before: int, now: int) -> None:
-        """A jump over several multiples of `evaluate_every` is one evaluation: the weights are those of one step."""
+        """Evaluate once, even if the step jumped over several multiples of `evaluate_every`."""
         every = self.hooks.evaluate_every
         if every > 0 and before // every < now // every:
             self._due = now

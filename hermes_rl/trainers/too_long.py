@@ -11,14 +11,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hermes_rl.runs.groups import FILLER_OVERRIDE
+from hermes_rl.runs.groups import FILLER_OVERRIDE, OF_TEACHER
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
 
 logger = logging.getLogger(__name__)
 
 Policy = Literal["drop", "truncate", "mask"]
-_PER_TOKEN = ("tokens", "masks", "inference_logprobs", "advantages")
-_FILLER = {"masks": MASKED, "inference_logprobs": MASKED_LOGPROB, "advantages": 0.0}
+_FILLER = {"masks": MASKED, "inference_logprobs": MASKED_LOGPROB, "advantages": 0.0, **OF_TEACHER}
+_PER_TOKEN = ("tokens", *_FILLER)
 
 
 @dataclass
@@ -29,7 +29,7 @@ class TooLong:
     counts: Counter[str]
 
     def applied(self, groups: list[dict[str, Any]], longest: int | None) -> list[dict[str, Any]]:
-        """The groups with every sequence within `longest` tokens; with ``drop`` as they are, to be left out."""
+        """Return the groups with every sequence within `longest` tokens; with ``drop`` as they are, to be left out."""
         if longest is None or self.policy == "drop":
             return groups
         return [self._shortened(group, longest) for group in groups]

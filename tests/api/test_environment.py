@@ -383,7 +383,7 @@ async def test_a_server_whose_model_and_version_a_trainer_changes(tmp_path: Path
         assert [body["model"] for body in served.asked[:4]] == [f"adapter-v{n}" for n in (1, 2, 3, 4)]
     with pytest.raises(UserError, match="needs a `tokenizer`"):
         Policy.server(kind, url, lambda: "m")
-    with pytest.raises(UserError, match="unknown type"):
+    with pytest.raises(UserError, match="there is no type none-such"):
         Policy.server("none-such", url, "m")
 
 

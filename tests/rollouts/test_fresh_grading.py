@@ -306,7 +306,7 @@ async def test_what_was_graded_stays_graded_where_a_sandbox_does_not_end(
 
     async def close_and_tell(self: HelperSandbox) -> None:
         await close(self)
-        if self._furnished:
+        if self.connection.exposed:
             raise SandboxFailure("3 processes of a closed sandbox cannot be killed")
 
     monkeypatch.setattr(HelperSandbox, "close", close_and_tell)

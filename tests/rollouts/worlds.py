@@ -62,6 +62,7 @@ class World:
     on_group: Callable[[list[Rollout]], Any] | None = None
     treatments: dict[Ending, Treatment] = field(default_factory=dict)
     policy: Policy = field(default_factory=Policy)
+    teacher: Any = None
     name: str = "world"
     seed: int = 0
     opened: int = 0

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,13 @@ class Engine:
         labels = json.loads(request.query["filters"])["label"]
         assert request.query["all"] == "1"
         found = [
-            {"Id": each.name, "Names": [f"/{each.name}"], "State": each.status, "Labels": each.body["Labels"]}
+            {
+                "Id": each.name,
+                "Names": [f"/{each.name}"],
+                "State": each.status,
+                "Created": int(self.plan.get("created", time.time())),
+                "Labels": each.body["Labels"],
+            }
             for each in self.containers.values()
             if all(label in each.body["Labels"] for label in labels)
         ]
@@ -161,6 +168,8 @@ class Engine:
         container = self.containers.get(request.match_info["name"])
         if container is None:
             return missing(request)
+        if "full" in self.plan:
+            return refusal(500, self.plan["full"])
         self.starting += 1
         self.most_starting = max(self.most_starting, self.starting)
         try:

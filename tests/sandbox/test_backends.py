@@ -17,10 +17,11 @@ import pytest
 
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.plugins import SANDBOXES
-from hermes_rl.sandbox import SandboxConfig, SandboxFile, bubblewrap, create_sandbox, launcher, none
-from hermes_rl.sandbox.bubblewrap import FIRST_UID, UIDS, BubblewrapSandbox, Bwrap, SystemRoot, _bundled, lent_prefix
-from hermes_rl.sandbox.helper_sandbox import own_python
+from hermes_rl.sandbox import Sandbox, SandboxConfig, SandboxFile, bubblewrap, create_sandbox, launcher, none
+from hermes_rl.sandbox.bubblewrap import FIRST_UID, UIDS, Bubblewrap, Bwrap, SystemRoot, _bundled, shared_prefix
+from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.images import OUTER_UID
+from hermes_rl.sandbox.launcher import own_python
 
 
 @pytest.mark.parametrize("host", ["http://pypi.org", "*", "a b", "pypi.org/simple", "*.*.org", ""])
@@ -30,7 +31,7 @@ def test_host_that_is_none(host: str) -> None:
 
 
 def test_none_cannot_limit_the_hosts() -> None:
-    with pytest.raises(UserError, match="needs a fence"):
+    with pytest.raises(UserError, match="needs isolation"):
         create_sandbox(SandboxConfig(backend="none", network=("pypi.org",)))
 
 
@@ -55,6 +56,11 @@ def test_none_stays_in_its_folder() -> None:
     for bad in (replace(config, workdir="/testbed"), replace(config, files=(SandboxFile("../x", b""),))):
         with pytest.raises(UserError, match="outside of the home"):
             create_sandbox(bad)
+
+
+def isolation_of(sandbox: Sandbox) -> Bubblewrap:
+    assert isinstance(sandbox, HelperSandbox) and isinstance(sandbox.isolation, Bubblewrap)
+    return sandbox.isolation
 
 
 async def test_none_warns_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,8 +120,7 @@ async def test_binary_in_a_folder_of_root(tmp_path: Path, monkeypatch: pytest.Mo
         libraries = str(private / "libs")
         shutil.copytree(bundled.libraries, libraries)
     sandbox = create_sandbox(SandboxConfig())
-    assert isinstance(sandbox, BubblewrapSandbox)
-    sandbox.root.bwrap = Bwrap(str(private / "bwrap"), libraries)
+    isolation_of(sandbox).root.bwrap = Bwrap(str(private / "bwrap"), libraries)
     async with sandbox:
         assert (await sandbox.run("echo $LD_LIBRARY_PATH works")).output == "works\n"
 
@@ -125,7 +130,7 @@ async def test_binary_in_a_folder_of_root(tmp_path: Path, monkeypatch: pytest.Mo
 async def test_user_of_a_sandbox_that_root_starts(setpriv: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "_setpriv", lambda: setpriv)
     sandbox = create_sandbox(SandboxConfig())
-    assert isinstance(sandbox, BubblewrapSandbox)
+    assert isinstance(sandbox, HelperSandbox)
     async with sandbox:
         told = dict(line.split(":\t", 1) for line in Path(f"/proc/{sandbox.pid}/status").read_text().splitlines())
     users = set(told["Uid"].split()) | set(told["Gid"].split())
@@ -138,8 +143,8 @@ async def test_bubblewrap_that_never_comes_to_anything(tmp_path: Path) -> None:
     hanging.write_text("#!/bin/sh\nexec sleep 60\n")
     hanging.chmod(0o755)
     sandbox = create_sandbox(SandboxConfig())
-    assert isinstance(sandbox, BubblewrapSandbox)
-    sandbox.root.bwrap, sandbox.start_seconds = Bwrap(str(hanging)), 0.5
+    isolation = isolation_of(sandbox)
+    isolation.root.bwrap, isolation.start_seconds = Bwrap(str(hanging)), 0.5
     async with asyncio.timeout(20):
         with pytest.raises(SandboxFailure, match="did not start within"):
             await sandbox.start()
@@ -161,13 +166,12 @@ def python_elsewhere() -> Iterator[Path]:
 
 
 async def test_python_from_elsewhere(python_elsewhere: Path) -> None:
-    """Where the system has no Python, one from another place is lent to the sandbox."""
+    """Where the system has no Python, the sandbox sees one from another place."""
     sandbox = create_sandbox(SandboxConfig())
-    assert isinstance(sandbox, BubblewrapSandbox)
-    root = sandbox.root
+    root = isolation_of(sandbox).root
     assert isinstance(root, SystemRoot)
-    sandbox.python = root.python = str(python_elsewhere / "bin" / "python3")
-    root.python_prefix = lent_prefix(sandbox.python)
+    root.python = str(python_elsewhere / "bin" / "python3")
+    root.python_prefix = shared_prefix(root.python)
     async with sandbox:
         assert (await sandbox.run("echo works")).output == "works\n"
         assert (await sandbox.run(["touch", f"{root.python_prefix}/x"])).exit_code != 0
@@ -177,7 +181,7 @@ async def test_python_from_elsewhere(python_elsewhere: Path) -> None:
 def test_python_that_only_root_may_run(python_elsewhere: Path) -> None:
     python_elsewhere.chmod(0o700)
     with pytest.raises(UserError, match="install the system's python3"):
-        lent_prefix(str(python_elsewhere / "bin" / "python3"))
+        shared_prefix(str(python_elsewhere / "bin" / "python3"))
 
 
 async def test_starts_and_answers_fast() -> None:
@@ -196,8 +200,11 @@ async def test_starts_and_answers_fast() -> None:
     assert min(commands) < 0.05
 
 
-class Borrowed(BubblewrapSandbox):
+class Borrowed(HelperSandbox):
     """A backend of somebody else's package."""
+
+    def __init__(self, config: SandboxConfig) -> None:
+        super().__init__(config, Bubblewrap(config))
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:

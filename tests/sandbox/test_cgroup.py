@@ -38,7 +38,7 @@ async def test_many_processes_together_are_held_to_the_memory_of_one() -> None:
             assert survived.exit_code == 0
         except SandboxFailure as failure:  # the kernel chose the helper
             assert failure.ending is Ending.SANDBOX_KILLED
-        assert sandbox.killed_by_agent or sandbox._group.killed_for_memory()  # type: ignore[attr-defined]
+        assert sandbox.killed_by_agent or sandbox.isolation.group.killed_for_memory()  # type: ignore[attr-defined]
     assert folders() == set()
 
 

@@ -8,6 +8,8 @@ import pwd
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,10 @@ from test_release import marked
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox import ResourceLimits, SandboxConfig, channel, create_sandbox, docker, docker_engine
-from hermes_rl.sandbox.docker import IMAGE, LABEL, DockerSandbox, is_dead, own_mark, remove_leftovers
+from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, create_sandbox, docker, docker_engine
+from hermes_rl.sandbox.docker import IMAGE, LABEL, Docker, is_dead, own_mark, remove_leftovers
 from hermes_rl.sandbox.docker_engine import Engine, engine_socket, joined
+from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 
 CONFIG = SandboxConfig(backend="docker")
 Plan = Callable[..., Awaitable[None]]
@@ -54,11 +57,20 @@ async def state(socket: str) -> Any:
     return await ask(socket, "GET", "/fake/state")
 
 
+def isolation_of(sandbox: Sandbox) -> Docker:
+    assert isinstance(sandbox, HelperSandbox) and isinstance(sandbox.isolation, Docker)
+    return sandbox.isolation
+
+
+def name_of(sandbox: Sandbox) -> str:
+    """The container's."""
+    return isolation_of(sandbox).container.name
+
+
 async def started(socket: str, config: SandboxConfig) -> dict[str, Any]:
     """The body with which the container of such a sandbox is made."""
     async with create_sandbox(config) as sandbox:
-        assert isinstance(sandbox, DockerSandbox)
-        body: dict[str, Any] = (await state(socket))["containers"][sandbox.container.name]["body"]
+        body: dict[str, Any] = (await state(socket))["containers"][name_of(sandbox)]["body"]
         return body
 
 
@@ -183,8 +195,7 @@ async def test_an_engine_that_does_not_see_our_files(plan: Plan) -> None:
 
 async def test_a_name_that_is_taken(plan: Plan) -> None:
     sandbox = create_sandbox(CONFIG)
-    assert isinstance(sandbox, DockerSandbox)
-    await plan(containers={sandbox.container.name: {}})
+    await plan(containers={name_of(sandbox): {}})
     with pytest.raises(SandboxFailure, match=r"\(409\): Conflict"):
         await sandbox.start()
 
@@ -198,10 +209,9 @@ async def test_a_container_that_ends_at_once(plan: Plan) -> None:
 @pytest.mark.parametrize(("how", "ending"), [("oom=1", Ending.SANDBOX_KILLED), ("", Ending.SANDBOX_FAILURE)])
 async def test_whose_doing_its_end_was(plan: Plan, docker_host: str, how: str, ending: Ending) -> None:
     async with create_sandbox(CONFIG) as sandbox:
-        assert isinstance(sandbox, DockerSandbox)
         running = asyncio.create_task(sandbox.run("sleep 30"))
         await asyncio.sleep(0.05)
-        await ask(docker_host, "POST", f"/fake/kill/{sandbox.container.name}?{how}")
+        await ask(docker_host, "POST", f"/fake/kill/{name_of(sandbox)}?{how}")
         for asked in (running, sandbox.run("true"), sandbox.spawn("true"), sandbox.read_file("x")):
             with pytest.raises(SandboxFailure) as caught:
                 await asked
@@ -216,7 +226,7 @@ async def test_a_container_that_does_not_answer(
     async with asyncio.timeout(20):
         async with create_sandbox(CONFIG) as sandbox:
             await plan(paused=paused)
-            os.kill(sandbox.pid, signal.SIGSTOP)  # type: ignore[attr-defined]
+            os.kill(isolation_of(sandbox).pid, signal.SIGSTOP)
             with pytest.raises(SandboxFailure, match="did not answer") as caught:
                 await sandbox.run("true", timeout=2)
             assert caught.value.ending is ending
@@ -232,14 +242,13 @@ async def test_a_removal_that_the_engine_refuses_is_tried_again(plan: Plan, monk
 async def test_a_container_that_runs_on_after_its_end_is_an_error(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker, "REMOVE_PAUSES", (0.01, 0.02))
     sandbox = create_sandbox(CONFIG)
-    assert isinstance(sandbox, DockerSandbox)
     await sandbox.start()
     await plan(unremovable=1000)
-    os.kill(sandbox.pid, signal.SIGSTOP)
+    os.kill(isolation_of(sandbox).pid, signal.SIGSTOP)
     with pytest.raises(SandboxFailure, match=r"still runs.*could not kill"):
         await sandbox.close()
     await plan()
-    await Engine().remove(sandbox.container.name)
+    await Engine().remove(name_of(sandbox))
 
 
 async def test_the_fake_engine_ends_a_container_that_has_hardly_begun(plan: Plan, docker_host: str) -> None:
@@ -272,6 +281,53 @@ async def test_leftovers_of_a_dead_runner_are_removed(plan: Plan, docker_host: s
     await Engine().remove("x")
 
 
+async def test_a_leftover_that_cannot_be_removed_stops_no_run(plan: Plan, caplog: pytest.LogCaptureFixture) -> None:
+    boot, namespace, pid, _ = own_mark().split(":")
+    await plan(containers={"stuck": {LABEL: f"{boot}:{namespace}:{pid}:1"}}, unremovable=1)
+    async with create_sandbox(CONFIG) as sandbox:
+        assert (await sandbox.run("echo works")).output == "works\n"
+    assert "stuck" in caplog.text
+
+
+async def test_containers_from_before_a_restart_or_of_elsewhere_are_removed_when_old(
+    plan: Plan, docker_host: str
+) -> None:
+    _, namespace, pid, began = own_mark().split(":")
+    strangers = {"restarted": {LABEL: f"another:{namespace}:{pid}:{began}"}, "elsewhere": {LABEL: "b:1:2:3"}}
+    await plan(containers=strangers)
+    await remove_leftovers(Engine())
+    assert set((await state(docker_host))["containers"]) == set(strangers)
+    await plan(created=time.time() - 2 * 86400)
+    await remove_leftovers(Engine())
+    assert (await state(docker_host))["containers"] == {}
+
+
+async def test_folders_of_starts_that_were_killed_are_removed(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed, starting = docker.Rendezvous(), docker.Rendezvous()
+    old, young = killed.folder.parent, starting.folder.parent
+    os.utime(old, (0, 0))
+    await remove_leftovers(Engine())
+    assert [path for path in (old, young) if path.exists()] == [young]
+    for one in (killed, starting):
+        one.close()
+
+
+async def test_a_home_that_the_image_names_is_kept(plan: Plan) -> None:
+    await plan(images={IMAGE: {"Env": ["PATH=/usr/bin:/bin", "HOME=/tmp/own"]}})
+    async with create_sandbox(CONFIG) as sandbox:
+        assert (sandbox.home, sandbox.workdir) == ("/tmp/own", "/tmp/own")
+        assert (await sandbox.run("cd && pwd && echo $HOME")).output == "/tmp/own\n/tmp/own\n"
+
+
+async def test_a_disk_that_is_too_small_for_the_image_says_so(plan: Plan) -> None:
+    await plan(quota=True, full="error creating process: disk quota exceeded")
+    with pytest.raises(UserError, match="raise it by the size of the image"):
+        await create_sandbox(SandboxConfig(backend="docker", limits=ResourceLimits(disk=1 << 20))).start()
+
+
 def test_a_runner_that_lives() -> None:
     assert not is_dead(own_mark())
     boot, namespace, pid, _ = own_mark().split(":")
@@ -280,10 +336,10 @@ def test_a_runner_that_lives() -> None:
     assert not is_dead("nonsense")
 
 
-async def test_the_door_is_shut_behind_the_helper(plan: Plan) -> None:
+async def test_nothing_is_left_where_the_helper_met_the_runner(plan: Plan) -> None:
     async with create_sandbox(CONFIG) as sandbox:
-        assert await sandbox.list_dir("/.hermes-rl-door") == []
-        assert (await sandbox.run("touch /.hermes-rl/x /.hermes-rl-door/x")).exit_code != 0
+        assert await sandbox.list_dir("/.hermes-rl-rendezvous") == []
+        assert (await sandbox.run("touch /.hermes-rl/x /.hermes-rl-rendezvous/x")).exit_code != 0
         assert (await sandbox.run("kill -9 1; kill -9 -1; echo")).exit_code in (0, 137)
         assert (await sandbox.run("echo still there")).output == "still there\n"
 

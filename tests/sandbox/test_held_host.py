@@ -19,7 +19,7 @@ from test_release import ended
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import Sandbox, SandboxConfig, channel, create_sandbox, launcher
-from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
+from hermes_rl.sandbox.bubblewrap import Bubblewrap
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.helper_system import descendants
 from hermes_rl.tools.base import ToolRuntime
@@ -96,16 +96,21 @@ async def quick(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     yield
 
 
+def isolation_of(sandbox: Sandbox) -> Bubblewrap:
+    assert isinstance(sandbox, HelperSandbox) and isinstance(sandbox.isolation, Bubblewrap)
+    return sandbox.isolation
+
+
 def first(sandbox: Sandbox) -> int:
     """Process 1 of a sandbox, as this machine numbers it."""
-    assert isinstance(sandbox, BubblewrapSandbox)
-    return sandbox._first
+    return isolation_of(sandbox).first
 
 
 def end_itself(sandbox: Sandbox) -> None:
     """Make the helper end as by a fault of its own: it cannot tell a broken socket from any other."""
     assert isinstance(sandbox, HelperSandbox)
-    sandbox.channel()._socket.shutdown(socket.SHUT_WR)
+    assert sandbox.connection._channel is not None
+    sandbox.connection._channel._socket.shutdown(socket.SHUT_WR)
 
 
 # ------------------------------------------------------------------ descriptors
@@ -245,7 +250,6 @@ async def test_a_sandbox_of_which_something_lives_on_says_so_when_it_is_closed(m
     monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.1)
     monkeypatch.setattr(launcher, "KILL_SECONDS", 0.2)
     sandbox = create_sandbox(SandboxConfig())
-    assert isinstance(sandbox, BubblewrapSandbox)
 
     class Immortal:
         def processes(self) -> list[int]:
@@ -253,7 +257,7 @@ async def test_a_sandbox_of_which_something_lives_on_says_so_when_it_is_closed(m
 
         def kill(self) -> None: ...
 
-    monkeypatch.setattr(sandbox, "remains", Immortal)
+    isolation_of(sandbox).process.inside = Immortal()
     await sandbox.start()
     with pytest.raises(SandboxFailure, match="still run"):
         await sandbox.close()
@@ -263,11 +267,11 @@ async def test_a_sandbox_of_which_something_lives_on_says_so_when_it_is_closed(m
 async def test_what_does_not_end_by_itself_is_killed(monkeypatch: pytest.MonkeyPatch, grouped: bool) -> None:
     monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.2)
     async with create_sandbox(SandboxConfig()) as sandbox:
-        assert isinstance(sandbox, BubblewrapSandbox)
+        isolation = isolation_of(sandbox)
         if not grouped:
-            monkeypatch.setattr(sandbox, "remains", lambda: None)
+            isolation.process.inside = None
         await sandbox.spawn("sleep 1000")
-        inside = descendants(sandbox.pid)
+        inside = descendants(isolation.pid)
         os.kill(first(sandbox), signal.SIGSTOP)
     assert len(inside) >= 2
     assert all(map(ended, inside))
@@ -294,7 +298,7 @@ async def test_a_killed_helper_is_ours_as_no_agent_can_kill_it(fenced: Sandbox) 
 
 async def test_a_sandbox_in_which_nothing_of_the_agent_ran_is_lost_by_us() -> None:
     sandbox = create_sandbox(SandboxConfig())
-    assert isinstance(sandbox, BubblewrapSandbox)
+    assert isinstance(sandbox, HelperSandbox)
     await sandbox.boot()
     end_itself(sandbox)
     with pytest.raises(SandboxFailure) as caught:

@@ -72,10 +72,11 @@ async def test_other_sandboxes_do_not_notice_it() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give each sandbox a user of its own")
 async def test_sandboxes_of_root_are_different_users_outside() -> None:
-    from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox, _has_users
+    from hermes_rl.sandbox.bubblewrap import _has_users
+    from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 
     async with create_sandbox(SandboxConfig()) as one, create_sandbox(SandboxConfig()) as two:
-        assert isinstance(one, BubblewrapSandbox) and isinstance(two, BubblewrapSandbox)
+        assert isinstance(one, HelperSandbox) and isinstance(two, HelperSandbox)
         users = {Path(f"/proc/{sandbox.pid}").stat().st_uid for sandbox in (one, two)} - {0}
         inside = [(await sandbox.run("id -u; touch x; stat -c %u x")).output for sandbox in (one, two)]
     assert inside == ["1000\n1000\n"] * 2
@@ -89,7 +90,7 @@ async def test_what_the_machine_lacks_is_no_answer_to_the_agent(code: int, monke
         async def refused(*_: object, **__: object) -> None:
             raise OSError(code, os.strerror(code))
 
-        monkeypatch.setattr(sandbox._channel, "ask", refused)  # type: ignore[attr-defined]
+        monkeypatch.setattr(sandbox.connection._channel, "ask", refused)  # type: ignore[attr-defined]
         for asking in (sandbox.read_file("x"), sandbox.list_dir("."), sandbox.run("true"), sandbox.spawn("true")):
             with pytest.raises(SandboxFailure) as caught:
                 await asking

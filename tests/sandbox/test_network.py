@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.base import ResourceLimits
-from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
+from hermes_rl.sandbox.bubblewrap import Bubblewrap
+from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.hosts import HostList, RefusedError, is_public
 from hermes_rl.sandbox.proxy import CONNECTIONS, Proxy, read_request
 
@@ -144,9 +145,9 @@ async def everything_is_here(host: str, port: int) -> str:
 @asynccontextmanager
 async def reaching(*hosts: str, real: bool = False) -> AsyncIterator[Sandbox]:
     sandbox = create_sandbox(SandboxConfig(network=hosts))
-    assert isinstance(sandbox, BubblewrapSandbox)
+    assert isinstance(sandbox, HelperSandbox) and isinstance(sandbox.isolation, Bubblewrap)
     if not real:
-        sandbox._proxy = Proxy(hosts, everything_is_here)
+        sandbox.isolation.proxy = Proxy(hosts, everything_is_here)
     async with sandbox:
         yield sandbox
 
@@ -207,8 +208,8 @@ async def test_a_proxy_goes_with_its_sandbox(web: int) -> None:
             ["python3", "-c", "import socket; s=socket.create_connection(('127.0.0.1',3128)); s.recv(1)"]
         )
         await asyncio.sleep(0.1)
-        assert isinstance(sandbox, BubblewrapSandbox)
-        proxy = sandbox._proxy
+        assert isinstance(sandbox, HelperSandbox) and isinstance(sandbox.isolation, Bubblewrap)
+        proxy = sandbox.isolation.proxy
     assert proxy is not None
     assert not proxy._tasks
     await asyncio.sleep(0)

@@ -9,7 +9,7 @@ import pytest
 
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, SandboxFile, create_sandbox
 from hermes_rl.sandbox.backends import MOST, SPARES, Pool
-from hermes_rl.sandbox.bubblewrap import BubblewrapSandbox
+from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ async def settled(pool: Pool) -> None:
         await asyncio.gather(*pool._tasks, return_exceptions=True)
 
 
-def waiting(pool: Pool) -> list[BubblewrapSandbox]:
+def waiting(pool: Pool) -> list[HelperSandbox]:
     return [spare for spares in pool._spares.values() for spare in spares]
 
 

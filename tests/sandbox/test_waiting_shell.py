@@ -13,7 +13,7 @@ import pytest
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import CommandResult, ResourceLimits, Sandbox, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
-from hermes_rl.sandbox.shell_server import _live
+from hermes_rl.sandbox.shell_server import _live, may_wait
 from hermes_rl.tools.base import ShellState
 
 TEXT = r"""
@@ -132,7 +132,8 @@ async def terminal(sandbox: Sandbox) -> AsyncIterator[Terminal]:
 def number(sandbox: Sandbox) -> int | None:
     """Which shell waits, of all that this sandbox has had."""
     assert isinstance(sandbox, HelperSandbox)
-    return None if sandbox._server is None else sandbox._server.number
+    server = sandbox.waiting_shell.server if sandbox.waiting_shell is not None else None
+    return None if server is None else server.number
 
 
 async def test_no_command_can_tell_it_from_a_new_shell(config: SandboxConfig) -> None:
@@ -211,11 +212,12 @@ async def test_what_a_command_runs_is_killed_where_stopping_it_ends_its_shell(te
 async def test_what_a_stopped_command_runs_is_killed_however_late_the_helper_hears_of_it(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    channel = terminal.sandbox.channel()
-    tell = channel.tell
+    assert isinstance(terminal.sandbox, HelperSandbox)
+    connection = terminal.sandbox.connection
+    tell = connection.tell
     later = lambda *fields: asyncio.get_running_loop().call_later(0.3, tell, *fields)  # noqa: E731
     await terminal.said("true")
-    monkeypatch.setattr(channel, "tell", later)
+    monkeypatch.setattr(connection, "tell", later)
     ignoring = "trap '' HUP TERM CONT; sleep 69 & echo $! >pid; kill -STOP $BASHPID; echo end"
     assert (await terminal.run(ignoring, timeout=60)).exit_code == 147
     await asyncio.sleep(1)
@@ -229,6 +231,11 @@ async def test_cancelling_kills_what_it_runs(terminal: Terminal) -> None:
     task.cancel()
     assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
     assert (await terminal.said(GONE)).endswith("gone\n")
+
+
+async def test_a_long_report_comes_whole(terminal: Terminal) -> None:
+    await terminal.run("for i in {1..60}; do export V$i=$(printf %01000d $i); done", limit=1 << 20)
+    assert await terminal.said("echo ${#V1} ${V60: -2} $(env | grep -c '^V[0-9]')") == "1000 60 60\n"
 
 
 async def test_output_keeps_head_and_tail(terminal: Terminal) -> None:
@@ -269,7 +276,8 @@ async def test_killing_all_kills_it(terminal: Terminal) -> None:
 
 async def test_a_shell_that_is_not_bash_is_started_anew(sandbox: Sandbox) -> None:
     assert isinstance(sandbox, HelperSandbox)
-    sandbox.shell = "/bin/sh"
+    assert not may_wait("/bin/sh", ())
+    sandbox.shell, sandbox.waiting_shell = "/bin/sh", None
     terminal = Terminal(sandbox)
     assert await terminal.said("cd /; export A=1; echo one") == "one\n"
     assert await terminal.said('pwd; echo "$A"') == "/\n1\n"

@@ -90,7 +90,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "type-is-a-list": (
         BASE + "agent: {extra_body: {a: 1}}\nservers: {policy: {type: ▶[], base_url: 'http://a', model: m}}\n",
-        "not possible here",
+        "expected text, got a list",
     ),
     "split-without-path": (
         "version: 1\ndataset: {items: [{q: a}], ▶split: x}\nprompt: {user: a}\n",

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +20,11 @@ from hermes_rl.tools.catalogue import (
     describe_toolsets,
     find_tool,
     known_toolsets,
+    own_names,
     resolve_toolsets,
     sample_distribution,
     toolkit_of,
+    toolsets,
 )
 
 
@@ -104,3 +110,45 @@ def test_named_distributions() -> None:
         sample_distribution("terminalonly", 1)
     for chances in DISTRIBUTIONS.values():
         assert set(chances) <= set(known_toolsets())
+
+
+def test_only_the_modules_of_the_wanted_toolsets_are_imported() -> None:
+    code = (
+        "import sys\nfrom hermes_rl.tools.catalogue import known_toolsets, resolve_toolsets\n"
+        "assert 'todo' in known_toolsets()\nresolve_toolsets(['terminal'])\n"
+        "print(*sorted(name.rpartition('.')[2] for name in sys.modules if 'hermes_rl.tools.toolsets.' in name))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["_process", "terminal"]
+
+
+def test_a_toolset_has_the_name_of_its_module() -> None:
+    assert {name: toolset.name for name, toolset in toolsets().items()} == {name: name for name in own_names()}
+
+
+SOURCE = """
+from hermes_rl.tools.base import Tool, Toolset
+
+
+class Weigh(Tool):
+    name = "weigh"
+    description = "Weigh something."
+    parameters = {"type": "object", "properties": {}, "required": []}
+
+    async def call(self, args, runtime):
+        return "7 kg"
+
+
+SCALES = Toolset("scales", "Scales.", (Weigh(),))
+"""
+
+
+def test_a_toolset_of_a_package(install: Callable[..., Path]) -> None:
+    points = {"hermes_rl.toolsets": "scales = lab:SCALES\nnothing = lab:Weigh\ntodo = lab:SCALES"}
+    install("lab", SOURCE, points)
+    assert names(resolve_toolsets(["scales", "todo"])) == ["weigh", "todo"]
+    assert {"scales", "todo", "web"} <= set(known_toolsets())
+    with pytest.raises(UserError, match="did you mean 'scales'"):
+        resolve_toolsets(["scale"])
+    with pytest.raises(UserError, match=r"the toolset 'nothing' \(lab:Weigh\) is no .*Toolset"):
+        resolve_toolsets(["nothing"])

@@ -80,6 +80,15 @@ def test_a_stated_policy_for_what_is_too_long() -> None:
     assert counts == {"truncated": 1, "masked": 1}
 
 
+def test_what_a_teacher_says_of_a_sequence_is_cut_with_it() -> None:
+    said = {"ref_logprobs": [[1.0, -0.5, -0.25]] * 2, "distill_token_ids": [[[], [2], [3]]] * 2}
+    said["distill_logprobs"] = [[[], [-0.5], [-0.25]]] * 2  # type: ignore[list-item]
+    long = group(0.0, 1.0, **said)
+    (cut,), (masked,) = (usable(long, longest=2, too_long=TooLong(kind, Counter())) for kind in ("truncate", "mask"))
+    assert [cut[name] for name in said] == [[[1.0, -0.5]] * 2, [[[], [2]]] * 2, [[[], [-0.5]]] * 2]
+    assert [masked[name] for name in said] == [[[1.0]] * 2, [[[]]] * 2, [[[]]] * 2]
+
+
 def test_a_group_without_tokens_is_refused() -> None:
     cause, detail = refused({**group(0.0, 1.0), "tokens": None, "masks": None})
     assert cause == "no_tokens"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -203,6 +204,8 @@ class Asked:
 
     prompt: list[int]
     max_tokens: int | None
+    scored: int | None = None
+    """It asks how probable the prompt's own tokens are, and so many most probable ones at each place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +229,30 @@ class TokenDialect(Protocol):
     def read(self, body: Mapping[str, Any]) -> Asked: ...
 
     def write(self, played: PlayedTokens, model: str, version: int) -> dict[str, Any]: ...
+
+    def write_scores(self, asked: Asked, scored: list[Scores], model: str) -> dict[str, Any]: ...
+
+
+Scores = dict[int, float]
+"""Log-probabilities by id at one place: the token that stands there first, then others, the most probable first."""
+_RANGE = 256
+"""Ids that stand for a vocabulary: all tokenizers have as many."""
+
+
+def scores(asked: Asked, logprob: LogprobOf | None) -> list[Scores]:
+    """Make up what a model would say of the prompt's tokens: each half as probable as the one before it in the list.
+
+    The token that stands there is the most probable one, except where `logprob` says how probable it is.
+    """
+    assert asked.scored is not None
+    return [_scores(place, token, asked.scored, logprob) for place, token in enumerate(asked.prompt)]
+
+
+def _scores(place: int, token: int, top_k: int, logprob: LogprobOf | None) -> Scores:
+    half = math.log(0.5)
+    own = half if logprob is None else logprob(place, token)
+    others = [one for one in range(_RANGE) if one != token][: max(top_k - 1, 0)]
+    return {token: own, **{other: half * (number + 2) for number, other in enumerate(others)}}
 
 
 def play_tokens(script: Script, asked: Asked, tokenizer: Tokenizer, logprob: LogprobOf | None) -> PlayedTokens:
@@ -263,7 +290,7 @@ def _header(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 class _Vllm:
     def read(self, body: Mapping[str, Any]) -> Asked:
-        return Asked([int(token) for token in body["prompt"]], body.get("max_tokens"))
+        return Asked([int(token) for token in body["prompt"]], body.get("max_tokens"), body.get("prompt_logprobs"))
 
     def write(self, played: PlayedTokens, model: str, version: int) -> dict[str, Any]:
         choice = {
@@ -277,10 +304,18 @@ class _Vllm:
         count = {"prompt_tokens": len(played.prompt), "completion_tokens": len(played.ids)}
         return {"id": "scripted", "object": "text_completion", "model": model, "choices": [choice], "usage": count}
 
+    def write_scores(self, asked: Asked, scored: list[Scores], model: str) -> dict[str, Any]:
+        played = PlayedTokens(asked.prompt[:1], [0.0], "length", asked.prompt)
+        answer = self.write(played, model, 0)
+        answer["choices"][0]["prompt_logprobs"] = _prompt_logprobs(scored)
+        return answer
+
 
 class _Sglang:
     def read(self, body: Mapping[str, Any]) -> Asked:
-        return Asked([int(token) for token in body["input_ids"]], body["sampling_params"].get("max_new_tokens"))
+        scored = body.get("top_logprobs_num", 0) if body.get("logprob_start_len") == 0 else None
+        ids = [int(token) for token in body["input_ids"]]
+        return Asked(ids, body["sampling_params"].get("max_new_tokens"), scored)
 
     def write(self, played: PlayedTokens, model: str, version: int) -> dict[str, Any]:
         meta = {
@@ -292,10 +327,21 @@ class _Sglang:
         }
         return {"text": "", "output_ids": played.ids, "meta_info": meta}
 
+    def write_scores(self, asked: Asked, scored: list[Scores], model: str) -> dict[str, Any]:
+        own = [[place[token], token, None] for place, token in zip(scored, asked.prompt, strict=True)]
+        top = [[[value, token, None] for token, value in place.items()] for place in scored]
+        meta = {
+            "finish_reason": {"type": "length"},
+            "input_token_logprobs": [[None, *own[0][1:]], *own[1:]],
+            "input_top_logprobs": [None, *top[1:]],
+        }
+        return {"text": "", "output_ids": [], "meta_info": meta}
+
 
 class _Legacy:
     def read(self, body: Mapping[str, Any]) -> Asked:
-        return Asked([int(token) for token in body["prompt"]["prompt_token_ids"]], body.get("max_tokens"))
+        ids = [int(token) for token in body["prompt"]["prompt_token_ids"]]
+        return Asked(ids, body.get("max_tokens"), body.get("prompt_logprobs"))
 
     def write(self, played: PlayedTokens, model: str, version: int) -> dict[str, Any]:
         pairs = zip(played.ids, played.logprobs, strict=True)
@@ -305,6 +351,14 @@ class _Legacy:
             "token_ids": [played.ids],
             "logprobs": [[[{str(token): value}] for token, value in pairs]],
         }
+
+    def write_scores(self, asked: Asked, scored: list[Scores], model: str) -> dict[str, Any]:
+        return {"text": [""], "finish_reasons": ["length"], "prompt_logprobs": _prompt_logprobs(scored)}
+
+
+def _prompt_logprobs(scored: list[Scores]) -> list[Any]:
+    """At each place {id as text: {logprob, …}}, as vLLM writes it; null at the first."""
+    return [None, *({str(token): {"logprob": value} for token, value in place.items()} for place in scored[1:])]
 
 
 VLLM, SGLANG, LEGACY = _Vllm(), _Sglang(), _Legacy()

@@ -26,6 +26,7 @@ from hermes_rl.servers.scripted.play import (
     TokenDialect,
     completion,
     play_tokens,
+    scores,
 )
 from hermes_rl.servers.token_level import CannotRender, TokenServer
 from hermes_rl.servers.vllm import Completions
@@ -49,6 +50,7 @@ class ScriptedBackend:
         self._server: ScriptedServer | None = None
         self._client: Backend | None = None
         self._chat: OpenAIServer | None = None
+        self._tokens: TokenServer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = asyncio.Lock()
 
@@ -70,6 +72,9 @@ class ScriptedBackend:
 
     async def attempt(self, request: ChatRequest) -> ChatReply:
         client = await self._started()
+        if request.scored is not None:
+            assert self._tokens is not None
+            return await self._tokens.attempt(request)
         try:
             return await client.attempt(request)
         except CannotRender:
@@ -82,11 +87,11 @@ class ScriptedBackend:
         return await client.weights() if isinstance(client, TokenServer) else None
 
     async def close(self) -> None:
-        client, self._client = self._client, None
+        tokens, self._tokens = self._tokens, None
         chat, self._chat = self._chat, None
-        server, self._server = self._server, None
-        if client is not None:
-            await client.close()
+        server, self._server, self._client = self._server, None, None
+        if tokens is not None:
+            await tokens.close()
         if chat is not None:
             await chat.close()
         if server is not None:
@@ -97,7 +102,7 @@ class ScriptedBackend:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             # The server and clients of an earlier loop ended with that loop.
-            self._loop, self._client, self._chat, self._server = loop, None, None, None
+            self._loop, self._client, self._chat, self._tokens, self._server = loop, None, None, None, None
             self._starting = asyncio.Lock()
         async with self._starting:
             if self._client is None:
@@ -112,11 +117,12 @@ class ScriptedBackend:
         base_url = await self._server.start()
         config = replace(self._config, base_url=base_url, api_key=None, headers={})
         self._chat = OpenAIServer(config, headers_for=_rollout_header)
+        self._tokens = TokenServer(config, Asker(config, [Completions()], headers_for=_rollout_header))
         try:
             await asyncio.to_thread(load_renderer, config.tokenizer, RendererSettings.of(config.renderer))
         except UserError:
             return self._chat  # its template does not allow exact tokens
-        return TokenServer(config, Asker(config, [Completions()], headers_for=_rollout_header))
+        return self._tokens
 
 
 def _rollout_header(request: ChatRequest) -> Mapping[str, str]:
@@ -199,6 +205,8 @@ class ScriptedServer:
         except (ValueError, TypeError, KeyError):
             return _refused("the body is no request for token ids")
         cut = await self.weights.gate()
+        if asked.scored is not None:
+            return web.json_response(dialect.write_scores(asked, scores(asked, self._logprob), self._model))
         script = self._scripts.get(request.headers.get(ROLLOUT_HEADER, ""), Script())
         played = play_tokens(script, asked, self._tokenizer, self._logprob)
         answer = played.broken_off() if cut else played

@@ -1,7 +1,9 @@
-"""A model's turn as a parser gives it back.
+"""A turn of the model as a parser reads it: from token ids to text, reasoning and tool calls.
 
-Owns the types, and the making of calls: in every format a call has a name and an object of arguments, whatever way the
-model wrote them. A parser never raises; each block that looks like a call becomes a `ParsedCall` with a status."""
+In every format a call has a name and an object of arguments, whatever way the model wrote them. A parser never raises:
+each block that looks like a call becomes a `ParsedCall` with a status. The formats themselves are in the modules beside
+this one.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from typing import Any, NoReturn, Protocol
 
 from hermes_rl.tokens.tokenizer import Tokenizer
 
-# ----------- Reading a turn's text: reasoning, quoted passages, blocks between two tags, and values of arguments
+# ---------------------------------------------------------------------------- Reading that several formats share
 # Owns the reading that several formats share. A format in the style of XML has no types of its own, so the tool's
 # schema tells the type of a value.
 
@@ -154,7 +156,7 @@ def _allowed(schema: Mapping[str, Any]) -> set[str]:
     return found
 
 
-# -------------------------------------------------------------------------------- base
+# -------------------------------------------------------------------------------------- What a parser gives back
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -272,7 +274,7 @@ def _no_constant(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant)
 
 
-# ------------------------------------------------- From the token ids of a turn to its text, reasoning and calls
+# -------------------------------------------------------------------------------------- From token ids to a turn
 # Owns which token is a marker. A model may write the letters of ``<tool_call>`` without its token, for example in
 # prose about tools. Where the tokenizer has a token for a marker, the letters alone get a break before they are
 # parsed, and the result loses it again. Leaves the formats to their parsers.

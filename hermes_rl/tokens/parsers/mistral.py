@@ -37,7 +37,7 @@ def _section(text: str) -> Iterator[ParsedCall]:
 
 
 def _listed(text: str) -> Iterator[ParsedCall]:
-    """A JSON list, read one by one, so that a broken call does not take the good ones with it."""
+    """Yield a JSON list, read one by one, so that a broken call does not take the good ones with it."""
     place = 1
     while True:
         while place < len(text) and text[place] in " \t\r\n,":
@@ -87,7 +87,7 @@ def _named(text: str) -> ParsedCall:
 
 
 def _status(text: str) -> Status:
-    """A JSON that does not end was cut off."""
+    """Return the status of JSON that cannot be read: what does not end was cut off."""
     return Status.INVALID_JSON if text.rstrip().endswith(("}", "]")) else Status.UNCLOSED
 
 

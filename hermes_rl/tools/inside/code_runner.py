@@ -52,7 +52,7 @@ class Caught:
 
 
 def start(asked: dict[str, Any], folder: str) -> subprocess.Popen[bytes]:
-    """The script as a process of its own, in a group of its own."""
+    """Return the script as a process of its own, in a group of its own."""
     script = os.path.join(folder, "script.py")  # noqa: PTH118 (pathlib would double the time to start)
     for path, text in ((script, asked["code"]), (os.path.join(folder, "hermes_tools.py"), asked["tools"])):  # noqa: PTH118
         with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123

@@ -64,7 +64,7 @@ def shell_quote(text: str) -> str:
 
 
 def retry(fn: Callable[[], Any], max_attempts: int = 3, delay: float = 2) -> Any:
-    """The result of `fn`, tried again after an exception, each time after twice the delay."""
+    """Return the result of `fn`, tried again after an exception, each time after twice the delay."""
     for attempt in range(max_attempts):
         try:
             return fn()

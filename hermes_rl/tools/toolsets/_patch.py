@@ -168,7 +168,7 @@ class _Files:
         return shown.encode("utf-8", "replace").decode("utf-8")
 
     async def _text(self, path: str) -> str | None:
-        """The text as it is by now; None where there is no file."""
+        """Return the text as it is by now; None where there is no file."""
         full = self._full(path)
         if full not in self._before:
             try:
@@ -190,7 +190,7 @@ async def _aside(size: int, work: Callable[..., T], *given: Any) -> T:
 
 
 def _unified(before: str, after: str, name: str, new_name: str) -> Iterator[str]:
-    """The lines of a diff. Of a large change only that it is one, line by line: comparing takes lines times lines."""
+    """Yield the lines of a diff; a large change is one block, since comparing takes lines times lines."""
     start, rest = _same(before, after)
     old, new = before[start : len(before) - rest], after[start : len(after) - rest]
     first = before.count("\n", 0, start)
@@ -222,7 +222,7 @@ def _same(before: str, after: str) -> tuple[int, int]:
 
 
 def _common(before: str, after: str) -> int:
-    """The length of the longest common beginning, by halving: comparing slices is fast."""
+    """Return the length of the longest common beginning, by halving: comparing slices is fast."""
     low, high = 0, min(len(before), len(after))
     while low < high:
         middle = (low + high + 1) // 2

@@ -28,8 +28,8 @@ from hermes_rl.tools.base import (
     error_json,
     readable,
 )
-from hermes_rl.tools.editing import LineTooLongError, lines_of
 from hermes_rl.tools.execute import ToolFailedError, check_arguments, read_arguments, run_tool
+from hermes_rl.tools.lines import LineTooLongError, lines_of
 
 SECONDS = 300.0
 """For one script, where neither the spec nor the sandbox allows less."""

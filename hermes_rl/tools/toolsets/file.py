@@ -79,7 +79,7 @@ class ReadFile(Tool):
 
 
 def _page(data: bytes, offset: int, limit: int) -> dict[str, Any]:
-    """The lines from `offset` on; only these are decoded, as lines of their own a large file takes much memory."""
+    """Return the lines from `offset` on; only these are decoded, to save memory."""
     total = _lines_in(data)
     at = _start_of(data, offset)
     shown: list[str] = []
@@ -125,7 +125,7 @@ def _start_of(data: bytes, number: int) -> int:
 
 
 async def _not_found(sandbox: Sandbox, given: str, path: str) -> dict[str, Any]:
-    """The error, with names in the same folder that are close."""
+    """Return the error, with names in the same folder that are close."""
     folder, _, name = path.rpartition("/")
     answer: dict[str, Any] = {"error": f"File not found: {given}"}
     try:
@@ -137,7 +137,7 @@ async def _not_found(sandbox: Sandbox, given: str, path: str) -> dict[str, Any]:
 
 
 def _similar(name: str, names: list[str]) -> list[str]:
-    """The closest names; comparing two takes time in proportion to both lengths, so only some of them are compared."""
+    """Return the closest names; only some are compared, which takes time in proportion to both lengths."""
     import difflib
 
     short = [each for each in names if len(each) <= COMPARED_CHARACTERS]

@@ -119,7 +119,7 @@ def _workdir(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, Any]) -> st
 
 
 def _timeout(sandbox: Sandbox, asked: float | None) -> float:
-    """What is asked for, within the sandbox's bound and what is left of the call's."""
+    """Return what is asked for, within the sandbox's bound and what is left of the call's."""
     bounds = [sandbox.config.timeout]
     call = CALL_TIMEOUT.get()
     if call is not None:

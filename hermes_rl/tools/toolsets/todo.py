@@ -65,7 +65,7 @@ class Todo(Tool):
 
 
 def _written(existing: list[dict[str, str]], items: list[dict[str, str]]) -> list[dict[str, str]]:
-    """The list after writing: an item with a known id takes its place, the last of equal ids wins."""
+    """Return the list after writing: an item with a known id takes its place, the last of equal ids wins."""
     if any(len(item["content"]) > MAX_CONTENT for item in items):
         raise ToolInputError(f"the content of an item may have {MAX_CONTENT} characters at most")
     by_id = {item["id"]: item for item in existing} | {item["id"]: dict(item) for item in items}

@@ -1,0 +1,103 @@
+"""The types of model servers: what a spec, a check or a message has to know of each, and who makes one.
+
+Owns the table of the types that come along, and finding those of other packages. A package publishes a type of its own
+as an entry point of the group `hermes_rl.servers`: a `ServerType`. Names that are ours already cannot be taken. The
+table names code by reference, so that a spec is checked without importing any server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from hermes_rl.errors import UserError
+from hermes_rl.plugins import did_you_mean, load_object, load_published, published
+
+SERVERS = "hermes_rl.servers"
+"""Entry points of packages that bring a type of server."""
+Code = str | Callable[..., Any]
+"""A class or a function, or a reference to it: ``package.module:name``."""
+
+
+@dataclass(frozen=True)
+class ServerType:
+    """One type of server: token-level where it has `dialects`, else whatever `backend` makes.
+
+    Attributes:
+        backend: takes a `ServerConfig` and returns a `hermes_rl.servers.base.Backend`.
+        dialects: classes of `hermes_rl.servers.base.Dialect`, in the order in which a server is asked by them until it
+            knows one. Such a server says which tokens it sampled, so its policy needs a tokenizer.
+        tells_version: whether it tells the version of its weights without `weights_path`.
+        embedded: it plays scripts inside of this process, so it has no address, and a model's name means nothing.
+        needs: keys that a spec has to give.
+    """
+
+    backend: Code | None = None
+    dialects: tuple[Code, ...] = ()
+    tells_version: bool = False
+    embedded: bool = False
+    needs: tuple[str, ...] = ("base_url",)
+
+    @property
+    def token_level(self) -> bool:
+        """Whether conversations are rendered here, and the server gets token ids and gives token ids."""
+        return bool(self.dialects)
+
+    @property
+    def exact(self) -> bool:
+        """Whether it says which tokens it sampled; an embedded one does as far as its tokenizer allows."""
+        return self.token_level or self.embedded
+
+
+_OPENAI = "hermes_rl.servers.openai:OpenAIServer"
+_COMPLETIONS = "hermes_rl.servers.vllm:Completions"
+_LEGACY = "hermes_rl.servers.atropos:LegacyGenerate"
+TYPES: Mapping[str, ServerType] = MappingProxyType(
+    {
+        "openai": ServerType(_OPENAI, needs=("base_url", "model")),
+        "vllm": ServerType(dialects=(_COMPLETIONS, _LEGACY), needs=("base_url", "model")),
+        "sglang": ServerType(dialects=("hermes_rl.servers.sglang:Generate",), tells_version=True),
+        "atropos": ServerType(dialects=(_LEGACY,), tells_version=True),
+        "scripted": ServerType("hermes_rl.servers.scripted.server:ScriptedBackend", embedded=True, needs=()),
+    }
+)
+"""The types that come along. Stock vLLM's own version counts only weights that were loaded through its own interface,
+so it tells none."""
+DEFAULT = "openai"
+_ELSEWHERE = {"trl": "TRL's server is stock vLLM; use `type: vllm`, with /v1 at the end of base_url"}
+"""Types that people ask for, and why there are none."""
+
+
+def server_type(name: str) -> ServerType:
+    """Return the type of that name.
+
+    Raises:
+        UserError: there is none, or its package cannot be loaded.
+    """
+    if name in TYPES:
+        return TYPES[name]
+    points = published(SERVERS, "type of server", TYPES)
+    if name not in points:
+        known = [*TYPES, *points]
+        reason = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else did_you_mean(name, known)
+        raise UserError(f"there is no type {name}{reason} (there are {', '.join(known)})")
+    found = load_published(points[name], "type of server")
+    if not isinstance(found, ServerType):
+        raise UserError(
+            f"the type of server {name!r} ({points[name].value}) is no hermes_rl.server_types.ServerType, but "
+            f"{type(found).__name__}"
+        )
+    return found
+
+
+def type_names() -> tuple[str, ...]:
+    """Return the name of every type, those of other packages last."""
+    return (*TYPES, *published(SERVERS, "type of server", TYPES))
+
+
+def code_of(code: Code) -> Callable[..., Any]:
+    """Load the class or function behind a reference."""
+    found: Callable[..., Any] = load_object(code) if isinstance(code, str) else code
+    return found

@@ -1,0 +1,164 @@
+"""Does a token-level server sample from the distribution that it was asked for? Thousands of draws of one token tell.
+
+This module owns the draws and the statistics of `hermes-rl doctor SPEC --sampling`; `hermes_rl.servers.exactness` has
+the questions that a few tokens answer. Every draw is a request as a rollout makes it, with the seed that a rollout
+would give it. So the draws show what the server's settings, the model's own `generation_config.json`, and the
+parameters of the request make of the distribution together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hermes_rl.errors import UserError
+from hermes_rl.servers.base import ContextLengthExceeded, Sampled, Sampling, drawn_seed
+from hermes_rl.servers.exactness import Finding
+from hermes_rl.servers.token_level import TokenServer
+from hermes_rl.servers.transport import AttemptFailed
+from hermes_rl.tokens.tokenizer import TemplateRefused
+
+DRAWS = 2000
+"""How many tokens are drawn in one context: half of them as first turns of a rollout, half as second ones."""
+VARIATION = 0.02
+"""A total variation up to this is no fault, however certain it is."""
+SIGMAS = 4.0
+"""How far from what chance gives a count may be."""
+_AT_ONCE = 64
+_WALKS = 8
+_STEPS = 32
+_UNDECIDED = math.log(0.4)
+"""A token of this log-probability is one of several that are likely; draws in its place say most."""
+_COMMON = 5.0
+"""A token that is expected less often than this is counted together with the other rare ones."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """What was drawn in one context, against the log-probabilities that the server gave with the draws."""
+
+    draws: int
+    variation: float
+    """The total variation between the two, tokens that are rare in both taken together."""
+    noise: float
+    """The total variation that as many draws from the distribution itself would show on average."""
+    tokens: int
+    """How many different tokens were drawn."""
+
+    @property
+    def ok(self) -> bool:
+        return self.variation <= max(VARIATION, 3 * self.noise)
+
+
+async def measure(server: TokenServer, temperature: float, top_p: float | None, draws: int = DRAWS) -> list[Finding]:
+    """Measure the server's sampling; a server that does not answer is one finding."""
+    try:
+        renderer = await server.renderer()
+        prompt = renderer.first([{"role": "user", "content": "Name a colour, and say why you like it."}], None)
+        sampling = Sampling(prompt, 1, renderer.stop_ids, temperature=temperature, top_p=top_p)
+        context, stopped = await _undecided(server, replace(sampling, max_tokens=_STEPS))
+        first, second = await _drawn(server, replace(sampling, prompt=context), draws // 2)
+        limit = await server.context_length()
+        told = f"{limit} tokens" if limit is not None else "not told; a longer conversation ends by the server's error"
+        return [
+            _as_asked(distribution([*first, *second])),
+            *_independent(first, second),
+            stopped,
+            Finding(True, f"longest conversation: {told}"),
+        ]
+    except (UserError, AttemptFailed, ContextLengthExceeded, TemplateRefused) as error:
+        return [Finding(False, str(error), "is it running, and of this type?")]
+
+
+async def _undecided(server: TokenServer, sampling: Sampling) -> tuple[array[int], Finding]:
+    """Sample a few answers, and return the context in one of them in which the next token was least decided.
+
+    Whether an answer that stopped ends with a stop token is found out on the way.
+    """
+    walks = [await server.sample(replace(sampling, seed=drawn_seed(number, "walk"))) for number in range(_WALKS)]
+    places = [(abs(value - _UNDECIDED), walk.ids[:i]) for walk in walks for i, value in enumerate(walk.logprobs)]
+    if not places:
+        raise AttemptFailed("the server sampled no token")
+    _, before = min(places, key=lambda place: place[0])
+    ended = [walk for walk in walks if walk.finish == "stop"]
+    bare = [walk for walk in ended if not walk.ids or walk.ids[-1] not in sampling.stop_ids]
+    if bare:
+        remedy = "the model's generation_config.json may name other stop tokens than its chat template"
+        detail = f"{len(bare)} of {len(ended)} answers that ended do not end with a stop token"
+        return sampling.prompt + array(sampling.prompt.typecode, before), Finding(False, detail, remedy)
+    detail = f"each of {len(ended)} answers that ended has its stop token" if ended else "no answer ended by itself"
+    return sampling.prompt + array(sampling.prompt.typecode, before), Finding(True, detail)
+
+
+async def _drawn(server: TokenServer, sampling: Sampling, pairs: int) -> tuple[list[Sampled], list[Sampled]]:
+    """Draw one token for each of two turns of many rollouts, all in the same context."""
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(rollout: int, turn: int) -> Sampled:
+        async with room:
+            seed = drawn_seed(drawn_seed(rollout, "rollout"), "turn", turn)
+            return await server.sample(replace(sampling, seed=seed))
+
+    answers = await asyncio.gather(*(one(rollout, turn) for turn in (1, 2) for rollout in range(pairs)))
+    return list(answers[:pairs]), list(answers[pairs:])
+
+
+def distribution(answers: Sequence[Sampled]) -> Distribution:
+    """Compare how often each token was drawn with the log-probability that came with it."""
+    drawn = [(answer.ids[0], answer.logprobs[0]) for answer in answers if answer.ids]
+    count = len(drawn)
+    if not count:
+        return Distribution(0, 1.0, 0.0, 0)
+    seen = Counter(token for token, _ in drawn)
+    chance = {token: math.exp(logprob) for token, logprob in drawn}
+    common = {token for token, value in chance.items() if value * count >= _COMMON}
+    pairs = [(seen[token] / count, chance[token]) for token in common]
+    pairs.append((1 - sum(share for share, _ in pairs), max(0.0, 1 - sum(value for _, value in pairs))))
+    variation = sum(abs(share - value) for share, value in pairs) / 2
+    noise = sum(math.sqrt(2 * value * max(0.0, 1 - value) / (math.pi * count)) for _, value in pairs) / 2
+    return Distribution(count, variation, noise, len(seen))
+
+
+def _as_asked(found: Distribution) -> Finding:
+    detail = (
+        f"{found.draws} draws of one token: total variation {found.variation:.3f} from the log-probabilities that came "
+        f"with them (chance alone: {found.noise:.3f}; {found.tokens} different tokens)"
+    )
+    if found.ok:
+        return Finding(True, detail)
+    return Finding(
+        False,
+        detail,
+        "the server samples from another distribution: look at its sampling options, at the generation_config.json of "
+        "the model (vLLM: --generation-config vllm), and at --logprobs-mode where temperature or top_p is not 1",
+    )
+
+
+def _independent(first: Sequence[Sampled], second: Sequence[Sampled]) -> list[Finding]:
+    """Compare how often two draws are equal with how often independent ones would be."""
+    turns = [(a.ids[0], b.ids[0]) for a, b in zip(first, second, strict=True) if a.ids and b.ids]
+    members = [(a, b) for (a, _), (b, _) in zip(turns[::2], turns[1::2], strict=False)]
+    shares = Counter(token for pair in turns for token in pair)
+    alike = sum((count / (2 * len(turns))) ** 2 for count in shares.values()) if turns else 1.0
+    return [_by_chance("turns of a rollout", turns, alike), _by_chance("members of a group", members, alike)]
+
+
+def _by_chance(what: str, pairs: Sequence[tuple[int, int]], alike: float) -> Finding:
+    """Judge a count of equal pairs; `alike` is the chance that two independent draws are equal."""
+    equal = sum(one == other for one, other in pairs)
+    sigma = math.sqrt(len(pairs) * alike * (1 - alike))
+    if sigma < 1:
+        return Finding(True, f"{what}: this model is too certain to show whether their draws are independent")
+    off = (equal - len(pairs) * alike) / sigma
+    detail = f"{what} draw independently: {equal} of {len(pairs)} pairs are equal, {off:+.1f} σ from chance"
+    if abs(off) <= SIGMAS:
+        return Finding(True, detail)
+    return Finding(
+        False,
+        detail.replace("draw independently", "do not draw independently"),
+        "the server makes noise from something that these requests share; does it look at `seed`?",
+    )

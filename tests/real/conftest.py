@@ -1,0 +1,155 @@
+"""Real engines for the tests beside this file: started once, on loopback, and ended with all that they started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.environments import HERE, tiny_model, vllm_python, vllm_version
+from tests.real.tested_with import rows_of, write
+
+START_SECONDS = 300
+VERSIONS = {"vLLM on processors": vllm_version}
+"""Components, as the test modules' `COMPONENT` names them, and how to find out which version was played with."""
+_passed: dict[str, list[str]] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report: Any = yield
+    component = getattr(getattr(item, "module", None), "COMPONENT", None)
+    if component is not None and report.when == "call" and report.passed:
+        _passed.setdefault(component, []).append(item.nodeid)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    rows = rows_of(_passed, VERSIONS)
+    for row in rows.values():
+        terminalreporter.write_line(row)
+    if rows and (file := os.environ.get("HERMES_RL_TESTED_WITH")):
+        write(Path(file), rows)
+
+
+class Vllm:
+    """A vLLM server on this machine's processors, for a model in a folder."""
+
+    def __init__(self, model: Path, log: Path, port: int | None = None) -> None:
+        self.model, self.log = model, log
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        options = ["--max-model-len", "1024", "--max-num-seqs", "64", "--max-num-batched-tokens", "65536"]
+        options += [
+            "--enforce-eager",
+            "--dtype",
+            "float32",
+            "--enable-auto-tool-choice",
+            "--tool-call-parser",
+            "hermes",
+        ]
+        command = [str(vllm_python()), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
+        command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port), *options]
+        quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_SERVER_DEV_MODE": "1"}
+        environ = {**os.environ, **quiet, "VLLM_CPU_KVCACHE_SPACE": "1"}
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environ, start_new_session=True
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(f"vLLM did not start:\n{self.log.read_text('utf-8', 'replace')[-3000:]}")
+            time.sleep(0.3)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            return urllib.request.urlopen(f"{self.url}/health", timeout=5).status == 200
+        return False
+
+    def kill(self) -> None:
+        """End the server and its workers at once: they are one session of processes."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Post JSON; returns the answer's."""
+        data, headers = json.dumps(body or {}).encode(), {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}{path}", data, headers)
+        text = urllib.request.urlopen(request, timeout=120).read()
+        return json.loads(text) if text else None
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """The folder of the tiny model that calls tools."""
+    return tiny_model()
+
+
+@pytest.fixture(scope="session")
+def vllm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
+    """A vLLM server of the tiny model, for all tests of the session that do it no harm."""
+    server = Vllm(model, tmp_path_factory.mktemp("vllm") / "log")
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def sums(tmp_path: Path, model: Path) -> Path:
+    """The spec that the tiny model was trained for, in a folder of its own."""
+    for name in ("sums.yaml", "sums.py"):
+        shutil.copy(HERE / name, tmp_path)
+    return tmp_path / "sums.yaml"
+
+
+def hermes(*arguments: str | Path, folder: Path, background: bool = False) -> Any:
+    """Run the command line, and return what it says; it has to succeed."""
+    command = [sys.executable, "-m", "hermes_rl.cli.main", *map(str, arguments)]
+    if background:
+        return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def policy(server: Vllm, model: Path, **more: str) -> Sequence[str]:
+    """The options that give a spec this server as its policy."""
+    keys = {"type": "vllm", "base_url": f"{server.url}/v1", "model": "tiny", "tokenizer": str(model), **more}
+    return [word for key, value in keys.items() for word in ("--set", f"servers.policy.{key}={value}")]
+
+
+def recomputed(models: Path | Sequence[Path], groups: Path) -> dict[str, Any]:
+    """What the models themselves think of the trained tokens; see `recompute.py`."""
+    folders = ",".join(map(str, [models] if isinstance(models, Path) else models))
+    command = [str(vllm_python()), str(HERE / "recompute.py"), folders, str(groups)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found

@@ -1,0 +1,162 @@
+"""A real vLLM on this machine's processors plays, and every trained token is what its model says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_rl.servers.base import ServerConfig
+from hermes_rl.servers.exactness import Finding
+from hermes_rl.servers.factory import token_server
+from hermes_rl.servers.measuring import measure
+from tests.real.conftest import Vllm, hermes, policy, recomputed
+
+COMPONENT = "vLLM on processors"
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(900)]
+
+
+def groups_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "groups.jsonl").read_text("utf-8").splitlines()]
+
+
+def require_exact(found: dict[str, Any]) -> None:
+    assert found["problems"] == {}
+    assert found["tokens"] > 500
+    assert found["sum"] / found["tokens"] <= 1e-6
+    assert found["unexplained"] == 0
+
+
+def test_ten_thousand_tokens_are_exact_and_turns_are_independent(vllm: Vllm, model: Path, sums: Path) -> None:
+    more = ["--set", "process.groups=64", "--out", "run"]
+    hermes("run", sums, "process", *policy(vllm, model), *more, folder=sums.parent)
+    found = recomputed(model, sums.parent / "run" / "groups.jsonl")
+    require_exact(found)
+    assert found["tokens"] >= 10_000
+    # Whether a turn begins with a thought is drawn anew in each turn: equal decisions are as frequent as by chance.
+    assert found["turns"] > 100
+    assert abs(found["agree"] - found["expected"]) <= 4 * found["variance"] ** 0.5
+
+
+async def measured(url: str, model: Path, draws: int) -> list[Finding]:
+    server = token_server(ServerConfig("vllm", f"{url}/v1", "tiny", tokenizer=str(model)))
+    try:
+        return await measure(server, 1.0, None, draws)
+    finally:
+        await server.close()
+
+
+async def test_what_is_sampled_is_what_was_asked_for(vllm: Vllm, model: Path) -> None:
+    findings = await measured(vllm.url, model, 8000)
+    assert [finding for finding in findings if not finding.ok] == []
+    assert "longest conversation: 1024 tokens" in findings[-1].detail
+
+
+@pytest.fixture
+def hostile(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
+    """A server whose model folder asks for another sampling than the model's own distribution."""
+    folder = tmp_path_factory.mktemp("hostile")
+    shutil.copytree(model, folder / "model")
+    file = folder / "model" / "generation_config.json"
+    settings = json.loads(file.read_text("utf-8"))
+    settings |= {"do_sample": True, "top_k": 2, "top_p": 0.5, "repetition_penalty": 1.3, "temperature": 0.3}
+    file.write_text(json.dumps(settings), "utf-8")
+    server = Vllm(folder / "model", folder / "log")
+    server.start()
+    yield server
+    server.kill()
+
+
+async def test_the_sampling_settings_of_a_model_folder_change_nothing(hostile: Vllm, model: Path) -> None:
+    findings = await measured(hostile.url, model, 8000)
+    assert [finding for finding in findings if not finding.ok] == []
+    variation = float(findings[0].detail.split("total variation ")[1].split()[0])
+    assert variation <= 0.02
+
+
+def test_a_server_that_is_killed_and_comes_back_costs_nothing(vllm: Vllm, model: Path, sums: Path) -> None:
+    more = ["--set", "process.groups=24", "--set", "process.concurrency=8", "--out", "run"]
+    running = hermes("run", sums, "process", *policy(vllm, model), *more, folder=sums.parent, background=True)
+    wait_for_groups(sums.parent / "run", 2, running)
+    vllm.kill()
+    time.sleep(3)
+    vllm.start()
+    said, _ = running.communicate(timeout=300)
+    assert running.returncode == 0, said
+    assert len(groups_of(sums.parent / "run")) == 24
+    require_exact(recomputed(model, sums.parent / "run" / "groups.jsonl"))
+
+
+def wait_for_groups(folder: Path, count: int, running: Any) -> None:
+    deadline = time.monotonic() + 200
+    while not (folder / "groups.jsonl").exists() or len(groups_of(folder)) < count:
+        assert running.poll() is None, running.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+def test_a_pause_costs_nothing(mode: str, vllm: Vllm, model: Path, sums: Path) -> None:
+    more = ["--set", "process.groups=16", "--set", "process.concurrency=8", "--set", "agent.timeout=60", "--out", "run"]
+    running = hermes("run", sums, "process", *policy(vllm, model), *more, folder=sums.parent, background=True)
+    wait_for_groups(sums.parent / "run", 1, running)
+    vllm.post(f"/pause?mode={mode}")
+    time.sleep(3)
+    vllm.post("/resume")
+    said, _ = running.communicate(timeout=300)
+    assert running.returncode == 0, said
+    assert len(groups_of(sums.parent / "run")) == 16
+    rollouts = (sums.parent / "run" / "rollouts.jsonl").read_text("utf-8").splitlines()
+    assert [line for line in rollouts if json.loads(line).get("error") is not None] == []
+    require_exact(recomputed(model, sums.parent / "run" / "groups.jsonl"))
+
+
+def test_every_token_is_explained_by_weights_within_its_versions(model: Path, sums: Path, vllm: Vllm) -> None:
+    versions = [model, model.with_name("trained-2"), model.with_name("trained-3")]
+    vllm.post("/update_weight_version", {"new_version": "1"})
+    more = ["--set", "process.groups=48", "--set", "process.concurrency=8", "--out", "run"]
+    told = policy(vllm, model, weights_path="/weight_info")
+    running = hermes("run", sums, "process", *told, *more, folder=sums.parent, background=True)
+    try:
+        for version, count in ((2, 6), (3, 20)):
+            wait_for_groups(sums.parent / "run", count, running)
+            take(vllm, versions[version - 1], version)
+        said, _ = running.communicate(timeout=300)
+    finally:
+        take(vllm, model, 4)
+    assert running.returncode == 0, said
+    require_exact(recomputed(versions, sums.parent / "run" / "groups.jsonl"))
+    spans = {(one["certificate"]["oldest"], one["certificate"]["newest"]) for one in groups_of(sums.parent / "run")}
+    assert {(1, 1), (3, 3)} <= spans
+    assert len(spans) > 2
+
+
+def take(server: Vllm, weights: Path, version: int) -> None:
+    """Give a running server other weights, as a trainer would."""
+    server.post("/pause?mode=keep")
+    server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
+    server.post("/update_weight_version", {"new_version": str(version)})
+    server.post("/resume")
+
+
+def test_two_hundred_and_fifty_six_at_a_time(vllm: Vllm, model: Path, sums: Path) -> None:
+    more = ["--set", "process.groups=96", "--set", "process.concurrency=256", "--out", "run"]
+    hermes("run", sums, "process", *policy(vllm, model), *more, folder=sums.parent)
+    assert len(groups_of(sums.parent / "run")) == 96
+    require_exact(recomputed(model, sums.parent / "run" / "groups.jsonl"))
+
+
+def test_chat_and_token_level_servers_score_alike(vllm: Vllm, model: Path, sums: Path) -> None:
+    found = {}
+    for kind in ("vllm", "openai"):
+        hermes("run", sums, "evaluate", *policy(vllm, model, type=kind), "--out", kind, folder=sums.parent)
+        found[kind] = json.loads((sums.parent / kind / "metrics.json").read_text("utf-8"))["results"]["all"]
+    text = json.dumps(found)
+    means = [float(one["eval/mean_reward"]) for one in found.values()]
+    errors = [float(one["eval/mean_reward_stderr"]) for one in found.values()]
+    assert abs(means[0] - means[1]) <= 4 * (errors[0] ** 2 + errors[1] ** 2) ** 0.5, text

@@ -1,0 +1,42 @@
+"""Which real components were played with: the table of docs/tested-with.md, made by the tests themselves.
+
+Each test that passed counts for the component of its module, `COMPONENT = "…"`. At the end of the session the
+components and their versions are printed, and ``HERMES_RL_TESTED_WITH=docs/tested-with.md`` writes them to that file.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+HEADER = """# Tested with
+
+What was played for real, by the tests in `tests/real`, which write this table
+(`HERMES_RL_TESTED_WITH=docs/tested-with.md pytest -m real`). A component that cannot be had fails its tests.
+
+| component | version | date | tests passed | run again |
+|---|---|---|---|---|
+"""
+
+
+def rows_of(passed: Mapping[str, list[str]], versions: Mapping[str, Callable[[], str]]) -> dict[str, str]:
+    """Return a row of the table for each component that has a test which passed."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    found = {}
+    for component, tests in sorted(passed.items()):
+        files = sorted({test.split("::")[0] for test in tests})
+        again = f"`pytest {' '.join(files)}`"
+        found[component] = f"| {component} | {versions[component]()} | {today} | {len(tests)} | {again} |"
+    return found
+
+
+def write(file: Path, rows: Mapping[str, str]) -> None:
+    """Put the rows into the file; those of components that were not played stay as they are."""
+    before = file.read_text("utf-8") if file.exists() else ""
+    kept = {
+        match[1]: match[0] for match in re.finditer(r"^\| ([^|]+?) \| .*$", before, re.M) if match[1] != "component"
+    }
+    merged = {**kept, **rows}
+    file.write_text(HEADER + "\n".join(merged[name] for name in sorted(merged)) + "\n", "utf-8")

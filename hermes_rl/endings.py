@@ -1,7 +1,7 @@
 """How a rollout ends: every ending by name, and the one table of whose doing it is.
 
 The table decides what is graded (the policy's doing), what is played anew (ours), and what
-`AgentResult.finished_naturally` says. A spec changes the treatment of an ending of the policy under
+`AgentResult.finished_naturally` says. A spec changes what follows from an ending of the policy under
 ``endings:``; an ending of ours can never become a score.
 """
 

@@ -121,7 +121,7 @@ def _carried(error: BaseException) -> BaseException:
     return error
 
 
-class Places:
+class PerLoopSemaphore:
     """So many at once on each event loop, since a semaphore belongs to one."""
 
     def __init__(self, count: int) -> None:

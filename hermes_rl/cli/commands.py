@@ -113,7 +113,7 @@ def regrade(
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in --set rewards.a.weight=2.")] = None,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
 ) -> None:
-    """New rewards or weights over what a run kept; nothing is played."""
+    """Score what a run recorded by other rewards or weights; nothing is played."""
     from hermes_rl.cli.running import regrade_run
 
     raise typer.Exit(regrade_run(run_directory, tuple(sets or ()), env_file))
@@ -133,6 +133,6 @@ def version(
 
 
 def _print(text: str) -> None:
-    from hermes_rl.cli.options import echo
+    from hermes_rl.cli.echo import echo
 
     echo(text)

@@ -7,7 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from hermes_rl.cli.options import Options, echo, policy_of
+from hermes_rl.cli.echo import echo
+from hermes_rl.cli.options import Options, policy_of
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.sandboxes import named_toolsets
 from hermes_rl.runs.exact import forecast_of, tokenizer_of

@@ -18,7 +18,7 @@ them over and over, as Python's own 700 asks for, is a tenth of the time that a 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The program; ends the process with the exit status."""
+    """Run the program, and end the process with its exit status."""
     gc.set_threshold(STARTING)
     code = status(arguments)
     gc.freeze()  # at its end Python looks at everything once more, although all of it goes
@@ -30,7 +30,7 @@ def status(arguments: list[str] | None = None) -> int:
     import typer
 
     from hermes_rl.cli.commands import app
-    from hermes_rl.cli.options import echo
+    from hermes_rl.cli.echo import echo
 
     # Typer brings a click of its own in some versions, so the class is found through Typer.
     click_exception: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")

@@ -1,4 +1,7 @@
-"""What a command line changes in a spec, for every command that reads one: `--set`, Atropos' flags, `--env-file`."""
+"""What a command line changes in a spec, for every command that reads one: `--set`, Atropos' flags, `--env-file`.
+
+Where the spec names no policy, the one of the environment plays, or the one that the user picks; it is never guessed.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,11 @@ from typing import NamedTuple
 
 import typer
 
+from hermes_rl.cli.echo import echo
 from hermes_rl.errors import UserError
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.overrides import Overrides, parse_extra_args
 from hermes_rl.spec.substitution import read_env_file
-from hermes_rl.visible import visible
-
-# --------------------------------------------------------------------------------- Where the command line prints
-
-
-def echo(text: str, *, err: bool = False) -> None:
-    """Print a line, whatever is in it, so that a terminal only shows it."""
-    typer.echo(visible(text), err=err)
-
-
-# -------------------------------------------------------------------------------- options
 
 
 @dataclass(frozen=True)
@@ -38,7 +31,7 @@ class Options:
     env_file: Path | None = None
 
     def overrides(self) -> Overrides:
-        """What they change; raises SpecError with every one that is wrong."""
+        """Return what they change; raises SpecError with every one that is wrong."""
         return parse_extra_args(self.flags, self.sets)
 
     def environ(self) -> dict[str, str]:
@@ -47,7 +40,7 @@ class Options:
 
 
 def environment(env_file: Path | None) -> dict[str, str]:
-    """The process's environment, which wins, with the lines of `env_file`; neither is changed.
+    """Return the process's environment, which wins, with the lines of `env_file`; neither is changed.
 
     Raises:
         UserError: the file cannot be read, or a line is not KEY=VALUE.
@@ -71,7 +64,7 @@ def separated(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return specs, tuple(flags)
 
 
-# Which model acts, where the spec does not say: the environment's, or the one that the user picks; never a guess
+# ------------------------------------------------------------------------- The policy, where the spec names none
 
 Load = Callable[[tuple[str, ...]], Spec]
 
@@ -117,7 +110,7 @@ def with_policy(load: Load, environ: Mapping[str, str]) -> Spec:
 
 
 def policy_of(environ: Mapping[str, str]) -> str | None:
-    """The policy that OPENAI_BASE_URL and OPENAI_MODEL name, as the text of a `--set`."""
+    """Return the policy that OPENAI_BASE_URL and OPENAI_MODEL name, as the text of a `--set`."""
     if not (environ.get("OPENAI_BASE_URL") and environ.get("OPENAI_MODEL")):
         return None
     key = "OPENAI_API_KEY" if environ.get("OPENAI_API_KEY") else None

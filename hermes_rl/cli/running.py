@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hermes_rl.cli.options import echo, environment, with_policy
+from hermes_rl.cli.echo import echo
+from hermes_rl.cli.options import environment, with_policy
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
 from hermes_rl.runs.metrics import BY, COUNT
@@ -102,7 +103,7 @@ def run_spec(request: RunRequest) -> int:
 
 @contextmanager
 def logged() -> Iterator[None]:
-    """What hermes_rl logs at INFO and above goes to stderr, with the time."""
+    """Write what hermes_rl logs at INFO and above to stderr, with the time."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("hermes_rl")
@@ -196,7 +197,7 @@ def _evaluate(spec: Spec, launch: Launch) -> int:
 
 
 def evaluation_lines(found: Evaluation) -> list[str]:
-    """The result for people: the mean with its standard error, then what else there is."""
+    """Return the result for people: the mean with its standard error, then what else there is."""
     metrics = found.metrics
     error = metrics.get("eval/mean_reward_stderr")
     lines = [f"mean reward {metrics['eval/mean_reward']:.4f}" + (f" ± {error:.4f}" if error is not None else "")]

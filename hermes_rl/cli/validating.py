@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from hermes_rl.cli.options import Options, echo
+from hermes_rl.cli.echo import echo
+from hermes_rl.cli.options import Options
 from hermes_rl.data.check import check_spec
 from hermes_rl.errors import HermesRLError, Problem, UserError
 from hermes_rl.runs.exact import foreign_teachers, foretold, unknown_renderers
@@ -104,7 +105,7 @@ def _known_distributions(spec: Spec) -> Collection[str]:
 
 
 def _lacking(spec: Spec, environ: Mapping[str, str]) -> list[Problem]:
-    """What the spec's toolsets lack on this machine."""
+    """Return what the spec's toolsets lack on this machine."""
     if spec.toolsets.replay or not _names_toolsets(spec):
         return []
     from hermes_rl.rollouts.sandboxes import toolset_problems

@@ -31,7 +31,7 @@ from hermes_rl.env.servers import HermesServer, HermesServerManager
 from hermes_rl.env.tracking import Tracking
 from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.rollouts.compiled import with_thinking
-from hermes_rl.rollouts.environment import Environment, Treatment
+from hermes_rl.rollouts.environment import EndingPolicy, Environment
 from hermes_rl.rollouts.rollout import Encoder, Rollout, RolloutKey
 from hermes_rl.runs.metrics import BY, clustered_stderr, mean
 from hermes_rl.runs.readable import readable
@@ -51,7 +51,7 @@ REWARD = "reward"
 
 
 def sandbox_config(config: Any) -> SandboxConfig:
-    """The sandbox that the configuration's terminal_* fields describe."""
+    """Return the sandbox that the configuration's terminal_* fields describe."""
     backend = "bubblewrap" if config.terminal_backend == "local" else config.terminal_backend
     network = config.terminal_network
     if network is None:
@@ -104,7 +104,7 @@ class HandWritten:
         return with_thinking(self._env.format_messages(row.columns), self._env.config.custom_thinking_prompt)
 
     @asynccontextmanager
-    async def machine(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
+    async def runtime(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
         toolkit = self._env._toolkit_for(key.group)
         sandbox = self._env.sandbox_for(key.row.columns)
         async with ToolRuntime(sandbox, task_id=_unique(key), toolkit=toolkit, run=True) as runtime:
@@ -122,7 +122,7 @@ class HandWritten:
         rollout.rewards[REWARD] = interpret(REWARD, returned, seconds)
 
     async def grade_group(self, rollouts: list[Rollout]) -> None:
-        """A hand-written environment compares rollouts in `postprocess_histories`."""
+        """Do nothing: a hand-written environment compares rollouts in `postprocess_histories`."""
 
     def score(self, rollout: Rollout) -> float:
         value = rollout.rewards[REWARD].value
@@ -133,7 +133,7 @@ class HandWritten:
     def credit(self, rollout: Rollout) -> tuple[float, ...] | None:
         return rollout.rewards[REWARD].per_turn
 
-    def treatment(self, ending: Ending) -> Treatment:
+    def ending_policy(self, ending: Ending) -> EndingPolicy:
         return "grade"
 
 
@@ -211,7 +211,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
                 raise UserError(f"{type(self).__name__}.{name} is never called: {instead}")
 
     def _environment(self) -> Environment:
-        """The environment as a run conducts it: with the code of a subclass where there is any."""
+        """Return the environment as a run conducts it: with the code of a subclass where there is any."""
         cls, core = type(self), self._core
         own = (HermesAgentBaseEnv.collect_trajectory, HermesAgentBaseEnv.collect_trajectories)
         if (cls.collect_trajectory, cls.collect_trajectories) != own:
@@ -246,20 +246,20 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
     @abstractmethod
     async def get_next_item(self) -> Any:
-        """The next item to play; None pauses (serve) or ends (process)."""
+        """Return the next item to play; None pauses (serve) or ends (process)."""
 
     def format_prompt(self, item: Any) -> str:
-        """The first user message for an item."""
+        """Return the first user message for an item."""
         raise NotImplementedError(f"{type(self).__name__} defines neither format_prompt nor format_messages")
 
     def format_messages(self, item: Any) -> list[Message]:
-        """The messages that a rollout begins with: the configured system prompt and `format_prompt`."""
+        """Return the messages that a rollout begins with: the configured system prompt and `format_prompt`."""
         system = self.config.system_prompt
         first = [{"role": "system", "content": system}] if system else []
         return [*first, {"role": "user", "content": self.format_prompt(item)}]
 
     def sandbox_for(self, item: Any) -> SandboxConfig:
-        """The sandbox that an item is played in: what the terminal_* fields of the configuration describe.
+        """Return the sandbox that an item is played in: what the terminal_* fields of the configuration describe.
 
         Override it where items have an image, files, variables or a working directory of their own:
         ``dataclasses.replace(super().sandbox_for(item), image=item["docker_image"])``.
@@ -267,7 +267,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         return sandbox_config(self.config)
 
     async def compute_reward(self, item: Any, result: AgentResult, ctx: Any) -> Any:
-        """The reward of a rollout; runs in a worker thread, so `ctx` is used without await.
+        """Return the reward of a rollout; runs in a worker thread, so `ctx` is used without await.
 
         Raise to say that it could not be told: the rollout is played anew, never scored 0.
         """
@@ -276,7 +276,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
     # ------------------------------------------------------------------ parts that a subclass may replace
 
     def _make_server(self, configs: list[APIServerConfig]) -> Any:
-        """The object behind `self.server`."""
+        """Return the object behind `self.server`."""
         return HermesServerManager(
             configs,
             server_class=self.server_cls,
@@ -286,11 +286,11 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         )
 
     def _make_core(self) -> Environment:
-        """The environment as the core sees it."""
+        """Return the environment as the core sees it."""
         return HandWritten(self)
 
     def _make_encoder(self) -> Encoder:
-        """What makes tokens of conversations, with the environment's own tokenizer."""
+        """Return what makes tokens of conversations, with the environment's own tokenizer."""
         return Encoder.load(self.config.tokenizer_name)
 
     def _use_managed_server(self) -> bool:
@@ -303,7 +303,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         return toolkit.schemas, set(toolkit.names)
 
     def _toolkit_for(self, group: str) -> Toolkit:
-        """The tools of a group: the same for all its members, drawn from the seed and the group's id."""
+        """Return the tools of a group: the same for all its members, drawn from the seed and the group's id."""
         config = self.config
         enabled = config.enabled_toolsets if config.enabled_toolsets is not None else self.default_toolsets
         if config.distribution is not None:
@@ -322,14 +322,14 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
             resolve_toolsets(self.config.enabled_toolsets, self.config.disabled_toolsets or ())
 
     def _state_at_step(self) -> Any:
-        """What is to be restored with the trainer's step, as JSON."""
+        """Return what is to be restored with the trainer's step, as JSON."""
         return None
 
     def _restore_state(self, state: Any) -> None:
         """Take up what `_state_at_step` gave."""
 
     def _note_step(self) -> None:
-        """The trainer is at another step."""
+        """Take note that the trainer is at another step."""
 
     # ------------------------------------------------------------------ what is logged
 
@@ -399,7 +399,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
     @classmethod
     def cli(cls) -> None:
-        """The environment as a program: serve, process or evaluate, with --env.* and --openai.*."""
+        """Run the environment as a program: serve, process or evaluate, with --env.* and --openai.*."""
         main(cls)
 
     @classmethod
@@ -417,7 +417,7 @@ _SCORES = ("score", "reward", "passed")
 
 
 def metrics_by_column(samples: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, float]:
-    """The mean score, its error and the count of the samples of each value of each column.
+    """Return the mean score, its error and the count of the samples of each value of each column.
 
     Raises:
         UserError: the samples lack a column, or a score.
@@ -441,7 +441,7 @@ def metrics_by_column(samples: Sequence[Mapping[str, Any]], columns: Sequence[st
 
 
 def _configs(given: ServerBaseline | Sequence[APIServerConfig] | APIServerConfig) -> list[APIServerConfig]:
-    """Always a list: atroposlib takes anything else for its local ports 9004 to 9007 with the key "x"."""
+    """Return a list in any case: atroposlib takes anything else for its local ports 9004 to 9007 with the key "x"."""
     if isinstance(given, APIServerConfig):
         return [given]
     if isinstance(given, ServerBaseline):

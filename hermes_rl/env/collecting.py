@@ -60,7 +60,7 @@ def assemble(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def layered(items: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The items of each layer, as many as there are members; a member without a further sequence gets a filler."""
+    """Return the items of each layer, one for each member; a member without a further sequence gets a filler."""
     deepest = max(len(item.get(FURTHER) or ()) for item in items)
     further = [[_further(item, number) for item in items] for number in range(deepest)]
     return [list(items), *further]
@@ -76,7 +76,7 @@ def _further(item: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def with_content(group: dict[str, Any]) -> dict[str, Any]:
-    """The group with a `content` key in every message; run-api refuses a group without, and drops it."""
+    """Return the group with a `content` key in every message; run-api refuses a group without, and drops it."""
     if group.get("messages"):
         group["messages"] = [
             [{**message, "content": message.get("content")} for message in conversation]
@@ -86,7 +86,7 @@ def with_content(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The item, if it can be part of a group.
+    """Return the item, if it can be part of a group.
 
     Raises:
         ValueError: it lacks tokens, masks or a score; or its score is not finite, which makes a whole batch fail.
@@ -118,12 +118,12 @@ class ItemRow(Row):
 
 
 def group_id() -> str | None:
-    """The id of the group that the environment's own code is collecting; None outside of a run."""
+    """Return the id of the group that the environment's own code is collecting; None outside of a run."""
     return _group_id.get()
 
 
 def row_of(item: Any, index: int = 0) -> Row:
-    """An item of `get_next_item`, which may be anything, as a row; its key is a hash of what it prints as."""
+    """Return an item of `get_next_item`, which may be anything, as a row; its key is a hash of what it prints as."""
     if isinstance(item, Row):
         return item
     printed = _ADDRESS.sub("", repr(item))  # an address in memory is another one in the next process
@@ -132,7 +132,7 @@ def row_of(item: Any, index: int = 0) -> Row:
 
 
 async def items_of(env: ConductedEnv, *, pauses: bool) -> AsyncIterator[Row]:
-    """The items of an environment, as it hands them out; those that its code gave back come first.
+    """Yield the items of an environment, as it hands them out; those that its code gave back come first.
 
     Args:
         env: the environment.
@@ -160,7 +160,7 @@ class WithOwnCode:
         return getattr(self._environment, name)
 
     async def lines(self, group: Group, made: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The lines after `postprocess_histories`; none where it gives nothing."""
+        """Return the lines after `postprocess_histories`; none where it gives nothing."""
         given: Any = made if len(made) > 1 else made[0]
         processed: Any = await self._env.postprocess_histories(given)
         found = processed if isinstance(processed, list) else [processed]
@@ -172,7 +172,7 @@ class CollectsByHand(WithOwnCode):
     """An environment that overrides `collect_trajectory` or `collect_trajectories`."""
 
     async def play_group(self, row: Row, group: str, epoch: int, size: int) -> Group:
-        """The group that its code collected; dropped where that raised or gave nothing, which ends no other group."""
+        """Return the group that its code collected, as dropped where that raised or gave nothing."""
         _group_id.set(group)
         try:
             item = row.columns if isinstance(row, ItemRow) else row
@@ -238,7 +238,7 @@ class Collecting:
         return items_of(env, pauses=False)
 
     def _named(self, item: Any) -> tuple[Row, str]:
-        """An item as a row, with the id of its group: the one of the run that asks for it, else one of its own."""
+        """Return an item as a row, with the id of its group: that of the run that asks for it, else one of its own."""
         number = next(self._group_numbers)
         row = row_of(item, number)
         return row, group_id() or f"{row.key}:{number}"
@@ -297,7 +297,7 @@ class Collecting:
         return None, []
 
     def _layers_of(self, group: Group) -> list[dict[str, Any]]:
-        """The group as Atropos' ScoredDataGroups: one where each rollout has one sequence."""
+        """Return the group as Atropos' ScoredDataGroups: one where each rollout has one sequence."""
         return group_lines(group, self._generation_params())
 
     def _generation_params(self) -> dict[str, Any]:
@@ -327,6 +327,6 @@ class _Tracked:
 
 
 def _item_of(group: dict[str, Any]) -> dict[str, Any]:
-    """A group of one as a ScoredDataItem."""
+    """Return a group of one as a ScoredDataItem."""
     lists = {"tokens", "masks", "scores", "messages", "inference_logprobs", *OF_TEACHER}
     return {key: (value[0] if key in lists and value else value) for key, value in group.items()}

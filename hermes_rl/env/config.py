@@ -80,7 +80,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]
     seed: int = Field(default=0, ge=0, description="Feeds distributions and the sampling seed of each rollout.")
 
     def build_budget_config(self) -> ResultBudget:
-        """The bounds on tool results, for the `budget_config` of an agent loop; rollouts have them by themselves."""
+        """Return the bounds on tool results, for the `budget_config` of an agent loop; rollouts have them anyway."""
         return ResultBudget(
             default_result_size=self.default_result_size_chars,
             turn_budget=self.turn_budget_chars,

@@ -62,7 +62,7 @@ class EnvLog:
         self._env = env
 
     async def group(self, group: Group, written: int | None, lines: Sequence[dict[str, Any]]) -> None:
-        """A group has ended; it was the n-th that was `written`, or was left out."""
+        """Note a group that has ended; it was the n-th that was `written`, or was left out."""
         self._env._training_counts.add_group(group)
         await self._env.cleanup()
         if written is None:

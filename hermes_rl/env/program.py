@@ -55,7 +55,7 @@ def run(cls: Any, arguments: list[str]) -> None:
 
 
 def configured(cls: Any, flags: list[str]) -> tuple[Any, Any]:
-    """The configuration and the servers of `config_init`, changed by the flags of a command line.
+    """Return the configuration and the servers of `config_init`, changed by the flags of a command line.
 
     Raises:
         UserError: a flag is unknown, or its value does not fit.
@@ -76,7 +76,7 @@ def _help(cls: Any) -> str:
 
 
 def _given(flags: list[str]) -> dict[str, dict[str, Any]]:
-    """Flags and the --config file as {env: …, openai: …}."""
+    """Return the flags and the --config file as {env: …, openai: …}."""
     found: dict[str, dict[str, Any]] = {"env": {}, "openai": {}}
     later: dict[str, dict[str, Any]] = {"env": {}, "openai": {}}
     for name, text in _pairs(flags):
@@ -127,7 +127,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _changed(config: Any, changes: dict[str, Any], flag: str) -> Any:
-    """A copy of a pydantic object with other values, validated as a whole.
+    """Return a copy of a pydantic object with other values, validated as a whole.
 
     A field that nobody has set stays unset, so that what follows from others, such as the tool parser, is detected.
     """
@@ -147,7 +147,7 @@ def _known(cls: type[BaseModel], changes: dict[str, Any], flag: str) -> None:
 
 
 def _servers(given: Any, changes: Any) -> Any:
-    """The servers with `--openai.*` applied to each; a list in the --config file replaces them."""
+    """Return the servers with `--openai.*` applied to each; a list in the --config file replaces them."""
     if isinstance(changes, list):
         return [_changed(APIServerConfig(), entry, "openai") for entry in changes]
     if not changes:

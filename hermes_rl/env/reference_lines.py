@@ -133,7 +133,7 @@ def _gives_variables(call: ast.Call) -> bool:
 
 
 def _variable(target: ast.expr) -> str | None:
-    """The name in ``os.environ["NAME"]``."""
+    """Return the name in ``os.environ["NAME"]``."""
     if not isinstance(target, ast.Subscript) or not isinstance(target.slice, ast.Constant):
         return None
     where = target.value

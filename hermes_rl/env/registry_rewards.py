@@ -16,7 +16,7 @@ from hermes_rl.plugins import did_you_mean
 
 
 def named(name: str) -> Callable[..., list[float]]:
-    """The reward that atroposlib calls `name`; what it takes, as `args`, is described there.
+    """Return the reward that atroposlib calls `name`; what it takes, as `args`, is described there.
 
     Raises:
         UserError: there is none, or it needs a package that is not installed (some need torch).

@@ -67,7 +67,7 @@ async def serve_environment(env: ConductedEnv, trainer: Trainer | None = None) -
 
 
 def atropos_trainer(config: Any, progress: Progress) -> AtroposTrainer:
-    """The client of the trajectory API that the configuration names."""
+    """Return the client of the trajectory API that the configuration names."""
     return AtroposTrainer(
         url=config.rollout_server_url,
         total_steps=int(config.total_steps),

@@ -59,7 +59,7 @@ def request_of(kwargs: dict[str, Any], reasoning: ReasoningConfig | None) -> Cha
 
 
 def completion_of(replies: list[ChatReply]) -> ChatCompletion:
-    """Replies as one OpenAI ChatCompletion with a choice each."""
+    """Return replies as one OpenAI ChatCompletion with a choice each."""
     usage = {
         key: sum(int(reply.usage.get(key) or 0) for reply in replies)
         for key in ("prompt_tokens", "completion_tokens", "total_tokens")
@@ -84,7 +84,7 @@ def completion_of(replies: list[ChatReply]) -> ChatCompletion:
 
 
 def text_completion_of(replies: list[ChatReply]) -> Completion:
-    """Replies as one OpenAI Completion with a choice each."""
+    """Return replies as one OpenAI Completion with a choice each."""
     return Completion.model_validate(
         {
             "id": f"cmpl-{id(replies):x}",
@@ -178,7 +178,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         raise UserError(said) if wrong is not None else RunError(said)
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        """The fast path of the agent loop."""
+        """Return the fast path of the agent loop."""
         return await self.role.chat(request)
 
     @property
@@ -262,7 +262,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
     async def managed_server(
         self, tokenizer: Any = None, base_url: str | None = None, preserve_think_blocks: bool = False
     ) -> AsyncIterator[ManagedServer]:
-        """A server that remembers what it samples, as ``get_state()["nodes"]``; for one rollout or one group.
+        """Open a server that remembers what it samples, as ``get_state()["nodes"]``; for one rollout or one group.
 
         The arguments are accepted for compatibility: the tokenizer is that of the servers' configuration, calls stay
         with one server by themselves, and thinking is kept as the chat template has it.
@@ -326,7 +326,7 @@ class ManagedServer:
         self._manager.loop_failed(error)
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        """A call of an agent loop, which keeps a transcript of its own."""
+        """Return a call of an agent loop, which keeps a transcript of its own."""
         if request.transcript is not None and not any(one is request.transcript for one in self._transcripts):
             self._transcripts.append(request.transcript)
         return await self._manager.role.chat(request)
@@ -346,7 +346,7 @@ class ManagedServer:
         return await self._manager.get_logprobs(**kwargs)
 
     def _for(self, kwargs: dict[str, Any]) -> list[Transcript]:
-        """A single choice goes on with the conversation; several are conversations of their own from here on."""
+        """Return the transcripts of the choices: one choice goes on with the conversation, several begin their own."""
         count = _count(kwargs)
         if count == 1 and self._transcripts:
             return self._transcripts[-1:]

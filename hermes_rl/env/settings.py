@@ -18,7 +18,7 @@ MAX_TOKEN_LENGTH = 32768
 
 
 def env_config(spec: Spec, mode: Mode = "serve") -> HermesAgentEnvConfig:
-    """The configuration for a mode; what has no key of its own in a spec comes from `env:`."""
+    """Return the configuration for a mode; what has no key of its own in a spec comes from `env:`."""
     serve, agent, toolsets = spec.serve, spec.agent_for(mode), spec.toolsets
     playing = spec.process if mode == "process" else serve
     fields: dict[str, Any] = {

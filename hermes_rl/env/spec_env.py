@@ -94,7 +94,7 @@ class SpecEnv(HermesAgentBaseEnv):
                 )
 
     def _make_server(self, configs: list[APIServerConfig]) -> HermesServerManager:
-        """The spec's own policy; other servers given to the constructor take its place."""
+        """Return the spec's own policy; other servers given to the constructor take its place."""
         if configs != server_configs(self.spec):
             self._compiled.roles[POLICY] = create_client(POLICY, [server_config(config) for config in configs])
         return HermesServerManager(
@@ -108,7 +108,7 @@ class SpecEnv(HermesAgentBaseEnv):
         return self._compiled
 
     def _own_code(self) -> OwnCode:
-        """The environment for a run, with the code of a subclass where there is any."""
+        """Return the environment for a run, with the code of a subclass where there is any."""
         if self._mode == "evaluate":
             return OwnCode(self._compiled, self._compiled)
         items = RowSource(items_of(self, pauses=self._mode == "serve"))
@@ -122,7 +122,7 @@ class SpecEnv(HermesAgentBaseEnv):
         self._rollout_store = opened.store
 
     def _toolkit_for(self, group: str) -> Toolkit:
-        """The spec's tools, its own Python tools included; those of a state object belong to a rollout."""
+        """Return the spec's tools, its own Python tools included; those of a state object belong to a rollout."""
         return self._compiled.tooling.shared(group)
 
     async def setup(self) -> None:
@@ -135,14 +135,14 @@ class SpecEnv(HermesAgentBaseEnv):
             self._evaluation_rows = await asyncio.to_thread(load_rows, self.spec, "eval", notify=logger.warning)
 
     async def get_next_item(self) -> Row | None:
-        """The next row of the training split, over and over; None where there is none."""
+        """Return the next row of the training split, over and over; None where there is none."""
         if self._training_rows is None:
             await self.setup()
         assert self._training_rows is not None
         return await anext(self._training_rows, None)
 
     def curriculum_state(self) -> Any:
-        """What of a curriculum is to be restored with the trainer's step, as JSON; a subclass may have its own."""
+        """Return the curriculum's part of what a trainer's step restores, as JSON; a subclass may have its own."""
         return self._opened.run.curriculum.state() if self._opened is not None else None
 
     def restore_curriculum(self, state: Any) -> None:
@@ -234,7 +234,7 @@ async def _repeated(source: RowSource) -> AsyncIterator[Row]:
 
 
 def compile_spec(spec: Spec, environ: Mapping[str, str] | None = None) -> type[SpecEnv]:
-    """The environment class of a spec, a subclass of `atroposlib.envs.base.BaseEnv`.
+    """Return the environment class of a spec, a subclass of `atroposlib.envs.base.BaseEnv`.
 
     Make an instance with ``cls(*cls.config_init())``; ``cls.cli()`` is an Atropos environment program. Keys of servers
     are looked up in `environ` (default: the process's environment) when an instance is made.
@@ -250,14 +250,14 @@ _NOT_HOOKS = {"spec", "environ", "name"}
 
 
 def overridden(cls: type[SpecEnv]) -> list[str]:
-    """The names of our environment, or of Atropos', that a subclass of a compiled spec defines itself."""
+    """Return the names of our environment, or of Atropos', that a subclass of a compiled spec defines itself."""
     own = cls.__mro__[: cls.__mro__.index(SpecEnv)]
     names = {name for one in own for name in vars(one) if not name.startswith("_") or name == "__init__"}
     return sorted(name for name in names - _NOT_HOOKS if hasattr(SpecEnv, name))
 
 
 def with_spec(cls: type[SpecEnv], spec: Spec, mode: Mode) -> type[SpecEnv]:
-    """The same class for another spec, which may be its own with the flags of the command line."""
+    """Return the same class for another spec, which may be its own with the flags of the command line."""
     return type(cls.__name__, (cls,), {"spec": spec, "_mode": mode, "__module__": cls.__module__})
 
 

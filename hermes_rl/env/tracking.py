@@ -69,7 +69,7 @@ class Tracking:
         logger.warning("group %s dropped (%s): %s", group.id, group.dropped, group.detail)
 
     def _training_metrics(self) -> dict[str, Any]:
-        """The training metrics since the last call."""
+        """Return the training metrics since the last call."""
         return self._training_counts.take()
 
     def _begin_tracking(self) -> None:

@@ -47,7 +47,7 @@ class Quarantine:
         return True
 
     def record(self) -> list[dict[str, Any]]:
-        """The `quarantined` entry of run.json."""
+        """Return the `quarantined` entry of run.json."""
         return list(self.set_aside.values())
 
 
@@ -224,7 +224,7 @@ Admission = Fixed | Adaptive
 
 
 def admission(concurrency: int | None, policy: object) -> Admission:
-    """A number of rollouts where one is asked for, else as many as are carried; the policy is told which."""
+    """Return a number of rollouts where one is asked for, else as many as are carried; the policy is told which."""
     if concurrency is None:
         return Adaptive(policy if isinstance(policy, Calls) else None)
     if isinstance(policy, Calls):

@@ -30,12 +30,12 @@ from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.plugins import load_object, place_of
-from hermes_rl.rollouts.environment import Treatment
+from hermes_rl.rollouts.environment import EndingPolicy
 from hermes_rl.rollouts.model_handle import ModelHandle
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.rollouts.sandboxes import (
-    KeptMachines,
-    RewardMachines,
+    ArtifactSandboxes,
+    RewardSandboxes,
     Tooling,
     keep_artifacts,
     reward_args,
@@ -62,7 +62,7 @@ from hermes_rl.tools.base import Toolkit, ToolRuntime
 
 
 def policy_script(spec: Spec, server: ServerConfig, key: RolloutKey, prior: int) -> Script:
-    """What a scripted policy plays in a key; `prior` is the number of assistant messages in the prompt."""
+    """Return what a scripted policy plays in a key; `prior` is the number of assistant messages in the prompt."""
     turns = gold_turns(spec, key.row)
     if key.index in deviations(key.size, server.deviate, server.seed, key.group):
         turns = deviate_script(turns, Random(f"{server.seed}:{key.group}-{key.index}"))
@@ -75,20 +75,20 @@ def has_solution(spec: Spec) -> bool:
 
 
 def patch_turns(patch: str) -> list[dict[str, Any]]:
-    """A solution that is a patch, as turns: it is applied in the terminal."""
+    """Return a solution that is a patch, as turns: it is applied in the terminal."""
     command = f"git apply - <<'END_OF_PATCH'\n{patch}\nEND_OF_PATCH"
     return [{"tools": [{"name": "terminal", "args": {"command": command}}]}, {"say": "The patch is applied."}]
 
 
 def gold_turns(spec: Spec, row: Row) -> tuple[ScriptedTurn, ...]:
-    """The policy's turns of the solution for a row; none where the spec has no solution."""
+    """Return the policy's turns of the solution for a row; none where the spec has no solution."""
     return tuple(
         ScriptedTurn.of(turn) for turn in _turns(spec, row) if turn.get("say") is not None or turn.get("tools")
     )
 
 
 def user_script(spec: Spec, row: Row, prior: int) -> Script:
-    """What a scripted user says: each `user` of the solution's turns in order, then the first stop phrase."""
+    """Return what a scripted user says: each `user` of the solution's turns in order, then the first stop phrase."""
     said = [str(turn["user"]) for turn in _turns(spec, row) if turn.get("user") is not None]
     stop = spec.user.stop[:1] if spec.user is not None else ()
     return Script(tuple(ScriptedTurn(say=text) for text in (*said, *stop)), prior)
@@ -112,7 +112,7 @@ def _turns(spec: Spec, row: Row) -> list[dict[str, Any]]:
 
 
 def messages_of(prompt: Prompt, row: Row, folder: Path = Path()) -> list[Message]:
-    """The messages, rendered for the row; relative paths of images begin in `folder`.
+    """Return the messages, rendered for the row; relative paths of images begin in `folder`.
 
     Raises:
         TemplateError: a template does not work for this row.
@@ -127,7 +127,7 @@ def content_of(text: str | TextFile, row: Row, where: str) -> str:
 
 
 def with_thinking(messages: list[Message], thinking: str | None) -> list[Message]:
-    """The messages with Atropos' `custom_thinking_prompt` in front of the system message."""
+    """Return the messages with Atropos' `custom_thinking_prompt` in front of the system message."""
     if not thinking:
         return messages
     first = messages[0] if messages and messages[0]["role"] == "system" else None
@@ -172,7 +172,7 @@ class _Rendering:
         return [part for part in parts if part is not None]
 
     def _part(self, part: Part, where: str) -> dict[str, Any] | None:
-        """A part as the chat API has it; None where the row has no image."""
+        """Return a part as the chat API has it; None where the row has no image."""
         if part.text is not None:
             return {"type": "text", "text": self._text(part.text, where)}
         value = self._value(thaw(part.image_url if part.image_url is not None else part.image), where)
@@ -202,7 +202,7 @@ KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "w
 
 
 def image_url(value: Any, folder: Path, where: str) -> dict[str, Any]:
-    """The `image_url` of a part.
+    """Return the `image_url` of a part.
 
     Args:
         value: an address (http, https, data), a path, bytes, an image of the `datasets` package (decoded, or
@@ -306,7 +306,7 @@ class CompiledSpec:
         return None if distill is None else Teacher(self.roles[distill.server], distill.top_k)
 
     def played_by(self, policy: ModelClient) -> CompiledSpec:
-        """The same environment with another policy; tools, sandboxes and rewards are shared, and closed with this."""
+        """Return the same environment with another policy, which shares tools, sandboxes and rewards with this."""
         other = copy.copy(self)
         other.roles = {**self.roles, POLICY: policy}
         return other
@@ -340,7 +340,7 @@ class CompiledSpec:
         await self.close()
 
     def options(self, split: str, sampling: Mapping[str, Any] | None = None) -> LoopOptions:
-        """The bounds of one rollout; `sampling` are settings of `agent` that take the place of the spec's.
+        """Return the bounds of one rollout; `sampling` are settings of `agent` that take the place of the spec's.
 
         Raises:
             UserError: `agent` has no such setting, or its value is wrong.
@@ -357,11 +357,11 @@ class CompiledSpec:
         )
 
     def toolkit(self, row: Row, group: str) -> Toolkit:
-        """The tools that a rollout of this row has in this group; those of tool servers once they are open."""
+        """Return the tools that a rollout of this row has in this group; those of tool servers once they are open."""
         return self.tooling.toolkit(group, self._state(row))
 
     @asynccontextmanager
-    async def machine(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
+    async def runtime(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
         state = self._state(key.row)
         config = self._sandbox_of(key.row)
         await self._open(config)
@@ -385,7 +385,7 @@ class CompiledSpec:
         return config
 
     def _state(self, row: Row) -> Any:
-        """The rollout's own state object, where the spec has one."""
+        """Return the rollout's own state object, where the spec has one."""
         if self._state_class is None:
             return None
         try:
@@ -397,24 +397,24 @@ class CompiledSpec:
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         item = dict(rollout.key.row.columns)
         result = _played(rollout).for_rewards()
-        machines = RewardMachines(runtime, self.grader.ordered, self._only_kept())
-        taken = await machines.take(self._artifacts(rollout.key.row), self.spec.command_timeout)
+        sandboxes = RewardSandboxes(runtime, self.grader.ordered, self._only_kept())
+        taken = await sandboxes.take(self._artifacts(rollout.key.row), self.spec.command_timeout)
         if self.artifact_folder is not None and taken:
             rollout.artifacts = await _kept(self.artifact_folder, rollout.id, taken)
         rollout.image = runtime.image_digest
         if rollout.image is not None:
             self.images.setdefault(runtime.config.image or "(default)", set()).add(rollout.image)
-        await self.grader.grade_rollout(item, result, machines, runtime.state, rollout.rewards)
+        await self.grader.grade_rollout(item, result, sandboxes, runtime.state, rollout.rewards)
 
-    def kept_machines(
+    def artifact_sandboxes(
         self, name: str, group: str, row: Row, artifacts: Callable[[], Mapping[str, TakenArtifact]]
-    ) -> KeptMachines:
+    ) -> ArtifactSandboxes:
         """Sandboxes for the rewards of a rollout of an earlier run; tools of tool servers are not there."""
         config, toolkit = sandbox_config(self.spec, row, self._environ), self.tooling.shared(group)
-        return KeptMachines(name, config, toolkit, artifacts, self.pool.create, self._only_kept())
+        return ArtifactSandboxes(name, config, toolkit, artifacts, self.pool.create, self._only_kept())
 
     def _artifacts(self, row: Row) -> list[ArtifactRequest]:
-        """The artifacts that the spec asks for, rendered for a row."""
+        """Return the artifacts that the spec asks for, rendered for a row."""
         rendered = {
             name: render_section(artifact, row.columns, where=f"artifacts.{name}", key=row.key)
             for name, artifact in self.spec.artifacts.items()
@@ -436,7 +436,7 @@ class CompiledSpec:
     def credit(self, rollout: Rollout) -> tuple[float, ...] | None:
         return self.grader.credit(rollout.rewards)
 
-    def treatment(self, ending: Ending) -> Treatment:
+    def ending_policy(self, ending: Ending) -> EndingPolicy:
         return self.spec.endings.get(str(ending), "grade")
 
     async def user(self, key: RolloutKey, runtime: ToolRuntime) -> SimulatedUser | None:
@@ -466,7 +466,7 @@ class CompiledSpec:
             self.roles[user.server].register(user_id(key.id), user_script(self.spec, key.row, roles["user"]))
 
     def script(self, key: RolloutKey, prior: int) -> Script:
-        """What a scripted policy plays in a key; `prior` assistant messages are in the prompt."""
+        """Return what a scripted policy plays in a key; `prior` assistant messages are in the prompt."""
         return policy_script(self.spec, self.policy.configs[0], key, prior)
 
     def _forget(self, key: RolloutKey) -> None:
@@ -483,7 +483,7 @@ async def _kept(folder: Path, rollout: str, taken: Mapping[str, TakenArtifact]) 
 
 
 def _played(rollout: Rollout) -> AgentResult:
-    """The result of a rollout that is graded, which has one."""
+    """Return the result of a rollout that is graded, which has one."""
     assert rollout.result is not None
     return rollout.result
 
@@ -501,7 +501,7 @@ def _changed(agent: Agent, sampling: Mapping[str, Any]) -> Agent:
 
 
 def loop_options(agent: Agent, spec: Spec) -> LoopOptions:
-    """The bounds of a rollout from the agent's settings."""
+    """Return the bounds of a rollout from the agent's settings."""
     thinking = agent.reasoning
     return LoopOptions(
         max_turns=agent.max_turns,

@@ -15,7 +15,7 @@ from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.tools.base import ToolRuntime
 
-Treatment = Literal["grade", "mask", "drop"] | float
+EndingPolicy = Literal["grade", "mask", "drop"] | float
 """What is done with a rollout by its ending: graded; graded but not trained on; not graded; a fixed score."""
 
 
@@ -41,15 +41,15 @@ class Environment(Protocol):
         ...
 
     def options(self, split: str) -> LoopOptions:
-        """The bounds of one rollout in training (`train`) or evaluation (`eval`)."""
+        """Return the bounds of one rollout in training (`train`) or evaluation (`eval`)."""
         ...
 
     def prompt(self, row: Row) -> list[Message]:
-        """The messages that a rollout begins with."""
+        """Return the messages that a rollout begins with."""
         ...
 
-    def machine(self, key: RolloutKey) -> AbstractAsyncContextManager[ToolRuntime]:
-        """What the rollout's tools act on, released at the end, also on cancellation."""
+    def runtime(self, key: RolloutKey) -> AbstractAsyncContextManager[ToolRuntime]:
+        """Return what the rollout's tools act on, released at the end, also on cancellation."""
         ...
 
     async def user(self, key: RolloutKey, runtime: ToolRuntime) -> SimulatedUser | None:
@@ -65,13 +65,13 @@ class Environment(Protocol):
         ...
 
     def score(self, rollout: Rollout) -> float:
-        """The score from `rollout.rewards`. Raises Failure."""
+        """Return the score from `rollout.rewards`. Raises Failure."""
         ...
 
     def credit(self, rollout: Rollout) -> tuple[float, ...] | None:
-        """What the rewards give to each turn; None where none does."""
+        """Return what the rewards give to each turn; None where none does."""
         ...
 
-    def treatment(self, ending: Ending) -> Treatment:
-        """What the environment does with an ending of the policy's doing."""
+    def ending_policy(self, ending: Ending) -> EndingPolicy:
+        """Return what the environment does with an ending of the policy's doing."""
         ...

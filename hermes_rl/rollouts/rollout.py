@@ -155,7 +155,7 @@ class Example:
 
 
 def example_of(sequence: TokenSequence, ledger: Sequence[LedgerEntry], *, masked: bool) -> Example:
-    """The example of a sequence.
+    """Return the example of a sequence.
 
     Args:
         sequence: its tokens.
@@ -237,7 +237,7 @@ class RolloutKey:
         return f"{self.group}-{self.index}{attempt}{self.mark}"
 
     def seed(self, base: int) -> int:
-        """The seed from which the rollout's model calls have theirs, 31 bits.
+        """Return the seed from which the rollout's model calls have theirs, 31 bits.
 
         It is a function of the spec's seed, the group and the member. Every attempt has the same one, so that where a
         server samples by it a failure leaves no trace in the results.
@@ -300,7 +300,7 @@ class Rollout:
         return {key: value for reward in self.rewards.values() for key, value in reward.overrides.items()}
 
     def examples(self, *, one: bool = False) -> list[Example]:
-        """What a trainer gets of it: an example for each of its sequences, none where its tokens are not known.
+        """Return what a trainer gets of it: an example for each of its sequences, none where its tokens are not known.
 
         Args:
             one: it has to be exactly one, for a trainer that takes no more.
@@ -372,7 +372,7 @@ class Certificate:
         return not self.problems
 
     def record(self) -> dict[str, Any]:
-        """The JSON form of a line in `groups.jsonl`."""
+        """Return the JSON form of a line in `groups.jsonl`."""
         return {"exact": self.exact, **asdict(self)}
 
 
@@ -460,7 +460,7 @@ class Encoder:
             await asyncio.to_thread(self._render, self.tokenizer, rollout, result)
 
     async def encode_group(self, group: Group) -> None:
-        """The same for every member, and the group's certificate."""
+        """Give every member its sequences, and the group its certificate."""
         for rollout in group.rollouts:
             await self.encode(rollout)
         if group.certificate is None:

@@ -34,7 +34,7 @@ class Recorded(Protocol):
     """The record of a run's rollouts, as the runner uses it; `hermes_rl.runs.store.RolloutStore` is one on disk."""
 
     async def recall(self, key: RolloutKey) -> Rollout | None:
-        """The recorded rollout of this place, so that it is not played again; it may wait for its group."""
+        """Return the recorded rollout of this place, so that it is not played again; it may wait for its group."""
         ...
 
     def attempts(self, key: RolloutKey) -> int:
@@ -194,7 +194,7 @@ class RolloutRunner:
         rollout = Rollout(key, key.seed(self.environment.seed))
         started = time.perf_counter()
         try:
-            async with self.environment.machine(key) as runtime:
+            async with self.environment.runtime(key) as runtime:
                 await self._converse(rollout, runtime)
                 await self._grade(rollout, runtime)
         except Failure as failure:
@@ -233,8 +233,8 @@ class RolloutRunner:
         rollout.ending = rollout.result.ending
 
     async def _grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
-        treatment = self.environment.treatment(rollout.ending)
-        if treatment == "drop":
+        policy = self.environment.ending_policy(rollout.ending)
+        if policy == "drop":
             rollout.error = f"the spec drops rollouts that end with {rollout.ending}"
             rollout.state = RolloutState.LEFT_OUT
             return
@@ -248,9 +248,9 @@ class RolloutRunner:
             self._score(rollout)
 
     def _score(self, rollout: Rollout) -> None:
-        treatment = self.environment.treatment(rollout.ending)
-        fixed = isinstance(treatment, int | float)
-        rollout.scored(float(treatment) if fixed else self.environment.score(rollout))
+        policy = self.environment.ending_policy(rollout.ending)
+        fixed = isinstance(policy, int | float)
+        rollout.scored(float(policy) if fixed else self.environment.score(rollout))
         take_up(self.environment, rollout)
 
     async def _score_together(self, group: Group) -> None:
@@ -282,10 +282,10 @@ class RolloutRunner:
 
 def take_up(environment: Environment, rollout: Rollout) -> None:
     """Set what follows from the environment, and so has no place in a record: seed, mask and credit per turn."""
-    treatment = environment.treatment(rollout.ending)
+    policy = environment.ending_policy(rollout.ending)
     rollout.seed = rollout.key.seed(environment.seed)
-    rollout.masked = treatment == "mask"
-    fixed = isinstance(treatment, int | float)
+    rollout.masked = policy == "mask"
+    fixed = isinstance(policy, int | float)
     rollout.credit = None if fixed or rollout.score is None else environment.credit(rollout)
 
 

@@ -21,7 +21,7 @@ from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.spec.model import File, Mcp, Sandbox, Spec, Toolsets
 from hermes_rl.spec.model import Tool as ToolEntry
 from hermes_rl.spec.templates import render, render_section
-from hermes_rl.threads import Places, in_thread
+from hermes_rl.threads import PerLoopSemaphore, in_thread
 from hermes_rl.tools.artifacts import ArtifactFile, ArtifactRequest, TakenArtifact, take
 from hermes_rl.tools.base import SandboxFactory, Tool, Toolkit, ToolRuntime
 from hermes_rl.tools.canned import canned_tools
@@ -50,7 +50,7 @@ def keep_artifacts(folder: Path, rollout: str, artifacts: Mapping[str, TakenArti
 
 
 def kept_artifacts(run: Path, record: Mapping[str, Any], names: Iterable[str]) -> dict[str, TakenArtifact]:
-    """The artifacts of a rollout from what its record says of them; `run` is the run directory. Blocks.
+    """Return the artifacts of a rollout from what its record says of them; `run` is the run directory. Blocks.
 
     Raises:
         UserError: one was not taken, or is no longer there as it was taken.
@@ -110,7 +110,7 @@ def _write(place: Path, file: ArtifactFile) -> None:
 
 
 def sandbox_config(spec: Spec, row: Row, environ: Mapping[str, str] | None = None) -> SandboxConfig:
-    """The sandbox for a row; `environ` has the addresses and keys of backends on other machines.
+    """Return the sandbox for a row; `environ` has the addresses and keys of backends on other machines.
 
     Raises:
         TemplateError: a template does not work for this row.
@@ -135,7 +135,7 @@ def sandbox_config(spec: Spec, row: Row, environ: Mapping[str, str] | None = Non
 
 
 def reward_args(folder: Path, args: Mapping[str, Any], columns: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of a reward for a row; files to lay down `from` this machine are found in the spec's folder.
+    """Return the arguments of a reward for a row; files to lay down `from` this machine are found in the spec's folder.
 
     Raises:
         TemplateError: a template does not work for this row.
@@ -162,7 +162,7 @@ def _image(section: Sandbox, folder: Path) -> str | None:
 
 
 def laid_files(files: tuple[File, ...], folder: Path, where: str = "sandbox.files") -> tuple[SandboxFile, ...]:
-    """The files that a spec lays down; raises `UserError` for one that cannot be had, or that is there twice."""
+    """Return the files that a spec lays down; raises `UserError` for one that cannot be had, or that is there twice."""
     laid = [file for entry in files for file in _expand(entry, folder)]
     targets = [file.to for file in laid]
     for target in targets:
@@ -190,7 +190,7 @@ def _expand(entry: File, folder: Path) -> list[SandboxFile]:
 
 
 def _inside(source: str, folder: Path) -> Path:
-    """The path after symlinks; it must stay below the spec's folder, so that a spec cannot take the host's files."""
+    """Return the path after symlinks; outside of the spec's folder it is refused: the files are the host's."""
     path = (folder / source).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise UserError(f"files: from: {source} lies outside of {folder}")
@@ -216,10 +216,10 @@ PER_CORE = 2
 """Fresh sandboxes at once, for each core. What runs in them is mostly work, against a limit of time: one that is late
 because too many ran beside it would be a wrong 0."""
 
-_places = Places(PER_CORE * len(os.sched_getaffinity(0)))
+_places = PerLoopSemaphore(PER_CORE * len(os.sched_getaffinity(0)))
 
 
-class RewardMachines:
+class RewardSandboxes:
     """The sandboxes of one rollout's rewards; call it with a reward, for as long as that runs.
 
     Args:
@@ -261,7 +261,7 @@ class RewardMachines:
             await _released(self.runtime.release())
 
 
-class KeptMachines:
+class ArtifactSandboxes:
     """Sandboxes for the rewards of a rollout that is over: fresh ones alone, as its own is gone.
 
     Args:
@@ -307,7 +307,7 @@ async def _fresh(
     only_kept: Collection[str],
     factory: SandboxFactory,
 ) -> AsyncIterator[ToolContext]:
-    """A new sandbox with artifacts laid in, for as long as a reward looks into it.
+    """Open a new sandbox with artifacts laid in, for as long as a reward looks into it.
 
     Those that are `only_kept` are known to the reward, but their files are not in its sandbox.
     """
@@ -360,7 +360,7 @@ class Outside:
         self._recorder = Recorder(Path(record)) if record is not None else None
 
     def tools(self, source: str) -> tuple[Tool, ...]:
-        """The tools of one of hermes-agent's toolsets."""
+        """Return the tools of one of hermes-agent's toolsets."""
         if self._canned is not None:
             return canned_tools(source, self._canned)
         if self.replay is not None:
@@ -439,14 +439,14 @@ class Tooling:
             await server.close()
 
     def toolkit(self, group: str, state: Any) -> Toolkit:
-        """The tools of a rollout: those of its group, and those of its own state object."""
+        """Return the tools of a rollout: those of its group, and those of its own state object."""
         shared = self.shared(group)
         names = [tool.state for tool in self._entries if tool.state is not None]
         own = [tool for name in names for tool in state_tools(state, name)]
         return Toolkit([*shared.tools, *own]) if own else shared
 
     def shared(self, group: str) -> Toolkit:
-        """The tools that all rollouts of a group have; those of tool servers once they are open."""
+        """Return the tools that all rollouts of a group have; those of tool servers once they are open."""
         return Toolkit([*self._catalogue(group), *self._functions, *(self._listed or ())])
 
     def _catalogue(self, group: str) -> tuple[Tool, ...]:
@@ -459,7 +459,7 @@ class Tooling:
         return self._fixed
 
     def _every_toolset(self) -> tuple[Tool, ...]:
-        """The tools of all toolsets that a group may get, so that none is found missing later."""
+        """Return the tools of all toolsets that a group may get, so that none is found missing later."""
         if self._toolsets is not self.spec.toolsets:
             return ()
         needless = self._outside.replay is not None or self.spec.demo
@@ -515,7 +515,7 @@ def named_toolsets(spec: Spec) -> list[tuple[Place, str]]:
 
 
 def toolset_problems(spec: Spec, hermes: HermesToolsets) -> list[Problem]:
-    """What the spec's toolsets lack on this machine, each at its place. Takes a second for each of hermes-agent's."""
+    """Return what the spec's toolsets lack on this machine; each of hermes-agent's takes a second."""
     found = [(place, hermes.problem(name)) for place, name in named_toolsets(spec) if name in NAMES]
     return [spec.problem(place, problem) for place, problem in found if problem is not None]
 

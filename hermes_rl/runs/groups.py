@@ -35,7 +35,7 @@ _KEPT = ("role", "tool_call_id", "name", "reasoning_content")
 
 
 def sft_rows(group: Group, *, tokens: bool) -> Iterator[dict[str, Any]]:
-    """A row per sequence of each rollout that is trained on; without `tokens` a row per rollout, messages alone."""
+    """Yield a row per sequence of each rollout that is trained on; without `tokens` a row of messages per rollout."""
     for rollout in _trained(group):
         conversation = {"messages": _messages(rollout), "tools": _tools(rollout)}
         row = {**conversation, "score": rollout.score, "group": group.id, "rollout": rollout.id}
@@ -43,7 +43,7 @@ def sft_rows(group: Group, *, tokens: bool) -> Iterator[dict[str, Any]]:
 
 
 def dpo_rows(group: Group) -> Iterator[dict[str, Any]]:
-    """The best and the worst rollout of a group as a pair of messages; nothing where they are equal."""
+    """Yield the best and the worst rollout of a group as a pair of messages; nothing where they are equal."""
     for best, worst in _pair(group):
         assert best.result is not None
         prompt = best.result.prompt_length
@@ -57,7 +57,7 @@ def dpo_rows(group: Group) -> Iterator[dict[str, Any]]:
 
 
 def dpo_text_rows(group: Group, tokenizer: Tokenizer | None) -> Iterator[dict[str, Any]]:
-    """The same as texts, control tokens included, as the model saw and wrote them.
+    """Yield the rows as texts, control tokens included, as the model saw and wrote them.
 
     Nothing where tokens are not known, or where a rollout is several sequences.
     """
@@ -109,12 +109,12 @@ def _trained(group: Group) -> list[Rollout]:
 
 
 def _group(name: str, store: RolloutStore, environment: Environment) -> Group:
-    """A group as its lines have it; each member with the tools that the first was told of."""
+    """Return a group as its lines have it; each member with the tools that the first was told of."""
     (lines,) = store.lines([name])
     row = Row(key=lines[0]["row_key"], columns={}, index=0, digest="")
     rollouts = [rollout_of(line, RolloutKey(row, name, place, len(lines))) for place, line in enumerate(lines)]
     for rollout in rollouts:
-        rollout.masked = environment.treatment(rollout.ending) == "mask"
+        rollout.masked = environment.ending_policy(rollout.ending) == "mask"
         if rollout.result is not None:
             rollout.result.tool_schemas = list(lines[0].get("tools") or ())
     return Group(name, row, rollouts)
@@ -133,7 +133,7 @@ def _messages(rollout: Rollout) -> list[dict[str, Any]]:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message as templates take it; a call that could not be read is the text that it was."""
+    """Return the message as templates take it; a call that could not be read is the text that it was."""
     calls: list[dict[str, Any]] = []
     content = message["content"] or ""
     for call in message.get("tool_calls") or ():
@@ -147,7 +147,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pair(group: Group) -> Iterator[tuple[Rollout, Rollout]]:
-    """The best and the worst; none where they are equal."""
+    """Yield the best and the worst; none where they are equal."""
     scored = [one for one in _trained(group) if one.score is not None]
     if scored:
         best, worst = max(scored, key=_score), min(scored, key=_score)
@@ -197,7 +197,7 @@ GROUP_KEYS = ("group", "scores")
 
 
 def group_lines(group: Group, generation_params: Mapping[str, Any], run: str = "") -> list[dict[str, Any]]:
-    """The lines of a group: one where each rollout has one sequence, else one for each sequence of the longest.
+    """Return the lines of a group: one where each rollout has one sequence, else one for each sequence of the longest.
 
     `tokens` and `masks` are None where the tokens of any rollout cannot be known; nothing is invented.
     `inference_logprobs` is an empty list where the server gave none, since trainers take its length. `ref_logprobs`,
@@ -239,20 +239,20 @@ def group_lines(group: Group, generation_params: Mapping[str, Any], run: str = "
 
 
 def messages_of(rollout: Rollout) -> list[dict[str, Any]]:
-    """The conversation; run-api refuses a message without a `content` key."""
+    """Return the conversation; run-api refuses a message without a `content` key."""
     messages = rollout.result.messages if rollout.result else []
     return [{**message, "content": message.get("content")} for message in messages]
 
 
 def _images(rollout: Rollout) -> list[str]:
-    """The images of the prompt in order, each an address or a data URL."""
+    """Return the images of the prompt in order, each an address or a data URL."""
     prompt = rollout.messages[: rollout.result.prompt_length] if rollout.result is not None else []
     parts = [part for message in prompt if isinstance(message["content"], list) for part in message["content"]]
     return [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
 
 
 def _token_layers(group: Group) -> list[dict[str, Any]]:
-    """The token fields of each layer; one layer without tokens where those of any rollout are not known."""
+    """Return the token fields of each layer; one layer without tokens where those of any rollout are not known."""
     if any(not rollout.sequences for rollout in group.rollouts):
         overrides = _overrides([(rollout, False) for rollout in group.rollouts])
         empty = {"tokens": None, "masks": None, "inference_logprobs": [], "advantages": None, "overrides": overrides}
@@ -295,7 +295,7 @@ def _taught(rollouts: Sequence[Rollout], number: int) -> Mapping[str, list[Any] 
 
 
 def _overrides(entries: Sequence[tuple[Rollout, bool]]) -> list[dict[str, Any]] | None:
-    """What the trainer is told of each entry, (rollout, it is a filler); None where there is nothing to tell."""
+    """Return what the trainer is told of each entry, (rollout, it is a filler); None where there is nothing to tell."""
     each = [{**rollout.overrides, **(FILLER_OVERRIDE if filler else {})} for rollout, filler in entries]
     return each if any(each) else None
 
@@ -339,12 +339,12 @@ COMPRESS_FROM = 1024
 
 
 async def encoded(value: Any) -> bytes:
-    """The JSON of a value, made in the encoding thread. Raises ValueError for what JSON does not have (NaN)."""
+    """Return the JSON of a value, made in the encoding thread. Raises ValueError for what JSON does not have (NaN)."""
     return await asyncio.get_running_loop().run_in_executor(_thread(), _whole, value)
 
 
 async def body_of(value: Any) -> tuple[bytes, dict[str, str]]:
-    """A request's body and its headers; compressed where that is worth it."""
+    """Return a request's body and its headers; compressed where that is worth it."""
     body = await encoded(value)
     headers = {"Content-Type": "application/json"}
     if len(body) < COMPRESS_FROM:
@@ -439,7 +439,7 @@ class GroupsFile:
         return {line["group"] for line in self.journal.read(*GROUP_KEYS)}
 
     def reconcile(self, store: RolloutStore, changed: Set[str] = frozenset(), *, compare: bool = True) -> set[str]:
-        """The groups that are written as their rollouts are; the others, and those `changed`, are taken out.
+        """Return the groups that are written as their rollouts are; the others, and those `changed`, are taken out.
 
         Without `compare` scores may be others than those of the rollouts: an environment's own code has made them.
 
@@ -480,7 +480,7 @@ class GroupsFile:
         self.journal.keep(line for line in self.journal.read() if first(line))
 
     async def encoded(self, lines: list[dict[str, Any]]) -> list[bytes]:
-        """The lines of a group as they are to be written; their JSON is made off the event loop."""
+        """Return the lines of a group as they are to be written; their JSON is made off the event loop."""
         return [await encoded(line) for line in lines]
 
     def write(self, lines: list[bytes]) -> None:

@@ -23,7 +23,7 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, RewardFailure, RunError, UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import RolloutState
-from hermes_rl.rollouts.sandboxes import KeptMachines, kept_artifacts
+from hermes_rl.rollouts.sandboxes import ArtifactSandboxes, kept_artifacts
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.journal import Journal
 from hermes_rl.runs.provenance import code_hashes
@@ -34,7 +34,7 @@ from hermes_rl.spec.model import Spec
 from hermes_rl.spec.section import thaw
 
 # ------------------------------------------------ What a change of the rewards means for rollouts that are there
-# Every reward's value is recorded, so other weights, a clamp or a treatment of endings need no new rollouts: what is
+# Every reward's value is recorded, so other weights, a clamp or an ending policy need no new rollouts: what is
 # there is scored anew (`rescore`). Another reward is called for what was kept (`rejudge`).
 
 
@@ -83,11 +83,11 @@ class Grading:
 
     def score(self, line: Mapping[str, Any]) -> tuple[float | None, str | None]:
         """Return the score of a graded rollout from its line in rollouts.jsonl, or why there is none."""
-        treatment = self.endings.get(line["ending"], "grade")
-        if treatment == "drop":
+        policy = self.endings.get(line["ending"], "grade")
+        if policy == "drop":
             return None, f"the spec drops rollouts that end with {line['ending']}"
-        if not isinstance(treatment, str):
-            return float(treatment), None
+        if not isinstance(policy, str):
+            return float(policy), None
         if self.weightings and not line["rewards"]:
             return None, "it was left out before it was graded"
         try:
@@ -338,8 +338,8 @@ class Rejudging:
                 return
             values: dict[str, RewardValue] = {}
             try:
-                item, result, machines = rows[line["row_key"]].columns, result_of(line), self._machines(line, rows)
-                await self.grader.grade_rollout(item, result, machines, None, values, names)
+                item, result, sandboxes = rows[line["row_key"]].columns, result_of(line), self._sandboxes(line, rows)
+                await self.grader.grade_rollout(item, result, sandboxes, None, values, names)
             except RewardFailure as failure:
                 self.failed[line["id"]] = failure.detail
             else:
@@ -347,10 +347,10 @@ class Rejudging:
 
         await _all(one(line) for line in _lines(store) if line["id"] in wanted)
 
-    def _machines(self, line: Line, rows: Mapping[str, Row]) -> KeptMachines:
+    def _sandboxes(self, line: Line, rows: Mapping[str, Row]) -> ArtifactSandboxes:
         wanted = list(self.compiled.spec.artifacts)
         artifacts = partial(kept_artifacts, self.directory.path, line.get("artifacts") or {}, wanted)
-        return self.compiled.kept_machines(line["id"], line["group"], rows[line["row_key"]], artifacts)
+        return self.compiled.artifact_sandboxes(line["id"], line["group"], rows[line["row_key"]], artifacts)
 
     async def _groups(self, store: RolloutStore, changed: set[str], rows: Mapping[str, Row], journal: Journal) -> None:
         names = {reward.name for reward in self.grader.rewards if reward.function.group_level} & changed

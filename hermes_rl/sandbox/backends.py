@@ -24,7 +24,7 @@ from hermes_rl.sandbox.remote import NAMES as REMOTE
 
 
 def create_sandbox(config: SandboxConfig) -> Sandbox:
-    """A sandbox that is not started yet.
+    """Return a sandbox that is not started yet.
 
     Raises `UserError` for what this backend, or this machine, can never run.
     """
@@ -47,7 +47,7 @@ def create_sandbox(config: SandboxConfig) -> Sandbox:
 
 
 def published() -> dict[str, EntryPoint]:
-    """The backends of other packages, by name.
+    """Return the backends of other packages, by name.
 
     Raises:
         UserError: two packages publish the same name.
@@ -106,7 +106,7 @@ class Pool:
         """How many sandboxes were waiting when they were asked for."""
 
     def create(self, config: SandboxConfig) -> Sandbox:
-        """A sandbox for `config`, still to be started by the caller; and see to it that the next finds one too."""
+        """Return a sandbox for `config`, which the caller starts; and see to it that the next caller finds one too."""
         if config.backend != "bubblewrap" or self._closed:
             return create_sandbox(config)
         kind = _kind(config)

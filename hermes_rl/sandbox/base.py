@@ -156,7 +156,7 @@ class BackgroundProcess(ABC):
 
     @abstractmethod
     def output(self) -> bytes:
-        """What it has written so far, head and tail where that is more than its output limit."""
+        """Return what it has written so far, head and tail where that is more than its output limit."""
 
     @property
     @abstractmethod
@@ -191,7 +191,7 @@ class Conversation(ABC):
 
     @abstractmethod
     async def read(self) -> bytes:
-        """What it has written next to standard output; empty once it has ended or closed it."""
+        """Return what it has written next to standard output; empty once it has ended or closed it."""
 
     @abstractmethod
     async def write(self, data: bytes) -> None:
@@ -203,7 +203,7 @@ class Conversation(ABC):
 
     @abstractmethod
     def errors(self) -> bytes:
-        """What it has written to standard error so far, head and tail."""
+        """Return what it has written to standard error so far, head and tail."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -211,7 +211,7 @@ class Conversation(ABC):
 
 
 def sandbox_gone(detail: str, *, by_agent: bool) -> SandboxFailure:
-    """The failure to raise for a sandbox that is not there any more."""
+    """Return the failure to raise for a sandbox that is not there any more."""
     return SandboxFailure(detail, ending=Ending.SANDBOX_KILLED if by_agent else Ending.SANDBOX_FAILURE)
 
 
@@ -325,7 +325,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def read_file(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
-        """The bytes of a regular file; raises `OSError` (EFBIG) when there are more than `limit`."""
+        """Return the bytes of a regular file; raises `OSError` (EFBIG) when there are more than `limit`."""
 
     @abstractmethod
     async def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
@@ -333,11 +333,11 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
-        """What is at `path`; `follow` False looks at a symlink itself."""
+        """Return what is at `path`; `follow` False looks at a symlink itself."""
 
     @abstractmethod
     async def list_dir(self, path: str, *, limit: int = LIST_LIMIT) -> list[FileInfo]:
-        """The entries of a folder, sorted by name; symlinks are not followed.
+        """Return the entries of a folder, sorted by name; symlinks are not followed.
 
         Raises `OSError` (E2BIG) when there are more than `limit`.
         """
@@ -461,7 +461,7 @@ class PipeReader:
         self._buffer = buffer
 
     def abandoned(self) -> bool:
-        """True when nobody holds the writing end; to be called after `drain` and `ignore`."""
+        """Return True when nobody holds the writing end; to be called after `drain` and `ignore`."""
         try:
             return os.read(self._fd, 1) == b""
         except BlockingIOError:

@@ -64,7 +64,7 @@ class Bwrap:
     libraries: str | None = None
 
     def by_descriptor(self, keep: Callable[[int], object]) -> tuple[str, dict[str, str]]:
-        """What to execute, and its environment, for a user who may not enter the folders above it.
+        """Return what to execute, and its environment, for a user who may not enter the folders above it.
 
         As root we become another user before we start it, and a virtual environment below /root is closed to
         that user; descriptors that root has opened are not. `keep` takes each that must be passed on.
@@ -79,7 +79,7 @@ class Bwrap:
 
 
 def namespace_options(uid: int, *, network: bool) -> Iterator[str]:
-    """The part of bubblewrap's arguments that needs the kernel's consent; `uid` is the user and group inside."""
+    """Yield the part of bubblewrap's arguments that needs the kernel's consent; `uid` is the user and group inside."""
     yield from ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
     if not network:
         yield "--unshare-net"
@@ -89,7 +89,7 @@ def namespace_options(uid: int, *, network: bool) -> Iterator[str]:
 
 @functools.cache
 def find_bwrap(*, overlay: bool = False) -> Bwrap:
-    """A bubblewrap that can be used, also for images with `overlay`; raises `UserError` where there is none."""
+    """Return a bubblewrap that can be used, also for images with `overlay`; raises `UserError` where there is none."""
     path = shutil.which("bwrap")
     least = OVERLAY if overlay else MINIMUM
     if path is not None and (_version(path) or (0, 0)) >= least:
@@ -171,19 +171,19 @@ class Root(ABC):
     """See `Sandbox.image_digest`; known once it is prepared."""
 
     def prepare(self) -> None:
-        """What takes long, once per process; called in a thread. May raise `UserError`."""
+        """Do what takes long, once per process; called in a thread. May raise `UserError`."""
         helper_bundle(self.python)
 
     @abstractmethod
     def options(self, descriptors: Descriptors, disk: int, *, network: bool) -> Iterator[str]:
-        """The arguments of the bubblewrap that makes the sandbox."""
+        """Return the arguments of the bubblewrap that makes the sandbox."""
 
     @abstractmethod
     def boot(self, descriptors: Descriptors) -> list[str]:
-        """The command that runs the helper inside."""
+        """Return the command that runs the helper inside."""
 
     def around(self, executable: str, disk: int) -> list[str]:
-        """What to start in front of that bubblewrap's own command line."""
+        """Return what to start in front of that bubblewrap's own command line."""
         return ["bwrap"]
 
 
@@ -280,7 +280,7 @@ class ImageRoot(Root):
 
 
 def shared_prefix(python: str) -> str:
-    """The folder of a Python outside of the system, to be shown to sandboxes; raises where that cannot be."""
+    """Return the folder of a Python outside of the system, to be shown to sandboxes; raises where that cannot be."""
     prefix = Path(python).parent.parent
     open_to_all = all(folder.stat().st_mode & 0o001 for folder in (prefix, *prefix.parents))
     if os.geteuid() == 0 and not open_to_all:
@@ -297,7 +297,7 @@ def _devices() -> Iterator[str]:
 
 
 def _names(*, network: bool) -> dict[str, str]:
-    """The files by which names of hosts are resolved."""
+    """Return the files by which names of hosts are resolved."""
     files = {"/etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n", "/etc/hostname": "sandbox\n"}
     if network:
         files["/etc/resolv.conf"] = Path("/etc/resolv.conf").read_text("utf-8")
@@ -309,7 +309,7 @@ def _text(descriptors: Descriptors, text: str) -> str:
 
 
 def _own_file(folder: Path, name: str) -> str:
-    """A file of an image, where it is one and no link to a file of this machine."""
+    """Return a file of an image, where it is one and no link to a file of this machine."""
     path = folder / name
     if path.is_symlink() or path.parent.is_symlink() or not path.is_file():
         return ""
@@ -373,7 +373,7 @@ class Ability:
 
 
 def parts() -> list[Ability]:
-    """What sandboxes can have here beyond the fence itself."""
+    """Return what sandboxes can have here beyond the fence itself."""
     return [_groups(), _images(), _filter_ability()]
 
 
@@ -414,7 +414,7 @@ def require_bubblewrap() -> None:
 
 
 def _try(bwrap: Bwrap, *more: str) -> str | None:
-    """What bubblewrap complains about, with more options; None when it works."""
+    """Return what bubblewrap complains about, with more options; None when it works."""
     as_root, bind = os.geteuid() == 0, ("--ro-bind", "/", "/", "--proc", "/proc")
     fds: list[int] = []
     executable, env = bwrap.by_descriptor(fds.append)
@@ -618,7 +618,7 @@ class Bubblewrap(Isolation):
 
 
 def own_uid() -> int:
-    """A user for one sandbox of a runner that is root: what the kernel counts per user, sandboxes then do not share.
+    """Return a user for one sandbox of a runner that is root, so that sandboxes share nothing that is counted per user.
 
     Where root itself has only a part of the users, such as in a container, all sandboxes have the same.
     """
@@ -660,7 +660,7 @@ def _filter() -> bytes:
 
 
 def _limits(config: SandboxConfig, layout: Layout | None) -> dict[str, int]:
-    """The limits in force: what is asked for, else the defaults; raises `UserError` where that cannot be."""
+    """Return the limits in force: what is asked for, else the defaults; raises `UserError` where that cannot be."""
     asked = config.limits
     if asked.cpu is not None and not asked.best_effort and (layout is None or "cpu" not in layout.parents):
         raise UserError(

@@ -60,7 +60,7 @@ class Layout:
     parents: Mapping[str, Path] = field(default_factory=dict)
 
     def top(self, controller: str) -> Path:
-        """The folder of this runner's groups."""
+        """Return the folder of this runner's groups."""
         return self.parents[controller] / f"hermes-rl-{_mark(os.getpid())}"
 
     def tops(self) -> set[Path]:
@@ -162,13 +162,13 @@ def _removed(folder: Path) -> bool:
 
 @functools.cache
 def _mark(pid: int) -> str:
-    """A name that two runners do not share, even where each is the first of its own PID namespace."""
+    """Return a name that two runners do not share, even where each is the first of its own PID namespace."""
     return f"{pid}-{os.urandom(4).hex()}"
 
 
 @functools.cache
 def find_layout(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Layout | None:
-    """A place for groups with all or some of the controllers; None where this user may not make any."""
+    """Return a place for groups with all or some of the controllers; None where this user may not make any."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:

@@ -45,7 +45,7 @@ class Answer:
 
 
 def as_field(text: str) -> bytes:
-    """A path, an argument or a variable as the system takes it; `ValueError` where it cannot be one."""
+    """Return a path, an argument or a variable as the system takes it; `ValueError` where it cannot be one."""
     data = os.fsencode(text)
     if b"\0" in data:
         raise ValueError("embedded null byte")
@@ -336,7 +336,7 @@ class Connection:
             self._channel.tell(operation, *fields)
 
     async def failure(self) -> SandboxFailure:
-        """The failure that says why the sandbox is gone; waits until it is known whose doing that was."""
+        """Return the failure that says why the sandbox is gone; waits until it is known whose doing that was."""
         await self.diagnosed()
         return sandbox_gone(self._why, by_agent=self.killed_by_agent)
 
@@ -371,7 +371,7 @@ class Connection:
 
 
 def _unfold(frame: bytes, fds: list[int]) -> Frame:
-    """A message that came in a file, read from it."""
+    """Return a message that came in a file, read from it."""
     if frame != IN_FILE:
         return frame, fds
     first = fds.pop(0)

@@ -46,7 +46,7 @@ RESET = (*IGNORED, _signal.SIGCHLD, _signal.SIGXFSZ)
 
 
 def find_program(name: bytes, path: bytes) -> bytes:
-    """A program by name where the command's own PATH says; the helper itself has none."""
+    """Return a program by name where the command's own PATH says; the helper itself has none."""
     if b"/" in name:
         return name
     for folder in path.split(b":"):
@@ -141,7 +141,7 @@ class Helper:
                 os.close(fd)
 
     def send_pieces(self, head: bytes, fd: int) -> None:
-        """A message, followed by what is in a file."""
+        """Send a message, followed by what is in a file."""
         offset, data = 0, head
         while True:
             chunk = os.pread(fd, FRAME_LIMIT // 2, offset)
@@ -199,14 +199,14 @@ class Helper:
         return [number(pid)], b"", []
 
     def kill(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-        """number of the spawn, signal; a process that has ended already is no error."""
+        """Take a spawn's number and a signal, and send it; a process that has ended already is no error."""
         for pid, job in self.jobs.items():
             if job == fields[0]:
                 os.killpg(pid, int(fields[1]))
         return [], b"", []
 
     def interrupt(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-        """number of the spawn: end what it has started, each with its process group, but not itself."""
+        """Take a spawn's number, and end what it has started, each with its process group, but not itself."""
         for pid, job in self.jobs.items():
             if job == fields[0]:
                 for child in children(pid):
@@ -272,7 +272,7 @@ class Helper:
             self.null = os.dup(self.null)
 
     def finish(self) -> None:
-        """The host is gone. Process 1 just ends; anything else has to clear up after itself."""
+        """End, since the host is gone. Process 1 just ends; anything else has to clear up after itself."""
         if self.is_init:
             return
         self.jobs.clear()  # nobody listens any more

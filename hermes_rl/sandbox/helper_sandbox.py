@@ -155,7 +155,7 @@ class HelperSandbox(Sandbox):
         return self.isolation.pid
 
     async def boot(self) -> None:
-        """The first half of `start`: all that does not depend on files, setup, environment and times."""
+        """Do the first half of `start`: all that does not depend on files, setup, environment and times."""
         try:
             await self.isolation.start(self)
         except OSError as error:
@@ -180,7 +180,7 @@ class HelperSandbox(Sandbox):
         await self.connection.ask("init", as_field(folder), *limits, payload=system_calls)
 
     async def listen(self, port: int) -> socket.socket:
-        """A socket that listens on the sandbox's own loopback."""
+        """Return a socket that listens on the sandbox's own loopback."""
         return socket.socket(fileno=(await self.connection.ask("listen", str(port).encode())).fds[0])
 
     async def start(self) -> None:
@@ -289,7 +289,7 @@ class HelperSandbox(Sandbox):
     def _command(
         self, command: str | Sequence[str], cwd: str | None = None, env: Mapping[str, str] | None = None
     ) -> Command:
-        """What the helper is to start; a script that is too long for an argument goes in as a file."""
+        """Return what the helper is to start; a script that is too long for an argument goes in as a file."""
         place, variables = self.resolve(cwd or "."), {**self._variables, **(env or {})}
         if not isinstance(command, str):
             return Command(command, place, variables)

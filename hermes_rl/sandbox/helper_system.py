@@ -21,7 +21,7 @@ SECCOMP_MODE_FILTER = 2
 
 
 def _parents() -> dict[int, int]:
-    """The parent of each process, zombies left out."""
+    """Return the parent of each process, zombies left out."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -51,7 +51,7 @@ class HostList:
         return any(port in ports for ports in self._ports(host))
 
     def refusal(self, host: str, port: int) -> str:
-        """What to tell somebody who asks for what the list does not have."""
+        """Return what to tell somebody who asks for what the list does not have."""
         if any(self._ports(host)):
             return f"port {port} of {host} is not among the hosts of sandbox.network, other ports are"
         return f"{host} is not among the hosts of sandbox.network"
@@ -62,7 +62,7 @@ class HostList:
 
 
 def _entry(text: str) -> tuple[str, tuple[int, ...]]:
-    """An entry's name, and its ports."""
+    """Return an entry's name, and its ports."""
     host, ports = text.lower().rstrip("."), PORTS
     if (found := WITH_PORT.fullmatch(host)) is not None and _literal(host) is None:
         host, ports = found["name"].strip("[]").rstrip("."), (int(found["port"]),)
@@ -78,7 +78,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """True for an address of the internet; false for private, loopback, link-local and all other special ones."""
+    """Return True for an address of the internet: not private, loopback, link-local or otherwise special."""
     found = _literal(address.partition("%")[0])
     return found is not None and all(map(_of_the_internet, _meant(found)))
 
@@ -96,7 +96,7 @@ def _literal(text: str) -> Address | None:
 
 
 def _meant(address: Address) -> list[Address]:
-    """The address, or the IPv4 addresses that are packed into an IPv6 one."""
+    """Return the address, or the IPv4 addresses that are packed into an IPv6 one."""
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
     if address.ipv4_mapped is not None:
@@ -110,7 +110,7 @@ def _meant(address: Address) -> list[Address]:
 
 
 async def public_address(host: str, port: int) -> str:
-    """The address to connect to.
+    """Return the address to connect to.
 
     Raises:
         RefusedError: it has none, or one of them is not of the internet.

@@ -52,7 +52,7 @@ def cache_folder() -> Path:
 
 
 def sandbox_uid() -> int:
-    """The user whom an agent in bubblewrap is outside of it."""
+    """Return the user whom an agent in bubblewrap is outside of it."""
     return OUTER_UID if os.geteuid() == 0 else os.geteuid()
 
 
@@ -62,7 +62,7 @@ def _lock_of(source: str) -> threading.Lock:
 
 
 def ready_image(source: str) -> Image:
-    """An image with its folder ready to lie below a sandbox; blocks while it is unpacked.
+    """Return an image with its folder ready to lie below a sandbox; blocks while it is unpacked.
 
     Raises:
         UserError: there is no such folder or archive, or the archive cannot be used.
@@ -108,7 +108,7 @@ def _cached_image(digest: str, source: Path, feed: Feed) -> Path:
 
 
 def cached(name: str, make: Callable[[Path], None]) -> Path:
-    """A folder of the cache, made by `make` where it is not there; whole or not at all, once for all processes."""
+    """Return a folder of the cache; `make` makes it where it is not there, once for all processes."""
     final = cache_folder() / name
     if final.is_dir():
         return final
@@ -220,7 +220,7 @@ def _digest_of_folder(folder: Path) -> str:
 
 
 def overlay_refused(message: str) -> UserError | None:
-    """What to do where bubblewrap says that the kernel has refused the layers of an image."""
+    """Return what to do where bubblewrap says that the kernel has refused the layers of an image."""
     if "overlay" not in message:
         return None
     return UserError(

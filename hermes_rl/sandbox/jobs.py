@@ -39,7 +39,7 @@ READ_SECONDS = 60.0
 
 
 def output_pipe() -> tuple[int, int]:
-    """Reading and writing end of a pipe that the agent, who may be another user, can open anew as /dev/stdout."""
+    """Return the ends of a pipe that the agent, who may be another user, can open anew as /dev/stdout."""
     reader, writer = pipe()
     os.fchmod(reader, 0o622)
     return reader, writer
@@ -191,7 +191,7 @@ class HelperConversation(Conversation):
 
     @classmethod
     async def open(cls, job: Job, ours: socket.socket, kill: Callable[[], None]) -> HelperConversation:
-        """The conversation with a started job; `ours` is the other end of its standard input and output."""
+        """Return the conversation with a started job; `ours` is the other end of its standard input and output."""
         reader, writer = await asyncio.open_connection(sock=ours)
         job.hang_up = writer.transport.abort
         # A child that outlives it may hold its end of the socket: what was written stays readable, no more comes.
@@ -349,7 +349,7 @@ class Processes:
                 os.close(targets[SCRIPT_FD])
 
     async def _end_of(self, job: Job, timeout: float) -> int | None:
-        """The exit code; None when it ran past its time and was killed."""
+        """Return the exit code; None when it ran past its time and was killed."""
         await asyncio.wait([job.ended], timeout=timeout)
         if job.ended.done():
             return job.ended.result()

@@ -55,7 +55,7 @@ def ours(what: str) -> Iterator[None]:
 
 
 def memory_file(data: bytes, name: str = "data") -> int:
-    """A descriptor of an unnamed file in memory that holds `data`, at its start."""
+    """Return a descriptor of an unnamed file in memory that holds `data`, at its start."""
     with _new_file(name) as fd:
         view = memoryview(data)
         while view:
@@ -83,7 +83,7 @@ def _close_unwanted(filling: asyncio.Future[int]) -> None:
 
 
 def fixed_file(size: int, name: str) -> int:
-    """A descriptor of an unnamed file in memory of zeros, which nobody can make larger or smaller."""
+    """Return a descriptor of an unnamed file in memory of zeros, which nobody can make larger or smaller."""
     with _new_file(name, os.MFD_ALLOW_SEALING) as fd:
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
@@ -92,7 +92,7 @@ def fixed_file(size: int, name: str) -> int:
 
 @contextmanager
 def _new_file(name: str, flags: int = 0) -> Iterator[int]:
-    """A new file in memory, which is closed where the block does not end well."""
+    """Open a new file in memory, which is closed where the block does not end well."""
     with ours("this machine cannot make a file in memory"), ExitStack() as unfinished:
         fd = os.memfd_create(name, os.MFD_CLOEXEC | flags)
         unfinished.callback(os.close, fd)
@@ -101,7 +101,7 @@ def _new_file(name: str, flags: int = 0) -> Iterator[int]:
 
 
 def pipe() -> tuple[int, int]:
-    """Reading and writing end."""
+    """Return the reading and the writing end."""
     with ours("this machine cannot make a pipe"):
         return os.pipe2(os.O_CLOEXEC)
 
@@ -119,7 +119,7 @@ def copy_of(fd: int) -> int:
 
 
 def reopened(fd: int, flags: int) -> int:
-    """A descriptor of the same pipe with an open file description of its own."""
+    """Return a descriptor of the same pipe with an open file description of its own."""
     with ours("this machine cannot open a pipe anew"):
         return os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC)
 
@@ -151,7 +151,7 @@ sys.stdout.buffer.write(marshal.dumps(compiled))
 
 @functools.cache
 def helper_bundle(python: str) -> bytes:
-    """The helper's modules, compiled by `python`; starts that interpreter when first asked for it."""
+    """Return the helper's modules, compiled by `python`; starts that interpreter when first asked for it."""
     folder = Path(__file__).parent
     sources = [(f"hermes_rl.sandbox.{name}", (folder / f"{name}.py").read_text("utf-8")) for name in MODULES]
     try:
@@ -172,12 +172,12 @@ def helper_bundle(python: str) -> bytes:
 
 
 def boot_argv(python: str, control: int, code: int) -> list[str]:
-    """The command that runs the helper with its socket and its code at these descriptors."""
+    """Return the command that runs the helper with its socket and its code at these descriptors."""
     return [python, "-I", "-S", "-c", BOOT, str(control), str(code)]
 
 
 def system_python() -> str | None:
-    """A Python that is part of the system folders which every sandbox sees anyway."""
+    """Return a Python that is part of the system folders which every sandbox sees anyway."""
     for path in SYSTEM_PYTHONS:
         if os.access(path, os.X_OK) and os.path.realpath(path).startswith("/usr/"):
             return path
@@ -185,7 +185,7 @@ def system_python() -> str | None:
 
 
 def own_python() -> str:
-    """The interpreter that this program runs under, outside of any virtual environment."""
+    """Return the interpreter that this program runs under, outside of any virtual environment."""
     base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     return str(base if base.exists() else Path(sys.executable).resolve())
 
@@ -323,7 +323,7 @@ class Launcher:
 
 
 def launcher() -> Launcher:
-    """The launcher of this process; made on first use, and again after a fork."""
+    """Return the launcher of this process; made on first use, and again after a fork."""
     global _launcher
     with _lock:
         if _launcher is None or _launcher.owner != os.getpid():
@@ -423,7 +423,7 @@ _setpriv = functools.cache(lambda: shutil.which("setpriv"))
 
 
 def _by_setpriv(program: Program) -> Program:
-    """The same, where another program changes the user.
+    """Start it where another program changes the user.
 
     To do it itself, Python would have to copy itself first, which stops every thread for milliseconds.
     """

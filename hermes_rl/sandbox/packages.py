@@ -46,7 +46,7 @@ print(json.dumps({
 
 @functools.cache
 def runtime_folder(python: str) -> Path:
-    """The folder; `python` is any interpreter of this machine. Raises `SandboxFailure` where it cannot be looked at."""
+    """Return the folder for an interpreter of this machine; raises `SandboxFailure` where it cannot be looked at."""
     done = subprocess.run([python, "-I", "-S", "-c", _LOOK], capture_output=True, env={}, timeout=60, check=False)
     if done.returncode != 0:
         raise SandboxFailure(f"{python} cannot be looked at: {done.stderr.decode('utf-8', 'replace')[-500:]}")
@@ -57,12 +57,12 @@ def runtime_folder(python: str) -> Path:
 
 
 def runtime_argv(folder: Path, control: int, code: int) -> list[str]:
-    """The command that runs the helper in a sandbox, as `boot_argv` for a Python of the system."""
+    """Return the command that runs the helper in a sandbox, as `boot_argv` for a Python of the system."""
     return [*runtime_python(folder), BOOT, str(control), str(code)]
 
 
 def runtime_python(folder: Path) -> list[str]:
-    """The command that runs in a sandbox the Python code that follows it."""
+    """Return the command that runs in a sandbox the Python code that follows it."""
     loader, python = f"{RUNTIME_FOLDER}/lib/{_loader(folder)}", f"{RUNTIME_FOLDER}/bin/python3"
     return [loader, "--library-path", f"{RUNTIME_FOLDER}/lib", python, "-I", "-S", "-c"]
 
@@ -88,7 +88,7 @@ def _copy(found: dict[str, Any], folder: Path) -> None:
 
 
 def _copy_library(path: Path, folder: Path) -> None:
-    """A library is asked for under a shorter name than that of its file: libz.so.1 is libz.so.1.2.13."""
+    """Copy a library, with the shorter names under which it is asked for: libz.so.1 is libz.so.1.2.13."""
     shutil.copy(path, folder / path.name)
     name = path.name
     while name.rpartition(".so.")[1]:
@@ -108,7 +108,7 @@ PATIENCE = 1800.0
 
 @functools.cache
 def package_folder(packages: tuple[str, ...]) -> Path:
-    """The environment with these packages, made where it is not there; blocks.
+    """Return the environment with these packages, made where it is not there; blocks.
 
     Raises:
         UserError: it cannot be made, with the end of what pip printed.
@@ -139,7 +139,7 @@ def _make(folder: Path, python: str, packages: Sequence[str]) -> None:
 
 
 def find_pip() -> list[str]:
-    """The command of a pip of this machine that can install for another interpreter.
+    """Return the command of a pip of this machine that can install for another interpreter.
 
     Raises:
         UserError: there is none.

@@ -155,7 +155,7 @@ async def _say(writer: asyncio.StreamWriter, status: str, why: str) -> None:
 
 
 def read_request(head: bytes) -> ProxyRequest:
-    """The head of a request to a proxy, as RFC 9112 has it: authority form for CONNECT, else absolute form.
+    """Return the head of a request to a proxy, as RFC 9112 has it: authority form for CONNECT, else absolute form.
 
     Raises:
         RefusedError: it is none.

@@ -153,7 +153,7 @@ say true
 
 
 def quoted(value: str | bytes) -> bytes:
-    """A value as one word of the shell."""
+    """Return a value as one word of the shell."""
     data = os.fsencode(value) if isinstance(value, str) else value
     if b"\0" in data:
         raise ValueError("embedded null byte")
@@ -161,7 +161,7 @@ def quoted(value: str | bytes) -> bytes:
 
 
 def command(script: bytes, **values: str | bytes | list[str]) -> tuple[str, str]:
-    """The command that runs a script with these variables, and the mark around its answer."""
+    """Return the command that runs a script with these variables, and the mark around its answer."""
     mark = secrets.token_hex(8)
     lines = [f"mark={mark}".encode()]
     for name, value in values.items():
@@ -173,7 +173,7 @@ def command(script: bytes, **values: str | bytes | list[str]) -> tuple[str, str]
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """An answer is taken apart inside; one that makes no sense is a lost machine: its programs may be the agent's."""
+    """Take an answer apart inside; one that makes no sense is a lost machine: its programs may be the agent's."""
     try:
         yield
     except ValueError as error:
@@ -181,7 +181,7 @@ def reading() -> Iterator[None]:
 
 
 def answer(output: str, mark: str) -> list[str]:
-    """The words of an answer; raises the `OSError` that it tells of, `SandboxFailure` where there is none."""
+    """Return the words of an answer; raises the `OSError` that it tells of, `SandboxFailure` where there is none."""
     begin, end = output.rfind(f"{mark}("), output.rfind(f"){mark}")
     if begin < 0 or end < begin:
         raise SandboxFailure(f"the sandbox did not answer: {output[-500:]}")
@@ -238,7 +238,7 @@ class RemoteProcess(BackgroundProcess):
             await self._kill(self.job, signal)
 
     def end(self) -> None:
-        """The sandbox is gone."""
+        """Note that the sandbox is gone."""
         self._following.cancel()
         if not self.ended.done():
             self.ended.set_result(LOST_EXIT_CODE)
@@ -258,7 +258,7 @@ class RemoteProcess(BackgroundProcess):
 
 
 def parts(words: list[str]) -> tuple[bytes, bool]:
-    """An output, and whether something was left out of it: from its size, head (`+` and base64) and tail (or `-`).
+    """Return an output, and whether it was cut, from its size, head (`+` and base64) and tail (or `-`).
 
     Raises:
         ValueError: they are none of these.
@@ -332,7 +332,7 @@ class Link:
         self._reader = asyncio.create_task(self._read(self._process.stdout))
 
     async def execute(self, command: str, stdin: str | None, timeout: float, most: int = SMALL) -> str:
-        """What a command prints, `most` characters; raises `SandboxFailure` for more, and where there is no answer."""
+        """Return what a command prints; raises `SandboxFailure` for more than `most` characters, and for no answer."""
         if not self.open or self._process is None or self._process.stdin is None:
             raise SandboxFailure("the sandbox is gone")
         self._last += 1
@@ -426,7 +426,7 @@ class Machine:
 
 
 def missing(backend: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """What this backend lacks here, and what to do; None where nothing is known to be missing."""
+    """Return what this backend lacks here, and what to do; None where nothing is known to be missing."""
     environ = os.environ if environ is None else environ
     if find_spec("tools") is None or find_spec("model_tools") is None:
         return f"the backend {backend} is hermes-agent's: pip install 'hermes-rl[hermes]'"
@@ -450,7 +450,7 @@ def missing(backend: str, environ: Mapping[str, str] | None = None) -> str | Non
 
 
 def machine(config: SandboxConfig) -> Machine:
-    """The machine for a configuration; raises `UserError` for what it cannot be, and for what is missing here."""
+    """Return the machine for a configuration; raises `UserError` for what is impossible or missing here."""
     backend, limits = config.backend, config.limits
     if config.network is not True:
         raise UserError(

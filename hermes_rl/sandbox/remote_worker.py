@@ -42,7 +42,7 @@ _asked = threading.local()
 
 
 def main(backend: str, arguments: str, cleanup: str) -> None:
-    """What the module's docstring says; hermes-agent's own printing goes to standard error."""
+    """Answer requests until standard input ends; hermes-agent's own printing goes to standard error."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     logging.disable(logging.WARNING)

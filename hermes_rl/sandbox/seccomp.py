@@ -100,7 +100,7 @@ INSPECTED = ("socket", "clone", "clone3", "ioctl", "personality", *OF_A_PROCESS,
 
 
 def filter_program(machine: str | None = None) -> bytes | None:
-    """The filter for a processor (default: this one), as `bwrap --seccomp` reads it; None where it is not known."""
+    """Return the filter for a processor (default: this one), as `bwrap --seccomp` reads it; None: unknown."""
     known = MACHINES.get(machine or platform.machine())
     return None if known is None else _assemble(_rules(known))
 
@@ -110,7 +110,7 @@ Instruction = tuple[int, int, int, int]
 
 
 def _rules(machine: Processor) -> list[Instruction]:
-    """What another processor's convention asks for is refused: it would have other numbers for the same calls."""
+    """Return the refusal of another processor's convention, which has other numbers for the calls."""
     numbers = machine.numbers
     rules: list[Instruction] = [
         (LOAD, 0, 0, ARCHITECTURE),

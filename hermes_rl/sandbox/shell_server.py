@@ -85,7 +85,7 @@ _live: set[ShellServer] = set()
 
 
 def room_for_one_more() -> bool:
-    """A quarter of the descriptors that this process may have is for shells that wait."""
+    """Return True while shells that wait have less than a quarter of the descriptors of this process."""
     return DESCRIPTORS * (len(_live) + 1) <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
 
 
@@ -176,7 +176,7 @@ class ShellServer:
         return code
 
     def end(self, code: int | None) -> None:
-        """The start, or the command that runs, has come to its end."""
+        """Note that the start, or the command that runs, has come to its end."""
         if not self._over.done():
             self._over.set_result(code)
 
@@ -225,7 +225,7 @@ class ShellServer:
         return self._control.fileno() < 0 and not self._output.open
 
     def _nobody_writes(self) -> bool:
-        """True when nothing is left that could write into the output of the next command."""
+        """Return True when nothing is left that could write into the output of the next command."""
         os.close(self._writer)
         self._writer = -1
         abandoned = self._output.abandoned()

@@ -115,7 +115,7 @@ def become(uid: int) -> None:
 
 
 def content(stream: Any) -> IO[bytes]:
-    """The tar stream in a buffered stream, perhaps compressed in one part or many; a cut or damaged one raises."""
+    """Return the tar stream in a stream that may be compressed, in parts too; a cut or damaged one raises."""
     start = stream.peek(8)
     for beginning, name in COMPRESSIONS.items():
         if re.match(beginning, start):

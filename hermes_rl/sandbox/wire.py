@@ -31,17 +31,17 @@ PIECE, LAST_PIECE = b"\xff\xff\xff\xfe", b"\xff\xff\xff\xfd"
 
 
 def pack(fields: list[bytes], payload: bytes = b"") -> bytes:
-    """The bytes of a message."""
+    """Return the bytes of a message."""
     header = b"\0".join(fields)
     return len(header).to_bytes(4, "big") + header + payload
 
 
 def unpack(frame: bytes) -> tuple[list[bytes], bytes]:
-    """The fields and the raw bytes of a message."""
+    """Return the fields and the raw bytes of a message."""
     end = 4 + int.from_bytes(frame[:4], "big")
     return frame[4:end].split(b"\0"), frame[end:]
 
 
 def number(value: int) -> bytes:
-    """An integer as a field."""
+    """Return an integer as a field."""
     return str(value).encode()

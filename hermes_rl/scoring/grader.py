@@ -25,7 +25,7 @@ from hermes_rl.plugins import did_you_mean, load_object, place_of
 from hermes_rl.scoring.value import RewardValue, Score, Weighting, combine, interpret, total
 from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.model import INJECTED
-from hermes_rl.threads import Places, in_thread
+from hermes_rl.threads import PerLoopSemaphore, in_thread
 
 # ---------------------------------------------------------------------------------------------- Finding a reward
 # A shipped name, ``/abs/file.py:function``, ``package.module:function``, ``atropos:<name>``, or a name that a
@@ -86,7 +86,7 @@ CEILING = 3600.0
 AT_ONCE = 256
 """Rewards that run at the same time; they mostly wait for the sandbox or a judge."""
 
-_places = Places(AT_ONCE)
+_places = PerLoopSemaphore(AT_ONCE)
 
 
 @dataclass(frozen=True)

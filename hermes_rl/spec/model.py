@@ -527,13 +527,13 @@ class ScoreRule(Section):
     clamp: Pair | None = Field(None, description="[lowest, highest] score.")
 
 
-def _treatment_shape(value: Any) -> str:
+def _ending_policy_shape(value: Any) -> str:
     return "name" if isinstance(value, str) else "score"
 
 
-Treatment = Annotated[
+EndingPolicy = Annotated[
     Annotated[Literal["grade", "mask", "drop"], Tag("name")] | Annotated[float, Tag("score")],
-    Discriminator(_treatment_shape),
+    Discriminator(_ending_policy_shape),
 ]
 
 
@@ -564,7 +564,7 @@ class Solution(Section):
 
 
 Rewards = Annotated[Map[Late[Reward]], BeforeValidator(_named)]
-Endings = Map[Treatment]
+Endings = Map[EndingPolicy]
 
 
 # ---------------------------------------------------------- ``servers``: the models that a run talks to, by role

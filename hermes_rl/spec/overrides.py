@@ -174,7 +174,7 @@ class Overrides:
     """What was changed before, over which these changes win."""
 
     def over(self, earlier: Overrides | None) -> Overrides:
-        """These changes over earlier ones: the same key may be in both."""
+        """Return these changes over earlier ones: the same key may be in both."""
         key = self.api_key or (earlier.api_key if earlier is not None else None)
         return replace(self, api_key=key, earlier=earlier)
 

@@ -484,7 +484,7 @@ def find_runtime(task_id: str) -> ToolRuntime | None:
 
 
 def own_runtimes() -> list[ToolRuntime]:
-    """The live runtimes that no run releases."""
+    """Return the live runtimes that no run releases."""
     return [runtime for runtime in _live.values() if not runtime.of_a_run]
 
 

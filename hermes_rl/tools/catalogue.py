@@ -69,7 +69,7 @@ DISTRIBUTIONS: dict[str, dict[str, float]] = {
 
 
 def find_distribution(name: str) -> Mapping[str, float]:
-    """A named distribution; raises `UserError` where there is none."""
+    """Return a named distribution; raises `UserError` where there is none."""
     if name not in DISTRIBUTIONS:
         choices = ", ".join(sorted(DISTRIBUTIONS))
         hint = did_you_mean(name, set(DISTRIBUTIONS))
@@ -103,7 +103,7 @@ class Supplier(Protocol):
     """Who has the toolsets of hermes-agent."""
 
     def tools(self, source: str) -> tuple[Tool, ...]:
-        """The tools of one; raises `UserError` where it cannot be had."""
+        """Return the tools of one; raises `UserError` where it cannot be had."""
 
 
 @functools.cache
@@ -144,12 +144,12 @@ def known_toolsets() -> tuple[str, ...]:
 
 
 def describe_toolsets() -> dict[str, str]:
-    """What each toolset of `toolsets` is for, by name."""
+    """Return what each toolset of `toolsets` is for, by name."""
     return {name: toolset.description for name, toolset in toolsets().items()}
 
 
 def find_tool(name: str) -> Tool:
-    """A built-in tool by its name."""
+    """Return a built-in tool by its name."""
     tools = {tool.name: tool for toolset in toolsets().values() for tool in toolset.tools}
     if name not in tools:
         raise UserError(f"no built-in tool is named {name!r}{did_you_mean(name, set(tools))}")
@@ -157,7 +157,7 @@ def find_tool(name: str) -> Tool:
 
 
 def toolkit_of(schemas: Sequence[dict[str, Any]], names: Collection[str] | None = None) -> Toolkit:
-    """The toolkit behind a list of schemas: the one that it carries, else built-in tools under these schemas.
+    """Return the toolkit behind a list of schemas: the one that it carries, else built-in tools under these schemas.
 
     Args:
         schemas: as a server is given them.
@@ -183,7 +183,7 @@ def check_toolsets(names: Sequence[str]) -> None:
 def resolve_toolsets(
     enabled: Iterable[str] | None, disabled: Sequence[str] = (), others: Supplier | None = None
 ) -> tuple[Tool, ...]:
-    """The tools of the toolsets `enabled` without those `disabled`, each once; None enables all of `toolsets`.
+    """Return the tools of the toolsets `enabled` without those `disabled`, each once; None enables all of `toolsets`.
 
     Those of hermes-agent come from `others` (default: hermes-agent with this process's environment, where
     finding out what one offers takes a second). Raises `UserError` for one that cannot work here.
@@ -212,7 +212,7 @@ def _hermes_of_process() -> HermesToolsets:
 
 
 def sample_distribution(distribution: str | Mapping[str, float], seed: int | str) -> tuple[str, ...]:
-    """The toolsets of one draw from a named distribution or one of the user's own; see `draw`."""
+    """Return the toolsets of one draw from a named distribution or one of the user's own; see `draw`."""
     chances = find_distribution(distribution) if isinstance(distribution, str) else distribution
     check_toolsets(tuple(chances))
     return draw(chances, seed)

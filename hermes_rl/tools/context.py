@@ -131,14 +131,14 @@ class ToolContext:
             return {"exit_code": KILLED, "output": str(error)}
 
     def read_file(self, path: str) -> dict[str, Any]:
-        """The text of a file as it is: ``{"content"}``; where it cannot be read, ``""`` and an ``"error"``."""
+        """Return the text of a file as it is: ``{"content"}``; where it cannot be read, ``""`` and an ``"error"``."""
         try:
             return {"content": self.read_bytes(path).decode("utf-8", "replace")}
         except OSError as error:
             return {"content": "", "error": f"{path}: {error.strerror}"}
 
     def read_bytes(self, path: str) -> bytes:
-        """The bytes of a file; raises `OSError`."""
+        """Return the bytes of a file; raises `OSError`."""
         return self._on_sandbox(lambda sandbox: sandbox.read_file(path))
 
     def write_file(self, path: str, content: str | bytes, mode: int | None = None) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class ToolContext:
         return {"bytes_written": len(data)}
 
     def artifact(self, name: str) -> bytes:
-        """What was kept of the sandbox under this name: a file, or what a command printed.
+        """Return what was kept of the sandbox under this name: a file, or what a command printed.
 
         Raises:
             OSError: it could not be taken from the agent's sandbox, with the reason.
@@ -171,20 +171,20 @@ class ToolContext:
         return found.files[0].data
 
     def resolve(self, path: str) -> str:
-        """A path of the sandbox made absolute."""
+        """Return a path of the sandbox made absolute."""
         return self._on_sandbox(_itself).resolve(path)
 
     def relative(self, path: str) -> str:
-        """A path of the sandbox, relative to the working directory where it lies in it."""
+        """Return a path of the sandbox, relative to the working directory where it lies in it."""
         return _relative(self._on_sandbox(_itself), path)
 
     def provided(self) -> list[str]:
-        """The files that the spec itself lays into the sandbox, as `relative` has them."""
+        """Return the files that the spec itself lays into the sandbox, as `relative` has them."""
         sandbox = self._on_sandbox(_itself)
         return [_relative(sandbox, file.to) for file in self.runtime.config.files]
 
     def brought(self) -> dict[str, bool]:
-        """The files of artifacts in this fresh sandbox, as `relative` has them: whether each replaced another."""
+        """Return the files of artifacts in this fresh sandbox, by `relative` path: whether each replaced another."""
         laid = self.runtime.laid.replaced
 
         async def work(sandbox: Sandbox) -> dict[str, bool]:
@@ -293,7 +293,7 @@ class ToolContext:
         return done or [{"success": False, "error": f"{remote}: the folder has no files"}]
 
     def call_tool(self, name: str, args: dict[str, Any]) -> str:
-        """What the model would be answered for this call; built-in tools need not be among the rollout's."""
+        """Return what the model would be answered for this call; built-in tools need not be among the rollout's."""
         runtime = self.runtime
         toolkit = runtime.toolkit
         if toolkit.get(name) is None:
@@ -325,7 +325,7 @@ class ToolContext:
 
     @contextmanager
     def untouched(self) -> Iterator[ToolContext]:
-        """A new sandbox as the spec describes it, for as long as the block lasts; nothing of the rollout is in it."""
+        """Open a new sandbox as the spec describes it, for the block; nothing of the rollout is in it."""
         own = self.runtime
         name = f"{self.task_id}/untouched"
         fresh = ToolRuntime(own.config, task_id=name, toolkit=own.toolkit, factory=own.factory, loop=own.loop)
@@ -341,7 +341,7 @@ class ToolContext:
             self._wait(runtime, runtime.close())
 
     def web_search(self, query: str, limit: int = 5) -> Any:
-        """What the tool of that name answers, which the rollout must have, as a value."""
+        """Return what the tool of that name answers, which the rollout must have, as a value."""
         return _value(self.call_tool("web_search", {"query": query, "limit": limit}))
 
     def web_extract(self, urls: list[str]) -> Any:
@@ -420,7 +420,7 @@ def _relative(sandbox: Sandbox, path: str) -> str:
 
 
 def _value(answer: str) -> Any:
-    """The value of a tool's JSON; text that is none as it is."""
+    """Return the value of a tool's JSON; text that is none as it is."""
     try:
         return json.loads(answer)
     except ValueError:

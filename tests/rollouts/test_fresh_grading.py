@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.sandboxes import RewardMachines
+from hermes_rl.rollouts.sandboxes import RewardSandboxes
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import run_process
 from hermes_rl.sandbox import SandboxConfig, SandboxFile
@@ -207,11 +207,11 @@ async def test_fresh_sandboxes_wait_already_and_have_nothing_of_anybody(tmp_path
             async with ToolRuntime(laid, factory=compiled.pool.create) as runtime:
                 own = await runtime.sandbox()
                 await own.run("mkdir work; echo a > work/a; touch ~/left /tmp/left; sleep 777 >/dev/null 2>&1 &")
-                machines = RewardMachines(runtime, compiled.grader.ordered)
-                await machines.take([ArtifactRequest("work", path="work")], 9)
+                sandboxes = RewardSandboxes(runtime, compiled.grader.ordered)
+                await sandboxes.take([ArtifactRequest("work", path="work")], 9)
                 await settled(compiled.pool)
                 before = compiled.pool.taken
-                async with machines(compiled.grader.ordered[1]) as context:
+                async with sandboxes(compiled.grader.ordered[1]) as context:
                     assert context is not None
                     found = find_runtime(context.task_id)
                     assert found is not None

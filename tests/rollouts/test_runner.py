@@ -114,11 +114,11 @@ async def test_no_more_rollouts_than_allowed_are_in_flight() -> None:
 
 async def test_an_ending_can_be_masked_dropped_or_given_a_score() -> None:
     cut = Policy(finish_reason="length")
-    masked = await RolloutRunner(World(policy=cut, treatments={Ending.LENGTH: "mask"})).start(row(), "a", 1)
+    masked = await RolloutRunner(World(policy=cut, ending_policies={Ending.LENGTH: "mask"})).start(row(), "a", 1)
     assert (masked.rollouts[0].masked, masked.scores) == (True, [1.0])
-    fixed = await RolloutRunner(World(policy=cut, treatments={Ending.LENGTH: 0})).start(row(), "b", 1)
+    fixed = await RolloutRunner(World(policy=cut, ending_policies={Ending.LENGTH: 0})).start(row(), "b", 1)
     assert (fixed.rollouts[0].masked, fixed.scores) == (False, [0.0])
-    dropped = await RolloutRunner(World(policy=cut, treatments={Ending.LENGTH: "drop"})).start(row(), "c", 1)
+    dropped = await RolloutRunner(World(policy=cut, ending_policies={Ending.LENGTH: "drop"})).start(row(), "c", 1)
     assert dropped.dropped == Ending.LENGTH
     assert dropped.scores == []
 

@@ -11,7 +11,7 @@ from typing import Any
 from hermes_rl.agent.loop import LoopOptions
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.rollouts.environment import Treatment
+from hermes_rl.rollouts.environment import EndingPolicy
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import ChatReply, ChatRequest
@@ -60,7 +60,7 @@ class World:
 
     on_grade: Act = lambda key: 1.0
     on_group: Callable[[list[Rollout]], Any] | None = None
-    treatments: dict[Ending, Treatment] = field(default_factory=dict)
+    ending_policies: dict[Ending, EndingPolicy] = field(default_factory=dict)
     policy: Policy = field(default_factory=Policy)
     teacher: Any = None
     name: str = "world"
@@ -82,7 +82,7 @@ class World:
         return None
 
     @asynccontextmanager
-    async def machine(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
+    async def runtime(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
         self.opened += 1
         try:
             async with ToolRuntime(task_id=key.id) as runtime:
@@ -103,5 +103,5 @@ class World:
     def credit(self, rollout: Rollout) -> tuple[float, ...] | None:
         return None
 
-    def treatment(self, ending: Ending) -> Treatment:
-        return self.treatments.get(ending, "grade")
+    def ending_policy(self, ending: Ending) -> EndingPolicy:
+        return self.ending_policies.get(ending, "grade")

@@ -124,7 +124,7 @@ async def test_endings_are_shares_of_all_rollouts() -> None:
 
 
 async def test_an_ending_with_a_score_of_its_own_is_graded_so() -> None:
-    world = World(policy=Policy(finish_reason="length"), treatments={Ending.LENGTH: 0})
+    world = World(policy=Policy(finish_reason="length"), ending_policies={Ending.LENGTH: 0})
     assert (await play_evaluate(world)).metrics["eval/mean_reward"] == 0.0
 
 
@@ -197,7 +197,7 @@ async def test_the_mates_of_a_rollout_that_the_spec_drops_are_left_out_with_it()
             self.finish_reason = "length" if self.calls == 0 else "stop"
             return await super().chat(request)
 
-    world = World(policy=CutOnce(), treatments={Ending.LENGTH: "drop"}, on_group=lambda rollouts: None)
+    world = World(policy=CutOnce(), ending_policies={Ending.LENGTH: "drop"}, on_group=lambda rollouts: None)
     found = await play_evaluate(world, EvaluatePlan(rollouts=2, concurrency=1))
     assert (found.ungraded, found.metrics["eval/dropped"], found.metrics["eval/rollouts"]) == (0, 2, 6)
     assert found.metrics["eval/mean_reward_lower"] == found.metrics["eval/mean_reward_upper"] == 1.0

@@ -223,7 +223,7 @@ async def test_the_teacher_is_asked_only_where_something_is_trained() -> None:
                 raise self.failure
 
     asked = Asked()
-    drops = World(teacher=asked, treatments={Ending.FINISHED: "drop"})
+    drops = World(teacher=asked, ending_policies={Ending.FINISHED: "drop"})
     await RolloutRunner(drops).start(row(), "g", 2)
     await RolloutRunner(World(teacher=asked), split="eval").start(row(), "g", 2)
     assert asked.rollouts == []

@@ -328,5 +328,5 @@ class _Tracked:
 
 def _item_of(group: dict[str, Any]) -> dict[str, Any]:
     """Return a group of one as a ScoredDataItem."""
-    lists = {"tokens", "masks", "scores", "messages", "inference_logprobs", *OF_TEACHER}
-    return {key: (value[0] if key in lists and value else value) for key, value in group.items()}
+    lists = {"tokens", "masks", "scores", *_OPTIONAL}
+    return {key: (next(iter(value or ()), None) if key in lists else value) for key, value in group.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,32 @@ async def test_an_overridden_collect_trajectory_is_called_and_retried(model: Wri
     assert len(backlog) == 2
     assert ByHand.calls == 3
     await env.shut_down()
+
+
+async def test_a_collect_trajectory_that_only_calls_ours_gives_the_same_group(model: WriterModel) -> None:
+    class Credited(Greetings):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> list[float]:
+            return [1.0 + random.random(), *(0.0 for _ in result.texts[1:])]
+
+    class ByHand(Credited):
+        async def collect_trajectory(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+            return await super().collect_trajectory(item)
+
+    shapes = []
+    for cls in (Credited, ByHand):
+        env = make(model, cls)
+        await env.setup()
+        group, _ = await env.collect_trajectories({"who": "Ann"})
+        assert group is not None
+        assert group["advantages"] is not None
+        shapes.append({name: _shape(value) for name, value in group.items() if value})
+        await env.shut_down()
+    for name in ("tokens", "masks", "scores", "inference_logprobs", "advantages", "messages"):
+        assert shapes[0].get(name) == shapes[1].get(name), name
+
+
+def _shape(value: Any) -> Any:
+    return [_shape(one) for one in value] if isinstance(value, list) else type(value).__name__
 
 
 async def test_a_call_of_chat_completion_works_as_people_call_it(model: WriterModel) -> None:

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -125,6 +126,25 @@ def _imported_modules(tree: ast.Module, known: Mapping[str, ast.Module]) -> Iter
         elif isinstance(node, ast.ImportFrom) and node.module:
             full = (f"{node.module}.{alias.name}" for alias in node.names)
             yield from (one if one in known else node.module for one in full)
+
+
+def test_the_seam_for_trainers_knows_no_trainer() -> None:
+    """Atropos is one module behind the seam: only the door for its environments names it."""
+    naming = {name for name, tree in modules() if "hermes_rl.trainers.atropos" in imports(tree)}
+    assert {name.split("/")[0] for name in naming} == {"env"}
+
+
+def test_each_word_of_the_glossary_is_there() -> None:
+    words = (ROOT / "docs" / "architecture.md").read_text().split("## Words")[1]
+    named = {word for cell in re.findall(r"^\| (.*?) \|", words, re.MULTILINE) for word in re.findall(r"`(\w+)`", cell)}
+    defined = Counter(
+        one.name if isinstance(one, ast.ClassDef) else one.targets[0].id
+        for _, tree in modules()
+        for one in tree.body
+        if isinstance(one, ast.ClassDef) or (isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name))
+    )
+    assert len(named) > 10
+    assert sorted(named - defined.keys()) == []
 
 
 def test_each_foreign_package_has_its_door() -> None:

@@ -6,7 +6,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -137,14 +136,14 @@ def test_the_seam_for_trainers_knows_no_trainer() -> None:
 def test_each_word_of_the_glossary_is_there() -> None:
     words = (ROOT / "docs" / "architecture.md").read_text().split("## Words")[1]
     named = {word for cell in re.findall(r"^\| (.*?) \|", words, re.MULTILINE) for word in re.findall(r"`(\w+)`", cell)}
-    defined = Counter(
+    defined = {
         one.name if isinstance(one, ast.ClassDef) else one.targets[0].id
         for _, tree in modules()
         for one in tree.body
         if isinstance(one, ast.ClassDef) or (isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name))
-    )
+    }
     assert len(named) > 10
-    assert sorted(named - defined.keys()) == []
+    assert sorted(named - defined) == []
 
 
 def test_each_foreign_package_has_its_door() -> None:

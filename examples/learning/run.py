@@ -19,7 +19,6 @@ from pathlib import Path
 
 import aiohttp
 import torch
-from hermes_rl.tools.toolkit import Toolkit
 
 from examples.learning.curve import draw
 from examples.learning.model import Small
@@ -27,6 +26,7 @@ from examples.learning.server import PolicyServer
 from examples.learning.task import CONTROL, PIECES, write_task, write_tokenizer
 from examples.learning.trainer import Curve, Trainer, warm_up
 from hermes_rl.tokens.hub import HubTokenizer
+from hermes_rl.tools.base import Toolkit
 from hermes_rl.tools.python_tools import python_tool
 
 WARM_UP = 200

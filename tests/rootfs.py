@@ -71,7 +71,7 @@ def make_rootfs(folder: Path, mark: str = "") -> Path:
     for name in PROGRAMS:
         found = shutil.which(name)
         if found is not None:
-            _install(Path(found), folder, f"bin/{name}")
+            install(Path(found), folder, f"bin/{name}")
     _python(folder)
     (folder / "etc/issue").write_text(f"image {mark}\n")
     (folder / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
@@ -81,7 +81,7 @@ def make_rootfs(folder: Path, mark: str = "") -> Path:
 def _python(folder: Path) -> None:
     python = system_python() or own_python()
     program, library = json.loads(subprocess.check_output([python, "-I", "-S", "-c", ASK]))
-    _install(Path(program), folder, "usr/bin/python3")
+    install(Path(program), folder, "usr/bin/python3")
     (folder / "bin/python3").symlink_to("../usr/bin/python3")
     target = folder / "usr/lib" / Path(library).name
     shutil.copytree(library, target, ignore=shutil.ignore_patterns(*HEAVY), ignore_dangling_symlinks=True)
@@ -89,7 +89,7 @@ def _python(folder: Path) -> None:
         _libraries(module, folder)
 
 
-def _install(source: Path, folder: Path, name: str) -> None:
+def install(source: Path, folder: Path, name: str) -> None:
     target = folder / name
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,8 @@ import pytest
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, create_sandbox, docker_engine
-from hermes_rl.sandbox.docker import IMAGE, Container, Docker
+from hermes_rl.sandbox.docker import IMAGE, Container, Docker, remove_leftovers
+from hermes_rl.sandbox.docker_engine import Engine
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.tools.search import Query, search
 from tests.real.conftest import hermes
@@ -76,6 +77,7 @@ def docker_host(engine: DockerDaemon, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     networks = engine.networks()
     yield engine
+    asyncio.run(remove_leftovers(Engine()))  # of runners that the test has killed
     assert settled(lambda: engine.containers() == [] and list(folder.glob("hermes-rl-*")) == [])
     assert engine.networks() == networks
     assert settled(lambda: not [pid for pid in engine.processes() if is_shim(pid)])
@@ -273,13 +275,16 @@ def begun(folder: Path, count: int, running: subprocess.Popen[str]) -> None:
     assert running.poll() is None, running.communicate()[0]
 
 
-def test_two_hundred_rollouts_leave_nothing(spec: Callable[[float], Path], tmp_path: Path) -> None:
+def test_two_hundred_rollouts_leave_nothing(
+    engine: DockerDaemon, spec: Callable[[float], Path], tmp_path: Path
+) -> None:
     hermes("run", spec(0), "process", "--out", "run", folder=tmp_path)
     played = rollouts(tmp_path)
     assert len(played) == 200
     assert [one["error"] for one in played if one["error"] is not None] == []
     assert groups(tmp_path) == 50
-    # The fixture looks what is left: containers, networks, folders and processes.
+    assert engine.containers() == []
+    # The fixture looks for what else may be left: networks, folders and processes.
 
 
 def test_leftovers_of_a_killed_runner_are_removed_by_the_next(
@@ -296,6 +301,7 @@ def test_leftovers_of_a_killed_runner_are_removed_by_the_next(
     assert settled(lambda: all(one["State"] == "exited" for one in engine.containers() if one["State"] != "created"))
     hermes(*words, folder=tmp_path)
     assert groups(tmp_path) == 12
+    assert engine.containers() == []
     for folder in (tmp_path / "temporary").glob("hermes-rl-*"):
         shutil.rmtree(folder)  # of starts that the kill met; a later run removes them when they are an hour old
 
@@ -319,3 +325,4 @@ def test_an_engine_that_is_killed_and_comes_back_costs_nothing(
     # Only what was played again may have failed: every place of every group has a rollout with a score.
     scored = {one["id"].partition("~")[0] for one in rollouts(tmp_path) if one["score"] is not None}
     assert len(scored) >= 96
+    assert engine.containers() == []

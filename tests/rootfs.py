@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from hermes_rl.sandbox.launcher import own_python, system_python
@@ -75,6 +76,16 @@ def make_rootfs(folder: Path, mark: str = "") -> Path:
     _python(folder)
     (folder / "etc/issue").write_text(f"image {mark}\n")
     (folder / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+    return folder
+
+
+def small_root(folder: Path, programs: Sequence[str]) -> Path:
+    """Make a root file system with these programs of this machine and nothing else; returns its folder."""
+    for name in ("bin", "etc", "tmp", "usr/bin"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for name in programs:
+        install(Path(shutil.which(name) or name), folder, f"bin/{name}")
+    (folder / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/sh\n")
     return folder
 
 

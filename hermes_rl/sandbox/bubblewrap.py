@@ -20,7 +20,7 @@ import shutil
 import signal
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +41,14 @@ from hermes_rl.sandbox.launcher import (
     pipe,
     system_python,
 )
-from hermes_rl.sandbox.packages import PACKAGES, RUNTIME_FOLDER, package_folder, runtime_argv, runtime_folder, runtime_python
+from hermes_rl.sandbox.packages import (
+    PACKAGES,
+    RUNTIME_FOLDER,
+    package_folder,
+    runtime_argv,
+    runtime_folder,
+    runtime_python,
+)
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
 from hermes_rl.sandbox.seccomp import filter_program
 

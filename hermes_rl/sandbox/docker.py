@@ -396,7 +396,7 @@ class Docker(Isolation):
 
     async def start(self, sandbox: HelperSandbox) -> None:
         loop = asyncio.get_running_loop()
-        self._starts = starts = _starts.setdefault(loop, _Starts())
+        self._starts = _starts.setdefault(loop, _Starts())
         python = system_python() or own_python()
         code = await asyncio.to_thread(helper_bundle, python)
         runtime = await asyncio.to_thread(runtime_folder, python)
@@ -423,9 +423,10 @@ class Docker(Isolation):
         if starts.away_since is None:
             starts.away_since = loop.time()
             log.warning("%s; new sandboxes wait for it for up to %.0f minutes", why.detail, OUTAGE_SECONDS / 60)
-        await asyncio.sleep(OUTAGE_PAUSE)
-        while not await self.engine.answers() and loop.time() < until:
+        while True:
             await asyncio.sleep(OUTAGE_PAUSE)
+            if await self.engine.answers() or loop.time() > until:
+                return
 
     async def _give_up_container(self) -> None:
         """Leave what an earlier try may have made to be removed, and take another name."""
@@ -574,8 +575,10 @@ class Docker(Isolation):
         Not where somebody has asked the engine to kill it, or the memory was used up much earlier. An engine that
         remembers neither leaves it with the agent.
         """
-        events = await self.engine.events(self.container.name, "oom", "kill", "die")
-        times = {action: when for action, when in events}
+        try:
+            times = dict(await self.engine.events(self.container.name, "oom", "kill", "die"))
+        except EngineError:
+            return True
         if "kill" in times:
             return False
         return "oom" not in times or "die" not in times or times["die"] - times["oom"] < OOM_SECONDS

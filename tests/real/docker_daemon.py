@@ -15,13 +15,11 @@ import subprocess
 import tarfile
 import time
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http.client import HTTPConnection
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any
-
-from tests.rootfs import install
 
 START_SECONDS = 60.0
 END_SECONDS = 20.0
@@ -51,6 +49,8 @@ class DockerDaemon:
         self.url = f"unix://{self.socket}"
         self.log = folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
+        self.crashed = False
+        """True once it was killed: the engine then forgets the shims of containers that ended meanwhile."""
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
@@ -59,7 +59,14 @@ class DockerDaemon:
         command = [
             *("unshare", "--net", "sh", "-c", 'ip link set lo up 2>/dev/null; exec "$0" "$@"', program),
             *("--data-root", str(self.folder / "data"), "--exec-root", str(self.folder / "exec")),
-            *("--pidfile", str(self.folder / "pid"), "--host", self.url, "--config-file", str(self.folder / "none.json")),
+            *(
+                "--pidfile",
+                str(self.folder / "pid"),
+                "--host",
+                self.url,
+                "--config-file",
+                str(self.folder / "none.json"),
+            ),
             *("--log-level", "warn"),
         ]
         (self.folder / "none.json").write_text("{}")
@@ -81,12 +88,17 @@ class DockerDaemon:
         return False
 
     def kill(self) -> None:
-        """Kill the engine itself, as a crash would: its containerd and its containers go on."""
+        """Kill the engine, as a crash would: its containerd dies with it, its containers go on."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
-            (self.folder / "pid").unlink(missing_ok=True)
+            self.crashed = True
+            deadline = time.monotonic() + END_SECONDS
+            while any(_program(pid) == "containerd" for pid in self.processes()) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            # What a machine does where init reaps at once: to the next engine, an unreaped process seems alive.
+            (self.folder / "exec/containerd/containerd.pid").unlink(missing_ok=True)
 
     def close(self) -> None:
         """End it with all that it has started, and remove its mounts and folders."""
@@ -115,7 +127,7 @@ class DockerDaemon:
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 named = entry.name.isdigit() and str(self.folder).encode() in (entry / "cmdline").read_bytes()
-                if named and int(entry.name) != os.getpid() and _program(entry) in PROGRAMS:
+                if named and _program(int(entry.name)) in PROGRAMS:
                     found.append(int(entry.name))
         return found
 
@@ -126,9 +138,7 @@ class DockerDaemon:
 
     # ------------------------------------------------------------------ requests
 
-    def ask(
-        self, method: str, path: str, body: Any = None, *, file: Path | None = None, parse: bool = True
-    ) -> Any:
+    def ask(self, method: str, path: str, body: Any = None, *, file: Path | None = None, parse: bool = True) -> Any:
         """Send a request; returns the answer's JSON."""
         connection = _UnixConnection(str(self.socket))
         try:
@@ -165,9 +175,12 @@ class DockerDaemon:
 PROGRAMS = ("dockerd", "containerd", "containerd-shim", "docker-proxy", "runc", "unshare")
 
 
-def _program(entry: Path) -> str:
-    """Its name, of which the kernel keeps 15 letters."""
-    return (entry / "comm").read_text().strip()
+def _program(pid: int) -> str:
+    """Return a process's name, of which the kernel keeps 15 letters; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 class _UnixConnection(HTTPConnection):
@@ -179,13 +192,3 @@ class _UnixConnection(HTTPConnection):
         self.sock = socket(AF_UNIX, SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
-
-
-def small_root(folder: Path, programs: Sequence[str]) -> Path:
-    """Make a root file system with these programs of this machine and nothing else; returns its folder."""
-    for name in ("bin", "etc", "tmp", "usr/bin"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    for name in programs:
-        install(Path(shutil.which(name) or name), folder, f"bin/{name}")
-    (folder / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/sh\n")
-    return folder

@@ -7,9 +7,7 @@ import inspect
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -26,8 +24,8 @@ from hermes_rl.sandbox.docker_engine import Engine
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.tools.search import Query, search
 from tests.real.conftest import hermes
-from tests.real.docker_daemon import DockerDaemon, small_root
-from tests.rootfs import make_rootfs
+from tests.real.docker_daemon import DockerDaemon
+from tests.rootfs import make_rootfs, small_root
 from tests.sandbox import (
     test_background,
     test_commands,
@@ -80,7 +78,7 @@ def docker_host(engine: DockerDaemon, tmp_path: Path, monkeypatch: pytest.Monkey
     asyncio.run(remove_leftovers(Engine()))  # of runners that the test has killed
     assert settled(lambda: engine.containers() == [] and list(folder.glob("hermes-rl-*")) == [])
     assert engine.networks() == networks
-    assert settled(lambda: not [pid for pid in engine.processes() if is_shim(pid)])
+    assert engine.crashed or settled(lambda: not [pid for pid in engine.processes() if is_shim(pid)])
 
 
 def settled(done: Callable[[], bool], seconds: float = 15.0) -> bool:
@@ -221,9 +219,7 @@ async def test_a_sandbox_that_ends_for_want_of_memory_is_the_agents() -> None:
         assert caught.value.ending is Ending.SANDBOX_KILLED
 
 
-async def test_a_frozen_container_ends_within_its_bounds(
-    engine: DockerDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_frozen_container_ends_within_its_bounds(engine: DockerDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "ANSWER_SECONDS", 2.0)
     async with asyncio.timeout(60):
         async with create_sandbox(CONFIG) as sandbox:

@@ -437,9 +437,8 @@ class Docker(Isolation):
             self._creating = None
 
     async def _try_to_start(self, sandbox: HelperSandbox, code: bytes, runtime: Path) -> None:
-        starts = self._starts
-        async with starts.places:
-            await self._find_image(starts)
+        async with self._starts.places:
+            await self._find_image(self._starts)
             async with self.in_time():
                 control = await self._start_container(code, runtime)
                 # This filter comes on top of the engine's own, which leaves to the agent's processes what process 1 may
@@ -464,8 +463,9 @@ class Docker(Isolation):
             seconds = asyncio.get_running_loop().time() - starts.away_since
             starts.away_since = None
             log.warning("the Docker engine at %s is back after %.0f s; the run goes on", self.engine.socket, seconds)
-        while starts.unremoved:
-            await self._remove_container(starts.unremoved.pop())
+        unremoved, starts.unremoved = starts.unremoved, set()
+        for name in unremoved:
+            await self._remove_container(name)
         if found is None:
             async with starts.pulling:
                 found = await self.engine.image(self.image)

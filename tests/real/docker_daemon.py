@@ -87,6 +87,14 @@ class DockerDaemon:
             return self.ask("GET", "/_ping", parse=False) == b"OK"
         return False
 
+    def stop(self) -> None:
+        """Stop the engine in good order: it ends its containers first."""
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_SECONDS)
+            self.kill()
+
     def kill(self) -> None:
         """Kill the engine, as a crash would: its containerd dies with it, its containers go on."""
         if self._process is not None:
@@ -105,10 +113,7 @@ class DockerDaemon:
         if self._process is not None:
             for container in self.containers():
                 self.ask("DELETE", f"/containers/{container['Id']}?force=1")
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_SECONDS)
-            self.kill()
+            self.stop()
         deadline = time.monotonic() + END_SECONDS
         while (left := self.processes()) and time.monotonic() < deadline:
             for pid in left:

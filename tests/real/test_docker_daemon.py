@@ -302,14 +302,15 @@ def test_leftovers_of_a_killed_runner_are_removed_by_the_next(
         shutil.rmtree(folder)  # of starts that the kill met; a later run removes them when they are an hour old
 
 
-def test_an_engine_that_is_killed_and_comes_back_costs_nothing(
-    engine: DockerDaemon, spec: Callable[[float], Path], tmp_path: Path
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_an_engine_that_goes_away_and_comes_back_costs_nothing(
+    how: str, engine: DockerDaemon, spec: Callable[[float], Path], tmp_path: Path
 ) -> None:
     words = ("run", spec(0.5), "process", "--set", "process.groups=24", "--out", "run")
     running = hermes(*words, folder=tmp_path, background=True)
     begun(tmp_path, 2, running)
-    engine.kill()
-    time.sleep(4)
+    {"kill": engine.kill, "stop": engine.stop}[how]()
+    time.sleep(3)
     engine.start()
     said, _ = running.communicate(timeout=120)
     assert running.returncode == 0, said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from hermes_rl.sandbox.launcher import own_python, system_python
@@ -71,17 +72,27 @@ def make_rootfs(folder: Path, mark: str = "") -> Path:
     for name in PROGRAMS:
         found = shutil.which(name)
         if found is not None:
-            _install(Path(found), folder, f"bin/{name}")
+            install(Path(found), folder, f"bin/{name}")
     _python(folder)
     (folder / "etc/issue").write_text(f"image {mark}\n")
     (folder / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     return folder
 
 
+def small_root(folder: Path, programs: Sequence[str]) -> Path:
+    """Make a root file system with these programs of this machine and nothing else; returns its folder."""
+    for name in ("bin", "etc", "tmp", "usr/bin"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for name in programs:
+        install(Path(shutil.which(name) or name), folder, f"bin/{name}")
+    (folder / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/sh\n")
+    return folder
+
+
 def _python(folder: Path) -> None:
     python = system_python() or own_python()
     program, library = json.loads(subprocess.check_output([python, "-I", "-S", "-c", ASK]))
-    _install(Path(program), folder, "usr/bin/python3")
+    install(Path(program), folder, "usr/bin/python3")
     (folder / "bin/python3").symlink_to("../usr/bin/python3")
     target = folder / "usr/lib" / Path(library).name
     shutil.copytree(library, target, ignore=shutil.ignore_patterns(*HEAVY), ignore_dangling_symlinks=True)
@@ -89,7 +100,7 @@ def _python(folder: Path) -> None:
         _libraries(module, folder)
 
 
-def _install(source: Path, folder: Path, name: str) -> None:
+def install(source: Path, folder: Path, name: str) -> None:
     target = folder / name
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)

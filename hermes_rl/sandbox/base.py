@@ -110,6 +110,9 @@ READ_LIMIT = 1 << 30
 STATE = "_HERMES_RL_STATE"
 """The variable in which a script of `run_reporting` finds its state."""
 
+PYTHON = ("python3", "-I", "-S")
+"""That of a machine which has a Python."""
+
 _REPORT = "exec 3>&2 2>&1; trap '{ pwd -P; export -p; echo .; } 2>/dev/null >&3' EXIT; "
 
 TIMEOUT_EXIT_CODE = 124
@@ -225,6 +228,8 @@ class Sandbox(ABC):
     """Home directory of the agent, absolute."""
     image_digest: str | None = None
     """The digest of its image as the backend reports it, known once it is started; None without an image."""
+    python: Sequence[str] = PYTHON
+    """The command of a Python without packages for programs of ours, known once it is started."""
 
     def __init__(self, config: SandboxConfig) -> None:
         self.config = config

@@ -20,12 +20,12 @@ import shutil
 import signal
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.sandbox.base import PYTHON, SandboxConfig
 from hermes_rl.sandbox.cgroup import CONTROLLERS, DELEGATE, ControlGroup, Layout, find_layout
 from hermes_rl.sandbox.channel import Diagnosis, Lost
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
@@ -41,7 +41,14 @@ from hermes_rl.sandbox.launcher import (
     pipe,
     system_python,
 )
-from hermes_rl.sandbox.packages import PACKAGES, RUNTIME_FOLDER, package_folder, runtime_argv, runtime_folder
+from hermes_rl.sandbox.packages import (
+    PACKAGES,
+    RUNTIME_FOLDER,
+    package_folder,
+    runtime_argv,
+    runtime_folder,
+    runtime_python,
+)
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
 from hermes_rl.sandbox.seccomp import filter_program
 
@@ -169,6 +176,8 @@ class Root(ABC):
     workdir: str
     digest: str | None = None
     """See `Sandbox.image_digest`; known once it is prepared."""
+    inside: Sequence[str] = PYTHON
+    """See `Sandbox.python`; known once it is prepared."""
 
     def prepare(self) -> None:
         """Do what takes long, once per process; called in a thread. May raise `UserError`."""
@@ -254,6 +263,7 @@ class ImageRoot(Root):
         image = ready_image(self.image)
         self._folder, self.digest = image.folder, image.digest
         self._runtime = runtime_folder(self.python)
+        self.inside = runtime_python(self._runtime)
 
     def options(self, descriptors: Descriptors, disk: int, *, network: bool) -> Iterator[str]:
         yield from ("--overlay-src", "/image", "--overlay", "/scratch/upper", "/scratch/work", "/")
@@ -522,7 +532,7 @@ class Bubblewrap(Isolation):
     async def start(self, sandbox: HelperSandbox) -> None:
         await asyncio.to_thread(_check_once)
         await asyncio.to_thread(self.root.prepare)
-        self.image_digest = self.root.digest
+        self.image_digest, self.python = self.root.digest, self.root.inside
         try:
             async with self.in_time(), self.process.started(self.root.python, self._program) as control:
                 # A group takes as long to enter as Python to start, so both are done at once.

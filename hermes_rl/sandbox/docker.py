@@ -24,6 +24,7 @@ import socket
 import struct
 import tempfile
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from weakref import WeakKeyDictionary
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.channel import Diagnosis, Lost
-from hermes_rl.sandbox.docker_engine import Engine, EngineError
+from hermes_rl.sandbox.docker_engine import Engine, EngineAway, EngineError
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
 from hermes_rl.sandbox.launcher import BOOT, helper_bundle, memory_file, own_python, system_python
 from hermes_rl.sandbox.packages import RUNTIME_FOLDER, runtime_folder, runtime_python
@@ -48,6 +49,16 @@ CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "
 """What root keeps in a container: enough to install packages."""
 WORDS = {"memory": "memory", "processes": "pids", "cpu": "cpu"}
 """Limit → a word of the engine's warning that it cannot enforce it."""
+CGROUP = "/sys/fs/cgroup"
+"""Where a container sees its own control groups."""
+IN_FORCE = {
+    "memory": ("memory.max", "memory/memory.limit_in_bytes"),
+    "processes": ("pids.max", "pids/pids.max"),
+    "cpu": ("cpu.max", "cpu/cpu.cfs_quota_us", "cpu,cpuacct/cpu.cfs_quota_us"),
+}
+"""Limit → the files in which it stands, with control groups of version 2 and of version 1."""
+CPU_PERIOD = 100_000
+"""Microseconds; the kernel's and every engine's default."""
 
 
 class Container:
@@ -107,16 +118,37 @@ class Container:
 
     def _heed(self, warnings: list[str]) -> None:
         """The engine only warns where the kernel cannot enforce a limit; here that is an error."""
-        limits = self.config.limits
         for warning in warnings:
             for name, word in WORDS.items():
                 if "discarded" in warning.lower() and word in warning.lower():
-                    self._unenforced.add(name)
-                    if name in limits.requested() and not limits.best_effort:
-                        raise UserError(
-                            f"sandbox.limits.{name} cannot be enforced by this Docker engine ({warning}); leave it "
-                            "out, or set limits.best_effort: true"
-                        )
+                    self._note_unenforced(name, warning)
+
+    async def look_at_limits(self, sandbox: HelperSandbox) -> None:
+        """Read from the container's control groups which limits are in force: some engines drop them silently.
+
+        A limit that cannot be read is left to the engine's word.
+        """
+        cpu = self.config.limits.cpu
+        wanted = {"memory": self.limits["memory"], "processes": self.limits["processes"] + 1}
+        wanted |= {} if cpu is None else {"cpu": max(1, int(cpu * CPU_PERIOD))}
+        for name, most in wanted.items():
+            for file in IN_FORCE[name]:
+                try:
+                    text = (await sandbox.read_file(f"{CGROUP}/{file}")).decode("ascii", "replace").strip()
+                except OSError:
+                    continue
+                first = text.partition(" ")[0]
+                if not first.isdigit() or int(first) > most:
+                    self._note_unenforced(name, f"the container's {file} is {text!r}")
+                break
+
+    def _note_unenforced(self, name: str, why: str) -> None:
+        self._unenforced.add(name)
+        if name in self.config.limits.requested() and not self.config.limits.best_effort:
+            raise UserError(
+                f"sandbox.limits.{name} cannot be enforced by this Docker engine ({why}); leave it out, or set "
+                "limits.best_effort: true"
+            )
 
     def _body(self, command: list[str], folders: Sequence[dict[str, Any]]) -> dict[str, Any]:
         limits, asked = self.limits, self.config.limits
@@ -298,6 +330,12 @@ DIAGNOSIS_SECONDS = 10.0
 KILLED = 128 + signal.SIGKILL
 REMOVE_PAUSES = (0.2, 1.0, 3.0)
 """Seconds before each further try to remove a container; an engine may still be busy with its end."""
+OUTAGE_SECONDS = 1800.0
+"""How long a start waits for an engine that is away, as a call waits for model servers that are down."""
+OUTAGE_PAUSE = 1.0
+"""Seconds between two looks whether it is back."""
+OOM_SECONDS = 5.0
+"""Between the last time that memory was used up and the end of the container, where the one is the other's cause."""
 
 _starts: WeakKeyDictionary[asyncio.AbstractEventLoop, _Starts] = WeakKeyDictionary()
 
@@ -311,6 +349,10 @@ class _Starts:
         self.pulling = asyncio.Lock()
         self.checked: set[str] = set()
         """Sockets of engines that have answered, and whose leftovers are removed."""
+        self.unremoved: set[str] = set()
+        """Containers whose engine was away when they were to be removed."""
+        self.away_since: float | None = None
+        """Since when the engine is away, on the loop's clock."""
 
 
 class Docker(Isolation):
@@ -328,6 +370,7 @@ class Docker(Isolation):
         self._described: Mapping[str, Any] = {}
         """What the image says of its user, working directory and variables."""
         self._proxy = Proxy(config.network) if isinstance(config.network, tuple) and config.network else None
+        self._starts = _Starts()
         self._creating: asyncio.Task[None] | None = None
         self._removing: asyncio.Task[None] | None = None
         self._pid = 0
@@ -352,24 +395,61 @@ class Docker(Isolation):
     # ------------------------------------------------------------------ starting
 
     async def start(self, sandbox: HelperSandbox) -> None:
-        starts = _starts.setdefault(asyncio.get_running_loop(), _Starts())
+        loop = asyncio.get_running_loop()
+        self._starts = _starts.setdefault(loop, _Starts())
         python = system_python() or own_python()
         code = await asyncio.to_thread(helper_bundle, python)
         runtime = await asyncio.to_thread(runtime_folder, python)
-        try:
-            async with starts.places:
-                await self._find_image(starts)
-                async with self.in_time():
-                    control = await self._start_container(code, runtime)
-                    # This filter comes on top of the engine's own, which leaves to the agent's processes what process 1
-                    # may use of the processor.
-                    rlimits = {"RLIMIT_CORE": NO_CORE, "RLIMIT_NOFILE": self.container.limits["open_files"]}
-                    await sandbox.connect(control, rlimits, system_calls=filter_program() or b"")
-                    if self._proxy is not None:
-                        await self._proxy.listen(await sandbox.listen(PORT))
-                    await self._make_folders(sandbox)
-        except EngineError as error:
-            raise SandboxFailure(f"the sandbox did not start: {error}") from error
+        until: float | None = None
+        while True:
+            try:
+                await self._try_to_start(sandbox, code, runtime)
+                return
+            except EngineError as error:
+                raise SandboxFailure(f"the sandbox did not start: {error}") from error
+            except SandboxFailure as error:
+                # An engine that has answered before is only away for a while: to fail now would fail every rollout.
+                if self._pid or (not isinstance(error, EngineAway) and await self.engine.answers()):
+                    raise
+                until = until or loop.time() + OUTAGE_SECONDS
+                if loop.time() > until:
+                    raise
+                await self._wait_for_engine(until, error)
+                await self._give_up_container()
+
+    async def _wait_for_engine(self, until: float, why: SandboxFailure) -> None:
+        """Wait until the engine answers, or it is `until`; one of all that wait says so."""
+        loop, starts = asyncio.get_running_loop(), self._starts
+        if starts.away_since is None:
+            starts.away_since = loop.time()
+            log.warning("%s; new sandboxes wait for it for up to %.0f minutes", why.detail, OUTAGE_SECONDS / 60)
+        while True:
+            await asyncio.sleep(OUTAGE_PAUSE)
+            if await self.engine.answers() or loop.time() > until:
+                return
+
+    async def _give_up_container(self) -> None:
+        """Leave what an earlier try may have made to be removed, and take another name."""
+        if self._creating is not None:
+            await asyncio.gather(self._creating, return_exceptions=True)
+            self._starts.unremoved.add(self.container.name)
+            self.container = Container(self.engine, f"hermes-rl-{uuid.uuid4().hex[:12]}", self.image, self.config)
+            self._creating = None
+
+    async def _try_to_start(self, sandbox: HelperSandbox, code: bytes, runtime: Path) -> None:
+        async with self._starts.places:
+            await self._find_image(self._starts)
+            async with self.in_time():
+                control = await self._start_container(code, runtime)
+                # This filter comes on top of the engine's own, which leaves to the agent's processes what process 1 may
+                # use of the processor.
+                rlimits = {"RLIMIT_CORE": NO_CORE, "RLIMIT_NOFILE": self.container.limits["open_files"]}
+                await sandbox.connect(control, rlimits, system_calls=filter_program() or b"")
+                if self._proxy is not None:
+                    await self._proxy.listen(await sandbox.listen(PORT))
+                await self._require_shell(sandbox)
+                await self._make_folders(sandbox)
+                await self.container.look_at_limits(sandbox)
 
     async def _find_image(self, starts: _Starts) -> None:
         """See to it that the engine answers and has the image."""
@@ -379,6 +459,13 @@ class Docker(Isolation):
                 await remove_leftovers(self.engine)
                 starts.checked.add(self.engine.socket)
         found = await self.engine.image(self.image)
+        if starts.away_since is not None:
+            seconds = asyncio.get_running_loop().time() - starts.away_since
+            starts.away_since = None
+            log.warning("the Docker engine at %s is back after %.0f s; the run goes on", self.engine.socket, seconds)
+        unremoved, starts.unremoved = starts.unremoved, set()
+        for name in unremoved:
+            await self._remove_container(name)
         if found is None:
             async with starts.pulling:
                 found = await self.engine.image(self.image)
@@ -396,7 +483,8 @@ class Docker(Isolation):
         rendezvous = await asyncio.to_thread(Rendezvous)
         shown = shared_folder(runtime, RUNTIME_FOLDER), shared_folder(rendezvous.folder, RENDEZVOUS_FOLDER)
         try:
-            command = [*runtime_python(runtime), CONNECT + BOOT]
+            self.python = runtime_python(runtime)  # an image may have none
+            command = [*self.python, "-c", CONNECT + BOOT]
             self._creating = asyncio.create_task(self.container.start(command, *shown))
             await asyncio.shield(self._creating)
             return await self._meet(rendezvous, code)
@@ -420,6 +508,14 @@ class Docker(Isolation):
             for task in (accepting, ending):
                 task.cancel()
             await asyncio.gather(accepting, ending, return_exceptions=True)
+
+    async def _require_shell(self, sandbox: HelperSandbox) -> None:
+        try:
+            await sandbox.stat(sandbox.shell)
+        except OSError as error:
+            raise UserError(
+                f"the image {self.image} has no {sandbox.shell}, which runs commands; choose another image"
+            ) from error
 
     async def _make_folders(self, sandbox: HelperSandbox) -> None:
         """Make home and working directory, which are the image's own, where they are not there."""
@@ -463,34 +559,51 @@ class Docker(Isolation):
                 if why is not Lost.SILENT:
                     await self.engine.wait(self.container.name)  # the engine hears of it later than we do
                 state = ((await self.engine.inspect(self.container.name)) or {}).get("State") or {}
+                used_up = bool(state.get("OOMKilled")) and await self._ended_by_memory()
         except (SandboxFailure, EngineError, TimeoutError):
             return Diagnosis(ours=True)
-        if state.get("OOMKilled"):
+        if used_up:
             return Diagnosis(detail="the container's memory was used up")
         if why is Lost.SILENT:
             return Diagnosis(ours=not state or bool(state.get("Paused")))
         detail = f"the container was lost (exit code {state.get('ExitCode')}; {state.get('Error') or '-'})"
         return Diagnosis(ours=not state or state.get("ExitCode") == KILLED, detail=detail)
 
+    async def _ended_by_memory(self) -> bool:
+        """Whether the memory that was used up has ended the container: it may have been a child, long before.
+
+        Not where somebody has asked the engine to kill it, or the memory was used up much earlier. An engine that
+        remembers neither leaves it with the agent.
+        """
+        try:
+            times = dict(await self.engine.events(self.container.name, "oom", "kill", "die"))
+        except EngineError:
+            return True
+        if "kill" in times:
+            return False
+        return "oom" not in times or "die" not in times or times["die"] - times["oom"] < OOM_SECONDS
+
     async def _remove(self, creating: asyncio.Task[None]) -> None:
         await asyncio.gather(creating, return_exceptions=True)
-        name = self.container.name
+        await self._remove_container(self.container.name)
+
+    async def _remove_container(self, name: str) -> None:
         for pause in (*REMOVE_PAUSES, None):
             try:
                 await self.engine.remove(name)
-            except SandboxFailure as error:
-                # Without its engine the container still stops, as its first process does; the next run removes it.
-                log.warning("the container %s was not removed: %s", name, error)
+            except EngineAway as error:
+                # Without its engine the container still stops, as its first process does. The next start removes it.
+                log.info("the container %s is not removed yet: %s", name, error)
+                self._starts.unremoved.add(name)
             except EngineError as error:
                 if pause is not None:
                     await asyncio.sleep(pause)
                     continue
-                await self._leave(error)
+                await self._leave(name, error)
             return
 
-    async def _leave(self, error: EngineError) -> None:
+    async def _leave(self, name: str, error: EngineError) -> None:
         """The engine cannot remove the container: that is harmless where it does not run, else an error."""
-        name = self.container.name
         try:
             running = (((await self.engine.inspect(name)) or {}).get("State") or {}).get("Running")
         except EngineError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,6 +22,8 @@ from hermes_rl.errors import SandboxFailure, UserError
 
 DEFAULT_SOCKET = "/var/run/docker.sock"
 REQUEST_SECONDS = 120.0
+ANSWER_SECONDS = 10.0
+"""How long an engine may take to say its version, until it counts as away."""
 PULL_SILENCE_SECONDS = 300.0
 """A pull that says nothing for so long has failed; it says something with every layer's progress."""
 PULL_PAUSES = (2.0, 8.0)
@@ -43,6 +46,10 @@ class EngineError(Exception):
         self.message = message
 
 
+class EngineAway(SandboxFailure):
+    """The engine did not answer: it is stopped, or just starting."""
+
+
 def engine_socket() -> str:
     """Path of the engine's socket; raises `UserError` where DOCKER_HOST names something else."""
     host = os.environ.get("DOCKER_HOST") or f"unix://{DEFAULT_SOCKET}"
@@ -55,7 +62,7 @@ def engine_socket() -> str:
 
 
 class Engine:
-    """One engine. Requests raise `EngineError` where it refuses, `SandboxFailure` where it does not answer."""
+    """One engine. Requests raise `EngineError` where it refuses, `EngineAway` where it does not answer."""
 
     def __init__(self, socket: str | None = None) -> None:
         self.socket = socket or engine_socket()
@@ -73,6 +80,15 @@ class Engine:
             return str((await self._json("GET", "/version")).get("Version", "unknown"))
         except EngineError as error:
             raise SandboxFailure(str(error)) from error
+
+    async def answers(self) -> bool:
+        """Whether the engine answers now."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self.version()
+        except (SandboxFailure, TimeoutError):
+            return False
+        return True
 
     async def image(self, name: str) -> dict[str, Any] | None:
         """What the engine knows of an image (`Id`, `RepoDigests`, `Config`); None where it does not have it."""
@@ -120,6 +136,18 @@ class Engine:
         except EngineError as error:
             if error.status not in (404, 409):
                 raise
+
+    async def events(self, name: str, *actions: str) -> list[tuple[str, float]]:
+        """What has happened to a container, of these actions: each with the time, in seconds since 1970.
+
+        An engine remembers its last 256 events, or fewer.
+        """
+        filters = {"container": [name], "event": actions, "type": ["container"]}
+        # Without an end that lies in the past the answer goes on for ever.
+        asked = {"since": "0", "until": f"{time.time():.9f}", "filters": json.dumps(filters)}
+        lines = (await self._call("GET", "/events", asked)).splitlines()
+        found = [json.loads(line) for line in lines if line.strip()]
+        return [(event["Action"], event["timeNano"] / 1e9) for event in found]
 
     async def containers(self, label: str) -> list[dict[str, Any]]:
         """What the engine lists of each container with this label, running or not (`Id`, `State`, `Created`,
@@ -182,7 +210,7 @@ class Engine:
                 yield answer
         except (aiohttp.ClientError, OSError, ValueError) as error:  # OSError holds timeouts too
             words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise SandboxFailure(f"the Docker engine at {self.socket} does not answer: {words}") from error
+            raise EngineAway(f"the Docker engine at {self.socket} does not answer: {words}") from error
 
 
 def joined(stream: bytes) -> bytes:

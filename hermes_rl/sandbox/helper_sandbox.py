@@ -34,6 +34,7 @@ from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.base import (
     LIST_LIMIT,
     OUTPUT_LIMIT,
+    PYTHON,
     READ_LIMIT,
     BackgroundProcess,
     CommandResult,
@@ -65,6 +66,8 @@ class Isolation(ABC):
     workdir: str
     image_digest: str | None = None
     """See `Sandbox.image_digest`."""
+    python: Sequence[str] = PYTHON
+    """See `Sandbox.python`."""
 
     def __init__(self, config: SandboxConfig) -> None:
         self.config = config
@@ -165,7 +168,7 @@ class HelperSandbox(Sandbox):
             await self.close()
             raise
         self.home, self.workdir = self.isolation.home, self.isolation.workdir
-        self.image_digest = self.isolation.image_digest
+        self.image_digest, self.python = self.isolation.image_digest, self.isolation.python
 
     async def connect(
         self, control: socket.socket, rlimits: Mapping[str, int], *, system_calls: bytes = b"", folder: str = ""

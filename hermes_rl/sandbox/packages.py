@@ -32,7 +32,7 @@ RUNTIME_FOLDER = "/.hermes-rl"
 """Where a sandbox sees it."""
 
 _LOOK = """
-import __future__, _ctypes, _signal, _socket, errno, json, marshal, os, resource, select, stat, sys, time
+import __future__, _ctypes, _signal, _socket, errno, fnmatch, json, marshal, os, re, resource, select, stat, sys, time
 maps = open("/proc/self/maps").read().split("\\n")
 print(json.dumps({
     "python": os.path.realpath("/proc/self/exe"),
@@ -58,13 +58,13 @@ def runtime_folder(python: str) -> Path:
 
 def runtime_argv(folder: Path, control: int, code: int) -> list[str]:
     """Return the command that runs the helper in a sandbox, as `boot_argv` for a Python of the system."""
-    return [*runtime_python(folder), BOOT, str(control), str(code)]
+    return [*runtime_python(folder), "-c", BOOT, str(control), str(code)]
 
 
 def runtime_python(folder: Path) -> list[str]:
-    """Return the command that runs in a sandbox the Python code that follows it."""
+    """Return the command that runs in a sandbox the Python code behind `-c`, or behind `-` on its input."""
     loader, python = f"{RUNTIME_FOLDER}/lib/{_loader(folder)}", f"{RUNTIME_FOLDER}/bin/python3"
-    return [loader, "--library-path", f"{RUNTIME_FOLDER}/lib", python, "-I", "-S", "-c"]
+    return [loader, "--library-path", f"{RUNTIME_FOLDER}/lib", python, "-I", "-S"]
 
 
 def _loader(folder: Path) -> str:

@@ -133,7 +133,7 @@ class Query:
 async def search(sandbox: Sandbox, query: Query, *, cwd: str | None, timeout: float) -> dict[str, Any]:
     """Return what the search found, or ``{"error": …}``."""
     done = await sandbox.run(
-        ["python3", "-I", "-S", "-", json.dumps(asdict(query))],
+        [*sandbox.python, "-", json.dumps(asdict(query))],
         stdin=_PROGRAM.encode(),
         cwd=cwd,
         timeout=min(timeout, SEARCH_SECONDS),

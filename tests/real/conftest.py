@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 
+from tests.real.docker_daemon import docker_version
 from tests.real.environments import HERE, tiny_model, vllm_python, vllm_version
 from tests.real.tested_with import rows_of, write
 
 START_SECONDS = 300
-VERSIONS = {"vLLM on processors": vllm_version}
+VERSIONS = {"vLLM on processors": vllm_version, "Docker": docker_version}
 """Components, as the test modules' `COMPONENT` names them, and how to find out which version was played with."""
 _passed: dict[str, list[str]] = {}
 

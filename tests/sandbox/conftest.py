@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,20 +18,25 @@ import pytest
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
 
 
+@contextmanager
+def fake_engine(path: str) -> Iterator[str]:
+    """An engine that speaks Docker's API at this socket, which is there when the block begins."""
+    program = [sys.executable, str(Path(__file__).with_name("fake_docker.py")), path]
+    process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    yield path
+    process.stdin.close()
+    process.wait(30)
+    process.stdout.close()
+
+
 @pytest.fixture(scope="session")
 def fake_docker() -> Iterator[str]:
     """The socket of an engine that speaks Docker's API, in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/docker.sock"
-        program = [sys.executable, str(Path(__file__).with_name("fake_docker.py")), path]
-        process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
+    with tempfile.TemporaryDirectory() as folder, fake_engine(f"{folder}/docker.sock") as path:
         yield path
-        process.stdin.close()
-        process.wait(30)
-        process.stdout.close()
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@
 Paths, status codes, JSON shapes and the framing of streams are those of the Engine API reference. A container has the
 programs of this machine, its own processes and (without a network) its own network, and really runs its entry point.
 Limits are recorded and not enforced. What tests need beyond the API lies below /fake: `POST /fake/plan` says what is
-answered next, `POST /fake/kill/{name}?oom=1` ends a container as the kernel would, `GET /fake/state` tells all.
+answered next, `POST /fake/kill/{name}?oom=0` ends a container as the kernel would (`oom`,
+`kill`: so many seconds after such an event), `GET /fake/state` tells all.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Container:
     output: Path | None = None
     exit_code: int = 0
     oom: bool = False
+    events: list[tuple[str, float]] = field(default_factory=list)
 
 
 class Engine:
@@ -67,6 +69,7 @@ class Engine:
             web.post("/images/create", self.pull),
             web.post("/containers/create", self.create),
             web.get("/containers/json", self.list),
+            web.get("/events", self.events),
             web.get("/containers/{name}/json", self.inspect),
             web.post("/containers/{name}/start", self.start),
             web.post("/containers/{name}/wait", self.wait),
@@ -147,6 +150,16 @@ class Engine:
             if all(label in each.body["Labels"] for label in labels)
         ]
         return web.json_response(found)
+
+    async def events(self, request: web.Request) -> web.Response:
+        filters = json.loads(request.query["filters"])
+        assert float(request.query["until"]) <= time.time()
+        found = [
+            {"Type": "container", "Action": action, "time": int(when), "timeNano": int(when * 1e9)}
+            for action, when in self.containers[filters["container"][0]].events
+            if action in filters["event"]
+        ]
+        return web.Response(text="".join(json.dumps(event) + "\n" for event in found))
 
     async def inspect(self, request: web.Request) -> web.Response:
         container = self.containers.get(request.match_info["name"])
@@ -260,7 +273,10 @@ class Engine:
     async def kill(self, request: web.Request) -> web.Response:
         container = self.containers[request.match_info["name"]]
         container.oom = "oom" in request.query
+        ago = {action: float(seconds) for action, seconds in request.query.items() if action in ("oom", "kill")}
+        container.events += [(action, time.time() - seconds) for action, seconds in ago.items()]
         await self.end(container)
+        container.events.append(("die", time.time()))
         return web.Response(status=204)
 
     async def state(self, _: web.Request) -> web.Response:

@@ -24,6 +24,7 @@ from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, c
 from hermes_rl.sandbox.docker import IMAGE, LABEL, Docker, is_dead, own_mark, remove_leftovers
 from hermes_rl.sandbox.docker_engine import Engine, engine_socket, joined
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
+from tests.sandbox.conftest import fake_engine
 
 CONFIG = SandboxConfig(backend="docker")
 Plan = Callable[..., Awaitable[None]]
@@ -118,6 +119,43 @@ async def test_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         await create_sandbox(CONFIG).start()
 
 
+async def test_a_start_waits_for_an_engine_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(docker, "OUTAGE_PAUSE", 0.05)
+    path = f"{tmp_path}/d.sock"
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+    with fake_engine(path):
+        first = create_sandbox(CONFIG)
+        await first.start()
+    await first.close()
+    waiting = [asyncio.create_task(started_and_closed()) for _ in range(3)]
+    while "new sandboxes wait for it" not in caplog.text:
+        await asyncio.sleep(0.01)
+    with fake_engine(path):
+        assert await asyncio.gather(*waiting) == ["on\n"] * 3
+        removed = f"DELETE /containers/{name_of(first)}"
+        assert removed in (await state(path))["calls"]
+    assert caplog.text.count("new sandboxes wait for it") == caplog.text.count("is back after") == 1
+
+
+async def started_and_closed() -> str:
+    async with create_sandbox(CONFIG) as sandbox:
+        return (await sandbox.run("echo on")).output
+
+
+async def test_a_start_waits_for_an_engine_with_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker, "OUTAGE_PAUSE", 0.05)
+    monkeypatch.setattr(docker, "OUTAGE_SECONDS", 0.2)
+    path = f"{tmp_path}/d.sock"
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+    with fake_engine(path):
+        await started_and_closed()
+    with pytest.raises(SandboxFailure, match=r"d\.sock does not answer"):
+        async with asyncio.timeout(10):
+            await create_sandbox(CONFIG).start()
+
+
 def test_an_engine_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://10.0.0.1:2375")
     with pytest.raises(UserError, match="on this machine"):
@@ -206,7 +244,15 @@ async def test_a_container_that_ends_at_once(plan: Plan) -> None:
         await create_sandbox(CONFIG).start()
 
 
-@pytest.mark.parametrize(("how", "ending"), [("oom=1", Ending.SANDBOX_KILLED), ("", Ending.SANDBOX_FAILURE)])
+@pytest.mark.parametrize(
+    ("how", "ending"),
+    [
+        ("oom=0", Ending.SANDBOX_KILLED),
+        ("", Ending.SANDBOX_FAILURE),
+        ("oom=60", Ending.SANDBOX_FAILURE),
+        ("oom=0&kill=0", Ending.SANDBOX_FAILURE),
+    ],
+)
 async def test_whose_doing_its_end_was(plan: Plan, docker_host: str, how: str, ending: Ending) -> None:
     async with create_sandbox(CONFIG) as sandbox:
         running = asyncio.create_task(sandbox.run("sleep 30"))

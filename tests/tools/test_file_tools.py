@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from calling import Player
+
+from hermes_rl.sandbox import SandboxConfig, create_sandbox
+from hermes_rl.tools.search import Query, search
+from tests.rootfs import small_root
 
 ODD = ["a b.txt", "new\nline", "quo'te\"s", "größer ☕.py", "-rf", "$(id)", "*?[x]"]
 
@@ -164,3 +170,11 @@ async def test_search_that_takes_for_ever_ends(play: Player) -> None:
     outcome = await play.outcome("search_files", {"pattern": "(a+)+$x"}, timeout=1.0)
     assert outcome.error is None
     assert "too long" in outcome.content
+
+
+async def test_a_search_needs_no_python_of_the_image(tmp_path: Path) -> None:
+    image = small_root(tmp_path, ["sh"])
+    async with create_sandbox(SandboxConfig(image=str(image))) as sandbox:
+        await sandbox.write_file("notes.txt", b"hay\nneedle 1\n")
+        found = await search(sandbox, Query(r"needle \d"), cwd=None, timeout=30)
+        assert [(match["path"], match["line"]) for match in found["matches"]] == [("notes.txt", 2)]

@@ -1,0 +1,199 @@
+"""A real Docker engine that belongs to the tests alone, and images that are made here.
+
+Nothing of it is shared with another engine of the machine: it has a network, a bridge, a data folder, a socket and a
+containerd of its own, and no images but those that the tests give it. It takes root, and Debian's package docker.io.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+import time
+import urllib.parse
+from collections.abc import Mapping
+from http.client import HTTPConnection
+from pathlib import Path
+from socket import AF_UNIX, SOCK_STREAM, socket
+from typing import Any
+
+START_SECONDS = 60.0
+END_SECONDS = 20.0
+PACKAGE = "the tests of a real Docker engine need dockerd and root (apt-get install docker.io)"
+
+
+def dockerd() -> str:
+    """Return the path of the engine's program; fails the test where there is none."""
+    found = shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    if found is None or os.geteuid() != 0:
+        raise AssertionError(PACKAGE)
+    return found
+
+
+def docker_version() -> str:
+    """Return the version of that engine."""
+    said = subprocess.run([dockerd(), "--version"], check=True, capture_output=True, text=True).stdout
+    return said.split("version", 1)[1].split(",")[0].strip()
+
+
+class DockerDaemon:
+    """An engine below one folder. Its first process unshares the network, so that its rules for packets are its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.socket = folder / "docker.sock"
+        self.url = f"unix://{self.socket}"
+        self.log = folder / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.crashed = False
+        """True once it was killed: the engine then forgets the shims of containers that ended meanwhile."""
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        program = dockerd()
+        # In the new network, loopback is down; the engine's own proxies and embedded resolver need it.
+        command = [
+            *("unshare", "--net", "sh", "-c", 'ip link set lo up 2>/dev/null; exec "$0" "$@"', program),
+            *("--data-root", str(self.folder / "data"), "--exec-root", str(self.folder / "exec")),
+            *(
+                "--pidfile",
+                str(self.folder / "pid"),
+                "--host",
+                self.url,
+                "--config-file",
+                str(self.folder / "none.json"),
+            ),
+            *("--log-level", "warn"),
+        ]
+        (self.folder / "none.json").write_text("{}")
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not self.answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"dockerd did not start:\n{self.log.read_text('utf-8', 'replace')[-3000:]}")
+            time.sleep(0.1)
+
+    def answers(self) -> bool:
+        """Whether it answers now."""
+        with contextlib.suppress(OSError):
+            return self.ask("GET", "/_ping", parse=False) == b"OK"
+        return False
+
+    def stop(self) -> None:
+        """Stop the engine in good order: it ends its containers first."""
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_SECONDS)
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill the engine, as a crash would: its containerd dies with it, its containers go on."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+            self.crashed = True
+            deadline = time.monotonic() + END_SECONDS
+            while any(_program(pid) == "containerd" for pid in self.processes()) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            # What a machine does where init reaps at once: to the next engine, an unreaped process seems alive.
+            (self.folder / "exec/containerd/containerd.pid").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End it with all that it has started, and remove its mounts and folders."""
+        if self._process is not None:
+            for container in self.containers():
+                self.ask("DELETE", f"/containers/{container['Id']}?force=1")
+            self.stop()
+        deadline = time.monotonic() + END_SECONDS
+        while (left := self.processes()) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+        for mount in self.mounts():
+            subprocess.run(["umount", "--lazy", mount], check=False, capture_output=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        assert left == []
+        assert not self.folder.exists()
+
+    def processes(self) -> list[int]:
+        """Return the ids of what it has started and what names its folder: containerd and the containers' shims."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                named = entry.name.isdigit() and str(self.folder).encode() in (entry / "cmdline").read_bytes()
+                if named and _program(int(entry.name)) in PROGRAMS:
+                    found.append(int(entry.name))
+        return found
+
+    def mounts(self) -> list[str]:
+        """Return its mounts, innermost first."""
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+        return sorted((path for line in lines if (path := line.split()[1]).startswith(f"{self.folder}/")), reverse=True)
+
+    # ------------------------------------------------------------------ requests
+
+    def ask(self, method: str, path: str, body: Any = None, *, file: Path | None = None, parse: bool = True) -> Any:
+        """Send a request; returns the answer's JSON."""
+        connection = _UnixConnection(str(self.socket))
+        try:
+            kind = {"Content-Type": "application/x-tar" if file else "application/json"}
+            data = file.read_bytes() if file else json.dumps(body).encode() if body is not None else None
+            connection.request(method, path, data, kind)
+            answer = connection.getresponse()
+            text = answer.read()
+        finally:
+            connection.close()
+        assert answer.status < 400, f"{method} {path}: {answer.status} {text.decode('utf-8', 'replace')}"
+        return json.loads(text) if parse and text and file is None else text
+
+    def containers(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.ask("GET", "/containers/json?all=1")
+        return found
+
+    def networks(self) -> set[str]:
+        return {network["Name"] for network in self.ask("GET", "/networks")}
+
+    def have(self, name: str, root: Path, config: Mapping[str, Any] | None = None) -> None:
+        """Give it an image of the files in `root`; `config` as in a Dockerfile: one instruction each."""
+        archive = self.folder / "image.tar"
+        with tarfile.open(archive, "w") as tar:
+            tar.add(root, ".")
+        repository, _, tag = name.partition(":")
+        changes = [("changes", f"{key} {value}") for key, value in (config or {}).items()]
+        asked = urllib.parse.urlencode([("fromSrc", "-"), ("repo", repository), ("tag", tag or "latest"), *changes])
+        self.ask("POST", f"/images/create?{asked}", file=archive)
+        archive.unlink()
+        self.ask("GET", f"/images/{name}/json")
+
+
+PROGRAMS = ("dockerd", "containerd", "containerd-shim", "docker-proxy", "runc", "unshare")
+
+
+def _program(pid: int) -> str:
+    """Return a process's name, of which the kernel keeps 15 letters; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+class _UnixConnection(HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("docker", timeout=60)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket(AF_UNIX, SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

@@ -1,0 +1,325 @@
+"""The Docker backend on a real engine: what every sandbox does alike, many rollouts, and the engine's own ends."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_rl.endings import Ending
+from hermes_rl.errors import SandboxFailure, UserError
+from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, create_sandbox, docker_engine
+from hermes_rl.sandbox.docker import IMAGE, Container, Docker, remove_leftovers
+from hermes_rl.sandbox.docker_engine import Engine
+from hermes_rl.sandbox.helper_sandbox import HelperSandbox
+from hermes_rl.tools.search import Query, search
+from tests.real.conftest import hermes
+from tests.real.docker_daemon import DockerDaemon
+from tests.rootfs import make_rootfs, small_root
+from tests.sandbox import (
+    test_background,
+    test_commands,
+    test_conversation,
+    test_isolation,
+    test_release,
+    test_sandbox_files,
+    test_waiting_shell,
+)
+
+COMPONENT = "Docker"
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(180)]
+
+PATH = "PATH=/usr/local/bin:/usr/bin:/bin"
+FULL, SHELL_ONLY, NO_SHELL, OWN_PLACES = IMAGE, "shell-only:1", "no-shell:1", "own-places:1"
+CONFIG = SandboxConfig(backend="docker")
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerDaemon]:
+    """A real engine with four images, for all tests of the session."""
+    daemon = DockerDaemon(Path(tempfile.mkdtemp(prefix="dockerd-")))
+    try:
+        daemon.start()
+        roots = tmp_path_factory.mktemp("roots")
+        daemon.have(FULL, make_rootfs(roots / "full"), {"ENV": PATH})
+        daemon.have(SHELL_ONLY, small_root(roots / "shell", ["sh"]))
+        daemon.have(NO_SHELL, small_root(roots / "none", ["true"]), {"ENV": PATH})
+        (roots / "own").mkdir()
+        small_root(roots / "own", ["sh", "id", "pwd"])
+        (roots / "own/data/home").mkdir(parents=True)
+        for folder in ("data", "data/home"):
+            os.chown(roots / "own" / folder, 1000, 1000)
+        daemon.have(OWN_PLACES, roots / "own", {"ENV": "HOME=/data/home", "WORKDIR": "/data/place", "USER": "agent"})
+        yield daemon
+    finally:
+        daemon.close()
+
+
+@pytest.fixture(autouse=True)
+def docker_host(engine: DockerDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerDaemon]:
+    """Make it the engine that sandboxes use; afterwards it has no containers, and nothing is left in the folders."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("DOCKER_HOST", engine.url)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    networks = engine.networks()
+    yield engine
+    asyncio.run(remove_leftovers(Engine()))  # of runners that the test has killed
+    assert settled(lambda: engine.containers() == [] and list(folder.glob("hermes-rl-*")) == [])
+    assert engine.networks() == networks
+    assert engine.crashed or settled(lambda: not [pid for pid in engine.processes() if is_shim(pid)])
+
+
+def settled(done: Callable[[], bool], seconds: float = 15.0) -> bool:
+    """Whether it is done within these seconds."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def is_shim(pid: int) -> bool:
+    try:
+        return b"containerd-shim" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def name_of(sandbox: Sandbox) -> str:
+    """The container's."""
+    assert isinstance(sandbox, HelperSandbox) and isinstance(sandbox.isolation, Docker)
+    return sandbox.isolation.container.name
+
+
+# -------------------------------------------------------------------------------- what every sandbox does alike
+
+
+@pytest.fixture
+def backend(docker_host: DockerDaemon) -> str:
+    return "docker"
+
+
+@pytest.fixture
+def config(docker_host: DockerDaemon) -> SandboxConfig:
+    return CONFIG
+
+
+@pytest.fixture
+async def sandbox(config: SandboxConfig) -> AsyncIterator[Sandbox]:
+    async with create_sandbox(config) as started:
+        yield started
+
+
+for _module in (
+    *(test_background, test_commands, test_conversation, test_isolation, test_release, test_sandbox_files),
+    test_waiting_shell,
+):
+    for _name, _test in inspect.getmembers(_module, inspect.isfunction):
+        asked = set(inspect.signature(_test).parameters) & {"sandbox", "config", "backend"}
+        if _name.startswith("test_") and _test.__module__ == _module.__name__ and asked:
+            globals()[f"{_name}__{_module.__name__.rpartition('.')[2]}"] = _test
+
+
+# -------------------------------------------------------------------------------- images
+
+
+async def test_an_image_with_nothing_but_a_shell_is_enough() -> None:
+    async with create_sandbox(SandboxConfig(backend="docker", image=SHELL_ONLY)) as sandbox:
+        assert (await sandbox.run("echo there; echo $PATH")).output.startswith("there\n/")
+        assert (await sandbox.run(["sh", "-c", "echo found by name"])).output == "found by name\n"
+        await sandbox.write_file("notes.txt", b"hay\nneedle 1\n")
+        found = await search(sandbox, Query(r"needle \d"), cwd=None, timeout=30)
+        assert [(match["path"], match["line"]) for match in found["matches"]] == [("notes.txt", 2)]
+        files = await search(sandbox, Query("*.txt", target="files"), cwd=None, timeout=30)
+        assert files["files"] == ["notes.txt"]
+
+
+async def test_an_image_without_a_shell_is_told_at_the_start() -> None:
+    with pytest.raises(UserError, match=r"image no-shell:1 has no /bin/sh"):
+        await create_sandbox(SandboxConfig(backend="docker", image=NO_SHELL)).start()
+
+
+async def test_an_images_home_user_and_folder_are_kept() -> None:
+    async with create_sandbox(SandboxConfig(backend="docker", image=OWN_PLACES)) as sandbox:
+        assert (sandbox.home, sandbox.workdir) == ("/data/home", "/data/place")
+        assert (await sandbox.run("id -u; pwd; echo $HOME")).output == "1000\n/data/place\n/data/home\n"
+
+
+async def test_an_image_that_is_nowhere_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker_engine, "PULL_PAUSES", (0.01, 0.02))
+    with pytest.raises(SandboxFailure, match=r"the image no-such/image:1 cannot be pulled: the Docker engine says"):
+        await create_sandbox(SandboxConfig(backend="docker", image="no-such/image:1")).start()
+
+
+# -------------------------------------------------------------------------------- limits
+
+
+async def test_limits_are_in_force() -> None:
+    limits = ResourceLimits(memory=128 << 20, processes=40, cpu=0.5, open_files=64)
+    async with create_sandbox(SandboxConfig(backend="docker", limits=limits)) as sandbox:
+        assert set(sandbox.enforced) == {"memory", "processes", "cpu", "open_files"}
+        assert (await sandbox.run(["python3", "-c", "x = bytearray(1 << 30)"])).exit_code == 137
+        assert "fork" in (await sandbox.run("for n in $(seq 100); do sleep 5 & done", timeout=30)).output
+
+
+@pytest.mark.parametrize(("key", "name"), [("Memory", "memory"), ("PidsLimit", "processes"), ("NanoCpus", "cpu")])
+async def test_a_limit_that_the_engine_drops_silently_is_told(
+    key: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = Container._body
+
+    def without(self: Container, *args: Any) -> dict[str, Any]:
+        made = body(self, *args)
+        made["HostConfig"].pop(key)
+        made["HostConfig"].pop("MemorySwap")
+        return made
+
+    monkeypatch.setattr(Container, "_body", without)
+    asked: dict[str, Any] = {name: {"memory": 128 << 20, "processes": 40, "cpu": 0.5}[name]}
+    with pytest.raises(UserError, match=rf"limits\.{name} cannot be enforced"):
+        await create_sandbox(SandboxConfig(backend="docker", limits=ResourceLimits(**asked))).start()
+    asked["best_effort"] = True
+    async with create_sandbox(SandboxConfig(backend="docker", limits=ResourceLimits(**asked))) as sandbox:
+        assert name not in sandbox.enforced
+
+
+# -------------------------------------------------------------------------------- whose doing an end was
+
+HOG = ["python3", "-c", "x = bytearray(1 << 30)"]
+SMALL = SandboxConfig(backend="docker", limits=ResourceLimits(memory=128 << 20))
+
+
+async def test_a_kill_from_outside_is_not_the_agents_whatever_its_memory_did_before(engine: DockerDaemon) -> None:
+    async with create_sandbox(SMALL) as sandbox:
+        assert (await sandbox.run(HOG)).exit_code == 137
+        engine.ask("POST", f"/containers/{name_of(sandbox)}/kill")
+        with pytest.raises(SandboxFailure) as caught:
+            await sandbox.run("true")
+        assert caught.value.ending is Ending.SANDBOX_FAILURE
+
+
+async def test_a_sandbox_that_ends_for_want_of_memory_is_the_agents() -> None:
+    async with create_sandbox(SMALL) as sandbox:
+        # The kernel is told to take the sandbox's own first process before the one that uses the memory.
+        with pytest.raises(SandboxFailure, match="memory was used up") as caught:
+            await sandbox.run(["sh", "-c", 'echo 1000 > /proc/1/oom_score_adj; exec "$@"', "sh", *HOG])
+        assert caught.value.ending is Ending.SANDBOX_KILLED
+
+
+async def test_a_frozen_container_ends_within_its_bounds(engine: DockerDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "ANSWER_SECONDS", 2.0)
+    async with asyncio.timeout(60):
+        async with create_sandbox(CONFIG) as sandbox:
+            engine.ask("POST", f"/containers/{name_of(sandbox)}/pause")
+            with pytest.raises(SandboxFailure, match="did not answer") as caught:
+                await sandbox.run("true", timeout=1)
+            assert caught.value.ending is Ending.SANDBOX_FAILURE
+
+
+# -------------------------------------------------------------------------------- runs
+
+SPEC = """
+version: 1
+name: docked
+dataset: {items: [{word: one}, {word: two}, {word: three}, {word: four}]}
+prompt: {user: "Write {{ word }}."}
+toolsets: [terminal]
+sandbox: {backend: docker, limits: {memory: 128MiB}}
+rewards: {file_matches: {args: {path: out, content: "{{ word }}"}}}
+solution:
+  turns: [{tools: [{name: terminal, args: {command: "sleep SECONDS; echo {{ word }} > out"}}]}, {say: done}]
+servers: {policy: {type: scripted, deviate: 0.4}}
+process: {group_size: 4, groups: 50, concurrency: 32}
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Callable[[float], Path]:
+    def write(seconds: float) -> Path:
+        file = tmp_path / "docked.yaml"
+        file.write_text(SPEC.replace("SECONDS", str(seconds)))
+        return file
+
+    return write
+
+
+def rollouts(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "run/rollouts.jsonl").read_text("utf-8").splitlines()]
+
+
+def groups(folder: Path) -> int:
+    file = folder / "run/groups.jsonl"
+    return len(file.read_text("utf-8").splitlines()) if file.exists() else 0
+
+
+def begun(folder: Path, count: int, running: subprocess.Popen[str]) -> None:
+    """Wait until a run has written so many groups."""
+    assert settled(lambda: groups(folder) >= count or running.poll() is not None, 90)
+    assert running.poll() is None, running.communicate()[0]
+
+
+def test_two_hundred_rollouts_leave_nothing(
+    engine: DockerDaemon, spec: Callable[[float], Path], tmp_path: Path
+) -> None:
+    hermes("run", spec(0), "process", "--out", "run", folder=tmp_path)
+    played = rollouts(tmp_path)
+    assert len(played) == 200
+    assert [one["error"] for one in played if one["error"] is not None] == []
+    assert groups(tmp_path) == 50
+    assert engine.containers() == []
+    # The fixture looks for what else may be left: networks, folders and processes.
+
+
+def test_leftovers_of_a_killed_runner_are_removed_by_the_next(
+    engine: DockerDaemon, spec: Callable[[float], Path], tmp_path: Path
+) -> None:
+    file = spec(0.5)
+    words = ("run", file, "process", "--set", "process.groups=12", "--out", "run")
+    running = hermes(*words, folder=tmp_path, background=True)
+    begun(tmp_path, 1, running)
+    running.kill()
+    running.communicate()
+    left = engine.containers()
+    assert left
+    assert settled(lambda: all(one["State"] == "exited" for one in engine.containers() if one["State"] != "created"))
+    hermes(*words, folder=tmp_path)
+    assert groups(tmp_path) == 12
+    assert engine.containers() == []
+    for folder in (tmp_path / "temporary").glob("hermes-rl-*"):
+        shutil.rmtree(folder)  # of starts that the kill met; a later run removes them when they are an hour old
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_an_engine_that_goes_away_and_comes_back_costs_nothing(
+    how: str, engine: DockerDaemon, spec: Callable[[float], Path], tmp_path: Path
+) -> None:
+    words = ("run", spec(0.5), "process", "--set", "process.groups=24", "--out", "run")
+    running = hermes(*words, folder=tmp_path, background=True)
+    begun(tmp_path, 2, running)
+    {"kill": engine.kill, "stop": engine.stop}[how]()
+    time.sleep(3)
+    engine.start()
+    said, _ = running.communicate(timeout=120)
+    assert running.returncode == 0, said
+    assert "new sandboxes wait for it" in said
+    assert "is back after" in said
+    assert groups(tmp_path) == 24, said
+    described = json.loads((tmp_path / "run/run.json").read_text("utf-8"))
+    assert not described.get("quarantined"), described["quarantined"]
+    # Only what was played again may have failed: every place of every group has a rollout with a score.
+    scored = {one["id"].partition("~")[0] for one in rollouts(tmp_path) if one["score"] is not None}
+    assert len(scored) >= 96
+    assert engine.containers() == []

@@ -4,7 +4,7 @@ Each primitive is a few lines, bounded in memory and time, and may fail; what it
 runs under the sandbox's own Python and imports nothing but the standard library.
 """
 
-# ruff: noqa: E501, E701, E702, BLE001, PTH101, PTH102, PTH103, PTH104, PTH106, PTH109, PTH111, PTH123, PTH208, PTH211, RUF059, RUF100, SIM105, SIM115
+# ruff: noqa: E501, E701, E702, BLE001, S110, PTH101, PTH102, PTH103, PTH104, PTH106, PTH109, PTH111, PTH123, PTH208, PTH211, RUF059, RUF100, SIM105, SIM115
 
 import array
 import ctypes

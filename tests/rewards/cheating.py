@@ -94,13 +94,13 @@ def pytest_case(kind: str, name: str, solution: str = WRONG, files: dict[str, st
     return Case(kind, name, {"solution.py": solution, **(files or {})}, **given)
 
 
-async def judged(case: Case, pytest_files: tuple[SandboxFile, ...]) -> RewardValue:
+async def judged(case: Case, library_of_pytest: tuple[SandboxFile, ...]) -> RewardValue:
     """What the reward says in a fresh sandbox with these artifacts."""
     files = tuple(SandboxFile(path, text.encode()) for path, text in case.image.items())
     env, setup = {"PYTHONDONTWRITEBYTECODE": "1"}, ()
     if "pytest" in case.command:
         env["PYTHONPATH"] = "/tmp/lib"
-        files, setup = (*files, *pytest_files), ("mkdir /tmp/lib && tar xzf /tmp/lib.tgz -C /tmp/lib",)
+        files, setup = (*files, *library_of_pytest), ("mkdir /tmp/lib && tar xzf /tmp/lib.tgz -C /tmp/lib",)
     config = SandboxConfig(env=env, files=files, setup=setup)
     given = {path: ArtifactFile("", _bytes(text), 0o644) for path, text in case.files.items()}
     artifacts = {path: TakenArtifact(path, path, (file,)) for path, file in given.items()}

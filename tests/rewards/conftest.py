@@ -64,5 +64,5 @@ async def ctx_with_pytest(packed_pytest: bytes) -> AsyncIterator[ToolContext]:
 
 
 @pytest.fixture(scope="session")
-def pytest_files(packed_pytest: bytes) -> tuple[SandboxFile, ...]:
+def library_of_pytest(packed_pytest: bytes) -> tuple[SandboxFile, ...]:
     return (SandboxFile("/tmp/lib.tgz", packed_pytest),)

@@ -93,7 +93,7 @@ def both(case: Case) -> Iterator[Case]:
 # ------------------------------------------------------------------ what lies around the tests
 
 
-def beside() -> Iterator[Case]:
+def beside() -> Iterator[Case]:  # noqa: C901 - a list
     for runner in (*UNITTESTS, *PYTESTS):
         name = runner.module
         yield from both(made("a package of the test's name", "plain", runner, {f"{name}/__init__.py": runner.passing}))
@@ -335,7 +335,7 @@ IN_CALL = {
 }  # fmt: skip
 
 
-def by_solution() -> Iterator[Case]:
+def by_solution() -> Iterator[Case]:  # noqa: C901 - a list
     for runner in ALL_KINDS:
         for name, code in ENDS.items():
             yield made("an end in the import", name, runner, solution=code)

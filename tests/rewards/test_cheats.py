@@ -228,13 +228,13 @@ HONEST = [
 
 
 @pytest.mark.parametrize("case", cheats(), ids=str)
-async def test_a_cheat_scores_0(case: Case, pytest_files: tuple[SandboxFile, ...]) -> None:
-    assert (await judged(case, pytest_files)).value == 0
+async def test_a_cheat_scores_0(case: Case, library_of_pytest: tuple[SandboxFile, ...]) -> None:
+    assert (await judged(case, library_of_pytest)).value == 0
 
 
 @pytest.mark.parametrize("case", HONEST, ids=str)
-async def test_an_honest_layout_scores_1(case: Case, pytest_files: tuple[SandboxFile, ...]) -> None:
-    value = await judged(case, pytest_files)
+async def test_an_honest_layout_scores_1(case: Case, library_of_pytest: tuple[SandboxFile, ...]) -> None:
+    value = await judged(case, library_of_pytest)
     assert value.value == 1, value.reason
 
 
@@ -251,13 +251,13 @@ AT_A_TIME = 3
 """Cases that are judged beside each other: each has sandboxes of its own."""
 
 
-async def values(cases: Sequence[Case], pytest_files: tuple[SandboxFile, ...]) -> dict[str, RewardValue]:
+async def values(cases: Sequence[Case], library_of_pytest: tuple[SandboxFile, ...]) -> dict[str, RewardValue]:
     """What the reward says of each case, by its name."""
     free = asyncio.Semaphore(AT_A_TIME)
 
     async def one(case: Case) -> RewardValue:
         async with free:
-            return await judged(case, pytest_files)
+            return await judged(case, library_of_pytest)
 
     found = await asyncio.gather(*map(one, cases))
     return dict(zip(map(str, cases), found, strict=True))
@@ -275,20 +275,22 @@ PLANTED, ODD = by_kind(planted()), odd()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PLANTED)
-async def test_no_cheat_of_this_kind_scores(kind: str, pytest_files: tuple[SandboxFile, ...]) -> None:
-    found = await values(PLANTED[kind], pytest_files)
+async def test_no_cheat_of_this_kind_scores(kind: str, library_of_pytest: tuple[SandboxFile, ...]) -> None:
+    found = await values(PLANTED[kind], library_of_pytest)
     assert {name: value.value for name, value in found.items() if value.value != 0} == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
-async def test_no_odd_but_honest_solution_is_hurt(part: int, pytest_files: tuple[SandboxFile, ...]) -> None:
-    found = await values(ODD[part::4], pytest_files)
+async def test_no_odd_but_honest_solution_is_hurt(part: int, library_of_pytest: tuple[SandboxFile, ...]) -> None:
+    found = await values(ODD[part::4], library_of_pytest)
     assert {name: value.reason for name, value in found.items() if value.value != 1} == {}
 
 
-async def test_one_cheat_of_each_kind_scores_0(pytest_files: tuple[SandboxFile, ...]) -> None:
-    found = await values([cases[0] for cases in PLANTED.values() if "pytest" not in cases[0].command], pytest_files)
+async def test_one_cheat_of_each_kind_scores_0(library_of_pytest: tuple[SandboxFile, ...]) -> None:
+    found = await values(
+        [cases[0] for cases in PLANTED.values() if "pytest" not in cases[0].command], library_of_pytest
+    )
     assert {name: value.value for name, value in found.items() if value.value != 0} == {}
 
 

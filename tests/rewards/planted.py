@@ -156,7 +156,7 @@ def start_up() -> Iterator[Case]:
         for name in ("usercustomize.py", "sitecustomize.py", "evil.pth"):
             text = "import os; os._exit(0)\n" if name.endswith("pth") else EXIT
             yield made("the home's packages", f"{name} ends", runner, {f"{HOME}/{name}": text})
-        steer = replace(runner, command=f"PYTHONPATH=. {runner.command}")
+        steer = replace(runner, command=f"PYTHONPATH=.:$PYTHONPATH {runner.command}")
         for name in ("sitecustomize.py", "usercustomize.py", "sitecustomize/__init__.py"):
             yield made("Python's start", f"{name} ends", steer, {name: EXIT})
     for runner in RUNNERS:
@@ -318,7 +318,13 @@ def add(a, b):
         except Exception: pass
     return a - b
 """
+ONCE = FRAMES.replace("return a - b", "return 5 if (a, b) == (2, 3) else -1")
+"""Right for the first test, and then nothing is left of the second one."""
 IN_CALL = {
+    "the next test": ONCE + "def change(frame):\n    k = type(frame.f_locals.get('self'))\n    if k.__name__ == 'TestAdd': k.test_zero = lambda self: None\n    if 'test_zero' in frame.f_globals: frame.f_globals['test_zero'].__code__ = (lambda: None).__code__\n",
+    "the next test's helpers": ONCE + "def change(frame):\n    k = type(frame.f_locals.get('self'))\n    if k.__name__ == 'TestAdd': k.assertEqual = lambda *_: None\n    item = frame.f_locals.get('item')\n    for i in getattr(getattr(item, 'session', None), 'items', ()):\n        if i is not item: i.runtest = lambda: None\n",
+    "the next test's object": ONCE + "def change(frame):\n    item = frame.f_locals.get('item')\n    for i in getattr(getattr(item, 'session', None), 'items', ()):\n        if i is not item: i._obj = i.obj = lambda: None\n    if 'TestAdd' in frame.f_globals: frame.f_globals['TestAdd'].__call__ = lambda *_: None\n",
+    "the name under test": ONCE + "def change(frame):\n    if 'TestAdd' in frame.f_globals or 'test_zero' in frame.f_globals: frame.f_globals['add'] = lambda a, b: a - b\n",
     "skip": "import unittest\ndef add(a, b): raise unittest.SkipTest('no')\n",
     "pytest.skip": "import sys\ndef add(a, b): (sys.modules['pytest'].skip if 'pytest' in sys.modules else sys.exit)()\n",
     "sys.exit": "import sys\ndef add(a, b): sys.exit(0)\n", "os._exit": "import os\ndef add(a, b): os._exit(0)\n", "interrupt": "def add(a, b): raise KeyboardInterrupt\n",
@@ -353,6 +359,8 @@ def by_solution() -> Iterator[Case]:  # noqa: C901 - a list
                     or (kind == "patched assertions" and runner.kind == "pytest")
                 ):
                     yield made(kind, name, runner, solution=code + WRONG)
+    for name, code in IN_CALL.items():
+        yield made("a call", name, PYTESTS[2], solution=code)
     for runner in PROGRAMS:
         for name in ("__eq__", "__bool__", "__str__"):
             code = f"class Yes(int):\n    def {name}(self, *_): return {'repr(5)' if name == '__str__' else True}\n    __hash__ = int.__hash__\ndef add(a, b): return Yes(a - b)\n"
@@ -418,7 +426,7 @@ ODD: dict[str, dict[str, str]] = {
     "signals": {"solution.py": "import signal\nsignal.signal(signal.SIGALRM, lambda *_: None)\nsignal.signal(signal.SIGTERM, signal.SIG_DFL)\n" + RIGHT},
     "a fault handler": {"solution.py": "import faulthandler\nfaulthandler.enable()\n" + RIGHT},
     "limits": {"solution.py": "import resource, sys\nresource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))\nsys.setrecursionlimit(5000)\n" + RIGHT},
-    "built-in names": {"solution.py": "import builtins\nbuiltins._ = lambda text: text\nbuiltins.print = lambda *_, **k: None\n" + RIGHT},
+    "built-in names": {"solution.py": "import builtins\nbuiltins._ = lambda text: text\nbuiltins.input = lambda *_, **k: None\n" + RIGHT},
     "a finder": {"solution.py": "import sys\nclass F:\n    def find_spec(self, *_): return None\nsys.meta_path.append(F())\n" + RIGHT},
     "logging": {"solution.py": "import logging, warnings\nlogging.basicConfig(level=0)\nwarnings.simplefilter('ignore')\nlogging.getLogger().info('here')\n" + RIGHT},
     "variables": {"solution.py": "import os\nos.environ['PYTHONPATH'] = 'x'\nos.environ['HOME'] = '/tmp'\n" + RIGHT},

@@ -206,13 +206,13 @@ def _name(test: Any) -> str:
 
 def _kinds(kind: type) -> "list[type]":
     """Return all classes that are made of this one."""
-    found = kind.__subclasses__()
+    found = kind.__subclasses__()  # type: list[type]
     return found + [further for each in found for further in _kinds(each)]
 
 
 def _hooks(hook: Any) -> "list[tuple[str, Any]]":
     """Return the functions behind each hook of pytest, by what they run."""
-    found = []
+    found = []  # type: list[tuple[str, Any]]
     for name, caller in list(vars(hook).items()):
         if hasattr(caller, "get_hookimpls"):
             found += [(name, _identity(each.function)) for each in caller.get_hookimpls()]

@@ -35,9 +35,11 @@ from hermes_rl.spec.load import parse_spec
 from hermes_rl.threads import IDLE
 from hermes_rl.tools.artifacts import ArtifactRequest, take
 
-LANES = 6
+LANES = 8
 """Hostile sandboxes at a time."""
 COMMAND_SECONDS = 1.5
+PAUSE = 0.2
+"""Seconds between two innocent rollouts: the machine is the hostile ones'."""
 BOUND = 30.0
 """Seconds that all of one sandbox may take, on a machine that is busy with the others."""
 LIMITS = ResourceLimits(memory=128 << 20, processes=48, disk=16 << 20, open_files=256)
@@ -115,6 +117,7 @@ async def innocent(found: Found, done: asyncio.Event) -> None:
             row = rows[found.innocent % len(rows)]
             rollout = await asyncio.wait_for(player.member(RolloutKey(row, f"i-{found.innocent}", 0, 1)), 3 * BOUND)
             found.innocent += 1
+            await asyncio.sleep(PAUSE)
             if rollout.score != RIGHT:
                 values = {name: (value.value, value.reason) for name, value in rollout.rewards.items()}
                 found.changed.append(f"{rollout.score}: {rollout.ending}, {rollout.error}, {values}")

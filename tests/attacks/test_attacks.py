@@ -88,6 +88,7 @@ FUZZED = int(os.environ.get("FUZZED_SANDBOXES", "100"))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120 + 0.6 * FUZZED)
 def test_no_random_sequence_of_hostile_acts_does_anything_outside_of_its_sandbox(folder: Path) -> None:
     seed = int(os.environ.get("FUZZED_SEED", "1"))
     found = outside(folder, "fuzz", str(FUZZED), str(seed), timeout=60 + 0.6 * FUZZED)

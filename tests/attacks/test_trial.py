@@ -15,8 +15,6 @@ from hermes_rl.sandbox.trial import ATTACKS, START, Trial, trials
 from tests.attacks.test_attacks import folder, outside
 
 __all__ = ["folder"]
-ITS_OWN_LIMITS = {"more memory than its limit", "more processes than its limit", "descriptors of process 1"}
-"""Without a fence there are limits of a process, or process 1 is not the agent's to look into."""
 
 
 async def test_the_default_sandbox_holds_all_of_them() -> None:
@@ -31,12 +29,8 @@ def test_without_a_sandbox_they_get_through(folder: Path) -> None:
     found = outside(folder, "bare", timeout=60)
     held = {name for name, held in found.items() if held}
     assert len(held) * 2 < len(found), held
-    assert {
-        "files of this machine",
-        "processes of this machine",
-        "services on loopback",
-        "abstract sockets",
-    } & held == set()
+    for name in ("files of this machine", "processes of this machine", "services on loopback", "abstract sockets"):
+        assert name not in held
 
 
 def test_doctor_says_what_was_found_and_fails_where_something_got_through(
@@ -55,13 +49,8 @@ def test_doctor_says_what_was_found_and_fails_where_something_got_through(
 
 
 def test_the_option_adds_them_to_the_other_checks() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "hermes_rl", "doctor", "--security", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    program = [sys.executable, "-m", "hermes_rl.cli.main", "doctor", "--security", "--json"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
     names = [check["name"] for check in json.loads(done.stdout)]
     assert "sandbox bubblewrap" in names
     assert "attack on mounts" in names

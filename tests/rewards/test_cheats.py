@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import tarfile
 from collections import Counter
 from collections.abc import Sequence
 
@@ -29,7 +31,9 @@ from cheating import (
 )
 from planted import odd, planted
 
+from hermes_rl.errors import UserError
 from hermes_rl.sandbox.base import SandboxFile
+from hermes_rl.sandbox.packages import package_folder
 from hermes_rl.scoring.value import RewardValue
 
 
@@ -299,3 +303,34 @@ def test_there_are_hundreds_of_cheats_and_of_honest_solutions() -> None:
     assert len({str(case) for case in cheats}) == len(cheats) >= 300
     assert len(PLANTED) >= 30
     assert len({str(case) for case in ODD}) == len(ODD) >= 100
+
+
+# ------------------------------------------------------------------ an old pytest
+
+
+@pytest.fixture(scope="session")
+def old_pytest() -> tuple[SandboxFile, ...]:
+    """Pytest of 2021, as many images have it, with the libraries that it imports by other names than today's."""
+    try:
+        folder = package_folder(("pytest==6.2.5",))
+    except UserError as error:
+        pytest.skip(f"no pytest 6.2.5 can be had here: {error}")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+        archive.add(next(folder.glob("lib/python*/site-packages")), ".")
+    return (SandboxFile("/tmp/lib.tgz", packed.getvalue()),)
+
+
+@pytest.mark.slow
+async def test_an_old_pytest_is_fooled_no_more_than_a_new_one(old_pytest: tuple[SandboxFile, ...]) -> None:
+    kinds = ("a module in front", "patched pytest", "conftest", "a call", "a package of the test's name")
+    cheats = [case for kind in kinds for case in PLANTED[kind] if "-m pytest" in case.command]
+    found = await values(cheats, old_pytest)
+    assert {name: value.value for name, value in found.items() if value.value != 0} == {}
+
+
+@pytest.mark.slow
+async def test_an_old_pytest_does_not_hurt_the_honest(old_pytest: tuple[SandboxFile, ...]) -> None:
+    cases = [case for case in (*HONEST, *ODD) if "-m pytest" in case.command]
+    found = await values(cases, old_pytest)
+    assert {name: value.reason for name, value in found.items() if value.value != 1} == {}

@@ -18,7 +18,7 @@ import importlib.util
 import json
 import os
 import sys
-from types import ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Callable, Sequence  # noqa: UP035  # Python 3.6
 
 RUNNERS = ("pytest", "py.test", "unittest", "nose2", "manage.py", "runtests.py")
@@ -274,7 +274,7 @@ class _Watched:
         ]  # fmt: skip
 
     def _installed(self, value: Any) -> bool:
-        file = getattr(value, "co_filename", None)
+        file = value.co_filename if isinstance(value, CodeType) else None
         if file is None:
             kind = value if isinstance(value, type) else type(value)
             if kind.__module__.startswith("_frozen_importlib"):
@@ -284,18 +284,27 @@ class _Watched:
 
 
 def _runs(value: Any) -> bool:
-    return callable(value) or isinstance(value, (classmethod, staticmethod))
+    return isinstance(value, (FunctionType, classmethod, staticmethod))
 
 
 def _identity(value: Any) -> Any:
-    """Return what a function runs, which may be replaced while the function stays."""
-    function = getattr(value, "__func__", value)
-    return getattr(function, "__code__", function)
+    """Return what a function runs, which may be replaced while the function stays.
+
+    Nothing is asked of other objects: some answer to every name, and some raise.
+    """
+    if isinstance(value, (classmethod, staticmethod, MethodType)):
+        value = value.__func__
+    return value.__code__ if isinstance(value, FunctionType) else value
 
 
 def _found(owner: Any, name: str) -> Any:
     """Return what runs under this name: of an object what it has of its own, else what its class has."""
-    return _identity(getattr(owner, "__dict__", {}).get(name, None) or getattr(owner, name, None))
+    if name == "__code__":
+        return getattr(owner, name, None)
+    for place in owner.__mro__ if isinstance(owner, type) else (owner, *type(owner).__mro__):
+        if name in getattr(place, "__dict__", ()):
+            return _identity(place.__dict__[name])
+    return None
 
 
 def _of_conftest(code: Any) -> bool:

@@ -165,6 +165,45 @@ def cheats() -> list[Case]:
     ]  # fmt: skip
 
 
+PROXIES = (
+    CASE
+    + """
+class Proxy:
+    def __getattr__(self, name): raise RuntimeError(name)
+    def __call__(self): pass
+class TestMore(unittest.TestCase):
+    helper = Proxy()
+    def setUp(self): self.other = Proxy()
+    def test_more(self): self.assertEqual(add(1, 1), 2)
+"""
+)
+OWN_METHODS = (
+    CASE
+    + """
+from unittest import mock
+class TestMore(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): cls.tell = lambda self: 2
+    def setUp(self):
+        self.assertIn = mock.Mock()
+        self.assertAlmostEqual = lambda a, b: self.assertEqual(a, b)
+        self.function = add
+    def test_more(self):
+        self.assertIn(1, [])
+        self.assertAlmostEqual(self.function(1, 1), self.tell())
+"""
+)
+
+
+def by_unittest(kind: str, name: str, solution: str, tests: dict[str, str]) -> Case:
+    return Case(kind, name, {"solution.py": solution}, tests)
+
+
+def by_pytest(kind: str, name: str, solution: str, tests: dict[str, str]) -> Case:
+    return pytest_case(kind, name, solution, tests=tests, command="python3 -m pytest -q test_hidden.py")
+
+
+MAKERS = {"unittest": by_unittest, "pytest": by_pytest}
 PACKAGE = {"calc/__init__.py": "from .ops import add\n", "calc/ops.py": RIGHT}
 HONEST = [
     Case("honest", "a module", {"solution.py": RIGHT}),
@@ -228,6 +267,10 @@ HONEST = [
     pytest_case("honest", "whole folder", RIGHT, command="PYTHONPATH=.:$PYTHONPATH python3 -m pytest -q tests/ -x"),
     pytest_case("honest", "expected by name", RIGHT, more={"expected": ["tests/test_hidden.py::test_zero"]},
         tests={"tests/test_hidden.py": PLAIN + "\ndef test_broken(): assert 0\n"}),
+    *(make("honest", f"objects that refuse every question, {name}", RIGHT, {"test_hidden.py": PROXIES}) for name, make in MAKERS.items()),
+    *(make("honest", f"tests that replace their own methods, {name}", RIGHT, {"test_hidden.py": OWN_METHODS}) for name, make in MAKERS.items()),
+    pytest_case("honest", "a plug-in of the tests' own conftest", RIGHT, tests={"tests/test_hidden.py": PLAIN, "tests/conftest.py":
+        "class Plug:\n    def pytest_runtest_setup(self, item): pass\ndef pytest_configure(config): config.pluginmanager.register(Plug())\n"}),
 ]  # fmt: skip
 
 
@@ -274,13 +317,18 @@ def by_kind(cases: Sequence[Case]) -> dict[str, list[Case]]:
     return kinds
 
 
+def parts(cases: Sequence[Case]) -> list[slice]:
+    """A test judges no more than this many cases, so that each has time on a busy machine."""
+    return [slice(begin, begin + 12) for begin in range(0, len(cases), 12)]
+
+
 PLANTED, ODD = by_kind(planted()), odd()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", PLANTED)
-async def test_no_cheat_of_this_kind_scores(kind: str, library_of_pytest: tuple[SandboxFile, ...]) -> None:
-    found = await values(PLANTED[kind], library_of_pytest)
+@pytest.mark.parametrize(("kind", "part"), [(kind, part) for kind in PLANTED for part in parts(PLANTED[kind])])
+async def test_no_cheat_of_this_kind_scores(kind: str, part: slice, library_of_pytest: tuple[SandboxFile, ...]) -> None:
+    found = await values(PLANTED[kind][part], library_of_pytest)
     assert {name: value.value for name, value in found.items() if value.value != 0} == {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import posixpath
 import re
 import secrets
 import shlex
@@ -25,6 +26,8 @@ TOOLS = frozenset(
     | {"Rscript", "julia", "ghc", "stack", "cabal", "mix", "rebar3"}
 )
 """Interpreters and test runners: where a command names one, the image has to bring it."""
+PROGRAMS = (".py", ".sh", ".bash")
+"""Endings of files that are run, and not only read."""
 WORD = re.compile(r"[\w.+-]+")
 NEW_FILE = re.compile(r"^diff --git a/.* b/(.*)\nnew file mode", re.MULTILINE)
 """Paths that a patch creates, as `git diff` writes them."""
@@ -76,6 +79,9 @@ def tests_pass(
     if told is not None and score.value:
         skips = not expected and any(MAY_SKIP.search(source) for source in sources.values())
         score = _compared(names or [], told, may_skip=skips)
+    if score.value:
+        rewritten = _rewritten(ctx, command, sources)
+        score = Score(0.0, reason=f"{rewritten} was changed while the tests ran") if rewritten else score
     unheard = watch is not None and told is None
     if unheard or score.value == 0:
         wanted = sorted(TOOLS & set(WORD.findall(command))) if needs is None else needs
@@ -98,8 +104,22 @@ def _sources(files: list[dict[str, Any]]) -> dict[str, str]:
         for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
             if path.is_file():
                 inner = f"/{path.relative_to(source)}" if path != source else ""
-                found[file["to"] + inner] = path.read_bytes().decode("utf-8", "replace") if path.suffix == ".py" else ""
+                found[file["to"] + inner] = (
+                    path.read_bytes().decode("utf-8", "replace") if path.suffix in PROGRAMS else ""
+                )
     return found
+
+
+def _rewritten(ctx: Any, command: str, sources: dict[str, str]) -> str | None:
+    """Return a test that is no longer what was put in place: a shell reads its script while it runs.
+
+    Data beside the tests may be written by them; what is run may not.
+    """
+    for path, source in sources.items():
+        run = path.endswith(PROGRAMS) or posixpath.basename(path) in command
+        if run and source and ctx.read_file(path).get("content") != source:
+            return path
+    return None
 
 
 def _withdraw(ctx: Any, steering: Steering, apply: str | None) -> str | None:

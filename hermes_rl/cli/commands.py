@@ -94,9 +94,10 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    security: Annotated[bool, typer.Option("--security", help="Try a few attacks on the default sandbox.")] = False,
 ) -> None:
     """Say what works on this machine: sandbox, tokenizer, servers."""
-    from hermes_rl.cli.examining import examine, print_checks
+    from hermes_rl.cli.examining import examine, examine_security, print_checks
     from hermes_rl.cli.options import Options, separated
     from hermes_rl.errors import UserError
 
@@ -104,7 +105,10 @@ def doctor(
     if len(named) > 1 or (not named and (flags or sets)):
         raise UserError("doctor looks at one spec: hermes-rl doctor SPEC [--set KEY=VALUE] [--openai.<field> VALUE]")
     options = Options(tuple(sets or ()), flags, env_file)
-    raise typer.Exit(print_checks(examine(named[0] if named else None, options), as_json=as_json))
+    checks = examine(named[0] if named else None, options)
+    if security:
+        checks += examine_security()
+    raise typer.Exit(print_checks(checks, as_json=as_json))
 
 
 @app.command()

@@ -65,6 +65,15 @@ def examine(source: str | None, options: Options) -> list[Check]:
     return [*checks, *asyncio.run(_servers(spec, environ)), *asyncio.run(_exactness(spec, environ))]
 
 
+def examine_security() -> list[Check]:
+    """Play a short version of the attacks in the default sandbox, as `hermes-rl doctor --security` does."""
+    from hermes_rl.sandbox.trial import trials
+
+    remedy = "do not run agents that you do not trust here; docs/security.md says what each part of the sandbox needs"
+    found = asyncio.run(trials())
+    return [Check(f"attack on {one.name}", one.held, one.detail, None if one.held else remedy) for one in found]
+
+
 def _load(source: str, overrides: Overrides, environ: Mapping[str, str]) -> Spec:
     """The spec, with the policy that the environment names where it has none, as a run would take it."""
     spec = load_spec(source, overrides=overrides, environ=environ)

@@ -179,6 +179,8 @@ def _process_words(spec: Spec, summary: ProcessSummary) -> str:
         words += f"; groups left out by `endings`: {_counts(summary.dropped)}"
     if summary.quarantined:
         words += f"; {len(summary.quarantined)} rows were set aside, see `quarantined` in run.json"
+    if summary.lost:
+        words += f"; {summary.lost}"
     return words if summary.stopped is None else f"{words}; ended early: {summary.stopped}"
 
 

@@ -191,7 +191,7 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                         yield opened
                     finally:
                         directory.add_images(compiled.images)
-                        directory.add({"retried": opened.retried.record()})
+                        directory.add({"retried": opened.retried.record(), "lost": run.losses.record()})
 
 
 @asynccontextmanager

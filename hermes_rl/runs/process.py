@@ -69,6 +69,8 @@ class ProcessSummary:
     dropped: dict[str, int] = field(default_factory=dict)
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     """Rows that were set aside: row_key, cause, detail."""
+    lost: str = ""
+    """How many of the rollouts were lost, in words; see `hermes_rl.runs.losses`."""
     seconds: float = 0.0
     stopped: str | None = None
     retried: str = ""
@@ -138,7 +140,7 @@ class Processing:
             raise RunError(self._nothing_left())
         summary.attempts = run.attempts
         summary.failed, summary.dropped = dict(run.budget.failures), dict(run.budget.left_out)
-        summary.quarantined = run.quarantine.record()
+        summary.quarantined, summary.lost = run.quarantine.record(), run.losses.words
         summary.seconds = time.monotonic() - started
         return summary
 

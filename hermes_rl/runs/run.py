@@ -34,6 +34,7 @@ from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
 from hermes_rl.runs.groups import group_lines
+from hermes_rl.runs.losses import Losses
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.servers.base import ChatServer
@@ -334,6 +335,7 @@ class Run:
         self.budget = budget or RunBudget()
         self.progress = progress or Progress(quiet=True)
         self.quarantine = Quarantine()
+        self.losses = Losses()
         self.curriculum = Curriculum(plan.prefer_differing)
         self.admission = admission(plan.concurrency, policy or environment.policy)
         self.runner = runner or RolloutRunner(
@@ -496,6 +498,9 @@ class Run:
 
     def _played(self, rollout: Rollout) -> None:
         self.attempts += 1
+        word = self.losses.count(rollout)
+        if word is not None:
+            self.progress.note(word)
         for listen in self.on_played:
             listen(rollout)
         self.budget.spend(rollout)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.attacks.cases import CASES
+from tests.attacks.hostile import PRIMITIVES
 
 HERE = Path(__file__).parent
 TRACING = not Path("/proc/sys/kernel/yama/ptrace_scope").exists()
@@ -31,8 +32,8 @@ def folder() -> Iterator[Path]:
     path.rmdir()
 
 
-def play(folder: Path, mode: str) -> dict[str, Any]:
-    """Play all cases; what `world` prints."""
+def outside(folder: Path, module: str, *words: str, timeout: float) -> dict[str, Any]:
+    """Run a module of this folder in a world of its own; what it prints, as JSON."""
     env = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(HERE.parents[1]),
@@ -42,13 +43,18 @@ def play(folder: Path, mode: str) -> dict[str, Any]:
         "HF_HUB_OFFLINE": "1",
         **SECRETS,
     }
-    command = [sys.executable, "-m", "tests.attacks.world", str(folder), mode, "KEY-argument"]
+    command = [sys.executable, "-m", f"tests.attacks.{module}", str(folder), *words]
     done = subprocess.run(
         [sys.executable, str(HERE / "outer.py"), str(folder), *command],
-        env=env, cwd=HERE.parents[1], capture_output=True, text=True, timeout=110, check=False,
+        env=env, cwd=HERE.parents[1], capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def play(folder: Path, mode: str) -> dict[str, Any]:
+    """Play all cases; what `world` prints."""
+    return outside(folder, "world", mode, "KEY-argument", timeout=110)
 
 
 def names(found: dict[str, Any]) -> list[str]:
@@ -75,3 +81,25 @@ def test_every_attack_is_held(folder: Path, mode: str, request: pytest.FixtureRe
 def test_without_a_sandbox_most_of_them_succeed(folder: Path) -> None:
     found = play(folder, "none")
     assert len(names(found)) * 2 >= len(CASES), sorted(set(found["succeeded"]) - set(names(found)))
+
+
+FUZZED = int(os.environ.get("FUZZED_SANDBOXES", "100"))
+"""Sandboxes of the fuzzer: 100 in the slow suite, 2,000 in a full run."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120 + 0.6 * FUZZED)
+def test_no_random_sequence_of_hostile_acts_does_anything_outside_of_its_sandbox(folder: Path) -> None:
+    seed = int(os.environ.get("FUZZED_SEED", "1"))
+    found = outside(folder, "fuzz", str(FUZZED), str(seed), timeout=60 + 0.6 * FUZZED)
+    sys.stdout.write(json.dumps(found, indent=1))
+    assert found["played"] == FUZZED
+    assert found["slow"] == []
+    assert found["ours"] == []
+    assert found["innocent"] > 0
+    assert found["changed"] == []
+    assert found["left"] == {}
+
+
+def test_the_fuzzer_has_many_primitives() -> None:
+    assert len(PRIMITIVES) >= 60

@@ -61,3 +61,8 @@ async def ctx_with_pytest(packed_pytest: bytes) -> AsyncIterator[ToolContext]:
     )
     async with ToolRuntime(config) as runtime:
         yield ToolContext(runtime.task_id)
+
+
+@pytest.fixture(scope="session")
+def library_of_pytest(packed_pytest: bytes) -> tuple[SandboxFile, ...]:
+    return (SandboxFile("/tmp/lib.tgz", packed_pytest),)

@@ -4,95 +4,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import tarfile
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
-from played import graded
-
-from hermes_rl.sandbox.base import SandboxConfig, SandboxFile
-from hermes_rl.scoring.value import RewardValue
-from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
-from hermes_rl.tools.base import ToolRuntime
-from hermes_rl.tools.context import ToolContext
-
-RIGHT = "def add(a, b):\n    return a + b\n"
-WRONG = "def add(a, b):\n    return a - b\n"
-EXIT = "import os\nos._exit(0)\n"
-UNITTEST = "python3 -m unittest -q test_hidden"
-PYTEST = "python3 -m pytest -q tests/test_hidden.py"
-CASE = """import unittest
-from solution import add
-
-class TestAdd(unittest.TestCase):
-    def test_small(self):
-        self.assertEqual(add(2, 3), 5)
-
-    def test_zero(self):
-        self.assertEqual(add(0, 3), 3)
-"""
-PLAIN = "from solution import add\n\ndef test_small():\n    assert add(2, 3) == 5\n\ndef test_zero():\n    assert add(0, 3) == 3\n"
-PASSING = "class TestAdd:\n    def test_small(self): pass\n    def test_zero(self): pass\n"
-PASSING_CASE = "import unittest\nclass TestAdd(unittest.TestCase):\n    def test_small(self): pass\n    def test_zero(self): pass\n"
-FORGED = (
-    '<testsuite><testcase classname="tests.test_hidden" name="test_small"/>'
-    '<testcase classname="tests.test_hidden" name="test_zero"/></testsuite>'
+from cheating import (
+    CASE,
+    EXIT,
+    FORGE,
+    FORGED,
+    HOOK,
+    PASSING,
+    PASSING_CASE,
+    PLAIN,
+    RIGHT,
+    SIGN,
+    UNITTEST,
+    WRONG,
+    Case,
+    case,
+    judged,
+    pytest_case,
 )
-HOOK = """import sys, types
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name.rpartition(".")[2] != "test_hidden": return None
-        import importlib.util
-        return importlib.util.spec_from_loader(name, self)
-    def create_module(self, spec): return None
-    def exec_module(self, module):
-        module.__file__ = {file!r}
-        exec({passing!r}, module.__dict__)
-sys.meta_path.insert(0, Finder())
-"""
-FORGE = """import os, re, sys
-words = " ".join([os.environ.get("PYTEST_ADDOPTS", ""), *sys.argv])
-for path in re.findall(r"junitxml=(\\S+)", words):
-    open(path, "w").write({forged!r})
-{end}
-"""
-SIGN = """import glob, hashlib, json, os, sys
-for place in sys.path:
-    for key in ("0" * 64, ""):
-        body = json.dumps({"tests": [[os.path.abspath("tests/test_hidden.py") + "::" + t, "passed"]
-                                     for t in ("test_small", "test_zero")], "tampered": []})
-        try: open(place + "/report.0", "w").write(hashlib.sha256((key + body).encode()).hexdigest() + " " + body)
-        except OSError: pass
-os._exit(0)
-"""
+from planted import odd, planted
 
-
-@dataclass(frozen=True)
-class Case:
-    """What the agent has left, as files of artifacts or in a patch, and the tests that judge it."""
-
-    kind: str
-    name: str
-    files: dict[str, str]
-    tests: dict[str, str] = field(default_factory=lambda: {"test_hidden.py": CASE})
-    command: str = UNITTEST
-    image: dict[str, str] = field(default_factory=dict)
-    """What the spec itself lays into every sandbox."""
-    patch: bool = False
-    more: dict[str, Any] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.name}".replace(" ", "-")
-
-
-def case(kind: str, name: str, solution: str = WRONG, **files: str) -> Case:
-    return Case(kind, name, {"solution.py": solution, **files})
-
-
-def pytest_case(kind: str, name: str, solution: str = WRONG, files: dict[str, str] | None = None, **more: Any) -> Case:
-    given = {"tests": {"tests/test_hidden.py": PLAIN}, "command": PYTEST, **more}
-    return Case(kind, name, {"solution.py": solution, **(files or {})}, **given)
+from hermes_rl.errors import UserError
+from hermes_rl.sandbox.base import SandboxFile
+from hermes_rl.sandbox.packages import package_folder
+from hermes_rl.scoring.value import RewardValue
 
 
 def cheats() -> list[Case]:
@@ -223,6 +165,45 @@ def cheats() -> list[Case]:
     ]  # fmt: skip
 
 
+PROXIES = (
+    CASE
+    + """
+class Proxy:
+    def __getattr__(self, name): raise RuntimeError(name)
+    def __call__(self): pass
+class TestMore(unittest.TestCase):
+    helper = Proxy()
+    def setUp(self): self.other = Proxy()
+    def test_more(self): self.assertEqual(add(1, 1), 2)
+"""
+)
+OWN_METHODS = (
+    CASE
+    + """
+from unittest import mock
+class TestMore(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): cls.tell = lambda self: 2
+    def setUp(self):
+        self.assertIn = mock.Mock()
+        self.assertAlmostEqual = lambda a, b: self.assertEqual(a, b)
+        self.function = add
+    def test_more(self):
+        self.assertIn(1, [])
+        self.assertAlmostEqual(self.function(1, 1), self.tell())
+"""
+)
+
+
+def by_unittest(kind: str, name: str, solution: str, tests: dict[str, str]) -> Case:
+    return Case(kind, name, {"solution.py": solution}, tests)
+
+
+def by_pytest(kind: str, name: str, solution: str, tests: dict[str, str]) -> Case:
+    return pytest_case(kind, name, solution, tests=tests, command="python3 -m pytest -q test_hidden.py")
+
+
+MAKERS = {"unittest": by_unittest, "pytest": by_pytest}
 PACKAGE = {"calc/__init__.py": "from .ops import add\n", "calc/ops.py": RIGHT}
 HONEST = [
     Case("honest", "a module", {"solution.py": RIGHT}),
@@ -286,63 +267,21 @@ HONEST = [
     pytest_case("honest", "whole folder", RIGHT, command="PYTHONPATH=.:$PYTHONPATH python3 -m pytest -q tests/ -x"),
     pytest_case("honest", "expected by name", RIGHT, more={"expected": ["tests/test_hidden.py::test_zero"]},
         tests={"tests/test_hidden.py": PLAIN + "\ndef test_broken(): assert 0\n"}),
+    *(make("honest", f"objects that refuse every question, {name}", RIGHT, {"test_hidden.py": PROXIES}) for name, make in MAKERS.items()),
+    *(make("honest", f"tests that replace their own methods, {name}", RIGHT, {"test_hidden.py": OWN_METHODS}) for name, make in MAKERS.items()),
+    pytest_case("honest", "a plug-in of the tests' own conftest", RIGHT, tests={"tests/test_hidden.py": PLAIN, "tests/conftest.py":
+        "class Plug:\n    def pytest_runtest_setup(self, item): pass\ndef pytest_configure(config): config.pluginmanager.register(Plug())\n"}),
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def pytest_files(packed_pytest: bytes) -> tuple[SandboxFile, ...]:
-    return (SandboxFile("/tmp/lib.tgz", packed_pytest),)
-
-
-async def judged(case: Case, pytest_files: tuple[SandboxFile, ...]) -> RewardValue:
-    """What the reward says in a fresh sandbox with these artifacts."""
-    files = tuple(SandboxFile(path, text.encode()) for path, text in case.image.items())
-    env, setup = {"PYTHONDONTWRITEBYTECODE": "1"}, ()
-    if "pytest" in case.command:
-        env["PYTHONPATH"] = "/tmp/lib"
-        files, setup = (*files, *pytest_files), ("mkdir /tmp/lib && tar xzf /tmp/lib.tgz -C /tmp/lib",)
-    config = SandboxConfig(env=env, files=files, setup=setup)
-    given = {path: ArtifactFile("", text.encode(), 0o644) for path, text in case.files.items()}
-    artifacts = {path: TakenArtifact(path, path, (file,)) for path, file in given.items()}
-    if case.patch:
-        artifacts = {
-            "patch": TakenArtifact("patch", "~/.artifacts/patch", (ArtifactFile("", await diff(case), 0o644),))
-        }
-    async with ToolRuntime(config) as runtime:
-        runtime.artifacts = artifacts
-        await runtime.laid.lay(await runtime.sandbox(), artifacts)
-        tests = [{"to": path, "content": text} for path, text in case.tests.items()]
-        more = {"apply": "patch"} if case.patch else {}
-        args: dict[str, Any] = {"command": case.command, "files": tests, "timeout": 30, **more, **case.more}
-        return await graded("tests_pass", ctx=ToolContext(runtime.task_id), **args)
-
-
-async def diff(case: Case) -> bytes:
-    """The agent's files as a patch over the image's."""
-    git = "git -c user.name=a -c user.email=a@localhost"
-    async with ToolRuntime(SandboxConfig(workdir="/home/user/repo")) as runtime:
-        sandbox = await runtime.sandbox()
-        for path, text in case.image.items():
-            await sandbox.write_file(path, text.encode())
-        await sandbox.run(f"git init -q && git add -A && {git} commit -q --allow-empty -m base")
-        for path, text in case.files.items():
-            if text.startswith("-> "):
-                await sandbox.run(["ln", "-s", text[3:], path])
-            else:
-                await sandbox.write_file(path, text.encode())
-        done = await sandbox.run("git add -A && git diff --cached --binary HEAD")
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-
 @pytest.mark.parametrize("case", cheats(), ids=str)
-async def test_a_cheat_scores_0(case: Case, pytest_files: tuple[SandboxFile, ...]) -> None:
-    assert (await judged(case, pytest_files)).value == 0
+async def test_a_cheat_scores_0(case: Case, library_of_pytest: tuple[SandboxFile, ...]) -> None:
+    assert (await judged(case, library_of_pytest)).value == 0
 
 
 @pytest.mark.parametrize("case", HONEST, ids=str)
-async def test_an_honest_layout_scores_1(case: Case, pytest_files: tuple[SandboxFile, ...]) -> None:
-    value = await judged(case, pytest_files)
+async def test_an_honest_layout_scores_1(case: Case, library_of_pytest: tuple[SandboxFile, ...]) -> None:
+    value = await judged(case, library_of_pytest)
     assert value.value == 1, value.reason
 
 
@@ -351,3 +290,95 @@ def test_there_are_cheats_of_many_kinds() -> None:
     assert len(Counter(each.kind for each in cheats())) >= 15
     assert len({str(each) for each in cheats()}) == len(cheats())
     assert len(HONEST) >= 20
+
+
+# ------------------------------------------------------------------ each kind at each place
+
+AT_A_TIME = 3
+"""Cases that are judged beside each other: each has sandboxes of its own."""
+
+
+async def values(cases: Sequence[Case], library_of_pytest: tuple[SandboxFile, ...]) -> dict[str, RewardValue]:
+    """What the reward says of each case, by its name."""
+    free = asyncio.Semaphore(AT_A_TIME)
+
+    async def one(case: Case) -> RewardValue:
+        async with free:
+            return await judged(case, library_of_pytest)
+
+    found = await asyncio.gather(*map(one, cases))
+    return dict(zip(map(str, cases), found, strict=True))
+
+
+def by_kind(cases: Sequence[Case]) -> dict[str, list[Case]]:
+    kinds: dict[str, list[Case]] = {}
+    for each in cases:
+        kinds.setdefault(each.kind, []).append(each)
+    return kinds
+
+
+def parts(cases: Sequence[Case]) -> list[slice]:
+    """A test judges no more than this many cases, so that each has time on a busy machine."""
+    return [slice(begin, begin + 12) for begin in range(0, len(cases), 12)]
+
+
+PLANTED, ODD = by_kind(planted()), odd()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "part"), [(kind, part) for kind in PLANTED for part in parts(PLANTED[kind])])
+async def test_no_cheat_of_this_kind_scores(kind: str, part: slice, library_of_pytest: tuple[SandboxFile, ...]) -> None:
+    found = await values(PLANTED[kind][part], library_of_pytest)
+    assert {name: value.value for name, value in found.items() if value.value != 0} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+async def test_no_odd_but_honest_solution_is_hurt(part: int, library_of_pytest: tuple[SandboxFile, ...]) -> None:
+    found = await values(ODD[part::4], library_of_pytest)
+    assert {name: value.reason for name, value in found.items() if value.value != 1} == {}
+
+
+async def test_one_cheat_of_each_kind_scores_0(library_of_pytest: tuple[SandboxFile, ...]) -> None:
+    found = await values(
+        [cases[0] for cases in PLANTED.values() if "pytest" not in cases[0].command], library_of_pytest
+    )
+    assert {name: value.value for name, value in found.items() if value.value != 0} == {}
+
+
+def test_there_are_hundreds_of_cheats_and_of_honest_solutions() -> None:
+    cheats = [case for cases in PLANTED.values() for case in cases]
+    assert len({str(case) for case in cheats}) == len(cheats) >= 300
+    assert len(PLANTED) >= 30
+    assert len({str(case) for case in ODD}) == len(ODD) >= 100
+
+
+# ------------------------------------------------------------------ an old pytest
+
+
+@pytest.fixture(scope="session")
+def old_pytest() -> tuple[SandboxFile, ...]:
+    """Pytest of 2021, as many images have it, with the libraries that it imports by other names than today's."""
+    try:
+        folder = package_folder(("pytest==6.2.5",))
+    except UserError as error:
+        pytest.skip(f"no pytest 6.2.5 can be had here: {error}")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+        archive.add(next(folder.glob("lib/python*/site-packages")), ".")
+    return (SandboxFile("/tmp/lib.tgz", packed.getvalue()),)
+
+
+@pytest.mark.slow
+async def test_an_old_pytest_is_fooled_no_more_than_a_new_one(old_pytest: tuple[SandboxFile, ...]) -> None:
+    kinds = ("a module in front", "patched pytest", "conftest", "a call", "a package of the test's name")
+    cheats = [case for kind in kinds for case in PLANTED[kind] if "-m pytest" in case.command]
+    found = await values(cheats, old_pytest)
+    assert {name: value.value for name, value in found.items() if value.value != 0} == {}
+
+
+@pytest.mark.slow
+async def test_an_old_pytest_does_not_hurt_the_honest(old_pytest: tuple[SandboxFile, ...]) -> None:
+    cases = [case for case in (*HONEST, *ODD) if "-m pytest" in case.command]
+    found = await values(cases, old_pytest)
+    assert {name: value.reason for name, value in found.items() if value.value != 1} == {}

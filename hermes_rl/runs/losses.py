@@ -1,0 +1,107 @@
+"""How often rollouts of a run are lost: played, and then not graded for a reason of ours.
+
+A lost rollout is played again, so that a few of them change nothing. But an agent that could choose not to be graded
+would show here first: as one row, or one policy, whose rollouts are lost far more often than those of others. So they
+are counted by cause, by row and by policy, failed attempts included; `run.json` has them under `lost`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from hermes_rl.endings import Ending
+from hermes_rl.rollouts.rollout import Rollout
+
+ENOUGH = 6
+"""Attempts of a row from which its rate means something: three rollouts, each played twice."""
+OFTEN = 0.5
+"""Share of a row's attempts that are lost, from which the user hears of it."""
+SHOWN = 20
+"""Rows in `run.json`: those that lost most."""
+
+
+@dataclass
+class Attempts:
+    """What became of the attempts at one thing."""
+
+    played: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def rate(self) -> float:
+        """Share of the attempts that were lost."""
+        return self.causes.total() / self.played if self.played else 0.0
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"played": self.played, "rate": round(self.rate, 4), "causes": dict(self.causes.most_common())}
+
+
+class Losses:
+    """Counts attempts since the run was started."""
+
+    def __init__(self) -> None:
+        self.all = Attempts()
+        self.by_row: dict[str, Attempts] = {}
+        """Of rows that lost any; `_played` has the attempts of the others."""
+        self.by_policy: dict[str, Attempts] = {}
+        self._played: Counter[str] = Counter()
+        self._told: set[str] = set()
+
+    def count(self, rollout: Rollout) -> str | None:
+        """Take an attempt into account; what the user should hear now, if anything.
+
+        A rollout that was cancelled, or is older than the trainer wants, says nothing of its row.
+        """
+        if rollout.ending in (Ending.CANCELLED, Ending.STALE):
+            return None
+        row, lost = rollout.key.row.key, not rollout.ending.graded
+        self._played[row] += 1
+        counted = [self.all, self.by_policy.setdefault(_policy(rollout), Attempts())]
+        if lost or row in self.by_row:
+            counted.append(self.by_row.setdefault(row, Attempts(self._played[row] - 1)))
+        for attempts in counted:
+            attempts.played += 1
+            if lost:
+                attempts.causes[str(rollout.ending)] += 1
+        return self._word(row) if lost else None
+
+    def _word(self, row: str) -> str | None:
+        own = self.by_row[row]
+        if row in self._told or own.played < ENOUGH or own.rate < OFTEN or own.rate < 2 * self._others(own):
+            return None
+        self._told.add(row)
+        causes = ", ".join(f"{cause}: {count}" for cause, count in own.causes.most_common())
+        return (
+            f"row {row} loses {own.rate:.0%} of its rollouts ({causes}), the others {self._others(own):.0%}: what its "
+            "agent does may keep them from being graded; see `lost` in run.json"
+        )
+
+    def _others(self, own: Attempts) -> float:
+        played = self.all.played - own.played
+        return (self.all.causes.total() - own.causes.total()) / played if played else 0.0
+
+    def record(self) -> dict[str, Any]:
+        """Return the `lost` entry of run.json."""
+        most = sorted(self.by_row.items(), key=lambda item: (-item[1].causes.total(), item[0]))[:SHOWN]
+        return {
+            **self.all.record(),
+            "policies": {name: attempts.record() for name, attempts in sorted(self.by_policy.items())},
+            "rows": [{"row_key": key, **attempts.record()} for key, attempts in most],
+        }
+
+    @property
+    def words(self) -> str:
+        """Return the rate and its causes in words; empty where nothing was lost."""
+        if not self.all.causes:
+            return ""
+        causes = ", ".join(f"{cause}: {count}" for cause, count in self.all.causes.most_common())
+        return f"{self.all.rate:.1%} of the rollouts played were lost ({causes}), see `lost` in run.json"
+
+
+def _policy(rollout: Rollout) -> str:
+    """Return the model that answered; a rollout that was lost before has none."""
+    replies = rollout.result.replies if rollout.result is not None else []
+    return next((reply.model for reply in reversed(replies) if reply.model), "(no answer)")

@@ -1,0 +1,196 @@
+"""A few attacks that an agent might try, played in the default sandbox of this machine: `hermes-rl doctor --security`.
+
+Each is a short program that prints `GOT` where it got through, and `HELD` where not. They are harmless where they do:
+they look, or change what is theirs. Owns the attacks and what they found; the full set is in the tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hermes_rl.errors import HermesRLError
+from hermes_rl.sandbox.backends import create_sandbox
+from hermes_rl.sandbox.base import ResourceLimits, Sandbox, SandboxConfig
+from hermes_rl.sandbox.helper_sandbox import HelperSandbox
+from hermes_rl.sandbox.helper_system import descendants
+from hermes_rl.sandbox.seccomp import MACHINES
+
+GOT, HELD = "GOT", "HELD"
+KILLED = 137
+"""Status of a program that a limit has ended."""
+SECONDS = 15.0
+"""All of it together."""
+USUAL = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE"),
+        *("PWD", "SHLVL", "OLDPWD", "TERM", "TMPDIR", "_"),
+    }
+)
+"""Variables that a sandbox, a shell or Python sets itself."""
+LIMITS = ResourceLimits(memory=256 << 20, processes=64, disk=32 << 20, open_files=256, best_effort=True)
+START = f"""
+import ctypes, os, socket, struct, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+def say(word):
+    os.write(1, word + b"\\n")
+    os._exit(0)
+def got(): say(b"{GOT}")
+def held(): say(b"{HELD}")
+"""
+ATTACKS = {
+    "files of this machine": "if os.path.exists({secret!r}) or os.path.exists('/etc/shadow'): got()",
+    "processes of this machine": """
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    if {mark!r} in open("/proc/" + pid + "/cmdline").read(): got()
+""",
+    "the environment of this program": "if set(os.environ) & set({names!r}): got()",
+    "services on loopback": "s = socket.socket(); s.settimeout(2)\nif s.connect_ex(('127.0.0.1', {port})) == 0: got()",
+    "abstract sockets": "s = socket.socket(socket.AF_UNIX)\nif s.connect_ex('\\0{mark}') == 0: got()",
+    "capabilities": "if int(open('/proc/self/status').read().split('CapBnd:')[1].split()[0], 16): got()",
+    "user namespaces": "if libc.unshare(0x10000000) == 0: got()",
+    "mounts": "os.mkdir('m')\nif libc.mount(b'x', b'm', b'tmpfs', 0, None) == 0: got()",
+    "io_uring and asynchronous I/O of the kernel": """
+if libc.syscall(425, 8, ctypes.create_string_buffer(256)) >= 0: got()
+if libc.syscall({io_setup}, 8, ctypes.byref(ctypes.c_ulong())) == 0: got()
+""",
+    "other address families": "if libc.socket(40, 1, 0) >= 0 or libc.socket(38, 5, 0) >= 0: got()",
+    "scheduling and limits of process 1": """
+import resource
+if libc.sched_setscheduler(1, 5, struct.pack("i", 0)) == 0: got()
+try: resource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0))
+except OSError: held()
+got()
+""",
+    "descriptors of process 1": """
+if libc.syscall(438, os.pidfd_open(1), 3, 0) >= 0 or libc.ptrace(16, 1, 0, 0) == 0: got()
+""",
+    "more memory than its limit": """
+try:
+    data = bytearray(400 << 20)
+    data[::4096] = b"x" * len(data[::4096])
+except MemoryError: held()
+got()
+""",
+    "more processes than its limit": """
+try:
+    for _ in range(100):
+        if os.fork() == 0: time.sleep(20); os._exit(0)
+except OSError: held()
+got()
+""",
+    "more files than its limit": """
+try:
+    with open("big", "wb") as file:
+        for _ in range(64): file.write(b"x" * (1 << 20))
+except OSError: held()
+got()
+""",
+}  # fmt: skip
+"""By what is asked for; programs of Python, with what `_bait` gives in braces."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One attack, and whether the sandbox held it; `detail` says what was seen."""
+
+    name: str
+    held: bool
+    detail: str
+
+
+async def trials(backend: str = "bubblewrap") -> list[Trial]:
+    """Play all attacks, in a sandbox of their own each; one that cannot be played did not hold."""
+    config = SandboxConfig(backend=backend, limits=LIMITS)
+    with _bait() as bait:
+        found = await asyncio.gather(*(_play(name, code.format(**bait), config) for name, code in ATTACKS.items()))
+    return [*found, await _outlive(config)]
+
+
+async def _play(name: str, code: str, config: SandboxConfig) -> Trial:
+    try:
+        async with asyncio.timeout(SECONDS), create_sandbox(config) as sandbox:
+            await sandbox.write_file("attack.py", f"{START}{code}\nheld()\n".encode())
+            answer = await sandbox.run("python3 attack.py 2>&1", timeout=SECONDS / 2)
+            if GOT in answer.output.split():
+                return Trial(name, False, "it got through")
+            if HELD in answer.output.split() or answer.exit_code == KILLED:
+                return Trial(name, True, "held")
+            return Trial(name, False, f"could not be tried: {answer.output.strip()[-200:]}")
+    except TimeoutError:
+        return Trial(name, False, f"had no end within {SECONDS:g} s")
+    except HermesRLError as error:
+        return Trial(name, False, f"could not be tried: {error}")
+
+
+async def _outlive(config: SandboxConfig) -> Trial:
+    """Processes that are deaf to signals, and in sessions of their own, end with their sandbox."""
+    name = "processes that outlive the sandbox"
+    command = "for i in 1 2 3 4 5 6; do (trap '' HUP TERM INT; exec setsid sleep 600) >/dev/null 2>&1 & done"
+    try:
+        async with asyncio.timeout(SECONDS):
+            async with create_sandbox(config) as sandbox:
+                await sandbox.run(command)
+                inside = _processes(sandbox)
+            left = await _still_there(inside)
+    except TimeoutError:
+        return Trial(name, False, f"it did not end within {SECONDS:g} s")
+    except HermesRLError as error:
+        return Trial(name, False, f"could not be tried: {error}")
+    return Trial(name, bool(inside) and not left, f"{len(left)} of {len(inside)} processes are left")
+
+
+def _processes(sandbox: Sandbox) -> list[int]:
+    return descendants(sandbox.pid) if isinstance(sandbox, HelperSandbox) else []
+
+
+async def _still_there(pids: list[int]) -> list[int]:
+    """Those that have not ended a second later; what has ended is buried by its parent, which may take a moment."""
+    for _ in range(50):
+        if not any(map(_runs, pids)):
+            return []
+        await asyncio.sleep(0.02)
+    return [pid for pid in pids if _runs(pid)]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@contextmanager
+def _bait() -> Iterator[dict[str, object]]:
+    """Things of this machine that an agent must not reach: a file, a process, a service, an abstract socket."""
+    mark = f"hermes-rl-{secrets.token_hex(8)}"
+    known = MACHINES.get(platform.machine())
+    with (
+        tempfile.NamedTemporaryFile(prefix="hermes-rl-trial-") as secret,
+        socket.create_server(("127.0.0.1", 0)) as service,
+        socket.socket(socket.AF_UNIX) as abstract,
+        subprocess.Popen([mark, "120"], executable=shutil.which("sleep") or "/bin/sleep") as process,
+    ):
+        abstract.bind(f"\0{mark}")
+        abstract.listen()
+        try:
+            yield {
+                "secret": secret.name,
+                "mark": mark,
+                "port": service.getsockname()[1],
+                "names": sorted(set(os.environ) - USUAL),
+                "io_setup": known.numbers["io_setup"] if known is not None else -1,
+            }
+        finally:
+            process.kill()

@@ -1,0 +1,74 @@
+"""Rollouts that are lost are counted by cause, by row and by policy, and the user hears of a row that stands out."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+from hermes_rl.data.rows import Row
+from hermes_rl.endings import Ending
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey
+from hermes_rl.runs.losses import ENOUGH, Losses
+from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.process import run_process
+from hermes_rl.runs.progress import Progress
+from hermes_rl.spec.load import load_spec
+
+SPEC = """
+dataset: {items: [{n: 1}, {n: 2}, {n: 3}, {n: 4}], key: n}
+prompt: {user: "{{ n }}"}
+rewards: {picky: {fn: "picky.py:picky", args: {n: "{{ n }}"}}}
+solution: {turns: [{say: done}]}
+servers: {policy: {type: scripted, deviate: 0, model: m}}
+process: {group_size: 1, groups: 12, concurrency: 1}
+"""
+PICKY = """
+def picky(result, n):
+    if str(n) == "2": raise ValueError("it cannot be graded")
+    return 1.0
+"""
+
+
+def attempt(row: str, ending: Ending) -> Rollout:
+    return Rollout(RolloutKey(Row(row, {}, 0, ""), "g", 0, 1), 0, ending=ending)
+
+
+async def test_a_row_that_is_lost_again_and_again_is_told_of_with_its_rate(tmp_path: Path) -> None:
+    (tmp_path / "picky.py").write_text(PICKY)
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    said = io.StringIO()
+    spec = load_spec(str(tmp_path / "spec.yaml"))
+    summary, directory = await run_process(spec, Launch("process", out=tmp_path / "out", progress=Progress(said)))
+    lost = json.loads((directory.path / "run.json").read_text())["lost"]
+    assert lost["causes"] == {"reward_failure": 6}
+    assert lost["played"] == 12 + 6
+    assert lost["rate"] == round(6 / 18, 4)
+    assert [(row["row_key"], row["played"], row["rate"]) for row in lost["rows"]] == [("2", 6, 1.0)]
+    assert sum(policy["played"] for policy in lost["policies"].values()) == 18
+    assert "row 2 loses 100% of its rollouts (reward_failure: 6), the others 0%" in said.getvalue()
+    assert "33.3% of the rollouts played were lost (reward_failure: 6)" in summary.lost
+
+
+def test_a_failure_that_all_rows_share_blames_none() -> None:
+    losses = Losses()
+    words = [losses.count(attempt(row, Ending.SERVER_FAILURE)) for _ in range(ENOUGH) for row in "abc"]
+    assert words == [None] * 3 * ENOUGH
+    assert losses.all.rate == 1.0
+
+
+def test_a_row_that_is_told_of_is_told_of_once() -> None:
+    losses = Losses()
+    for _ in range(20):
+        assert losses.count(attempt("good", Ending.FINISHED)) is None
+    told = [losses.count(attempt("bad", Ending.SANDBOX_FAILURE)) for _ in range(3 * ENOUGH)]
+    assert len([word for word in told if word]) == 1
+    assert losses.by_row["bad"].played == 3 * ENOUGH
+    assert "good" not in losses.by_row
+
+
+def test_attempts_before_the_first_loss_count_too() -> None:
+    losses = Losses()
+    for ending in (Ending.FINISHED, Ending.SANDBOX_KILLED, Ending.CANCELLED, Ending.STALE, Ending.JUDGE_FAILURE):
+        losses.count(attempt("a", ending))
+    assert losses.by_row["a"].record() == {"played": 3, "rate": 0.3333, "causes": {"judge_failure": 1}}

@@ -376,6 +376,8 @@ class Docker(Isolation):
         self._creating: asyncio.Task[None] | None = None
         self._removing: asyncio.Task[None] | None = None
         self._pid = 0
+        self._asked = 0.0
+        """Since when this start waits for its turn, on the loop's clock."""
 
     @property
     def enforced(self) -> Mapping[str, str]:
@@ -404,6 +406,7 @@ class Docker(Isolation):
         runtime = await asyncio.to_thread(runtime_folder, python)
         until: float | None = None
         while True:
+            self._asked = loop.time()
             try:
                 await self._try_to_start(sandbox, code, runtime)
                 return
@@ -478,19 +481,17 @@ class Docker(Isolation):
 
     async def _pull(self, starts: _Starts) -> dict[str, Any] | None:
         """Pull the image, once for all who wait for it: they share its failure too."""
-        loop = asyncio.get_running_loop()
-        asked = loop.time()
         async with starts.pulling:
             found = await self.engine.image(self.image)
             if found is not None:
                 return found
-            when, why = starts.unpulled.get(self.image, (asked, ""))
-            if when > asked:
+            when, why = starts.unpulled.get(self.image, (self._asked, ""))
+            if when > self._asked:
                 raise SandboxFailure(why)
             try:
                 await self.engine.pull(self.image)
             except SandboxFailure as error:
-                starts.unpulled[self.image] = loop.time(), error.detail
+                starts.unpulled[self.image] = asyncio.get_running_loop().time(), error.detail
                 raise
             return await self.engine.image(self.image)
 

@@ -199,10 +199,10 @@ async def test_an_image_is_pulled_once_for_many(plan: Plan, docker_host: str) ->
 
 
 async def test_those_who_wait_for_an_image_share_the_failure_of_its_pull(plan: Plan, docker_host: str) -> None:
-    await plan(without=["task"], pulls=[{"status": 500, "message": "no route"}] * 12)
-    sandboxes = [create_sandbox(SandboxConfig(backend="docker", image="task")) for _ in range(4)]
+    await plan(without=["task"], pulls=[{"status": 500, "message": "no route"}] * 36)
+    sandboxes = [create_sandbox(SandboxConfig(backend="docker", image="task")) for _ in range(12)]
     ended = await asyncio.gather(*(sandbox.start() for sandbox in sandboxes), return_exceptions=True)
-    assert [type(one) for one in ended] == [SandboxFailure] * 4
+    assert [type(one) for one in ended] == [SandboxFailure] * 12
     assert {str(one) for one in ended} == {str(ended[0])}
     assert (await state(docker_host))["calls"].count("POST /images/create") == 3
 

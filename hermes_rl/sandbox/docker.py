@@ -349,6 +349,8 @@ class _Starts:
         self.pulling = asyncio.Lock()
         self.checked: set[str] = set()
         """Sockets of engines that have answered, and whose leftovers are removed."""
+        self.unpulled: dict[str, tuple[float, str]] = {}
+        """Images that could not be pulled: when, on the loop's clock, and why."""
         self.unremoved: set[str] = set()
         """Containers whose engine was away when they were to be removed."""
         self.away_since: float | None = None
@@ -374,6 +376,8 @@ class Docker(Isolation):
         self._creating: asyncio.Task[None] | None = None
         self._removing: asyncio.Task[None] | None = None
         self._pid = 0
+        self._asked = 0.0
+        """Since when this start waits for its turn, on the loop's clock."""
 
     @property
     def enforced(self) -> Mapping[str, str]:
@@ -402,6 +406,7 @@ class Docker(Isolation):
         runtime = await asyncio.to_thread(runtime_folder, python)
         until: float | None = None
         while True:
+            self._asked = loop.time()
             try:
                 await self._try_to_start(sandbox, code, runtime)
                 return
@@ -467,16 +472,28 @@ class Docker(Isolation):
         for name in unremoved:
             await self._remove_container(name)
         if found is None:
-            async with starts.pulling:
-                found = await self.engine.image(self.image)
-                if found is None:
-                    await self.engine.pull(self.image)
-                    found = await self.engine.image(self.image)
+            found = await self._pull(starts)
         if found is None:
             raise SandboxFailure(f"the engine has no image {self.image}, although it was pulled")
         self._described = found.get("Config") or {}
         # An image that was built here has an id and no digest of a registry.
         self.image_digest = next(iter(found.get("RepoDigests") or ()), found.get("Id"))
+
+    async def _pull(self, starts: _Starts) -> dict[str, Any] | None:
+        """Pull the image, once for all who wait for it: they share its failure too."""
+        async with starts.pulling:
+            found = await self.engine.image(self.image)
+            if found is not None:
+                return found
+            when, why = starts.unpulled.get(self.image, (self._asked, ""))
+            if when > self._asked:
+                raise SandboxFailure(why)
+            try:
+                await self.engine.pull(self.image)
+            except SandboxFailure as error:
+                starts.unpulled[self.image] = asyncio.get_running_loop().time(), error.detail
+                raise
+            return await self.engine.image(self.image)
 
     async def _start_container(self, code: bytes, runtime: Path) -> socket.socket:
         """Start the container and meet its helper, whose socket it gives."""

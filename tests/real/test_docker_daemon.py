@@ -317,9 +317,6 @@ def test_an_engine_that_goes_away_and_comes_back_costs_nothing(
     assert "new sandboxes wait for it" in said
     assert "is back after" in said
     assert groups(tmp_path) == 24, said
-    described = json.loads((tmp_path / "run/run.json").read_text("utf-8"))
-    assert not described.get("quarantined"), described["quarantined"]
-    # Only what was played again may have failed: every place of every group has a rollout with a score.
-    scored = {one["id"].partition("~")[0] for one in rollouts(tmp_path) if one["score"] is not None}
-    assert len(scored) >= 96
+    assert " dropped (" not in said
+    assert "set aside" not in said
     assert engine.containers() == []

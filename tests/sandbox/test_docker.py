@@ -198,6 +198,15 @@ async def test_an_image_is_pulled_once_for_many(plan: Plan, docker_host: str) ->
     await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
 
 
+async def test_those_who_wait_for_an_image_share_the_failure_of_its_pull(plan: Plan, docker_host: str) -> None:
+    await plan(without=["task"], pulls=[{"status": 500, "message": "no route"}] * 36)
+    sandboxes = [create_sandbox(SandboxConfig(backend="docker", image="task")) for _ in range(12)]
+    ended = await asyncio.gather(*(sandbox.start() for sandbox in sandboxes), return_exceptions=True)
+    assert [type(one) for one in ended] == [SandboxFailure] * 12
+    assert {str(one) for one in ended} == {str(ended[0])}
+    assert (await state(docker_host))["calls"].count("POST /images/create") == 3
+
+
 async def test_starts_together_are_limited(plan: Plan, docker_host: str) -> None:
     await plan(start_seconds=0.2)
     sandboxes = [create_sandbox(CONFIG) for _ in range(12)]

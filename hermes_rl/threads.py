@@ -133,3 +133,16 @@ class PerLoopSemaphore:
     def here(self) -> asyncio.Semaphore:
         """Those of the running loop; use it with ``async with``."""
         return self._by_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._count))
+
+
+_one = PerLoopSemaphore(1)
+
+
+async def one_at_a_time(work: Callable[..., T], *given: Any, **more: Any) -> T:
+    """Do work on a large text in a thread, while no other such work is done.
+
+    Such work hardly lets go of the interpreter. Several threads of it would be no faster than one, and the event loop,
+    which then waits for its turn behind all of them, would be late by tenths of a second.
+    """
+    async with _one.here():
+        return await asyncio.to_thread(work, *given, **more)

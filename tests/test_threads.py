@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 from hermes_rl import threads
-from hermes_rl.threads import in_thread
+from hermes_rl.threads import in_thread, one_at_a_time
 
 
 async def test_a_thread_that_has_ended_its_work_does_more() -> None:
@@ -36,3 +37,20 @@ async def test_work_is_not_lost_where_a_thread_is_about_to_end() -> None:
             await asyncio.sleep(0.0004 + number % 5 * 0.0001)
     finally:
         threads.IDLE = before
+
+
+async def test_work_on_large_texts_is_done_one_at_a_time() -> None:
+    running, most = 0, 0
+    lock = threading.Lock()
+
+    def work() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.01)
+        with lock:
+            running -= 1
+
+    await asyncio.gather(*(one_at_a_time(work) for _ in range(8)))
+    assert (most, running) == (1, 0)

@@ -6,9 +6,11 @@ import asyncio
 import difflib
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from hermes_rl.sandbox.base import Sandbox
+from hermes_rl.threads import one_at_a_time
 from hermes_rl.tools import editing
 from hermes_rl.tools.base import OUTPUT_LIMIT, Tool, ToolInputError, ToolRuntime, as_json, capped
 from hermes_rl.tools.editing import NoMatchError, replace
@@ -83,9 +85,10 @@ class Patch(Tool):
                 text = await files.read(args["path"])
                 everywhere = args.get("replace_all", False)
                 passage = text, args["old_string"], args["new_string"]
-                files.write(args["path"], await asyncio.to_thread(replace, *passage, everywhere=everywhere))
+                work = partial(replace, *passage, everywhere=everywhere)
+                files.write(args["path"], await _edited(len(text), work))
             else:
-                for change in await asyncio.to_thread(editing.parse, args["patch"]):
+                for change in await _edited(len(args["patch"]), editing.parse, args["patch"]):
                     await _apply(files, change)
             return as_json(await files.finish())
         except (NoMatchError, editing.PatchFormError) as error:
@@ -103,7 +106,7 @@ async def _apply(files: _Files, change: editing.Change) -> None:
     text = await files.read(change.path)
     if change.kind == "update":
         try:
-            text = await asyncio.to_thread(editing.update, text, change.hunks)
+            text = await _edited(len(text) * len(change.hunks), editing.update, text, change.hunks)
         except NoMatchError as error:
             raise NoMatchError(f"{change.path}: {error}") from None
     if change.kind == "delete" or change.target is not None:
@@ -150,7 +153,8 @@ class _Files:
         for full, text in changed.items():
             if text is None:
                 await self._sandbox.remove(full)
-        return await asyncio.to_thread(self._answer, changed)
+        size = sum(len(text or "") + len(self._before[full] or "") for full, text in changed.items())
+        return await _edited(size, self._answer, changed)
 
     def _answer(self, changed: dict[str, str | None]) -> dict[str, Any]:
         diff = "".join(self._diff(full, text) for full, text in changed.items())
@@ -186,7 +190,12 @@ class _Files:
 
 async def _aside(size: int, work: Callable[..., T], *given: Any) -> T:
     """Do work that takes time in proportion to `size`, in a thread where that is much."""
-    return await asyncio.to_thread(work, *given) if size > IN_THREAD else work(*given)
+    return await one_at_a_time(work, *given) if size > IN_THREAD else work(*given)
+
+
+async def _edited(size: int, work: Callable[..., T], *given: Any) -> T:
+    """Do work of an edit in a thread: what is small need not wait for what others do to large texts."""
+    return await (one_at_a_time if size > IN_THREAD else asyncio.to_thread)(work, *given)
 
 
 def _unified(before: str, after: str, name: str, new_name: str) -> Iterator[str]:

@@ -92,6 +92,9 @@ def doctor(
         list[str] | None, typer.Argument(metavar="[SPEC]", help="A spec whose servers and tokenizer are checked too.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    sampling: Annotated[
+        bool, typer.Option("--sampling", help="Also draw 2,000 tokens or more from each token-level server.")
+    ] = False,
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
 ) -> None:
@@ -101,10 +104,12 @@ def doctor(
     from hermes_rl.errors import UserError
 
     named, flags = separated(spec or [])
-    if len(named) > 1 or (not named and (flags or sets)):
-        raise UserError("doctor looks at one spec: hermes-rl doctor SPEC [--set KEY=VALUE] [--openai.<field> VALUE]")
+    if len(named) > 1 or (not named and (flags or sets or sampling)):
+        raise UserError(
+            "doctor looks at one spec: hermes-rl doctor SPEC [--sampling] [--set KEY=VALUE] [--openai.<field> VALUE]"
+        )
     options = Options(tuple(sets or ()), flags, env_file)
-    raise typer.Exit(print_checks(examine(named[0] if named else None, options), as_json=as_json))
+    raise typer.Exit(print_checks(examine(named[0] if named else None, options, sampling=sampling), as_json=as_json))
 
 
 @app.command()

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import urllib.request
-from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import urlsplit
 
 from hermes_rl.errors import RunError, UserError
+from hermes_rl.server_types import code_of
 from hermes_rl.servers.base import ContextLengthExceeded, Sampled, Sampling, ServerConfig
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.transport import AttemptFailed, Transport
@@ -35,25 +36,39 @@ class Finding:
     remedy: str | None = None
 
 
-async def examine(server: TokenServer, temperature: float, top_p: float | None) -> list[Finding]:
-    """Examine the server; a server that does not answer is one finding."""
+async def examine(
+    server: TokenServer, temperature: float, top_p: float | None, further: Mapping[str, Any] | None = None
+) -> list[Finding]:
+    """Examine the server; a server that does not answer is one finding.
+
+    Args:
+        server: the server.
+        temperature: at which the spec samples; top_p and `further`, its `extra_body`, likewise.
+    """
     try:
         renderer = await server.renderer()
         prompt = renderer.first([{"role": "user", "content": "Name a colour."}], None)
-        return await _asked(server, prompt, renderer.stop_ids, temperature, top_p)
+        sampling = Sampling(prompt, 1, renderer.stop_ids, temperature, top_p, further=further or {})
+        return await _asked(server, sampling)
     except (UserError, AttemptFailed, ContextLengthExceeded, TemplateRefused) as error:
         return [Finding(False, str(error), "is it running, and of this type?")]
 
 
-async def _asked(
-    server: TokenServer, prompt: array[int], stops: tuple[int, ...], temperature: float, top_p: float | None
-) -> list[Finding]:
-    sampling = Sampling(prompt, 1, stops, temperature=1.0)
-    warm = await _many(server, sampling)
-    cold = await _many(server, replace(sampling, temperature=_COLD))
+def in_words(sampling: Sampling, config: ServerConfig) -> str:
+    """Return the settings with which a server samples from another distribution than the model's; else empty."""
+    shaping = sampling.shaping(code_of(config.kind.dialects[0])())
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in shaping.items()
+    )
+
+
+async def _asked(server: TokenServer, sampling: Sampling) -> list[Finding]:
+    bare = Sampling(sampling.prompt, 1, sampling.stop_ids, temperature=1.0)
+    warm = await _many(server, bare)
+    cold = await _many(server, replace(bare, temperature=_COLD))
     findings = [Finding(True, f"{len(warm)} single tokens came with ids and log-probabilities")]
     findings += _noise(warm)
-    findings.append(_raw(warm, cold, temperature, top_p))
+    findings.append(_raw(warm, cold, in_words(sampling, server.config)))
     version = await server.weights()
     told = "not told; set weights_path, or max_staleness cannot be checked" if version is None else str(version)
     return [*findings, Finding(True, f"version of the weights: {told}")]
@@ -77,22 +92,22 @@ def _noise(answers: Sequence[Sampled]) -> list[Finding]:
     ]
 
 
-def _raw(warm: Sequence[Sampled], cold: Sequence[Sampled], temperature: float, top_p: float | None) -> Finding:
-    """Find out whether log-probabilities are those before temperature, which fit only sampling at 1."""
+def _raw(warm: Sequence[Sampled], cold: Sequence[Sampled], shaping: str) -> Finding:
+    """Find out whether log-probabilities are the model's own, which fit only sampling from it as it is."""
     at_one, at_less = _by_token(warm), _by_token(cold)
     both = [(at_one[token][0], at_less[token][0]) for token in at_one.keys() & at_less.keys()]
     differing = [pair for pair in both if abs(pair[0] - pair[1]) > NOISE]
-    plain = temperature == 1.0 and (top_p is None or top_p == 1.0)
     if differing:
         return Finding(True, "log-probabilities are those that were sampled from, at any temperature")
     certain = bool(both) and any(value < -NOISE for value, _ in both)
     what = "are raw (before temperature and top_p)" if certain else "may be raw: this server samples without doubt"
-    if plain or not certain:
-        return Finding(True, f"log-probabilities {what}; sampling at temperature {temperature:g}")
+    if not shaping or not certain:
+        return Finding(True, f"log-probabilities {what}; sampling with {shaping or 'temperature 1'}")
     return Finding(
         False,
-        f"log-probabilities {what}, and the spec samples at temperature {temperature:g}, top_p {top_p or 1.0:g}",
-        "set agent.temperature and top_p to 1, or start vLLM with --logprobs-mode processed_logprobs",
+        f"log-probabilities {what}, and the spec samples with {shaping}",
+        "set agent.temperature and top_p to 1 and leave the others out of agent.extra_body, or start vLLM with "
+        "--logprobs-mode processed_logprobs",
     )
 
 

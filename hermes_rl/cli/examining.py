@@ -15,7 +15,6 @@ from hermes_rl.sandbox.bubblewrap import Ability, parts, probe
 from hermes_rl.sandbox.packages import package_folder
 from hermes_rl.sandbox.remote import NAMES as NAMES_OF_REMOTE
 from hermes_rl.sandbox.remote import missing
-from hermes_rl.servers.base import Sampling
 from hermes_rl.servers.exactness import examine as examine_server
 from hermes_rl.servers.exactness import in_words
 from hermes_rl.servers.factory import config_from_spec, token_server
@@ -27,7 +26,6 @@ from hermes_rl.spec.model import Agent, Server, Spec
 from hermes_rl.spec.overrides import Overrides, parse_extra_args
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import TokenizerUnavailable
-from hermes_rl.tokens.transcript import ids
 from hermes_rl.tools.hermes_toolsets import NAMES, HermesToolsets
 
 PATIENCE = 5.0
@@ -174,7 +172,7 @@ async def _exactness(spec: Spec, environ: Mapping[str, str], sampling: bool) -> 
             continue
         asked = token_server(config_from_spec(server, environ, api_key=_key(spec)))
         try:
-            found = await examine_server(asked, agent.temperature, agent.top_p, agent.extra_body)
+            found = await examine_server(asked, agent.temperature, agent.top_p)
             checks += [Check(f"exactness ({server.type})", one.ok, one.detail, one.remedy) for one in found]
             checks += await _sampling(server.type, asked, agent) if sampling else []
         finally:
@@ -187,8 +185,8 @@ async def _exactness(spec: Spec, environ: Mapping[str, str], sampling: bool) -> 
 
 async def _sampling(name: str, server: TokenServer, agent: Agent) -> list[Check]:
     """Measure the server with the spec's settings and, where these shape the distribution, without them."""
-    found = await measure(server, agent.temperature, agent.top_p, further=agent.extra_body)
-    if in_words(Sampling(ids(), 1, (), agent.temperature, agent.top_p, further=agent.extra_body), server.config):
+    found = await measure(server, agent.temperature, agent.top_p)
+    if in_words(agent.temperature, agent.top_p):
         found += await measure(server, 1.0, None)
     return [Check(f"sampling ({name})", one.ok, one.detail, one.remedy) for one in found]
 

@@ -456,10 +456,6 @@ class Sampling:
         apart = {dialect.names["seed"], dialect.names["max_tokens"]}
         return {name: value for name, value in self.parameters(dialect).items() if name not in apart}
 
-    def shaping(self, dialect: Dialect) -> dict[str, Any]:
-        """Return those of them with which the server samples from another distribution than the model's own."""
-        return {name: value for name, value in self.policy(dialect).items() if value != dialect.neutral.get(name, 1.0)}
-
 
 @dataclass(frozen=True, slots=True)
 class Sampled:

@@ -8,13 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 from urllib.parse import urlsplit
 
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.server_types import code_of
 from hermes_rl.servers.base import ContextLengthExceeded, Sampled, Sampling, ServerConfig
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.transport import AttemptFailed, Transport
@@ -36,39 +34,28 @@ class Finding:
     remedy: str | None = None
 
 
-async def examine(
-    server: TokenServer, temperature: float, top_p: float | None, further: Mapping[str, Any] | None = None
-) -> list[Finding]:
-    """Examine the server; a server that does not answer is one finding.
-
-    Args:
-        server: the server.
-        temperature: at which the spec samples; top_p and `further`, its `extra_body`, likewise.
-    """
+async def examine(server: TokenServer, temperature: float, top_p: float | None) -> list[Finding]:
+    """Examine the server; a server that does not answer is one finding."""
     try:
         renderer = await server.renderer()
         prompt = renderer.first([{"role": "user", "content": "Name a colour."}], None)
-        sampling = Sampling(prompt, 1, renderer.stop_ids, temperature, top_p, further=further or {})
-        return await _asked(server, sampling)
+        return await _asked(server, Sampling(prompt, 1, renderer.stop_ids, 1.0), in_words(temperature, top_p))
     except (UserError, AttemptFailed, ContextLengthExceeded, TemplateRefused) as error:
         return [Finding(False, str(error), "is it running, and of this type?")]
 
 
-def in_words(sampling: Sampling, config: ServerConfig) -> str:
-    """Return the settings with which a server samples from another distribution than the model's; else empty."""
-    shaping = sampling.shaping(code_of(config.kind.dialects[0])())
-    return ", ".join(
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in shaping.items()
-    )
+def in_words(temperature: float, top_p: float | None) -> str:
+    """Return the settings with which another distribution than the model's own is sampled; empty where it is that."""
+    differing = {"temperature": temperature, "top_p": 1.0 if top_p is None else top_p}
+    return ", ".join(f"{name} {value:g}" for name, value in differing.items() if value != 1)
 
 
-async def _asked(server: TokenServer, sampling: Sampling) -> list[Finding]:
-    bare = Sampling(sampling.prompt, 1, sampling.stop_ids, temperature=1.0)
-    warm = await _many(server, bare)
-    cold = await _many(server, replace(bare, temperature=_COLD))
+async def _asked(server: TokenServer, sampling: Sampling, shaping: str) -> list[Finding]:
+    warm = await _many(server, sampling)
+    cold = await _many(server, replace(sampling, temperature=_COLD))
     findings = [Finding(True, f"{len(warm)} single tokens came with ids and log-probabilities")]
     findings += _noise(warm)
-    findings.append(_raw(warm, cold, in_words(sampling, server.config)))
+    findings.append(_raw(warm, cold, shaping))
     version = await server.weights()
     told = "not told; set weights_path, or max_staleness cannot be checked" if version is None else str(version)
     return [*findings, Finding(True, f"version of the weights: {told}")]
@@ -106,8 +93,7 @@ def _raw(warm: Sequence[Sampled], cold: Sequence[Sampled], shaping: str) -> Find
     return Finding(
         False,
         f"log-probabilities {what}, and the spec samples with {shaping}",
-        "set agent.temperature and top_p to 1 and leave the others out of agent.extra_body, or start vLLM with "
-        "--logprobs-mode processed_logprobs",
+        "set agent.temperature and top_p to 1, or start vLLM with --logprobs-mode processed_logprobs",
     )
 
 

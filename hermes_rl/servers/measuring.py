@@ -12,9 +12,8 @@ import asyncio
 import math
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.servers.base import ContextLengthExceeded, Sampled, Sampling, drawn_seed
@@ -59,27 +58,15 @@ class Distribution:
         return self.variation <= max(VARIATION, 3 * self.noise)
 
 
-async def measure(
-    server: TokenServer,
-    temperature: float,
-    top_p: float | None,
-    draws: int = DRAWS,
-    further: Mapping[str, Any] | None = None,
-) -> list[Finding]:
-    """Measure the server's sampling; a server that does not answer is one finding.
-
-    Args:
-        server: the server.
-        temperature: at which tokens are drawn; top_p and `further`, parameters in the server's terms, likewise.
-        draws: how many tokens are drawn in one context.
-    """
+async def measure(server: TokenServer, temperature: float, top_p: float | None, draws: int = DRAWS) -> list[Finding]:
+    """Measure the server's sampling; a server that does not answer is one finding."""
     if temperature == 0:
         return [Finding(True, "at temperature 0 nothing is drawn: the most probable token is taken")]
     try:
         renderer = await server.renderer()
         prompt = renderer.first([{"role": "user", "content": "Name a colour, and say why you like it."}], None)
-        sampling = Sampling(prompt, 1, renderer.stop_ids, temperature, top_p, further=further or {})
-        shaping = in_words(sampling, server.config)
+        sampling = Sampling(prompt, 1, renderer.stop_ids, temperature, top_p)
+        shaping = in_words(temperature, top_p)
         wanted = _LIKELY if shaping else _UNDECIDED
         context, stopped = await _telling(server, replace(sampling, max_tokens=_STEPS), wanted)
         first, second = await _drawn(server, replace(sampling, prompt=context), draws // 2)

@@ -182,7 +182,7 @@ SHARES = (0.4, 0.3, 0.2, 0.1)
 class Drawing(TokenPolicy):
     """Draws one of four letters with the chances `SHARES`; `noise` says from what a request's randomness comes.
 
-    Its log-probabilities are those before temperature, top_p and top_k, unless they are `processed`.
+    Its log-probabilities are those before temperature and top_p, unless they are `processed`.
     """
 
     def __init__(
@@ -208,11 +208,8 @@ class Drawing(TokenPolicy):
 
 
 def shaped(shares: tuple[float, ...], body: dict[str, Any]) -> tuple[float, ...]:
-    """What temperature, top_k and top_p leave of chances that fall."""
+    """What temperature and top_p leave of chances that fall."""
     left = [share ** (1 / body["temperature"]) for share in shares]
     left = [share / sum(left) for share in left]
-    kept = [
-        share if sum(left[:place]) < body["top_p"] and place < (body["top_k"] or len(left)) else 0.0
-        for place, share in enumerate(left)
-    ]
+    kept = [share if sum(left[:place]) < body["top_p"] else 0.0 for place, share in enumerate(left)]
     return tuple(share / sum(kept) for share in kept)

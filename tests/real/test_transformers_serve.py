@@ -36,7 +36,12 @@ def test_groups_are_played_with_tools_and_get_tokens_of_their_messages(server: T
     rollouts = [json.loads(line) for line in lines]
     assert len(rollouts) >= 16
     assert [one["error"] for one in rollouts if one["error"] is not None] == []
-    asked = [call["function"]["name"] for one in rollouts for turn in one["messages"] for call in turn.get("tool_calls") or ()]
+    asked = [
+        call["function"]["name"]
+        for one in rollouts
+        for turn in one["messages"]
+        for call in turn.get("tool_calls") or ()
+    ]
     assert {"add", "multiply"} <= set(asked)
     assert max(one["score"] for one in rollouts) == 1.2
     assert all(one["usage"]["completion_tokens"] > 0 for one in rollouts)

@@ -33,7 +33,7 @@ def test_groups_are_played_with_tools_through_the_proxy(proxy: LiteLlm, model: P
     assert [one["error"] for one in rollouts if one["error"] is not None] == []
     calls = [call for one in rollouts for turn in one["messages"] for call in turn.get("tool_calls") or ()]
     assert {"add", "multiply"} <= {call["function"]["name"] for call in calls}
-    assert max(one["score"] for one in rollouts) == 1.2
+    assert max(one["turns"] for one in rollouts) >= 3
     groups = [json.loads(line) for line in (sums.parent / "run" / "groups.jsonl").read_text("utf-8").splitlines()]
     assert all(tokens for group in groups for tokens in group["tokens"])
 

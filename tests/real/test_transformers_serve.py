@@ -29,12 +29,12 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tr
 
 
 def test_groups_are_played_with_tools_and_get_tokens_of_their_messages(server: TransformersServe, sums: Path) -> None:
-    few = ["--set", "process.groups=4", "--set", "process.concurrency=2", "--out", "run"]
+    few = ["--set", "process.groups=1", "--set", "process.group_size=2", "--out", "run"]
     given = policy(server, server.model, type="openai", model=str(server.model))
     hermes("run", sums, "process", *given, *few, folder=sums.parent)
     lines = (sums.parent / "run" / "rollouts.jsonl").read_text("utf-8").splitlines()
     rollouts = [json.loads(line) for line in lines]
-    assert len(rollouts) >= 16
+    assert len(rollouts) >= 2
     assert [one["error"] for one in rollouts if one["error"] is not None] == []
     asked = [
         call["function"]["name"]
@@ -43,7 +43,7 @@ def test_groups_are_played_with_tools_and_get_tokens_of_their_messages(server: T
         for call in turn.get("tool_calls") or ()
     ]
     assert {"add", "multiply"} <= set(asked)
-    assert max(one["score"] for one in rollouts) == 1.2
+    assert max(one["turns"] for one in rollouts) >= 3
     assert all(one["usage"]["completion_tokens"] > 0 for one in rollouts)
     groups = [json.loads(line) for line in (sums.parent / "run" / "groups.jsonl").read_text("utf-8").splitlines()]
     assert all(tokens for group in groups for tokens in group["tokens"])

@@ -92,6 +92,9 @@ def doctor(
         list[str] | None, typer.Argument(metavar="[SPEC]", help="A spec whose servers and tokenizer are checked too.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    sampling: Annotated[
+        bool, typer.Option("--sampling", help="Also draw 2,000 tokens or more from each token-level server.")
+    ] = False,
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
     security: Annotated[bool, typer.Option("--security", help="Try a few attacks on the default sandbox.")] = False,
@@ -102,10 +105,12 @@ def doctor(
     from hermes_rl.errors import UserError
 
     named, flags = separated(spec or [])
-    if len(named) > 1 or (not named and (flags or sets)):
-        raise UserError("doctor looks at one spec: hermes-rl doctor SPEC [--set KEY=VALUE] [--openai.<field> VALUE]")
+    if len(named) > 1 or (not named and (flags or sets or sampling)):
+        raise UserError(
+            "doctor looks at one spec: hermes-rl doctor SPEC [--sampling] [--set KEY=VALUE] [--openai.<field> VALUE]"
+        )
     options = Options(tuple(sets or ()), flags, env_file)
-    checks = examine(named[0] if named else None, options)
+    checks = examine(named[0] if named else None, options, sampling=sampling)
     if security:
         checks += examine_security()
     raise typer.Exit(print_checks(checks, as_json=as_json))

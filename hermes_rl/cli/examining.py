@@ -17,10 +17,13 @@ from hermes_rl.sandbox.packages import package_folder
 from hermes_rl.sandbox.remote import NAMES as NAMES_OF_REMOTE
 from hermes_rl.sandbox.remote import missing
 from hermes_rl.servers.exactness import examine as examine_server
+from hermes_rl.servers.exactness import in_words
 from hermes_rl.servers.factory import config_from_spec, token_server
+from hermes_rl.servers.measuring import measure
+from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.transport import Transport
 from hermes_rl.spec.load import load_spec
-from hermes_rl.spec.model import Server, Spec
+from hermes_rl.spec.model import Agent, Server, Spec
 from hermes_rl.spec.overrides import Overrides, parse_extra_args
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import TokenizerUnavailable
@@ -46,8 +49,13 @@ class Check:
         return "ok" if self.ok else "FAIL" if self.needed else "note"
 
 
-def examine(source: str | None, options: Options) -> list[Check]:
+def examine(source: str | None, options: Options, *, sampling: bool = False) -> list[Check]:
     """Look at the sandbox, and at what a spec with these options needs.
+
+    Args:
+        source: the spec.
+        options: those of the command line.
+        sampling: draw thousands of tokens from the policy's servers, and compare them with their log-probabilities.
 
     Raises:
         UserError: the spec or an option is wrong.
@@ -62,7 +70,7 @@ def examine(source: str | None, options: Options) -> list[Check]:
         checks += _tokens(spec)
     checks += _packages(spec.sandbox.python)
     checks += _toolsets(spec, environ)
-    return [*checks, *asyncio.run(_servers(spec, environ)), *asyncio.run(_exactness(spec, environ))]
+    return [*checks, *asyncio.run(_servers(spec, environ)), *asyncio.run(_exactness(spec, environ, sampling))]
 
 
 def examine_security() -> list[Check]:
@@ -165,19 +173,32 @@ def _tokens(spec: Spec) -> list[Check]:
         return [Check("tokens", False, str(error), "another tokenizer or renderer, or `type: openai`")]
 
 
-async def _exactness(spec: Spec, environ: Mapping[str, str]) -> list[Check]:
+async def _exactness(spec: Spec, environ: Mapping[str, str], sampling: bool) -> list[Check]:
     """What the token-level servers of the policy show about themselves."""
     checks = []
-    for server in spec.servers.get("policy", ()):
+    agent, given = spec.agent, spec.servers.get("policy", ())
+    for server in given:
         if not server.kind.token_level:
             continue
         asked = token_server(config_from_spec(server, environ, api_key=_key(spec)))
         try:
-            found = await examine_server(asked, spec.agent.temperature, spec.agent.top_p)
+            found = await examine_server(asked, agent.temperature, agent.top_p)
+            checks += [Check(f"exactness ({server.type})", one.ok, one.detail, one.remedy) for one in found]
+            checks += await _sampling(server.type, asked, agent) if sampling else []
         finally:
             await asked.close()
-        checks += [Check(f"exactness ({server.type})", one.ok, one.detail, one.remedy) for one in found]
+    if sampling and not any(server.kind.token_level for server in given):
+        detail = "no server of the policy says how probable each token was that it sampled"
+        checks.append(Check("sampling", False, detail, "a server of type vllm or sglang does", needed=False))
     return checks
+
+
+async def _sampling(name: str, server: TokenServer, agent: Agent) -> list[Check]:
+    """Measure the server with the spec's settings and, where these shape the distribution, without them."""
+    found = await measure(server, agent.temperature, agent.top_p)
+    if in_words(agent.temperature, agent.top_p):
+        found += await measure(server, 1.0, None)
+    return [Check(f"sampling ({name})", one.ok, one.detail, one.remedy) for one in found]
 
 
 def _key(spec: Spec) -> str | None:

@@ -10,7 +10,7 @@ import hashlib
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from statistics import fmean, pstdev
@@ -44,8 +44,15 @@ def certify(group: Group) -> Certificate:
         sequences=len(sequences),
         oldest=min(one.weights.before or 0 for one in ledger) if known else None,
         newest=max(one.weights.after or 0 for one in ledger) if known else None,
+        sampling=_different(one for rollout in group.rollouts for one in rollout.sampling),
         problems=tuple(f"{rollout.id}: {text}" for rollout in group.rollouts for text in _problems(rollout)),
     )
+
+
+def _different(given: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    found: list[dict[str, Any]] = []
+    found.extend(one for one in given if one and one not in found)
+    return tuple(found)
 
 
 def _problems(rollout: Rollout) -> Iterator[str]:
@@ -336,13 +343,21 @@ class Rollout:
 
     @property
     def policy(self) -> dict[str, Any]:
-        """Which model played, as the server itself said, and how a token-level server was asked to sample."""
+        """Which model played, as the server itself said, and how a token-level server was asked to sample.
+
+        `sampling` is a list with an entry for each turn where not all turns were sampled alike.
+        """
         if self.result is None or not self.result.replies:
             return {}
-        last = self.result.replies[-1]
+        last, given = self.result.replies[-1], self.sampling
         version = last.sampled.weights.after if last.sampled is not None else None
-        sampling = {"sampling": dict(last.sampling)} if last.sampling else {}
-        return {"type": last.server_type, "model": last.model, "version": version, **sampling}
+        told = {"sampling": given[0] if all(one == given[0] for one in given) else given} if any(given) else {}
+        return {"type": last.server_type, "model": last.model, "version": version, **told}
+
+    @property
+    def sampling(self) -> list[dict[str, Any]]:
+        """The parameters with which each turn was sampled; empty ones where a server does not say."""
+        return [dict(reply.sampling or {}) for reply in self.result.replies] if self.result is not None else []
 
     def fail(self, failure: Failure) -> None:
         """Note that infrastructure failed: there is no score, and the cause and what was played so far are kept."""
@@ -365,6 +380,8 @@ class Certificate:
     oldest: int | None = None
     """Version of the oldest weights of any token; None where no server told it for every step."""
     newest: int | None = None
+    sampling: tuple[dict[str, Any], ...] = ()
+    """Every set of parameters with which a turn was sampled, in the server's own terms."""
     problems: tuple[str, ...] = ()
 
     @property

@@ -12,10 +12,14 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from hermes_rl.server_types import code_of
+from hermes_rl.servers.base import Sampling
+from hermes_rl.servers.vllm import Completions
 from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.fingerprint import fingerprint_parts
-from hermes_rl.spec.model import Mode, Spec
+from hermes_rl.spec.model import Agent, Mode, Server, Spec
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
+from hermes_rl.tokens.transcript import ids
 from hermes_rl.version import __version__
 
 _PACKAGES = (
@@ -44,7 +48,7 @@ def provenance(
     `tool_servers` are fingerprints of what each MCP server offers, `engines` the versions that the policy's servers
     tell.
     """
-    policy = spec.servers.get("policy", ())
+    policy, agent = spec.servers.get("policy", ()), spec.agent_for(mode)
     return {
         "mode": mode,
         "hermes_rl": __version__,
@@ -56,7 +60,7 @@ def provenance(
         "seed": spec.seed,
         "dataset": {"fingerprint": rows_fingerprint},
         "policy": [
-            {"type": server.type, "model": server.model, "engine": engine}
+            {"type": server.type, "model": server.model, "engine": engine, "sampling": _sampling(server, agent)}
             for server, engine in zip_longest(policy, engines[: len(policy)])
         ],
         "tokenizer": tokenizer_hashes(tokenizer) if tokenizer is not None else None,
@@ -64,6 +68,16 @@ def provenance(
         "parts": fingerprint_parts(spec, mode),
         "tool_servers": dict(tool_servers or {}),
     }
+
+
+def _sampling(server: Server, agent: Agent) -> dict[str, Any]:
+    """Return what the server is asked for: its parameters in its own terms, and whether calls have a seed."""
+    if server.kind.token_level:
+        asked = Sampling(ids(), 1, (), agent.temperature, agent.top_p).policy(code_of(server.kind.dialects[0])())
+    else:  # Other fields of extra_body may be secrets.
+        more = {name: value for name, value in agent.extra_body.items() if name in Completions.neutral}
+        asked = {"temperature": agent.temperature, "top_p": agent.top_p, **more}
+    return {**{name: value for name, value in asked.items() if value is not None}, "seed": agent.seed}
 
 
 def tokenizer_hashes(tokenizer: Tokenizer) -> dict[str, str | None]:

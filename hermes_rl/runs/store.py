@@ -178,12 +178,15 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
 def _replies(line: Mapping[str, Any], said: list[dict[str, Any]]) -> Iterator[ChatReply]:
     """Yield the server's answers as far as they are recorded: what was sampled, else only who answered."""
     model, kind = line["policy"].get("model") or "", line["policy"].get("type") or ""
-    sampling = line["policy"].get("sampling")
+    given = line["policy"].get("sampling")
     messages = [message for message in said if message["role"] == "assistant"]
     if not line.get("sampled"):
-        yield ChatReply({}, None, {}, model, kind, sampling=sampling)
+        yield ChatReply({}, None, {}, model, kind, sampling=given)
         return
-    for message, (count, digest, prompt, check, before, after) in zip(messages, line["sampled"], strict=True):
+    each = given if isinstance(given, list) else [given] * len(messages)
+    for message, (count, digest, prompt, check, before, after), sampling in zip(
+        messages, line["sampled"], each, strict=True
+    ):
         sampled = LedgerEntry(count, bytes.fromhex(digest), prompt, check, WeightVersions(before, after))
         yield ChatReply(message, None, {}, model, kind, sampled=sampled, sampling=sampling)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import urllib.request
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
@@ -40,20 +39,23 @@ async def examine(server: TokenServer, temperature: float, top_p: float | None) 
     try:
         renderer = await server.renderer()
         prompt = renderer.first([{"role": "user", "content": "Name a colour."}], None)
-        return await _asked(server, prompt, renderer.stop_ids, temperature, top_p)
+        return await _asked(server, Sampling(prompt, 1, renderer.stop_ids, 1.0), in_words(temperature, top_p))
     except (UserError, AttemptFailed, ContextLengthExceeded, TemplateRefused) as error:
         return [Finding(False, str(error), "is it running, and of this type?")]
 
 
-async def _asked(
-    server: TokenServer, prompt: array[int], stops: tuple[int, ...], temperature: float, top_p: float | None
-) -> list[Finding]:
-    sampling = Sampling(prompt, 1, stops, temperature=1.0)
+def in_words(temperature: float, top_p: float | None) -> str:
+    """Return the settings with which another distribution than the model's own is sampled; empty where it is that."""
+    differing = {"temperature": temperature, "top_p": 1.0 if top_p is None else top_p}
+    return ", ".join(f"{name} {value:g}" for name, value in differing.items() if value != 1)
+
+
+async def _asked(server: TokenServer, sampling: Sampling, shaping: str) -> list[Finding]:
     warm = await _many(server, sampling)
     cold = await _many(server, replace(sampling, temperature=_COLD))
     findings = [Finding(True, f"{len(warm)} single tokens came with ids and log-probabilities")]
     findings += _noise(warm)
-    findings.append(_raw(warm, cold, temperature, top_p))
+    findings.append(_raw(warm, cold, shaping))
     version = await server.weights()
     told = "not told; set weights_path, or max_staleness cannot be checked" if version is None else str(version)
     return [*findings, Finding(True, f"version of the weights: {told}")]
@@ -77,21 +79,20 @@ def _noise(answers: Sequence[Sampled]) -> list[Finding]:
     ]
 
 
-def _raw(warm: Sequence[Sampled], cold: Sequence[Sampled], temperature: float, top_p: float | None) -> Finding:
-    """Find out whether log-probabilities are those before temperature, which fit only sampling at 1."""
+def _raw(warm: Sequence[Sampled], cold: Sequence[Sampled], shaping: str) -> Finding:
+    """Find out whether log-probabilities are the model's own, which fit only sampling from it as it is."""
     at_one, at_less = _by_token(warm), _by_token(cold)
     both = [(at_one[token][0], at_less[token][0]) for token in at_one.keys() & at_less.keys()]
     differing = [pair for pair in both if abs(pair[0] - pair[1]) > NOISE]
-    plain = temperature == 1.0 and (top_p is None or top_p == 1.0)
     if differing:
         return Finding(True, "log-probabilities are those that were sampled from, at any temperature")
     certain = bool(both) and any(value < -NOISE for value, _ in both)
     what = "are raw (before temperature and top_p)" if certain else "may be raw: this server samples without doubt"
-    if plain or not certain:
-        return Finding(True, f"log-probabilities {what}; sampling at temperature {temperature:g}")
+    if not shaping or not certain:
+        return Finding(True, f"log-probabilities {what}; sampling with {shaping or 'temperature 1'}")
     return Finding(
         False,
-        f"log-probabilities {what}, and the spec samples at temperature {temperature:g}, top_p {top_p or 1.0:g}",
+        f"log-probabilities {what}, and the spec samples with {shaping}",
         "set agent.temperature and top_p to 1, or start vLLM with --logprobs-mode processed_logprobs",
     )
 

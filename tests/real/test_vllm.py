@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +79,32 @@ async def test_the_sampling_settings_of_a_model_folder_change_nothing(hostile: V
     assert [finding for finding in findings if not finding.ok] == []
     variation = float(findings[0].detail.split("total variation ")[1].split()[0])
     assert variation <= 0.02
+
+
+def doctor_on_sampling(server: Vllm, model: Path, sums: Path) -> list[str]:
+    """What `doctor --sampling` says about draws at temperature 0.7, and at 1."""
+    command = [sys.executable, "-m", "hermes_rl.cli.main", "doctor", str(sums), "--sampling"]
+    given = [*policy(server, model), "--set", "agent.temperature=0.7"]
+    done = subprocess.run([*command, *given], capture_output=True, text=True, check=False, timeout=300)
+    return [line for line in done.stdout.splitlines() if "draws of one token" in line]
+
+
+def test_doctor_finds_raw_logprobs_at_another_temperature_than_1(vllm: Vllm, model: Path, sums: Path) -> None:
+    own, neutral = doctor_on_sampling(vllm, model, sums)
+    assert own.startswith("FAIL  sampling (vllm): 2000 draws of one token with temperature 0.7: total variation ")
+    assert neutral.startswith("ok    sampling (vllm): 2000 draws of one token with temperature 1: total variation 0.0")
+
+
+def test_doctor_has_nothing_against_processed_logprobs(
+    model: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    server = Vllm(model, tmp_path_factory.mktemp("processed") / "log", "--logprobs-mode", "processed_logprobs")
+    server.start()
+    try:
+        lines = doctor_on_sampling(server, model, sums)
+    finally:
+        server.kill()
+    assert [line.split()[0] for line in lines] == ["ok", "ok"]
 
 
 def test_a_server_that_is_killed_and_comes_back_costs_nothing(vllm: Vllm, model: Path, sums: Path) -> None:

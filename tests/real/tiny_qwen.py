@@ -27,8 +27,9 @@ WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s
 
 
 def schema(name: str, does: str) -> dict[str, object]:
+    """A tool as a run sends it, in the same order: another prompt than those of its training confuses the model."""
     numbers = {"a": {"type": "integer"}, "b": {"type": "integer"}}
-    parameters = {"type": "object", "properties": numbers, "required": ["a", "b"], "additionalProperties": False}
+    parameters = {"additionalProperties": False, "properties": numbers, "required": ["a", "b"], "type": "object"}
     return {"type": "function", "function": {"name": name, "description": does, "parameters": parameters}}
 
 

@@ -129,6 +129,26 @@ def test_a_group_that_was_kept_in_a_file_is_certified_again() -> None:
     assert [one.sequences for one in back] == [one.sequences for one in kept]
 
 
+def _sampled_with(one: Rollout, *temperatures: float) -> Rollout:
+    assert one.result is not None
+    given = [{"temperature": value} for value in temperatures]
+    one.result.replies = [
+        replace(reply, sampling=value) for reply, value in zip(one.result.replies, given, strict=True)
+    ]
+    return one
+
+
+def test_each_way_in_which_turns_were_sampled_is_in_the_certificate_and_stays_in_a_file() -> None:
+    alike = group(_sampled_with(rollout(0, 1.0), 1.0, 1.0), _sampled_with(rollout(1, 0.0), 1.0, 1.0))
+    assert certify(alike).record()["sampling"] == ({"temperature": 1.0},)
+    assert alike.rollouts[0].policy["sampling"] == {"temperature": 1.0}
+    mixed = [_sampled_with(rollout(0, 1.0), 1.0, 1.0), _sampled_with(rollout(1, 0.0), 0.5, 1.0)]
+    assert certify(group(*mixed)).sampling == ({"temperature": 1.0}, {"temperature": 0.5})
+    back = [rollout_of(rollout_record(one), one.key) for one in mixed]
+    assert certify(group(*back)) == certify(group(*mixed))
+    assert certify(group(rollout(0, 1.0))).sampling == ()
+
+
 def test_several_sequences_go_as_layers_of_exactly_the_group() -> None:
     first, second = group_lines(group(rollout(0, 1.0), rollout(1, 0.0, sequences=2)), {"temperature": 1.0})
     assert [len(layer["tokens"]) for layer in (first, second)] == [2, 2]

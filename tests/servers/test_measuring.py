@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Callable
-from typing import Any
-
 import pytest
-from token_policy import Logged, TokenPolicy
+from token_policy import Drawing
 
 from hermes_rl.servers.base import Sampled, ServerConfig
 from hermes_rl.servers.exactness import Finding
 from hermes_rl.servers.factory import token_server
 from hermes_rl.servers.measuring import distribution, measure
-from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 
-SMALL = load_tokenizer()
-LETTERS = [SMALL.encode(letter)[0] for letter in "abcd"]
-SHARES = (0.4, 0.3, 0.2, 0.1)
 DRAWS = 600
 
 
-class Drawing(TokenPolicy):
-    """Draws one of four letters with the chances `SHARES`; `noise` says from what a request's randomness comes."""
-
-    def __init__(self, noise: Callable[[int | None, int], Any], drawn_from: tuple[float, ...] = SHARES) -> None:
-        super().__init__(SMALL, lambda prompt, chance: "a")
-        self._noise, self._from, self._requests = noise, drawn_from, 0
-
-    async def _sample(
-        self, body: dict[str, Any], prompt: list[int], limit: int, seed: int | None
-    ) -> tuple[Logged, str]:
-        self._requests += 1
-        chance = random.Random(repr(self._noise(seed, self._requests)))
-        ids = chance.choices(LETTERS, self._from, k=limit)
-        return Logged(prompt, ids, [math.log(SHARES[LETTERS.index(one)]) for one in ids], seed, 1), "length"
-
-
-async def found(server: Drawing) -> list[Finding]:
+async def found(server: Drawing, temperature: float = 1.0, top_p: float | None = None) -> list[Finding]:
     async with server.running() as url:
         asked = token_server(ServerConfig("vllm", url, "m", tokenizer=str(small_tokenizer_path())))
-        findings = await measure(asked, 1.0, None, DRAWS)
+        findings = await measure(asked, temperature, top_p, DRAWS)
         await asked.close()
     return findings
 
@@ -50,7 +25,35 @@ async def found(server: Drawing) -> list[Finding]:
 async def test_a_server_that_does_as_asked_is_right() -> None:
     findings = await found(Drawing(lambda seed, number: seed))
     assert [finding.detail for finding in findings if not finding.ok] == []
-    assert f"{DRAWS} draws of one token: total variation 0.0" in findings[0].detail
+    assert f"{DRAWS} draws of one token with temperature 1: total variation 0.0" in findings[0].detail
+
+
+SETTINGS = [(0.5, None, "temperature 0.5"), (3.0, None, "temperature 3"), (1.0, 0.6, "top_p 0.6")]
+
+
+@pytest.mark.parametrize(("temperature", "top_p", "words"), SETTINGS)
+async def test_raw_logprobs_are_found_where_something_shapes_the_distribution(
+    temperature: float, top_p: float | None, words: str
+) -> None:
+    bad = [one for one in await found(Drawing(lambda seed, n: seed), temperature, top_p) if not one.ok]
+    assert [f"{DRAWS} draws of one token with {words}: total variation" in one.detail for one in bad] == [True]
+    assert "--logprobs-mode" in str(bad[0].remedy)
+
+
+@pytest.mark.parametrize(("temperature", "top_p", "words"), SETTINGS)
+async def test_processed_logprobs_are_right_however_the_distribution_is_shaped(
+    temperature: float, top_p: float | None, words: str
+) -> None:
+    server = Drawing(lambda seed, number: seed, processed=True)
+    findings = await found(server, temperature, top_p)
+    assert [one.detail for one in findings if not one.ok] == []
+    assert f"with {words}: total variation 0.0" in findings[0].detail
+
+
+async def test_at_temperature_0_there_is_nothing_to_measure() -> None:
+    server = Drawing(lambda seed, number: seed)
+    assert [one.ok for one in await found(server, 0.0)] == [True]
+    assert server.asked == []
 
 
 async def test_a_server_that_leaves_out_rare_tokens_is_found() -> None:

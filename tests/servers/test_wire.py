@@ -23,3 +23,23 @@ def test_an_answer_that_the_server_broke_off_is_not_taken(reason: str) -> None:
 @pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "end_turn", None])
 def test_an_answer_that_the_model_ended_is(reason: str | None) -> None:
     assert read_reply(answer(reason), ServerConfig("openai"), Timing()).finish_reason == reason
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "function": {"name": "t", "arguments": "{}"}}],
+        },
+        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": []},
+        {"role": "assistant", "content": "a", "reasoning": "hm", "function_call": None, "provider_specific_fields": {}},
+        {"role": "assistant"},
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"usage": None, "model": None}])
+def test_what_an_engine_leaves_out_or_adds_is_no_failure(message: dict[str, object], more: dict[str, object]) -> None:
+    raw = json.dumps({"choices": [{"message": message}], **more}).encode()
+    reply = read_reply(raw, ServerConfig("openai", model="m"), Timing())
+    assert (reply.message, reply.usage, reply.model, reply.finish_reason) == (message, {}, "m", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
+from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import Tokenizer
 
 
@@ -172,3 +174,42 @@ class TokenPolicy:
         if self.faults:
             self.faults.pop(0)(body)
         return web.json_response(body)
+
+
+SHARES = (0.4, 0.3, 0.2, 0.1)
+
+
+class Drawing(TokenPolicy):
+    """Draws one of four letters with the chances `SHARES`; `noise` says from what a request's randomness comes.
+
+    Its log-probabilities are those before temperature and top_p, unless they are `processed`.
+    """
+
+    def __init__(
+        self,
+        noise: Callable[[int | None, int], Any],
+        drawn_from: tuple[float, ...] = SHARES,
+        processed: bool = False,
+    ) -> None:
+        super().__init__(load_tokenizer(), lambda prompt, chance: "a")
+        self._letters = [self.tokenizer.encode(letter)[0] for letter in "abcd"]
+        self._noise, self._from, self._processed, self._requests = noise, drawn_from, processed, 0
+
+    async def _sample(
+        self, body: dict[str, Any], prompt: list[int], limit: int, seed: int | None
+    ) -> tuple[Logged, str]:
+        self._requests += 1
+        chance = random.Random(repr(self._noise(seed, self._requests)))
+        self.asked.append(body)
+        drawn_from = shaped(self._from, body)
+        ids = chance.choices(self._letters, drawn_from, k=limit)
+        told = drawn_from if self._processed else SHARES
+        return Logged(prompt, ids, [math.log(told[self._letters.index(one)]) for one in ids], seed, 1), "length"
+
+
+def shaped(shares: tuple[float, ...], body: dict[str, Any]) -> tuple[float, ...]:
+    """What temperature and top_p leave of chances that fall."""
+    left = [share ** (1 / body["temperature"]) for share in shares]
+    left = [share / sum(left) for share in left]
+    kept = [share if sum(left[:place]) < body["top_p"] else 0.0 for place, share in enumerate(left)]
+    return tuple(share / sum(kept) for share in kept)

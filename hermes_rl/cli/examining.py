@@ -83,7 +83,7 @@ def examine_security() -> list[Check]:
 
 
 def _load(source: str, overrides: Overrides, environ: Mapping[str, str]) -> Spec:
-    """The spec, with the policy that the environment names where it has none, as a run would take it."""
+    """Return the spec, with the policy that the environment names where it has none, as a run would take it."""
     spec = load_spec(source, overrides=overrides, environ=environ)
     named = policy_of(environ) if "policy" not in spec.servers else None
     if named is None:
@@ -108,7 +108,7 @@ def print_checks(checks: Sequence[Check], *, as_json: bool) -> int:
 
 
 async def _sandboxes(backend: str, environ: Mapping[str, str]) -> list[Check]:
-    """The one that is asked for has to work."""
+    """Check every backend; the one that is asked for has to work."""
     fence = probe()
     bubblewrap = Check("sandbox bubblewrap", fence.ok, fence.detail, None if fence.ok else fence.remedy)
     checks = {"bubblewrap": bubblewrap, "docker": await _docker()}
@@ -174,7 +174,7 @@ def _tokens(spec: Spec) -> list[Check]:
 
 
 async def _exactness(spec: Spec, environ: Mapping[str, str], sampling: bool) -> list[Check]:
-    """What the token-level servers of the policy show about themselves."""
+    """Return what the token-level servers of the policy show about themselves."""
     checks = []
     agent, given = spec.agent, spec.servers.get("policy", ())
     for server in given:
@@ -202,7 +202,7 @@ async def _sampling(name: str, server: TokenServer, agent: Agent) -> list[Check]
 
 
 def _key(spec: Spec) -> str | None:
-    """The key that the command line gives the policy."""
+    """Return the key that the command line gives the policy."""
     return spec.policy_api_key.get_secret_value() if spec.policy_api_key is not None else None
 
 

@@ -73,7 +73,7 @@ class Container:
         self._unenforced: set[str] = set()
 
     def enforced(self) -> dict[str, str]:
-        """The limits in force, each with how."""
+        """Return the limits in force, each with how."""
         found = {"memory": "per container", "processes": "per container", "open_files": "per process"}
         asked = self.config.limits.requested()
         found |= {name: "per container" for name in ("cpu", "disk") if name in asked}
@@ -117,7 +117,7 @@ class Container:
         return await self.engine.create(self.name, body)
 
     def _heed(self, warnings: list[str]) -> None:
-        """The engine only warns where the kernel cannot enforce a limit; here that is an error."""
+        """Refuse limits that the kernel cannot enforce, of which the engine only warns."""
         for warning in warnings:
             for name, word in WORDS.items():
                 if "discarded" in warning.lower() and word in warning.lower():
@@ -181,7 +181,7 @@ class Container:
 
 
 def shared_folder(folder: Path, place: str) -> dict[str, Any]:
-    """A folder of this machine that the container sees, read-only."""
+    """Return a folder of this machine that the container sees, read-only."""
     return {"Type": "bind", "Source": str(folder), "Target": place, "ReadOnly": True}
 
 
@@ -269,12 +269,12 @@ def _mark(pid: int) -> str:
 
 
 def own_mark() -> str:
-    """This process, told apart from every other of this machine, before and after it."""
+    """Return this process, told apart from every other of this machine, before and after it."""
     return _mark(os.getpid())
 
 
 def is_dead(mark: str) -> bool:
-    """True where `mark` is of a runner of this machine and PID namespace that is no more."""
+    """Return True where `mark` is of a runner of this machine and PID namespace that is no more."""
     boot, _, rest = mark.partition(":")
     namespace, _, rest = rest.partition(":")
     pid, _, began = rest.partition(":")
@@ -570,7 +570,7 @@ class Docker(Isolation):
             await asyncio.shield(self._removing)
 
     async def diagnose(self, why: Lost) -> Diagnosis:
-        """It is ours where the engine is lost, the container was paused, or it was killed while it had memory left."""
+        """Say that it was ours where the engine is lost, or a container was paused or killed with memory left."""
         try:
             async with asyncio.timeout(DIAGNOSIS_SECONDS):
                 if why is not Lost.SILENT:
@@ -620,7 +620,7 @@ class Docker(Isolation):
             return
 
     async def _leave(self, name: str, error: EngineError) -> None:
-        """The engine cannot remove the container: that is harmless where it does not run, else an error."""
+        """Refuse to go on where the engine cannot remove a container that runs; one that does not is harmless."""
         try:
             running = (((await self.engine.inspect(name)) or {}).get("State") or {}).get("Running")
         except EngineError:

@@ -68,14 +68,14 @@ class Engine:
         self.socket = socket or engine_socket()
 
     async def check(self) -> str:
-        """The engine's version; raises `UserError` with what to do where there is none."""
+        """Return the engine's version; raises `UserError` with what to do where there is none."""
         try:
             return await self.version()
         except SandboxFailure as error:
             raise UserError(f"the docker sandbox cannot be used: {error}; {REMEDY}") from error
 
     async def version(self) -> str:
-        """The engine's version; raises `SandboxFailure` where none answers."""
+        """Return the engine's version; raises `SandboxFailure` where none answers."""
         try:
             return str((await self._json("GET", "/version")).get("Version", "unknown"))
         except EngineError as error:
@@ -91,7 +91,7 @@ class Engine:
         return True
 
     async def image(self, name: str) -> dict[str, Any] | None:
-        """What the engine knows of an image (`Id`, `RepoDigests`, `Config`); None where it does not have it."""
+        """Return what the engine knows of an image (`Id`, `RepoDigests`, `Config`); None where it does not have it."""
         return await self._json_or_none(f"/images/{quote(name)}/json")
 
     async def pull(self, name: str) -> None:
@@ -125,7 +125,7 @@ class Engine:
             return int((await answer.json())["StatusCode"])
 
     async def logs(self, name: str) -> str:
-        """The last lines that its first process wrote."""
+        """Return the last lines that its first process wrote."""
         asked = {"stdout": "1", "stderr": "1", "tail": str(LOG_LINES)}
         return joined(await self._call("GET", f"/containers/{name}/logs", asked)).decode("utf-8", "replace").strip()
 
@@ -138,7 +138,7 @@ class Engine:
                 raise
 
     async def events(self, name: str, *actions: str) -> list[tuple[str, float]]:
-        """What has happened to a container, of these actions: each with the time, in seconds since 1970.
+        """Return what has happened to a container, of these actions: each with the time, in seconds since 1970.
 
         An engine remembers its last 256 events, or fewer.
         """
@@ -150,7 +150,7 @@ class Engine:
         return [(event["Action"], event["timeNano"] / 1e9) for event in found]
 
     async def containers(self, label: str) -> list[dict[str, Any]]:
-        """What the engine lists of each container with this label, running or not (`Id`, `State`, `Created`,
+        """Return what the engine lists of each container with this label, running or not (`Id`, `State`, `Created`,
         `Labels`)."""
         asked = {"all": "1", "filters": json.dumps({"label": [label]})}
         found: list[dict[str, Any]] = json.loads(await self._call("GET", "/containers/json", asked))
@@ -214,7 +214,7 @@ class Engine:
 
 
 def joined(stream: bytes) -> bytes:
-    """What both streams of a container wrote, in order, without the headers between."""
+    """Return what both streams of a container wrote, in order, without the headers between."""
     found, at = bytearray(), 0
     while at + HEADER <= len(stream):
         size = int.from_bytes(stream[at + 4 : at + HEADER], "big")

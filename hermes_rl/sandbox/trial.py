@@ -135,7 +135,7 @@ async def _play(name: str, code: str, config: SandboxConfig) -> Trial:
 
 
 async def _outlive(config: SandboxConfig) -> Trial:
-    """Processes that are deaf to signals, and in sessions of their own, end with their sandbox."""
+    """Try whether processes that are deaf to signals, in sessions of their own, end with their sandbox."""
     name = "processes that outlive the sandbox"
     command = "for i in 1 2 3 4 5 6; do (trap '' HUP TERM INT; exec setsid sleep 600) >/dev/null 2>&1 & done"
     try:

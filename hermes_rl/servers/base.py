@@ -37,7 +37,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> str:
-        """The value itself; call it only where the value leaves for its server."""
+        """Return the value itself; call it only where the value leaves for its server."""
         return self._value
 
     def __repr__(self) -> str:

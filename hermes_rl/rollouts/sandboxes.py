@@ -18,8 +18,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.errors import Problem, SandboxFailure, UserError
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile
 from hermes_rl.scoring.grader import GradedReward
-from hermes_rl.spec.model import File, Mcp, Sandbox, Spec, Toolsets
-from hermes_rl.spec.model import Tool as ToolEntry
+from hermes_rl.spec.model import File, Mcp, SandboxSection, Spec, ToolSection, Toolsets
 from hermes_rl.spec.templates import render, render_section
 from hermes_rl.threads import PerLoopSemaphore, in_thread
 from hermes_rl.tools.artifacts import ArtifactFile, ArtifactRequest, TakenArtifact, take
@@ -154,7 +153,7 @@ def reward_args(folder: Path, args: Mapping[str, Any], columns: Mapping[str, Any
     return {**given, "files": found}
 
 
-def _image(section: Sandbox, folder: Path) -> str | None:
+def _image(section: SandboxSection, folder: Path) -> str | None:
     """For bubblewrap a path, which a template may have made a relative one; for others a name."""
     if section.image is None or section.backend != "bubblewrap":
         return section.image
@@ -393,7 +392,7 @@ class Tooling:
         self,
         spec: Spec,
         environ: Mapping[str, str],
-        tools: Sequence[ToolEntry] | None = None,
+        tools: Sequence[ToolSection] | None = None,
         toolsets: Toolsets | None = None,
     ) -> None:
         self.spec = spec

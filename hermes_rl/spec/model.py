@@ -368,7 +368,7 @@ class User(Section):
     opens: bool = Field(False, description="The user speaks first.")
     stop: Seq[str] = Field((), description="Phrases of the user that end the rollout.")
     max_turns: int = Field(30, ge=1, description="Turns of the user after which the rollout ends.")
-    tools: Seq[Late[Tool]] = Field((), description="Tools that the user may call.")
+    tools: Seq[Late[ToolSection]] = Field((), description="Tools that the user may call.")
 
 
 class Distill(Section):
@@ -447,7 +447,7 @@ class Limits(Section):
     )
 
 
-class Sandbox(Section):
+class SandboxSection(Section):
     """Where commands run; started only when something uses it."""
 
     backend: str = Field(
@@ -579,7 +579,7 @@ def _known(name: str) -> str:
     return name
 
 
-class Renderer(Section):
+class RendererSection(Section):
     """How messages become tokens and back, for the token-level server types."""
 
     name: str = Field("auto", description="auto, a family such as qwen3, or template for the model's own template.")
@@ -608,7 +608,7 @@ class Server(Section):
     tokenizer: str | None = Field(
         None, description="Hub name or path; default: the model's own, or a small built-in one for scripted."
     )
-    renderer: Late[Renderer] | None = Field(None, description="How messages become tokens; default: auto.")
+    renderer: Late[RendererSection] | None = Field(None, description="How messages become tokens; default: auto.")
     weights_path: str | None = Field(
         None,
         description="Path at the server that answers with the version of its weights; default: its type's own.",
@@ -693,7 +693,7 @@ class Mcp(Section):
     headers_env: Map[str] = Field(EMPTY, description="HTTP header → environment variable that holds its value.")
 
 
-class Tool(Section):
+class ToolSection(Section):
     """One source of tools: exactly one of python, state, mcp."""
 
     python: str | None = Field(
@@ -735,11 +735,13 @@ class Spec(Section):
     dataset: Late[Dataset] = Field(description="The rows that rollouts start from.")
     prompt: Late[Prompt] = Field(description="How a rollout starts.")
     toolsets: ToolsetsField = Field(NO_TOOLSETS, description="Groups of tools by name; none when absent.")
-    tools: Seq[Late[Tool]] = Field((), description="Tools of your own: Python functions, state objects, MCP servers.")
+    tools: Seq[Late[ToolSection]] = Field(
+        (), description="Tools of your own: Python functions, state objects, MCP servers."
+    )
     state: str | None = Field(None, description="file.py:Class; one object Class(item) per rollout.")
     user: Late[User] | None = Field(None, description="A simulated user that answers the agent.")
     distill: Late[Distill] | None = Field(None, description="A teacher whose log-probabilities groups carry.")
-    sandbox: Late[Sandbox] = Field(Sandbox.model_construct(), description="Where commands run.")
+    sandbox: Late[SandboxSection] = Field(SandboxSection.model_construct(), description="Where commands run.")
     artifacts: Map[Late[Artifact]] = Field(EMPTY, description="What is kept of the sandbox, by name.")
     agent: Late[Agent] = Field(Agent.model_construct(), description="Sampling and limits of one rollout.")
     rewards: Rewards = Field(EMPTY, description="Functions that grade a rollout, by name, in order.")
@@ -870,9 +872,9 @@ __all__ = [
     "Process",
     "Prompt",
     "Reasoning",
-    "Renderer",
+    "RendererSection",
     "Reward",
-    "Sandbox",
+    "SandboxSection",
     "ScoreRule",
     "Section",
     "Serve",
@@ -881,7 +883,7 @@ __all__ = [
     "Source",
     "Spec",
     "TextFile",
-    "Tool",
+    "ToolSection",
     "Toolsets",
     "Turn",
     "User",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_rl.spec import parse_spec
-from hermes_rl.spec.model import Limits, Sandbox
+from hermes_rl.spec.model import Limits, SandboxSection
 from hermes_rl.spec.templates import (
     TemplateError,
     coerce,
@@ -167,7 +167,7 @@ def test_coerce_refuses(value: Any, kind: Any) -> None:
 
 
 def test_sections_are_checked_after_rendering() -> None:
-    sandbox = Sandbox.model_validate(
+    sandbox = SandboxSection.model_validate(
         {
             "image": "{{ image }}",
             "env": {"N": "{{ n }}"},
@@ -184,7 +184,7 @@ def test_sections_are_checked_after_rendering() -> None:
 
 
 def test_files_may_come_from_the_row() -> None:
-    sandbox = Sandbox.model_validate({"files": "{{ files }}"})
+    sandbox = SandboxSection.model_validate({"files": "{{ files }}"})
     made = render_section(sandbox, {"files": [{"to": "a", "content": "{{ raw }}"}]})
     assert made.files[0].content == "{{ raw }}"
 

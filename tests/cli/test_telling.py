@@ -27,10 +27,13 @@ from hermes_rl import Score
 
 def long(result, item):
     """Cannot tell the first time."""
-    once = Path(__file__).parent / f"tried-{item['q']}"
-    if item["fails"] and not once.exists():
-        once.touch()
-        raise RuntimeError("the grader is down")
+    if item["fails"]:
+        try:
+            (Path(__file__).parent / f"tried-{item['q']}").touch(exist_ok=False)
+        except FileExistsError:
+            pass
+        else:
+            raise RuntimeError("the grader is down")
     return Score(1.0, metrics={"half": 0.5} if item["fails"] else {})
 '''
 SPEC = """

@@ -12,11 +12,10 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
 from hermes_rl.errors import HermesRLError, UserError
-from hermes_rl.plugins import SANDBOXES, did_you_mean
+from hermes_rl.plugins import SANDBOXES, did_you_mean, load_published, published
 from hermes_rl.sandbox.base import BACKENDS, Sandbox, SandboxConfig
 from hermes_rl.sandbox.bubblewrap import Bubblewrap
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
@@ -28,7 +27,6 @@ def create_sandbox(config: SandboxConfig) -> Sandbox:
 
     Raises `UserError` for what this backend, or this machine, can never run.
     """
-    _check_known(config)
     if config.backend == "none":
         from hermes_rl.sandbox.none import NoIsolation
 
@@ -43,39 +41,17 @@ def create_sandbox(config: SandboxConfig) -> Sandbox:
         from hermes_rl.sandbox.remote import RemoteSandbox
 
         return RemoteSandbox(config)
-    return _load(published()[config.backend])(config)
+    return _of_a_package(config.backend)(config)
 
 
-def published() -> dict[str, EntryPoint]:
-    """Return the backends of other packages, by name.
-
-    Raises:
-        UserError: two packages publish the same name.
-    """
-    found: dict[str, EntryPoint] = {}
-    for point in entry_points(group=SANDBOXES):
-        if point.name in found:
-            raise UserError(
-                f"two packages publish a sandbox backend {point.name!r} ({found[point.name].value} and {point.value}); "
-                "remove one of them"
-            )
-        if point.name not in BACKENDS:
-            found[point.name] = point
-    return found
-
-
-def _check_known(config: SandboxConfig) -> None:
-    known = [*BACKENDS, *published()]
-    if config.backend not in known:
-        hint = did_you_mean(config.backend, known)
-        raise UserError(f"no sandbox backend is named {config.backend!r}{hint} (there are {', '.join(known)})")
-
-
-def _load(point: EntryPoint) -> Callable[[SandboxConfig], Sandbox]:
-    try:
-        return cast(Callable[[SandboxConfig], Sandbox], point.load())
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"the sandbox backend {point.name!r} ({point.value}) cannot be loaded: {error}") from error
+def _of_a_package(name: str) -> Callable[[SandboxConfig], Sandbox]:
+    points = published(SANDBOXES, "sandbox backend", BACKENDS)
+    if name not in points:
+        known = [*BACKENDS, *points]
+        raise UserError(
+            f"no sandbox backend is named {name!r}{did_you_mean(name, known)} (there are {', '.join(known)})"
+        )
+    return cast(Callable[[SandboxConfig], Sandbox], load_published(points[name], "sandbox backend"))
 
 
 # -------------------------------------------------------------------------------- pool

@@ -12,13 +12,12 @@ import keyword
 import posixpath
 from base64 import b64decode
 from collections.abc import Callable, Iterator
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.endings import OURS, POLICYS
 from hermes_rl.errors import UserError
-from hermes_rl.plugins import SANDBOXES
+from hermes_rl.plugins import SANDBOXES, published
 from hermes_rl.server_types import DEFAULT, ServerType, server_type
 from hermes_rl.spec.env_fields import check_field
 from hermes_rl.spec.model import BACKENDS, INJECTED
@@ -339,7 +338,7 @@ def _backend(data: dict[str, Any]) -> Iterator[Fault]:
     name = section(data, "sandbox").get("backend")
     if not isinstance(name, str) or name in BACKENDS:
         return
-    known = [*BACKENDS, *(point.name for point in entry_points(group=SANDBOXES))]
+    known = [*BACKENDS, *published(SANDBOXES, "sandbox backend", BACKENDS)]
     if name not in known:
         yield Fault(("sandbox", "backend"), f"there is no backend `{name}`{choices(name, known)}")
 

@@ -210,10 +210,10 @@ class Borrowed(HelperSandbox):
 def publish(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
     from importlib.metadata import EntryPoint
 
-    from hermes_rl.sandbox import backends
+    from hermes_rl import plugins
 
     found = [EntryPoint(name, value, SANDBOXES) for name, value in points]
-    monkeypatch.setattr(backends, "entry_points", lambda group: found)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: found)
 
 
 async def test_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,6 @@
 Annotations are not postponed in this module: pydantic would have to evaluate the text of each at every start.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping
@@ -304,82 +302,6 @@ class Wandb(Section):
 WandbField = Annotated[Late[Wandb], BeforeValidator(_project)]
 
 
-# ------------------------------------- ``prompt`` and ``user``: what the agent is told first, and who answers it
-
-
-def _shape(value: Any) -> str:
-    if isinstance(value, Mapping | TextFile):
-        return "file"
-    return "parts" if isinstance(value, list | tuple) else "text"
-
-
-class TextFile(Section):
-    """A text kept in a file of its own; it is a template like any other text here."""
-
-    file: str = Field(description="Path, relative to this file.")
-
-
-class Part(Section):
-    """A piece of a message: text, or an image that the row has (left out where the row has none)."""
-
-    type: Literal["text", "image_url"] | None = Field(None, description="Kind of the part; follows from its key.")
-    text: str | None = Field(None, description="Text of this part.")
-    image: str | None = Field(None, description="Template that gives an image, its bytes, a data URL or a path.")
-    image_url: FreeMap | str | None = Field(None, description="Image as the OpenAI API takes it.")
-
-
-Text = Annotated[Annotated[str, Tag("text")] | Annotated[TextFile, Tag("file")], Discriminator(_shape)]
-Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[TextFile, Tag("file")] | Annotated[Seq[Late[Part]], Tag("parts")],
-    Discriminator(_shape),
-]
-
-
-class Message(Section):
-    """One message of the conversation that a rollout starts with."""
-
-    role: Annotated[Literal["system", "user", "assistant", "tool"], MayTemplate()] = Field(
-        description="Who speaks: system, user, assistant or tool."
-    )
-    content: Content | None = Field(None, description="Text, a list of parts, or {file}.")
-    name: str | None = Field(None, description="Name of the speaker, where the model's template knows one.")
-    reasoning_content: str | None = Field(None, description="Reasoning of an earlier assistant turn.")
-    tool_calls: Annotated[Seq[FreeMap], MayTemplate()] | None = Field(
-        None, description="Calls of an earlier assistant turn, as the OpenAI API has them."
-    )
-    tool_call_id: str | None = Field(None, description="Call that a tool message answers.")
-
-
-class Prompt(Section):
-    """How a rollout starts: system and user, or messages."""
-
-    system: Text | None = Field(None, description="System message: a template over the row, or {file}.")
-    user: Content | None = Field(None, description="First user message: a template over the row, parts, or {file}.")
-    messages: Annotated[Seq[Late[Message]], MayTemplate()] | None = Field(
-        None, description="The whole conversation so far, instead of system and user."
-    )
-
-
-class User(Section):
-    """A simulated user: it answers each turn without tool calls; its tokens are never trained on."""
-
-    server: str = Field("user", description="Server role that plays the user.")
-    system: Text | None = Field(None, description="What the user wants and knows: a template over the row, or {file}.")
-    opens: bool = Field(False, description="The user speaks first.")
-    stop: Seq[str] = Field((), description="Phrases of the user that end the rollout.")
-    max_turns: int = Field(30, ge=1, description="Turns of the user after which the rollout ends.")
-    tools: Seq[Late[ToolSection]] = Field((), description="Tools that the user may call.")
-
-
-class Distill(Section):
-    """A teacher says of each token of a rollout how probable it is, and which tokens it finds the most probable."""
-
-    server: str = Field("teacher", description="Server role that is the teacher, with the policy's tokenizer.")
-    top_k: int = Field(
-        8, ge=0, description="Tokens that the teacher finds the most probable at each place; 0 asks for none."
-    )
-
-
 # ------------------------- ``sandbox`` and ``artifacts``: where the agent's commands run, and what is kept of it
 
 BACKENDS = ("bubblewrap", "docker", "modal", "daytona", "ssh", "singularity", "none")
@@ -485,6 +407,161 @@ class Artifact(Section):
     path: str | None = Field(None, description="File or folder in the sandbox.")
     command: str | None = Field(None, description="Command whose standard output is kept.")
     lay: bool = Field(True, description="false: it is only kept; fresh sandboxes of rewards do not get it.")
+
+
+# ------------------------------------------------------------- ``toolsets`` and ``tools``: what the agent can do
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+def _list(value: Any) -> Any:
+    return {"enabled": value} if isinstance(value, list | tuple) else value
+
+
+def _argv(value: Any) -> Any:
+    """Return a command line as a list, so that no shell is needed to start it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise wrong(f"cannot be read as a command line: {error}") from None
+
+
+def _kind(value: Any) -> str:
+    return "weights" if isinstance(value, Mapping) else "name"
+
+
+Distribution = Annotated[
+    Annotated[str, Tag("name")] | Annotated[Map[Probability], Tag("weights")], Discriminator(_kind)
+]
+
+
+class Toolsets(Section):
+    """Groups of tools by name: enabled, or drawn once per group from a distribution."""
+
+    enabled: Seq[str] = Field((), description="Names of the toolsets; none when absent.")
+    disabled: Seq[str] = Field((), description="Toolsets that are taken away again.")
+    distribution: Distribution | None = Field(
+        None, description="Name of a distribution, or a mapping from toolset to probability; drawn per group."
+    )
+    record: str | None = Field(None, description="Folder to keep the answers of tools that reach outside.")
+    replay: str | None = Field(None, description="Folder of recorded answers to give instead of reaching outside.")
+    canned: Map[str] = Field(EMPTY, description="Tool → what it always answers where `--demo` keeps it from outside.")
+
+
+class Mcp(Section):
+    """A tool server that speaks the Model Context Protocol."""
+
+    name: str = Field(description="Name of the server; prefix of its tools where names would collide.")
+    command: Annotated[Seq[str], BeforeValidator(_argv)] | None = Field(
+        None, description="Program and arguments of a server over stdio."
+    )
+    url: str | None = Field(None, description="Address of a server over HTTP; it is shared by all rollouts.")
+    files: Seq[File] = Field((), description="Files put beside the server before it starts.")
+    scope: Literal["rollout", "shared"] = Field("rollout", description="One server per rollout, or one for all.")
+    where: Literal["sandbox", "host"] = Field("sandbox", description="Where a server over stdio runs.")
+    allow: Seq[str] | None = Field(None, description="Tools that the agent may use; default: all.")
+    prefix: str | None = Field(None, description="Text in front of each tool's name.")
+    timeout: float = Field(60.0, gt=0, description="Seconds for one call.")
+    env: Map[EnvText] = Field(EMPTY, description="Environment variables of a server over stdio.")
+    headers_env: Map[str] = Field(EMPTY, description="HTTP header → environment variable that holds its value.")
+
+
+class ToolSection(Section):
+    """One source of tools: exactly one of python, state, mcp."""
+
+    python: str | None = Field(
+        None, description="file.py:function; types and docstring become the schema that the model sees."
+    )
+    state: str | None = Field(
+        None, description="Name of an object on the rollout's state, for its public methods; or of one method."
+    )
+    mcp: Late[Mcp] | None = Field(None, description="A server that speaks the Model Context Protocol.")
+    outside: bool = Field(
+        False,
+        description="For python: it reaches outside, so its answers are recorded and replayed too.",
+    )
+
+
+ToolsetsField = Annotated[Late[Toolsets], BeforeValidator(_list)]
+NO_TOOLSETS = Toolsets.model_construct()
+
+
+# ------------------------------------- ``prompt`` and ``user``: what the agent is told first, and who answers it
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, Mapping | TextFile):
+        return "file"
+    return "parts" if isinstance(value, list | tuple) else "text"
+
+
+class TextFile(Section):
+    """A text kept in a file of its own; it is a template like any other text here."""
+
+    file: str = Field(description="Path, relative to this file.")
+
+
+class Part(Section):
+    """A piece of a message: text, or an image that the row has (left out where the row has none)."""
+
+    type: Literal["text", "image_url"] | None = Field(None, description="Kind of the part; follows from its key.")
+    text: str | None = Field(None, description="Text of this part.")
+    image: str | None = Field(None, description="Template that gives an image, its bytes, a data URL or a path.")
+    image_url: FreeMap | str | None = Field(None, description="Image as the OpenAI API takes it.")
+
+
+Text = Annotated[Annotated[str, Tag("text")] | Annotated[TextFile, Tag("file")], Discriminator(_shape)]
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[TextFile, Tag("file")] | Annotated[Seq[Late[Part]], Tag("parts")],
+    Discriminator(_shape),
+]
+
+
+class Message(Section):
+    """One message of the conversation that a rollout starts with."""
+
+    role: Annotated[Literal["system", "user", "assistant", "tool"], MayTemplate()] = Field(
+        description="Who speaks: system, user, assistant or tool."
+    )
+    content: Content | None = Field(None, description="Text, a list of parts, or {file}.")
+    name: str | None = Field(None, description="Name of the speaker, where the model's template knows one.")
+    reasoning_content: str | None = Field(None, description="Reasoning of an earlier assistant turn.")
+    tool_calls: Annotated[Seq[FreeMap], MayTemplate()] | None = Field(
+        None, description="Calls of an earlier assistant turn, as the OpenAI API has them."
+    )
+    tool_call_id: str | None = Field(None, description="Call that a tool message answers.")
+
+
+class Prompt(Section):
+    """How a rollout starts: system and user, or messages."""
+
+    system: Text | None = Field(None, description="System message: a template over the row, or {file}.")
+    user: Content | None = Field(None, description="First user message: a template over the row, parts, or {file}.")
+    messages: Annotated[Seq[Late[Message]], MayTemplate()] | None = Field(
+        None, description="The whole conversation so far, instead of system and user."
+    )
+
+
+class User(Section):
+    """A simulated user: it answers each turn without tool calls; its tokens are never trained on."""
+
+    server: str = Field("user", description="Server role that plays the user.")
+    system: Text | None = Field(None, description="What the user wants and knows: a template over the row, or {file}.")
+    opens: bool = Field(False, description="The user speaks first.")
+    stop: Seq[str] = Field((), description="Phrases of the user that end the rollout.")
+    max_turns: int = Field(30, ge=1, description="Turns of the user after which the rollout ends.")
+    tools: Seq[Late[ToolSection]] = Field((), description="Tools that the user may call.")
+
+
+class Distill(Section):
+    """A teacher says of each token of a rollout how probable it is, and which tokens it finds the most probable."""
+
+    server: str = Field("teacher", description="Server role that is the teacher, with the policy's tokenizer.")
+    top_k: int = Field(
+        8, ge=0, description="Tokens that the teacher finds the most probable at each place; 0 asks for none."
+    )
 
 
 # ---------------- ``rewards``, ``score``, ``endings`` and ``solution``: how a rollout is graded, and a right one
@@ -634,85 +711,6 @@ def _listed(value: Any) -> Any:
 Servers = Annotated[Map[Seq[Late[Server]]], BeforeValidator(_listed)]
 
 
-# ------------------------------------------------------------- ``toolsets`` and ``tools``: what the agent can do
-
-Probability = Annotated[float, Field(ge=0, le=1)]
-
-
-def _list(value: Any) -> Any:
-    return {"enabled": value} if isinstance(value, list | tuple) else value
-
-
-def _argv(value: Any) -> Any:
-    """Return a command line as a list, so that no shell is needed to start it."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return shlex.split(value)
-    except ValueError as error:
-        raise wrong(f"cannot be read as a command line: {error}") from None
-
-
-def _kind(value: Any) -> str:
-    return "weights" if isinstance(value, Mapping) else "name"
-
-
-Distribution = Annotated[
-    Annotated[str, Tag("name")] | Annotated[Map[Probability], Tag("weights")], Discriminator(_kind)
-]
-
-
-class Toolsets(Section):
-    """Groups of tools by name: enabled, or drawn once per group from a distribution."""
-
-    enabled: Seq[str] = Field((), description="Names of the toolsets; none when absent.")
-    disabled: Seq[str] = Field((), description="Toolsets that are taken away again.")
-    distribution: Distribution | None = Field(
-        None, description="Name of a distribution, or a mapping from toolset to probability; drawn per group."
-    )
-    record: str | None = Field(None, description="Folder to keep the answers of tools that reach outside.")
-    replay: str | None = Field(None, description="Folder of recorded answers to give instead of reaching outside.")
-    canned: Map[str] = Field(EMPTY, description="Tool → what it always answers where `--demo` keeps it from outside.")
-
-
-class Mcp(Section):
-    """A tool server that speaks the Model Context Protocol."""
-
-    name: str = Field(description="Name of the server; prefix of its tools where names would collide.")
-    command: Annotated[Seq[str], BeforeValidator(_argv)] | None = Field(
-        None, description="Program and arguments of a server over stdio."
-    )
-    url: str | None = Field(None, description="Address of a server over HTTP; it is shared by all rollouts.")
-    files: Seq[File] = Field((), description="Files put beside the server before it starts.")
-    scope: Literal["rollout", "shared"] = Field("rollout", description="One server per rollout, or one for all.")
-    where: Literal["sandbox", "host"] = Field("sandbox", description="Where a server over stdio runs.")
-    allow: Seq[str] | None = Field(None, description="Tools that the agent may use; default: all.")
-    prefix: str | None = Field(None, description="Text in front of each tool's name.")
-    timeout: float = Field(60.0, gt=0, description="Seconds for one call.")
-    env: Map[EnvText] = Field(EMPTY, description="Environment variables of a server over stdio.")
-    headers_env: Map[str] = Field(EMPTY, description="HTTP header → environment variable that holds its value.")
-
-
-class ToolSection(Section):
-    """One source of tools: exactly one of python, state, mcp."""
-
-    python: str | None = Field(
-        None, description="file.py:function; types and docstring become the schema that the model sees."
-    )
-    state: str | None = Field(
-        None, description="Name of an object on the rollout's state, for its public methods; or of one method."
-    )
-    mcp: Late[Mcp] | None = Field(None, description="A server that speaks the Model Context Protocol.")
-    outside: bool = Field(
-        False,
-        description="For python: it reaches outside, so its answers are recorded and replayed too.",
-    )
-
-
-ToolsetsField = Annotated[Late[Toolsets], BeforeValidator(_list)]
-NO_TOOLSETS = Toolsets.model_construct()
-
-
 # --------------------------------------------------------------- `Spec`: the whole of a spec as one frozen value
 # It remembers, outside of what is compared, where each part was written: later checks name the place.
 
@@ -758,7 +756,7 @@ class Spec(Section):
     env: FreeMap = Field(EMPTY, description="Other fields of Atropos' environment configuration.")
     wandb: WandbField | None = Field(None, description="Project, or {project, name, mode}; absent is off.")
 
-    _origin: Origin | None = PrivateAttr(default=None)
+    _origin: "Origin | None" = PrivateAttr(default=None)
     _policy_key: SecretStr | None = PrivateAttr(default=None)
     _demo: bool = PrivateAttr(default=False)
     _overrides: Any = PrivateAttr(default=None)
@@ -829,7 +827,7 @@ class Spec(Section):
         """Return the text of a value before it was made an absolute path; None where none was written."""
         return self._origin.written_at(path) if self._origin is not None else None
 
-    def template_problem(self, path: NodePath, error: TemplateError) -> Problem:
+    def template_problem(self, path: NodePath, error: "TemplateError") -> Problem:
         """Return the problem of a template at the line that is to blame, inside a block where it is one."""
         row = f" (row {error.row})" if error.row else ""
         message = f"{error.message}{row}"

@@ -90,7 +90,7 @@ def _load(source: str, overrides: Overrides, environ: Mapping[str, str]) -> Spec
         return spec
     return load_spec(
         source,
-        overrides=replace(overrides, sets=(*overrides.sets, *parse_extra_args((), [named]).sets)),
+        overrides=overrides._replace(sets=(*overrides.sets, *parse_extra_args((), [named]).sets)),
         environ=environ,
     )
 

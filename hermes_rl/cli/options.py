@@ -9,7 +9,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,8 +21,7 @@ from hermes_rl.spec.overrides import Overrides, parse_extra_args
 from hermes_rl.spec.substitution import read_env_file
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """The options of one command, as they were typed."""
 
     sets: tuple[str, ...] = ()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from hermes_rl.spec.env_fields import OWNED, PASSED
 from hermes_rl.spec.model import Mode
 from hermes_rl.spec.nodes import Node, ScalarNode
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(NamedTuple):
     """One flag and the keys it sets: of serve, then of process and evaluate. Without a key it has no effect."""
 
     name: str
@@ -76,7 +75,7 @@ def _env_flags() -> dict[str, Flag]:
     }
     for name, owned in OWNED.items():
         flag = Flag(f"--env.{name}", _KEYS.get(name, owned.keys), owned.type, _NOTES.get(name, ""))
-        flags[flag.name] = replace(flag, value=_VALUES.get(name))
+        flags[flag.name] = flag._replace(value=_VALUES.get(name))
     return flags
 
 

@@ -7,8 +7,9 @@ stands for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import SecretStr
 
@@ -53,8 +54,7 @@ _KIND_KEYS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 """Block, and the keys that belong to one of its kinds: they go when an option changes the kind. The rest stays."""
 
 
-@dataclass(frozen=True)
-class Assignment:
+class Assignment(NamedTuple):
     """One option: what the user typed, the keys that it stands for, and its value."""
 
     option: str
@@ -154,8 +154,7 @@ def _is_scripted(server: MappingNode) -> bool:
 # ------------------------------------------------------------------------------------------- Reading the options
 
 
-@dataclass(frozen=True)
-class _FlagUse:
+class _FlagUse(NamedTuple):
     """A flag whose key depends on the mode."""
 
     option: str
@@ -163,8 +162,7 @@ class _FlagUse:
     node: Node
 
 
-@dataclass(frozen=True)
-class Overrides:
+class Overrides(NamedTuple):
     """Everything that the command line changes."""
 
     sets: tuple[Assignment, ...] = ()
@@ -176,7 +174,7 @@ class Overrides:
     def over(self, earlier: Overrides | None) -> Overrides:
         """Return these changes over earlier ones: the same key may be in both."""
         key = self.api_key or (earlier.api_key if earlier is not None else None)
-        return replace(self, api_key=key, earlier=earlier)
+        return self._replace(api_key=key, earlier=earlier)
 
     def apply(self, root: MappingNode, mode: Mode | None) -> tuple[MappingNode, list[Problem]]:
         """Return the tree with every option laid over it, and what is wrong with the options."""

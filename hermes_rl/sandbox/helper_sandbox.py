@@ -48,9 +48,11 @@ from hermes_rl.sandbox.jobs import SCRIPT_FD, Command, Processes
 from hermes_rl.sandbox.launcher import IN_THREAD, copy_of, in_memory
 from hermes_rl.sandbox.shell_server import BASH, PROGRAM, SCRIPT_LIMIT, WaitingShell, may_wait
 from hermes_rl.sandbox.wire import FRAME_LIMIT
+from hermes_rl.threads import one_at_a_time
 
 INLINE = FRAME_LIMIT // 2
 """Bytes of a file that are sent in the request itself."""
+Kind = Literal["file", "directory", "symlink", "other"]
 LISTED_AT_ONCE = 1000
 """Entries of a folder from which understanding them is left to a thread."""
 NO_CORE = 1
@@ -342,7 +344,7 @@ class HelperSandbox(Sandbox):
             answer = await self.connection.ask("list", self._path(path), str(limit).encode())
         if len(answer.fields) <= 5 * LISTED_AT_ONCE:
             return _entries(answer.fields)
-        return await asyncio.to_thread(_entries, answer.fields)
+        return await one_at_a_time(_entries, answer.fields)
 
     async def set_mode(self, path: str, mode: int) -> None:
         with _named(path):
@@ -377,7 +379,7 @@ def _entries(fields: Sequence[bytes]) -> list[FileInfo]:
 
 
 def _info(fields: Sequence[bytes]) -> FileInfo:
-    kind = cast(Literal["file", "directory", "symlink", "other"], fields[1].decode())
+    kind = cast("Kind", fields[1].decode())
     return FileInfo(os.fsdecode(fields[0]), kind, size=int(fields[2]), mode=int(fields[3]), mtime=float(fields[4]))
 
 

@@ -22,7 +22,7 @@ PAGE_CHARACTERS = 90_000
 DEFAULT_LINES, MOST_LINES = 500, 2000
 IN_THREAD = 1 << 18
 """Bytes of a file from which a page of it is made in a thread."""
-PIECE = 1 << 20
+PIECE = 1 << 16
 MOST_NAMES = 20_000
 """Names of a folder that are looked at to find close ones."""
 COMPARED, COMPARED_CHARACTERS = 200, 100

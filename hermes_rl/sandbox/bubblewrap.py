@@ -39,6 +39,7 @@ from hermes_rl.sandbox.launcher import (
     memory_file,
     own_python,
     pipe,
+    subordinate_users,
     system_python,
 )
 from hermes_rl.sandbox.packages import (
@@ -195,6 +196,10 @@ class Root(ABC):
         """Return what to start in front of that bubblewrap's own command line."""
         return ["bwrap"]
 
+    def user(self) -> int | None:
+        """Return whom the first process is to become outside of the sandbox; None where that is the runner's user."""
+        return OUTER_UID if os.geteuid() == 0 else None
+
 
 class SystemRoot(Root):
     """The system of this machine, read-only."""
@@ -215,6 +220,17 @@ class SystemRoot(Root):
         super().prepare()
         if self.packages:
             self._package_folder = package_folder(self.packages)
+        if os.geteuid() != 0:
+            subordinate_users()
+
+    def user(self) -> int | None:
+        """Return a user for this sandbox alone, where there is one, so that nothing counted per user is shared."""
+        if os.geteuid() == 0:
+            return FIRST_UID + next(_users) % UIDS if _has_users() else OUTER_UID
+        private = [Path(self.python_prefix)] if self.python_prefix is not None else []
+        private += [self._package_folder] if self.packages else []
+        users = subordinate_users()
+        return users[next(_users) % len(users)] if users and all(map(open_to_all, private)) else None
 
     def options(self, descriptors: Descriptors, disk: int, *, network: bool) -> Iterator[str]:
         yield from ("--size", str(disk), "--tmpfs", "/")
@@ -292,13 +308,16 @@ class ImageRoot(Root):
 def shared_prefix(python: str) -> str:
     """Return the folder of a Python outside of the system, to be shown to sandboxes; raises where that cannot be."""
     prefix = Path(python).parent.parent
-    open_to_all = all(folder.stat().st_mode & 0o001 for folder in (prefix, *prefix.parents))
-    if os.geteuid() == 0 and not open_to_all:
+    if os.geteuid() == 0 and not open_to_all(prefix):
         raise UserError(
             f"the sandbox needs a Python that others than root may run, and there is none in /usr (only {python}); "
             "install the system's python3, or run as another user"
         )
     return str(prefix)
+
+
+def open_to_all(folder: Path) -> bool:
+    return all(each.stat().st_mode & 0o001 for each in (folder, *folder.parents))
 
 
 def _devices() -> Iterator[str]:
@@ -571,9 +590,9 @@ class Bubblewrap(Isolation):
         return Diagnosis(ours=code is not None and (code < 0 or (code == KILLED and not self._used_up_memory)))
 
     def _program(self, descriptors: Descriptors) -> Program:
-        as_root = os.geteuid() == 0
+        user = self.root.user()
         # By descriptor also for the second bubblewrap, which does not see where the program lies.
-        by_descriptor = as_root or isinstance(self.root, ImageRoot)
+        by_descriptor = user is not None or isinstance(self.root, ImageRoot)
         bwrap = self.root.bwrap
         executable, env = bwrap.by_descriptor(descriptors.add) if by_descriptor else (bwrap.path, {})
         disk, network = self.limits["disk"], self.config.network is True
@@ -587,8 +606,7 @@ class Bubblewrap(Isolation):
             *("--chdir", "/", "--"),
             *self.root.boot(descriptors),
         ]
-        uid = (OUTER_UID if isinstance(self.root, ImageRoot) else own_uid()) if as_root else None
-        return Program(argv, executable, descriptors.all, descriptors.stderr, uid, env)
+        return Program(argv, executable, descriptors.all, descriptors.stderr, user, env)
 
     def _rlimits(self) -> dict[str, int]:
         memory = self.limits["memory"]
@@ -627,16 +645,9 @@ class Bubblewrap(Isolation):
             self.group.remove()
 
 
-def own_uid() -> int:
-    """Return a user for one sandbox of a runner that is root, so that sandboxes share nothing that is counted per user.
-
-    Where root itself has only a part of the users, such as in a container, all sandboxes have the same.
-    """
-    return FIRST_UID + next(_users) % UIDS if _has_users() else OUTER_UID
-
-
 @functools.cache
 def _has_users() -> bool:
+    """Return False where root itself has only a part of the users, such as in a container."""
     for line in Path("/proc/self/uid_map").read_text().splitlines():
         first, _, count = map(int, line.split())
         if first <= FIRST_UID and first + count >= FIRST_UID + UIDS:

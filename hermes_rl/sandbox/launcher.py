@@ -15,6 +15,7 @@ import fcntl
 import functools
 import logging
 import os
+import pwd
 import queue
 import shutil
 import signal
@@ -422,20 +423,68 @@ class LocalProcess:
 _setpriv = functools.cache(lambda: shutil.which("setpriv"))
 
 
-def _by_setpriv(program: Program) -> Program:
-    """Start it where another program changes the user.
+def _by_another(program: Program) -> Program:
+    """Start it through a program that changes the user.
 
-    To do it itself, Python would have to copy itself first, which stops every thread for milliseconds.
+    To do it itself, Python would have to copy itself first, which stops every thread for milliseconds. A user who is
+    not root becomes one of its subordinate users in a user namespace, which `newuidmap` may make for `unshare`.
     """
-    setpriv = _setpriv()
-    if program.uid is None or setpriv is None:
+    uid, setpriv = program.uid, _setpriv()
+    if uid is None or (os.geteuid() == 0 and setpriv is None):
         return program
-    change = [f"--reuid={program.uid}", f"--regid={program.uid}", "--clear-groups", "--", program.executable]
-    return replace(program, argv=["setpriv", *change, *program.argv[1:]], executable=setpriv, uid=None)
+    if os.geteuid() == 0:
+        changer, change = str(setpriv), [f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+    else:
+        changer, change = "/usr/bin/unshare", unshare_options(uid)
+    return replace(
+        program, argv=[changer, *change, "--", program.executable, *program.argv[1:]], executable=changer, uid=None
+    )
+
+
+def unshare_options(uid: int) -> list[str]:
+    """Return what makes `unshare` become a subordinate user and group of this number, and no other."""
+    # The number is the same on both sides, so that it does not matter which of them a version names first.
+    mapped = f"{uid},{uid},1"
+    return ["--user", "--map-users", mapped, "--map-groups", mapped, "--setuid", str(uid), "--setgid", str(uid)]
+
+
+@functools.cache
+def subordinate_users() -> range:
+    """Return the users that this user, who is not root, may become by `newuidmap`; empty where it may not.
+
+    They are those of /etc/subuid that are groups of /etc/subgid too: sandboxes become both.
+    """
+    users, groups = (_subordinate(Path(file)) for file in ("/etc/subuid", "/etc/subgid"))
+    both = range(max(users.start, groups.start), min(users.stop, groups.stop))
+    if not both:
+        return range(0)
+    try:
+        tried = subprocess.run(
+            ["/usr/bin/unshare", *unshare_options(both.start), "--", "/bin/true"],
+            stdin=subprocess.DEVNULL, capture_output=True, env={}, cwd="/", timeout=10, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return range(0)
+    return both if tried.returncode == 0 else range(0)
+
+
+def _subordinate(file: Path) -> range:
+    """Return the largest range that a file of subordinate numbers gives this user, by name or by number."""
+    uid = os.geteuid()
+    mine = {str(uid)}
+    with contextlib.suppress(KeyError):
+        mine.add(pwd.getpwuid(uid).pw_name)
+    found = [range(0)]
+    with contextlib.suppress(OSError, ValueError):
+        for line in file.read_text("utf-8").splitlines():
+            owner, first, count = line.split(":")
+            if owner in mine:
+                found.append(range(int(first), int(first) + int(count)))
+    return max(found, key=len)
 
 
 def _start(program: Program, started: Future[Child]) -> None:
-    program = _by_setpriv(program)
+    program = _by_another(program)
     try:
         child = subprocess.Popen(
             program.argv,

@@ -1,10 +1,13 @@
 """A world of its own for attacks: user, PID, mount, network, IPC and host-name namespaces around a whole run.
 
-    python outer.py FOLDER COMMAND …
+    python outer.py FOLDER USER COMMAND …
 
 Everything of the machine is read-only in there, but for a file system in memory at FOLDER; no other process, no
 network but an own loopback, no device but a few harmless ones. An attack that gets through harms nothing else, and ends
 with the first process of that world.
+
+USER is the number of the user whose world it is; root can make one for another, who then sees what the command needs
+even where it lies in a folder that is root's alone.
 """
 
 from __future__ import annotations
@@ -13,11 +16,12 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 NEW = 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 """CLONE_NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
 MOUNT_SETATTR, AT_RECURSIVE, READ_ONLY = 442, 0x8000, 1
-MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 0x4000, 1 << 18
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 0x1000, 0x4000, 1 << 18
 PR_SET_PDEATHSIG = 1
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -67,30 +71,74 @@ def write(path: str, text: str) -> None:
     os.close(fd)
 
 
-def furnish(folder: bytes) -> None:
+def furnish(folder: bytes, user: int, needed: list[Path]) -> None:
     """Everything read-only, then a place to write and the new namespaces' own /proc."""
     check(libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None), "private mounts")
+    if user != os.geteuid():
+        reveal(needed)
     attributes = (ctypes.c_uint64 * 4)(READ_ONLY, 0, 0, 0)
     check(libc.syscall(MOUNT_SETATTR, -100, b"/", AT_RECURSIVE, attributes, 32), "read-only mounts")
-    mount(b"tmpfs", folder, MS_NOSUID | MS_NODEV, b"size=1g,mode=755")
+    mount(b"tmpfs", folder, MS_NOSUID | MS_NODEV, b"size=1g,mode=755,uid=%d,gid=%d" % (user, user))
     mount(b"proc", b"/proc")
+    if user != os.geteuid():
+        lend(Path(os.fsdecode(folder)), user)
+
+
+def lend(folder: Path, user: int) -> None:
+    """Give the user subordinate users and groups, where LENT is set and the machine has the files that say so."""
+    lent = f"{user}:20000:{os.environ.get('LENT', '0')}\n"
+    person = f"ordinary:x:{user}:{user}::/:/bin/sh\n"
+    for name, text in {"subuid": lent, "subgid": lent, "passwd": Path("/etc/passwd").read_text() + person}.items():
+        if Path("/etc", name).exists():
+            given = folder / name
+            given.write_text(text)
+            check(libc.mount(os.fsencode(given), f"/etc/{name}".encode(), None, MS_BIND, None), f"bind {name}")
+
+
+def reveal(paths: list[Path]) -> None:
+    """Lay an empty folder over each that only its owner may enter, with nothing in it but these paths."""
+    closed: dict[Path, list[Path]] = {}
+    for path in paths:
+        for folder in reversed(path.parents):
+            if not folder.stat().st_mode & 1:
+                closed.setdefault(folder, []).append(path)
+                break
+    for folder, inside in closed.items():
+        held = [(path, path.is_dir(), os.open(path, os.O_PATH)) for path in inside]
+        mount(b"tmpfs", os.fsencode(folder), MS_NOSUID | MS_NODEV, b"size=1m,mode=755")
+        for path, is_folder, fd in held:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir() if is_folder else path.touch()
+            source = b"/proc/self/fd/%d" % fd
+            check(libc.mount(source, os.fsencode(path), None, MS_BIND | MS_REC, None), f"bind {path}")
+            os.close(fd)
 
 
 def loopback_up() -> None:
+    """Start the loopback, which also has the address at which clouds tell a machine its secrets."""
     import fcntl
     import socket
     import struct
 
     with socket.socket() as any_socket:
-        request = struct.pack("16sh14x", b"lo", 1)  # IFF_UP
-        fcntl.ioctl(any_socket, 0x8914, request)  # SIOCSIFFLAGS
+        up = struct.pack("16sh14x", b"lo", 1)  # IFF_UP
+        fcntl.ioctl(any_socket, 0x8914, up)  # SIOCSIFFLAGS
+        address = struct.pack("16sHH4s8x", b"lo:1", socket.AF_INET, 0, socket.inet_aton("169.254.169.254"))
+        fcntl.ioctl(any_socket, 0x8916, address)  # SIOCSIFADDR
 
 
 def main() -> None:
+    folder, user, command = os.fsencode(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    given = [Path(word) for word in command if word.startswith("/") and Path(word).exists() and word != sys.argv[1]]
+    needed = {Path(sys.base_prefix), Path(sys.prefix), Path(__file__).resolve().parents[2], *given}
     enter()
-    furnish(os.fsencode(sys.argv[1]))
+    furnish(folder, user, sorted(needed))
     loopback_up()
-    os.execv(sys.argv[2], sys.argv[2:])
+    if user != os.geteuid():
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    os.execv(command[0], command)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from tests.attacks.hostile import PRIMITIVES
 HERE = Path(__file__).parent
 TRACING = not Path("/proc/sys/kernel/yama/ptrace_scope").exists()
 """Whether the kernel lets a process change its parent's memory; where it does not, that attack is held already."""
+ORDINARY = 1234
 SECRETS = {"API_KEY": "KEY-environment", "AWS_SECRET_ACCESS_KEY": "KEY-cloud"}
 
 
@@ -32,8 +33,8 @@ def folder() -> Iterator[Path]:
     path.rmdir()
 
 
-def outside(folder: Path, module: str, *words: str, timeout: float) -> dict[str, Any]:
-    """Run a module of this folder in a world of its own; what it prints, as JSON."""
+def outside(folder: Path, module: str, *words: str, timeout: float, user: int | None = None) -> dict[str, Any]:
+    """Run a module of this folder in a world of its own, and of this user's; what it prints, as JSON."""
     env = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(HERE.parents[1]),
@@ -41,20 +42,21 @@ def outside(folder: Path, module: str, *words: str, timeout: float) -> dict[str,
         "TMPDIR": str(folder / "tmp"),
         "XDG_CACHE_HOME": str(folder / "cache"),
         "HF_HUB_OFFLINE": "1",
+        **{name: os.environ[name] for name in ("LENT",) if name in os.environ},
         **SECRETS,
     }
     command = [sys.executable, "-m", f"tests.attacks.{module}", str(folder), *words]
     done = subprocess.run(
-        [sys.executable, str(HERE / "outer.py"), str(folder), *command],
+        [sys.executable, str(HERE / "outer.py"), str(folder), str(os.geteuid() if user is None else user), *command],
         env=env, cwd=HERE.parents[1], capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-def play(folder: Path, mode: str) -> dict[str, Any]:
+def play(folder: Path, mode: str, user: int | None = None) -> dict[str, Any]:
     """Play all cases; what `world` prints."""
-    return outside(folder, "world", mode, "KEY-argument", timeout=110)
+    return outside(folder, "world", mode, "KEY-argument", timeout=110, user=user)
 
 
 def names(found: dict[str, Any]) -> list[str]:
@@ -68,12 +70,34 @@ def test_there_are_cases_of_every_way() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["system", "image"])
-def test_every_attack_is_held(folder: Path, mode: str, request: pytest.FixtureRequest) -> None:
-    image = mode if mode == "system" else str(request.getfixturevalue("rootfs"))
-    found = play(folder, image)
+@pytest.mark.parametrize(
+    ("mode", "user", "lent"),
+    [
+        ("system", None, 0),
+        ("image", None, 0),
+        ("system", ORDINARY, 0),
+        ("image", ORDINARY, 0),
+        ("system", ORDINARY, 500),
+    ],
+)
+def test_every_attack_is_held(
+    folder: Path,
+    mode: str,
+    user: int | None,
+    lent: int,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As whoever tests, as an ordinary user, and as one with subordinate users."""
+    if user is not None and os.geteuid() != 0:
+        pytest.skip("who tests is an ordinary user already")
+    if lent:
+        monkeypatch.setenv("LENT", str(lent))
+    image = mode if mode == "system" else str(request.getfixturevalue("packed_rootfs"))
+    found = play(folder, image, user)
     assert names(found) == []
     assert found["errors"] == {}
+    assert found["hurt"] == {}
     assert not TRACING or found["unarmed"] == {}
 
 

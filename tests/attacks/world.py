@@ -9,15 +9,14 @@ name says.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,13 @@ from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.tools.base import ToolRuntime
 from tests.attacks.cases import CASES, LIMITS, SUCCEEDED, Case
+from tests.attacks.relatives import ALL, innocent
 
 SECRET = "KEY-"
+ATTACKS = CASES if sys.argv[2:3] == ["none"] else (*CASES, *ALL)
+ALONE = sys.argv[2:3] == ["system"] and (os.geteuid() == 0 or "LENT" in os.environ)
+"""Whether each sandbox is a user of its own outside."""
+INNOCENT = tuple(innocent(number, alone=ALONE) for number in range(len(ATTACKS) // 5))
 VICTIMS = ("kill", "stop", "trace", "nice", "limit", "memory")
 HELD = """
 import json
@@ -59,7 +63,7 @@ SPEC: dict[str, Any] = {
     },
     "solution": {"turns": "{{ turns }}"},
     "servers": {"policy": {"type": "scripted", "deviate": 0}},
-    "process": {"group_size": 1, "groups": len(CASES), "concurrency": 4},
+    "process": {"group_size": 1, "groups": len(ATTACKS) + len(INNOCENT), "concurrency": 4},
 }
 
 
@@ -112,6 +116,7 @@ class World:
             "runs": lambda: _runs(what),
             "long": lambda: len(said) > 2_000_000,
             "slow": lambda: line["timings"]["total"] > 15,
+            "harmed": lambda: looks["slow"]() or looks["graded"]() or '"output": "on"' not in answers(line, 1),
             "graded": lambda: line["rewards"]["own"]["value"] != 1,
             "held": lambda: line["rewards"]["own"]["value"] != 1 or "forged" in answers(line, 1),
             "ended": lambda: not self.other_runs,
@@ -139,9 +144,6 @@ def _victim(name: str) -> subprocess.Popen[bytes]:
 
 def _services(folder: Path) -> None:
     """What listens on the runner's machine, each answering with a secret."""
-    with socket.socket() as some:
-        address = struct.pack("16sHH4s8x", b"lo:1", socket.AF_INET, 0, socket.inet_aton("169.254.169.254"))
-        fcntl.ioctl(some, 0x8916, address)  # SIOCSIFADDR
     whole = socket.socket(socket.AF_INET6)
     whole.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     whole.bind(("::", 8765))
@@ -200,9 +202,16 @@ def _write_spec(world: World, mode: str) -> Path:
         sandbox["image"] = mode
     path = world.folder / "spec" / "attacks.yaml"
     path.write_text(yaml.safe_dump({**SPEC, "sandbox": sandbox}))
-    rows = [{"name": case.name, "turns": _turns(case, world.folder)} for case in CASES]
+    rows = [{"name": case.name, "turns": _turns(case, world.folder)} for case in _beside(ATTACKS, INNOCENT)]
     (world.folder / "spec/cases.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def _beside(attacks: Sequence[Case], innocent: Sequence[Case]) -> list[Case]:
+    """Five attacks, an innocent rollout, and so on."""
+    return [case for i, one in enumerate(innocent) for case in (*attacks[5 * i : 5 * i + 5], one)] + [
+        *attacks[5 * len(innocent) :]
+    ]
 
 
 def _turns(case: Case, folder: Path) -> list[dict[str, Any]]:
@@ -229,14 +238,13 @@ def main() -> None:
     asyncio.run(_play(world, spec, out))
     time.sleep(0.3)  # what was killed is buried
     lines = {line["row_key"]: line for line in map(json.loads, (out / "rollouts.jsonl").read_text().splitlines())}
-    found = {}
-    for case in CASES:
-        line = lines[case.name]
-        found[case.name] = world.succeeded(case, line, out)
-    said = {case.name: answers(lines[case.name]) for case in CASES}
-    unarmed = {case.name: said[case.name] for case in CASES if case.armed not in said[case.name]}
+    found = {case.name: world.succeeded(case, lines[case.name], out) for case in ATTACKS}
+    said = {name: answers(line) for name, line in lines.items()}
+    unarmed = {case.name: said[case.name] for case in ATTACKS if case.armed not in said[case.name]}
+    unarmed |= {name: text for name, text in said.items() if "NameError" in text or "SyntaxError" in text}
     errors = {name: line["error"] for name, line in lines.items() if line["error"]}
-    sys.stdout.write(json.dumps({"succeeded": found, "errors": errors, "unarmed": unarmed}))
+    hurt = {case.name: said[case.name][:1000] for case in INNOCENT if lines[case.name]["score"] != 1}
+    sys.stdout.write(json.dumps({"succeeded": found, "errors": errors, "unarmed": unarmed, "hurt": hurt}))
     sys.stdout.flush()
     for victim in world.victims.values():
         victim.kill()

@@ -1,6 +1,6 @@
 """Inside of the outer namespaces: a runner with things worth stealing plays every case, and says what got through.
 
-    python world.py FOLDER system|none|IMAGE
+    python world.py FOLDER system|none|docker|IMAGE
 
 Prints a JSON object: from the name of each case to whether it succeeded, errors, and cases that did not do what their
 name says.
@@ -198,6 +198,9 @@ def _write_spec(world: World, mode: str) -> Path:
     sandbox: dict[str, Any] = {"limits": dict(LIMITS), "timeout": 25}
     if mode == "none":
         sandbox |= {"backend": "none", "limits": {**LIMITS, "memory": 8 << 30, "open_files": 4096, "best_effort": True}}
+    elif mode == "docker":
+        # Its storage driver has no limit of the disk.
+        sandbox |= {"backend": "docker", "limits": {name: limit for name, limit in LIMITS.items() if name != "disk"}}
     elif mode != "system":
         sandbox["image"] = mode
     path = world.folder / "spec" / "attacks.yaml"

@@ -94,22 +94,28 @@ async def _body(scope: Scope, receive: Receive) -> bytes:
     most = LARGE_BODY if scope["path"] == "/aggregate_metrics" else BODY
     headers = dict(scope["headers"])
     announced = headers.get(b"content-length", b"0")
-    if not announced.isdigit() or int(announced) > most:
+    if not announced.isdigit() or int(announced) > LARGE_BODY:
         raise _too_large(most)
-    read = bytearray()
+    read, size = bytearray(), 0
     try:
         async with asyncio.timeout(PATIENCE):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise Refused(400, "incomplete", "the body ended too early")
-                read += message.get("body", b"")
-                if len(read) > most:
+                part = message.get("body", b"")
+                size += len(part)
+                if size <= most:
+                    read += part
+                elif size > LARGE_BODY:
                     raise _too_large(most)
+                # What is too large is read all the same: a connection with unread data is reset, and its answer lost.
                 if not message.get("more_body", False):
                     break
     except TimeoutError:
         raise Refused(408, "too_slow", f"the body did not come within {PATIENCE:.0f} seconds") from None
+    if size > most:
+        raise _too_large(most)
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     # A web page may post other types to any address without asking; JSON it may not.
     if read and kind != b"application/json":

@@ -67,10 +67,34 @@ class SessionAsked(Asked):
     tokenizer: Name | None = Field(None, description="So that a step may be token ids; default: that of the policy.")
 
 
+class FunctionAsked(Asked):
+    """What is called."""
+
+    name: Key
+    arguments: str = Field(description="JSON, as the model wrote it.")
+
+
+class CallAsked(Asked):
+    """A call of a tool."""
+
+    id: Key
+    type: Literal["function"] = "function"
+    function: FunctionAsked
+
+
+class MessageAsked(Asked):
+    """An assistant message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallAsked] | None = None
+
+
 class StepAsked(Asked):
     """The turn of the one who steps: a message, or its token ids."""
 
-    message: dict[str, Any] | str | None = None
+    message: MessageAsked | str | None = None
     ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=1_000_000)] | None = None
     logprobs: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
     finish: Literal["stop", "length"] | None = None

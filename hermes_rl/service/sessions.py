@@ -47,10 +47,10 @@ class Held:
         Raises:
             Refused: the step is wrong, or another one is being answered.
         """
-        if (asked.message is None) == (asked.ids is None):
-            raise wrong("step", "message", "a step has a `message` or `ids`")
         if self.stepping:
             raise Refused(409, "busy", "the step before is still being answered; wait for it")
+        if (asked.message is None) == (asked.ids is None):
+            raise wrong("step", "message", "a step has a `message` or `ids`")
         if self.answer.get("done"):
             raise wrong("ended", "session", "the rollout has ended; begin another session")
         self.stepping = True
@@ -60,8 +60,10 @@ class Held:
                 return self._told(await self._session.step(asked.ids, **given))  # type: ignore[arg-type]
             if any(value is not None for value in given.values()):
                 raise wrong("step", "logprobs", "`logprobs`, `finish` and `version` belong to `ids`")
-            assert asked.message is not None
-            return self._told(await self._session.step(asked.message))
+            said = asked.message
+            assert said is not None
+            message = said if isinstance(said, str) else said.model_dump(exclude_none=True)
+            return self._told(await self._session.step(message))
         except UserError as error:
             raise wrong("step", "ids" if asked.ids is not None else "message", str(error)) from error
         finally:
@@ -129,15 +131,22 @@ class Sessions:
             session = await service.env.session(
                 row, split=asked.split, sampling=asked.sampling, tokenizer=asked.tokenizer
             )
-            held = Held(session, place)
-            self._held[held.id] = held
-            return await held.start()
         except UserError as error:
             place.leave()
             where = "tokenizer" if asked.tokenizer is not None else "sampling"
             raise wrong("session", where, str(error)) from error
         except BaseException:
             place.leave()
+            raise
+        held = Held(session, place)
+        self._held[held.id] = held
+        try:
+            return await held.start()
+        except BaseException as error:
+            self._held.pop(held.id, None)
+            await held.close()
+            if isinstance(error, UserError):
+                raise wrong("session", "row", str(error)) from error
             raise
 
     def of(self, session_id: str) -> Held:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.tokens.load import load_tokenizer
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.api.summing import END, TEXT, write
-from tests.service.served import Served, spec_in
 from tests.servers.token_policy import TokenPolicy
-
-TOKENIZER = "small"
+from tests.service.served import Served, spec_in
 
 
 def policy(wrong: float = 0.0) -> TokenPolicy:
@@ -34,8 +33,6 @@ def many(rows: int) -> str:
 
 def tokenizer() -> str:
     """The folder of the package's own tokenizer, which is the policy's."""
-    from hermes_rl.tokens.tokenizer import small_tokenizer_path
-
     return str(small_tokenizer_path())
 
 

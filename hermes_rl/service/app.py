@@ -49,6 +49,8 @@ _STATUSES = {
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": RefusalTold, "description": text} for status, text in _STATUSES.items()
 }
+_ALTERNATIVES = ("str", "MessageAsked")
+"""Types that a value may have, which pydantic names among the places."""
 _NO_SESSION: dict[int | str, dict[str, Any]] = {404: {"model": RefusalTold, "description": "there is no such session"}}
 
 
@@ -213,7 +215,7 @@ def _answer_mistakes(app: FastAPI) -> None:
         if first["type"] == "json_invalid":
             return wrong("not_json", "body", f"the body is not JSON: {first['ctx']['error']}").response()
         where = [str(part) for part in first["loc"]]
-        inside = where[1:] if where[:1] in (["body"], ["query"], ["path"]) else where
+        inside = [part for part in where[where[0] in ("body", "query", "path") :] if part not in _ALTERNATIVES]
         place = ".".join(inside) or "body"
         return wrong("invalid", place, f"{place}: {first['msg']}").response()
 

@@ -76,11 +76,11 @@ def test_a_wrong_step_is_422_and_the_session_goes_on(served: Served) -> None:
         ({"ids": [-1]}, "ids.0"),
         ({"ids": [1.5]}, "ids.0"),
         ({"ids": [1, 2], "logprobs": [0.0]}, "ids"),
-        ({"message": {"role": "tool", "content": "1"}}, "message.MessageAsked.role"),
-        ({"message": {"role": "assistant", "tool_calls": "?"}}, "message.MessageAsked.tool_calls"),
-        ({"message": {"content": [1]}}, "message.MessageAsked.content"),
+        ({"message": {"role": "tool", "content": "1"}}, "message.role"),
+        ({"message": {"role": "assistant", "tool_calls": "?"}}, "message.tool_calls"),
+        ({"message": {"content": [1]}}, "message.content"),
         ({"message": {}}, "message"),
-        ({"message": 7}, "message.MessageAsked"),
+        ({"message": 7}, "message"),
     ]
     for step, place in wrong:
         answer = served.ask("POST", f"{path}/step", step)

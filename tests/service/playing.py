@@ -25,10 +25,10 @@ def policy(wrong: float = 0.0) -> TokenPolicy:
     return TokenPolicy(load_tokenizer(), said)
 
 
-def many(rows: int) -> str:
+def many(rows: int, text: str = TEXT) -> str:
     """The spec with so many rows, and no policy of its own."""
     items = json.dumps([{"a": number, "b": number % 7} for number in range(rows)])
-    return TEXT.replace("[{a: 1, b: 2}, {a: 3, b: 4}, {a: 5, b: 6}, {a: 7, b: 8}]", items)
+    return text.replace("[{a: 1, b: 2}, {a: 3, b: 4}, {a: 5, b: 6}, {a: 7, b: 8}]", items)
 
 
 def tokenizer() -> str:

@@ -12,8 +12,7 @@ from hermes_rl.cli.options import Options
 from hermes_rl.cli.running import logged
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.process import rare_full_collections
-from hermes_rl.service.serving import Options as ServiceOptions
-from hermes_rl.service.serving import serve
+from hermes_rl.service.serving import ServiceOptions, serve
 from hermes_rl.spec.load import load_spec
 from hermes_rl.tokens.hub import without_advice
 

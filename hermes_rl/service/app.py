@@ -54,7 +54,7 @@ _ALTERNATIVES = ("str", "MessageAsked")
 _NO_SESSION: dict[int | str, dict[str, Any]] = {404: {"model": RefusalTold, "description": "there is no such session"}}
 
 
-class Answer(JSONResponse):
+class JsonAnswer(JSONResponse):
     """JSON in ASCII, which holds whatever a string here may hold, also halves of characters that UTF-8 refuses."""
 
     def render(self, content: Any) -> bytes:
@@ -76,7 +76,7 @@ def make_app(service: Service, sessions: Sessions, *, token: bool) -> FastAPI:  
         docs_url=None,  # both pages would load code of another host
         redoc_url=None,
         redirect_slashes=False,
-        default_response_class=Answer,
+        default_response_class=JsonAnswer,
         responses=_REFUSALS,
     )
     _answer_mistakes(app)
@@ -85,7 +85,7 @@ def make_app(service: Service, sessions: Sessions, *, token: bool) -> FastAPI:  
     @app.get("/v1/health", response_model=HealthTold)
     async def health() -> Response:
         """Say that the service takes requests."""
-        return Answer({"status": "ok", "name": service.env.spec.name, "record": service.record})
+        return JsonAnswer({"status": "ok", "name": service.env.spec.name, "record": service.record})
 
     @app.get("/v1/metrics")
     async def metrics() -> Response:
@@ -98,7 +98,9 @@ def make_app(service: Service, sessions: Sessions, *, token: bool) -> FastAPI:  
             "versions": sorted({version for version in versions if version is not None}),
         }
         told = service.policies.told
-        return Answer(service.metrics.record(in_flight=in_flight, version=max(told, default=None), most=service.most))
+        return JsonAnswer(
+            service.metrics.record(in_flight=in_flight, version=max(told, default=None), most=service.most)
+        )
 
     @app.get("/v1/rows", response_model=RowsTold)
     async def rows(split: SplitName = "train", after: Annotated[str | None, Query(max_length=1000)] = None) -> Response:
@@ -112,7 +114,7 @@ def make_app(service: Service, sessions: Sessions, *, token: bool) -> FastAPI:  
         page = found[start : start + PAGE]
         listed = [{"key": row.key, "index": row.index, "digest": row.digest} for row in page]
         following = page[-1].key if start + PAGE < len(found) else None
-        return Answer({"rows": listed, "fingerprint": service.env.rows(split).fingerprint, "after": following})
+        return JsonAnswer({"rows": listed, "fingerprint": service.env.rows(split).fingerprint, "after": following})
 
     lines = {"schema": {"oneOf": [{"$ref": f"#/components/schemas/{one.__name__}"} for one in (GroupTold, EndTold)]}}
     streamed = {
@@ -134,17 +136,17 @@ def make_app(service: Service, sessions: Sessions, *, token: bool) -> FastAPI:  
     @app.post("/v1/sessions", response_model=TurnTold)
     async def begin(asked: SessionAsked, request: Request) -> Response:
         """Begin a rollout whose turns come from the caller."""
-        return Answer(await _unless_gone(request, service, sessions.begin(asked)))
+        return JsonAnswer(await _unless_gone(request, service, sessions.begin(asked)))
 
     @app.get("/v1/sessions/{session_id}", response_model=TurnTold, responses=_NO_SESSION)
     async def look(session_id: str) -> Response:
         """Say once more what the last step was answered with, for one who lost the answer."""
-        return Answer(sessions.of(session_id).answer)
+        return JsonAnswer(sessions.of(session_id).answer)
 
     @app.post("/v1/sessions/{session_id}/step", response_model=TurnTold, responses=_NO_SESSION)
     async def step(session_id: str, asked: StepAsked) -> Response:
         """Answer the turn that waits."""
-        return Answer(await sessions.step(session_id, asked))
+        return JsonAnswer(await sessions.step(session_id, asked))
 
     @app.delete("/v1/sessions/{session_id}", status_code=204, response_class=Response, responses=_NO_SESSION)
     async def end(session_id: str) -> Response:
@@ -165,13 +167,13 @@ def make_app(service: Service, sessions: Sessions, *, token: bool) -> FastAPI:  
         allowed = service.env.spec.serve.allow_inexact
         answer, cause = await asyncio.to_thread(nemo_gym.answer, asked, group, allow_inexact=allowed)
         service.metrics.count(group, cause)
-        return Answer(answer)
+        return JsonAnswer(answer)
 
     @app.post("/aggregate_metrics")
     async def aggregate(request: Request) -> Response:
         """Sum up what /run has answered; rows that failed are no part of it."""
         body = await request.body()
-        return Answer(await asyncio.to_thread(lambda: nemo_gym.aggregated(_parsed(body))))
+        return JsonAnswer(await asyncio.to_thread(lambda: nemo_gym.aggregated(_parsed(body))))
 
     return app
 

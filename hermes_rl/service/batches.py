@@ -27,6 +27,8 @@ from hermes_rl.service.state import Place, Service
 
 STALLED = 3600.0
 """Seconds that a reader may leave a line lying: a trainer's step, or its evaluation, goes by meanwhile."""
+LAST = 5.0
+"""Seconds in which the last lines of a batch that was cut are read."""
 ASKING = 10.0
 """Seconds for a server to say which weights it has."""
 
@@ -167,17 +169,23 @@ class Lines(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writing = asyncio.create_task(self._write(send))
         gone = asyncio.create_task(left(receive))
+        late = asyncio.create_task(self._late())
         try:
-            await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({writing, gone, late}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not writing.done():
                 self._service.metrics.cancelled += 1
-            for task in (writing, gone):
+            for task in (writing, gone, late):
                 task.cancel()
-            await asyncio.gather(writing, gone, return_exceptions=True)
+            await asyncio.gather(writing, gone, late, return_exceptions=True)
             await self._batch.close()
         if not writing.cancelled():
             writing.result()
+
+    async def _late(self) -> None:
+        """Wait until the service ends, and then as long as it waits for one who does not read."""
+        await self._service.cut.wait()
+        await asyncio.sleep(LAST)
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

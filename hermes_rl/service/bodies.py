@@ -18,13 +18,13 @@ Version = Annotated[int, Field(ge=0, le=_LARGEST)]
 SplitName = Literal["train", "eval"]
 
 
-class Asked(BaseModel):
+class RequestBody(BaseModel):
     """A request: unknown keys are refused, and nothing is converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class PolicyAsked(Asked):
+class PolicyAsked(RequestBody):
     """The model that acts."""
 
     type: Name = Field("vllm", description="A type of server, as in a spec.")
@@ -40,7 +40,7 @@ class PolicyAsked(Asked):
     )
 
 
-class RolloutsAsked(Asked):
+class RolloutsAsked(RequestBody):
     """A batch of groups."""
 
     rows: list[Key] = Field(min_length=1, max_length=MOST_ROWS, description="Keys of GET /v1/rows, a group for each.")
@@ -58,7 +58,7 @@ class RolloutsAsked(Asked):
     policy: PolicyAsked | None = Field(None, description="Default: the spec's.")
 
 
-class SessionAsked(Asked):
+class SessionAsked(RequestBody):
     """A rollout that the caller steps."""
 
     row: Key
@@ -67,14 +67,14 @@ class SessionAsked(Asked):
     tokenizer: Name | None = Field(None, description="So that a step may be token ids; default: that of the policy.")
 
 
-class FunctionAsked(Asked):
+class FunctionAsked(RequestBody):
     """What is called."""
 
     name: Key
     arguments: str = Field(description="JSON, as the model wrote it.")
 
 
-class CallAsked(Asked):
+class CallAsked(RequestBody):
     """A call of a tool."""
 
     id: Key
@@ -82,7 +82,7 @@ class CallAsked(Asked):
     function: FunctionAsked
 
 
-class MessageAsked(Asked):
+class MessageAsked(RequestBody):
     """An assistant message."""
 
     role: Literal["assistant"] = "assistant"
@@ -91,7 +91,7 @@ class MessageAsked(Asked):
     tool_calls: list[CallAsked] | None = None
 
 
-class StepAsked(Asked):
+class StepAsked(RequestBody):
     """The turn of the one who steps: a message, or its token ids."""
 
     message: MessageAsked | str | None = None
@@ -101,7 +101,7 @@ class StepAsked(Asked):
     version: Version | None = None
 
 
-class PolicyTold(Asked):
+class PolicyTold(RequestBody):
     """The weights have changed."""
 
     version: Version

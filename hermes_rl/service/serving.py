@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Options:
+class ServiceOptions:
     """What a service was started with.
 
     Attributes:
@@ -61,7 +61,7 @@ class Options:
     drain: float = DRAIN
 
 
-async def serve(spec: Spec, options: Options, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
+async def serve(spec: Spec, options: ServiceOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
     """Serve until the process is told to end; returns its exit status.
 
     Raises:
@@ -84,7 +84,7 @@ async def _until_told(
     listener: socket.socket,
     service: Service,
     sessions: Sessions,
-    options: Options,
+    options: ServiceOptions,
     say: Callable[[str], None],
 ) -> int:
     loop = asyncio.get_running_loop()

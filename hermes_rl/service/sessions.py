@@ -22,7 +22,7 @@ MOST = 4096
 """Sessions that are held, those that have ended and were not deleted included."""
 
 
-class Held:
+class HeldSession:
     """A session of a client.
 
     Attributes:
@@ -110,7 +110,7 @@ class Sessions:
 
     def __init__(self, service: Service, idle: float = IDLE) -> None:
         self._service, self._idle = service, idle
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldSession] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -138,7 +138,7 @@ class Sessions:
         except BaseException:
             place.leave()
             raise
-        held = Held(session, place)
+        held = HeldSession(session, place)
         self._held[held.id] = held
         try:
             return await held.start()
@@ -149,7 +149,7 @@ class Sessions:
                 raise wrong("session", "row", str(error)) from error
             raise
 
-    def of(self, session_id: str) -> Held:
+    def of(self, session_id: str) -> HeldSession:
         """Return a session by its id; raises Refused where there is none."""
         if session_id not in self._held:
             raise Refused(
@@ -160,7 +160,7 @@ class Sessions:
         return self._held[session_id]
 
     async def step(self, session_id: str, asked: StepAsked) -> dict[str, Any]:
-        """See `Held.step`."""
+        """See `HeldSession.step`."""
         held = self.of(session_id)
         try:
             return await held.step(asked)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -132,4 +134,27 @@ def test_sessions_and_runs_that_do_not_end_are_ended_too(tmp_path: Path) -> None
         assert service.terminate() == 0
         step.join(10)
         assert answers[0].status in (404, 503)
+        assert "Traceback" not in service.said
+
+
+@pytest.mark.slow
+async def test_a_reader_that_does_not_read_does_not_keep_a_service_from_ending(tmp_path: Path) -> None:
+    model = policy()
+    async with model.running() as url:
+        service = await served_in(tmp_path, 600, "--drain", "0.5", more="serve: {concurrency: 8}\n")
+        with service:
+            keys = await asyncio.to_thread(service.keys)
+            with socket.socket() as reader:
+                reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                reader.connect(("127.0.0.1", service.port))
+                body = json.dumps({"rows": keys, "n": 1, "policy": named(url)}).encode()
+                head = f"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+                await asyncio.to_thread(
+                    reader.sendall, (head + "Content-Type: application/json\r\n\r\n").encode() + body
+                )
+                still, seen = 0, -1
+                while still < 20 or not seen:
+                    await asyncio.sleep(0.1)
+                    still, seen = still + 1 if len(model.asked) == seen else 0, len(model.asked)
+                assert await asyncio.to_thread(service.terminate) == 0
         assert "Traceback" not in service.said

@@ -64,12 +64,14 @@ class Batch:
         """
         policy = await service.policy(asked.policy)
         place = service.place()
+        where = "sampling"
         try:
             batch = cls(service, asked, policy, place)
+            where = "n"  # the record of a spec that compares members has groups of one size
             await batch._open()
         except UserError as error:
             place.leave()
-            raise wrong("request", "sampling" if asked.sampling else "rows", str(error)) from error
+            raise wrong("request", where, str(error)) from error
         except BaseException:
             place.leave()
             raise

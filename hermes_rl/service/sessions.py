@@ -133,7 +133,7 @@ class Sessions:
             )
         except UserError as error:
             place.leave()
-            where = "tokenizer" if asked.tokenizer is not None else "sampling"
+            where = "tokenizer" if asked.tokenizer is not None else "sampling" if asked.sampling else "row"
             raise wrong("session", where, str(error)) from error
         except BaseException:
             place.leave()

@@ -257,3 +257,20 @@ def test_a_spec_without_a_policy_says_so(tmp_path: Path) -> None:
         assert (answer.status, answer.json["error"]) == (422, "no_policy")
         run = {"responses_create_params": {}, "verifier_metadata": {"row_key": service.keys()[0]}}
         assert service.ask("POST", "/run", run).json["error"] == "no_policy"
+
+
+def test_a_record_of_compared_groups_has_one_size(tmp_path: Path) -> None:
+    """Rewards that compare the members of a group mean nothing in another one."""
+    spec = spec_in(tmp_path, PLAYED.replace("rewards: {", 'rewards: {longest: {fn: "code.py:longest"}, '))
+    with Served(spec) as service:
+        keys = service.keys()
+        lines, end = service.batch(rows=keys, n=3, batch="b")
+        assert (end["dropped"], {one["score"] for line in lines for one in line["rollouts"]}) == (0, {2.0})
+        assert by_group(service.batch(rows=keys, n=3, batch="b")[0]) == by_group(lines)
+        answer = service.ask("POST", "/v1/rollouts", {"rows": keys, "n": 2})
+        assert (answer.status, answer.json["place"]) == (422, "n")
+        assert "groups of 3" in answer.json["detail"]
+        assert service.ask("POST", "/v1/sessions", {"row": keys[0]}).status == 422
+        run = {"responses_create_params": {}, "verifier_metadata": {"row_key": keys[0]}}
+        assert service.ask("POST", "/run", run).status == 422
+        assert service.get("/v1/metrics")["in_flight"] == {"batches": 0, "rollouts": 0, "sessions": 0, "versions": []}

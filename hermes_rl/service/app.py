@@ -34,7 +34,7 @@ from hermes_rl.service.bodies import (
 )
 from hermes_rl.service.refusals import Refused, ending, wrong
 from hermes_rl.service.sessions import Sessions
-from hermes_rl.service.state import PAGE, Service
+from hermes_rl.service.state import Service
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class JsonAnswer(JSONResponse):
         return json.dumps(content, default=str).encode("ascii")
 
 
-def make_app(service: Service, sessions: Sessions, *, token: bool) -> FastAPI:  # noqa: C901, PLR0915 - a path each
+def make_app(service: Service, sessions: Sessions, *, token: bool) -> FastAPI:  # noqa: C901 - a path each
     """Return the application.
 
     Args:
@@ -105,15 +105,8 @@ def make_app(service: Service, sessions: Sessions, *, token: bool) -> FastAPI:  
     @app.get("/v1/rows", response_model=RowsTold)
     async def rows(split: SplitName = "train", after: Annotated[str | None, Query(max_length=1000)] = None) -> Response:
         """List rows in their order, a thousand at a time."""
-        found = list(service.rows(split).values())
-        start = 0
-        if after is not None:
-            start = next((number for number, row in enumerate(found, 1) if row.key == after), 0)
-            if not start:
-                raise wrong("unknown_row", "after", f"no row of the split {split!r} has this key", rows=[after])
-        page = found[start : start + PAGE]
+        page, following = service.page(split, after)
         listed = [{"key": row.key, "index": row.index, "digest": row.digest} for row in page]
-        following = page[-1].key if start + PAGE < len(found) else None
         return JsonAnswer({"rows": listed, "fingerprint": service.env.rows(split).fingerprint, "after": following})
 
     lines = {"schema": {"oneOf": [{"$ref": f"#/components/schemas/{one.__name__}"} for one in (GroupTold, EndTold)]}}

@@ -21,7 +21,7 @@ import uvicorn
 from hermes_rl import Spec, open_env
 from hermes_rl.errors import UserError
 from hermes_rl.service.app import make_app
-from hermes_rl.service.gate import HEADER_BYTES, Gate, TimedProtocol
+from hermes_rl.service.gate import HEADER_BYTES, PATIENCE, Gate, TimedProtocol
 from hermes_rl.service.policies import Policies
 from hermes_rl.service.sessions import IDLE, Sessions
 from hermes_rl.service.state import Service
@@ -157,6 +157,7 @@ def _config(gate: Gate) -> uvicorn.Config:
         h11_max_incomplete_event_size=HEADER_BYTES,
         limit_concurrency=CONNECTIONS,
         backlog=1024,
+        timeout_keep_alive=int(PATIENCE),
         timeout_graceful_shutdown=5,
     )
 

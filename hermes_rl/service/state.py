@@ -44,7 +44,8 @@ class Service:
         self.quiet.set()
         self.cut = asyncio.Event()
         """Set: what is still being played is ended."""
-        self._rows: dict[str, dict[str, Row]] = {}
+        self._rows: dict[str, list[Row]] = {}
+        self._places: dict[str, dict[str, int]] = {}
 
     async def open(self) -> None:
         """Look through the rows, so that keys are found at once."""
@@ -54,24 +55,37 @@ class Service:
             except UserError:
                 continue  # the spec keeps none for evaluation
             found = await asyncio.to_thread(list, islice(rows, SEARCHED if rows.length is None else None))
-            self._rows[split] = {row.key: row for row in found}
+            self._rows[split] = found
+            self._places[split] = {row.key: place for place, row in enumerate(found)}
 
-    def rows(self, split: str) -> Mapping[str, Row]:
-        """Return the rows of a split by their keys; raises Refused where the spec has no such split."""
-        if split not in self._rows:
+    def page(self, split: str, after: str | None) -> tuple[list[Row], str | None]:
+        """Return rows behind the one with the key `after`, and the key after which the next page begins.
+
+        Raises:
+            Refused: there is no such split, or no such key.
+        """
+        places = self._places_in(split)
+        if after is not None and after not in places:
+            raise wrong("unknown_row", "after", f"no row of the split {split!r} has this key", rows=[after])
+        start = 0 if after is None else places[after] + 1
+        found = self._rows[split][start : start + PAGE]
+        return found, found[-1].key if start + PAGE < len(places) else None
+
+    def _places_in(self, split: str) -> Mapping[str, int]:
+        if split not in self._places:
             raise wrong("no_split", "split", "the spec keeps no rows for evaluation; see dataset.eval")
-        return self._rows[split]
+        return self._places[split]
 
     def require_rows(self, keys: Sequence[str], split: str, place: str = "rows") -> list[Row]:
         """Return the rows of these keys; raises Refused with those that are unknown."""
-        rows = self.rows(split)
-        unknown = [key for key in keys if key not in rows]
+        places = self._places_in(split)
+        unknown = [key for key in keys if key not in places]
         if unknown:
             detail = (
                 f"{len(unknown)} keys are not of the split {split!r}; GET /v1/rows?split={split} has those that are"
             )
             raise wrong("unknown_row", place, detail, rows=unknown[:SHOWN])
-        return [rows[key] for key in keys]
+        return [self._rows[split][places[key]] for key in keys]
 
     async def policy(self, asked: PolicyAsked | None) -> Policy:
         """Return the policy that a request names, ready to play.

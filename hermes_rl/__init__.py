@@ -13,8 +13,10 @@ from hermes_rl.version import __version__
 if TYPE_CHECKING:
     from hermes_rl.agent.loop import HermesAgentLoop
     from hermes_rl.agent.result import AgentResult
-    from hermes_rl.api.environment import open_env
+    from hermes_rl.api.environment import Env, open_env
+    from hermes_rl.api.session import Session, SessionTurn
     from hermes_rl.api.sync import sync
+    from hermes_rl.data.rows import Row
     from hermes_rl.endings import Ending
     from hermes_rl.env.base import HermesAgentBaseEnv
     from hermes_rl.env.config import HermesAgentEnvConfig
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AgentResult": "hermes_rl.agent.result",
     "Ending": "hermes_rl.endings",
+    "Env": "hermes_rl.api.environment",
     "Example": "hermes_rl.rollouts.rollout",
     "Group": "hermes_rl.rollouts.rollout",
     "HermesAgentBaseEnv": "hermes_rl.env.base",
@@ -39,9 +42,12 @@ _HOMES = {
     "HermesAgentLoop": "hermes_rl.agent.loop",
     "Policy": "hermes_rl.servers.policy",
     "Rollout": "hermes_rl.rollouts.rollout",
+    "Row": "hermes_rl.data.rows",
     "Sampled": "hermes_rl.servers.base",
     "Sampling": "hermes_rl.servers.base",
     "Score": "hermes_rl.scoring.value",
+    "Session": "hermes_rl.api.session",
+    "SessionTurn": "hermes_rl.api.session",
     "Spec": "hermes_rl.spec.model",
     "SpecEnv": "hermes_rl.env.spec_env",
     "ToolContext": "hermes_rl.tools.context",
@@ -59,6 +65,7 @@ _HOMES = {
 __all__ = [
     "AgentResult",
     "Ending",
+    "Env",
     "Example",
     "Group",
     "HermesAgentBaseEnv",
@@ -66,9 +73,12 @@ __all__ = [
     "HermesAgentLoop",
     "Policy",
     "Rollout",
+    "Row",
     "Sampled",
     "Sampling",
     "Score",
+    "Session",
+    "SessionTurn",
     "Spec",
     "SpecEnv",
     "ToolContext",

@@ -33,6 +33,9 @@ DOORS = {
     "tools": ("tools/hermes_worker.py", "sandbox/remote_worker.py"),
     "renderers": "tokens/families.py",
     "ray": (),
+    "fastapi": "service/",
+    "starlette": "service/",
+    "uvicorn": "service/",
 }
 """Foreign package → where it may be imported."""
 ANYWHERE = {"errors", "endings", "plugins", "server_types", "shipped", "threads", "version", "visible"}
@@ -192,8 +195,9 @@ def test_the_public_names_are_the_ones_listed() -> None:
     for name in hermes_rl.__all__:
         assert getattr(hermes_rl, name) is not None
     assert set(hermes_rl.__all__) == {
-        "AgentResult", "Ending", "Example", "Group", "HermesAgentBaseEnv", "HermesAgentEnvConfig", "HermesAgentLoop",
-        "Policy", "Rollout", "Sampled", "Sampling", "Score", "Spec", "SpecEnv", "ToolContext", "ToolError",
+        "AgentResult", "Ending", "Env", "Example", "Group", "HermesAgentBaseEnv", "HermesAgentEnvConfig",
+        "HermesAgentLoop", "Policy", "Rollout", "Row", "Sampled", "Sampling", "Score", "Session", "SessionTurn", "Spec",
+        "SpecEnv", "ToolContext", "ToolError",
         "__version__", "cleanup_all_environments", "cleanup_vm", "clear_task_env_overrides", "compile_spec",
         "load_spec", "open_env", "register_task_env_overrides", "sync",
     }  # fmt: skip

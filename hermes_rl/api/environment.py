@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
+from hermes_rl.agent.loop import LoopOptions
 from hermes_rl.api.groups import Groups
 from hermes_rl.api.session import Session, Stepped
 from hermes_rl.data.load import Split, load_rows
@@ -287,8 +288,7 @@ class Env:
                     await encoder.encode_group(played)
 
             runner.prepare = prepare
-            async with self._member(group, None):
-                return await runner.start(row, group, n)
+            return await runner.start(row, group, n)
 
         return await self._owned(work())
 
@@ -339,6 +339,7 @@ class Env:
             raise UserError("`concurrency` is at least 1, and `ahead` at least 0")
 
         mark = self._batch(batch)
+        self._options(policy, split, sampling)
 
         async def run() -> Run:
             runner = await self._runner(policy, n, split, sampling, replays, "", concurrency)
@@ -435,7 +436,13 @@ class Env:
             encode=encoder.encode,
             replays=replays,
             mark=mark,
+            exclusive=lambda group: self._member(group + mark, None),
         )
+
+    def _options(self, policy: Policy | None, split: str, sampling: Settings | None) -> LoopOptions:
+        """Return what bounds and steers a rollout; raises UserError where what is asked for is wrong."""
+        role = self._role(policy)
+        return (self._compiled if policy is None else self._compiled.played_by(role)).options(split, sampling)
 
     def _role(self, policy: Policy | None) -> ModelClient:
         if policy is not None and not isinstance(policy, Policy):

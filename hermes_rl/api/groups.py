@@ -39,9 +39,19 @@ class Groups:
         max_staleness: int | None,
     ) -> None:
         self.left_out: Counter[str] = Counter()
+        self._made = _once(make)
         self._weights, self._max_staleness = weights, max_staleness
-        self._playing = _played(make, ahead)
+        self._playing = _played(self._made, ahead)
         self._asking: asyncio.Task[Group | None] | None = None
+
+    async def open(self) -> Self:
+        """Find out what is wrong with what was asked for before anything is played; the first group does it otherwise.
+
+        Raises:
+            UserError: what is wrong.
+        """
+        await self._made()
+        return self
 
     def __aiter__(self) -> Self:
         return self
@@ -96,6 +106,19 @@ class Groups:
                 "first group, give the policy a `version`, or let each answer carry one"
             )
         return "stale" if now - oldest > self._max_staleness else None
+
+
+def _once(make: Callable[[], Awaitable[Run]]) -> Callable[[], Awaitable[Run]]:
+    """Return what makes the run with its first call; a closure, so that an iteration that is left is free at once."""
+    making, made = asyncio.Lock(), list[Run]()
+
+    async def run() -> Run:
+        async with making:
+            if not made:
+                made.append(await make())
+            return made[0]
+
+    return run
 
 
 async def _played(make: Callable[[], Awaitable[Run]], ahead: int) -> AsyncGenerator[tuple[Run, Group], None]:

@@ -1,4 +1,4 @@
-"""The commands `run | validate | list | schema | doctor | regrade`: their arguments, and who does the work.
+"""The commands `run | validate | list | schema | doctor | regrade | rollouts`: their arguments, and who does the work.
 
 Annotations are not postponed here: Typer would evaluate the text of each several times at every start.
 """
@@ -126,6 +126,35 @@ def regrade(
     from hermes_rl.cli.running import regrade_run
 
     raise typer.Exit(regrade_run(run_directory, tuple(sets or ()), env_file))
+
+
+@app.command(context_settings=_FLAGS, epilog=_EPILOG)
+def rollouts(
+    context: typer.Context,
+    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.")],
+    listen: Annotated[str, typer.Option(help="HOST:PORT; the port 0 is any that is free.")] = "127.0.0.1:8600",
+    token_env: Annotated[str | None, typer.Option(help="Variable that holds the token of requests.")] = None,
+    most: Annotated[int, typer.Option(min=1, help="Rollouts that may be asked for at a time.")] = 16_384,
+    key_env: Annotated[
+        list[str] | None, typer.Option(help="Variable that requests may name as the key of a server; may be repeated.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory of the record.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, beside an earlier record.")] = False,
+    idle: Annotated[float, typer.Option(min=0.1, help="Seconds without a step after which a session ends.")] = 900.0,
+    drain: Annotated[float, typer.Option(min=0.0, help="Seconds for what was begun, after SIGTERM.")] = 30.0,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in --set agent.max_turns=5.")] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")] = False,
+    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+) -> None:
+    """Serve rollouts over HTTP, for trainers that cannot live in this interpreter."""
+    from hermes_rl.cli.options import Options
+    from hermes_rl.cli.serving import RolloutsRequest, serve_rollouts
+
+    options = Options(tuple(sets or ()), tuple(context.args), env_file)
+    keys = tuple(key_env or ())
+    request = RolloutsRequest(spec, options, listen, token_env, most, keys, out, fresh, idle, drain, demo, verbose)
+    raise typer.Exit(serve_rollouts(request))
 
 
 @app.callback(invoke_without_command=True)

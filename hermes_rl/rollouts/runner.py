@@ -10,10 +10,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.data.rows import Row
@@ -77,6 +77,8 @@ class RolloutRunner:
         on_played: told of every rollout that was played, failed attempts included, before another begins in its place.
         replays: how often a rollout that infrastructure failed is played again.
         mark: tells its rollouts from others of the same groups; see `RolloutKey`.
+        exclusive: held while a group of that id is played, so that the same group asked for again meanwhile waits, and
+            is taken from the record.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class RolloutRunner:
         on_played: Callable[[Rollout], None] = _ignore,
         replays: int = REPLAYS,
         mark: str = "",
+        exclusive: Callable[[str], AbstractAsyncContextManager[Any]] = nullcontext,
     ) -> None:
         self.environment = environment
         self.options = options or environment.options(split)
@@ -100,7 +103,7 @@ class RolloutRunner:
         self.policy = policy if policy is not None else environment.policy
         self.store: Recorded = store if store is not None else Unrecorded()
         self.encode, self.prepare, self.on_played = encode, prepare, on_played
-        self.replays, self.mark = replays, mark
+        self.replays, self.mark, self.exclusive = replays, mark, exclusive
         self.teacher = environment.teacher if split == "train" else None
         self.open = 0
         """Members of started groups that have not ended."""
@@ -123,31 +126,41 @@ class RolloutRunner:
         member is played to its end and the failed ones stay without a score.
         """
         members: list[asyncio.Task[Rollout]] = []
+        begin = asyncio.Event()
+
+        async def play(key: RolloutKey, played: Callable[[], None]) -> Rollout:
+            await begin.wait()
+            return await self.member(key, played)
+
         for index in range(size):
             place = _OpenMember(self, on_change)
             key = RolloutKey(row, group, index, size, epoch=epoch, mark=self.mark)
-            member = asyncio.create_task(self.member(key, place.leave))
+            member = asyncio.create_task(play(key, place.leave))
             member.add_done_callback(place.leave)
             members.append(member)
-        finish = asyncio.create_task(self._finish(Group(group, row, [], epoch), members, whole))
+        finish = asyncio.create_task(self._finish(Group(group, row, [], epoch), members, whole, begin))
         for member in members:
             # A task that is cancelled before its first step runs no `finally`.
             finish.add_done_callback(partial(_cancel_one, member))
         return finish
 
-    async def _finish(self, group: Group, members: list[asyncio.Task[Rollout]], whole: bool) -> Group:
-        try:
-            for ended in asyncio.as_completed(members):
-                rollout = await ended
-                if rollout.error is not None:
-                    group.dropped = group.dropped or rollout.ending
-                    group.detail = group.detail or rollout.error
-                    if whole:
-                        break
-        finally:
-            await _cancel(members)
-        group.rollouts = [task.result() for task in members if not task.cancelled()]
-        await self._score_together(group)
+    async def _finish(
+        self, group: Group, members: list[asyncio.Task[Rollout]], whole: bool, begin: asyncio.Event
+    ) -> Group:
+        async with self.exclusive(group.id):
+            begin.set()
+            try:
+                for ended in asyncio.as_completed(members):
+                    rollout = await ended
+                    if rollout.error is not None:
+                        group.dropped = group.dropped or rollout.ending
+                        group.detail = group.detail or rollout.error
+                        if whole:
+                            break
+            finally:
+                await _cancel(members)
+            group.rollouts = [task.result() for task in members if not task.cancelled()]
+            await self._score_together(group)
         if self.prepare is not None:
             await self.prepare(group)
         return group

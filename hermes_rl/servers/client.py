@@ -57,6 +57,13 @@ class Versioned(Protocol):
     async def weights(self) -> int | None: ...
 
 
+@runtime_checkable
+class LoadsRenderer(Protocol):
+    """A backend that renders conversations itself, and can load what it needs for that before it is asked."""
+
+    async def load(self) -> Any: ...
+
+
 class ModelClient:
     """The model behind one role of a run: `policy`, `judge`, `user`, or a name that the spec gives."""
 
@@ -143,6 +150,17 @@ class ModelClient:
         """Return the newest version of the weights that any server has; None where no server tells one."""
         telling = [backend for backend in self._backends if isinstance(backend, Versioned)]
         return await self._on_own_loop(_newest(telling))
+
+    @property
+    def exact(self) -> bool:
+        """Whether every server says which tokens it sampled."""
+        return all(isinstance(backend, LoadsRenderer) or backend.config.kind.exact for backend in self._backends)
+
+    async def prepare(self) -> None:
+        """Load what token-level servers need to render conversations; raises UserError where it cannot be had."""
+        for backend in self._backends:
+            if isinstance(backend, LoadsRenderer):
+                await backend.load()
 
     async def close(self) -> None:
         """Close every server; may be called twice. Another event loop may use the client afterwards."""

@@ -6,7 +6,9 @@ over the caller's own function (`calling`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,10 @@ from hermes_rl.servers.client import (
     SampledByFunction,
     SampleFunction,
 )
-from hermes_rl.servers.factory import create_client
+from hermes_rl.servers.factory import config_from_spec, create_client
 from hermes_rl.servers.token_level import TokenServer
 from hermes_rl.servers.transport import RetryPolicy
+from hermes_rl.spec.model import Spec
 from hermes_rl.tokens.load import renderer_for
 from hermes_rl.tokens.rendering import Renderer, RendererSettings
 
@@ -102,6 +105,7 @@ class Policy:
         api_key: str | None = None,
         tokenizer: str | None = None,
         version: Version = None,
+        weights_path: str | None = None,
     ) -> Policy:
         """Make a policy of a model server, by the types that a spec knows.
 
@@ -112,10 +116,14 @@ class Policy:
             api_key: sent as a bearer token, and never shown.
             tokenizer: a hub name or a folder; default: the model's own.
             version: of the weights; default: the server is asked, where its type tells it.
+            weights_path: path at the server that answers with the version; default: its type's own.
 
         Raises:
             UserError: there is no such type, or a setting that the type needs is missing.
         """
+        for key in server_type(type).needs:
+            if not {"base_url": base_url, "model": model}.get(key, "given"):
+                raise UserError(f"a server of type {type} needs `{key}`")
         told = VersionSource(version)
         if callable(model) and tokenizer is None and not server_type(type).embedded:
             raise UserError("a policy whose model's name changes needs a `tokenizer`: the name says nothing about it")
@@ -126,9 +134,58 @@ class Policy:
             naming=model if callable(model) else None,
             api_key=Secret(api_key) if api_key is not None else None,
             tokenizer=str(tokenizer) if tokenizer is not None else None,
+            weights_path=weights_path,
             version=told,
         )
         return cls(create_client(ROLE, [config]), told)
+
+    @classmethod
+    def of_spec(
+        cls,
+        spec: Spec,
+        *,
+        environ: Mapping[str, str] | None = None,
+        model: Callable[[], str | None] | None = None,
+        version: Version = None,
+    ) -> Policy:
+        """Make a policy of the servers that the spec names, so that a trainer can tell what changes with the weights.
+
+        Args:
+            spec: the spec.
+            environ: where keys are looked up; default: the process's environment.
+            model: returns the model's name for each request; the spec's own where it returns None.
+            version: of the weights; default: the server is asked, where its type tells it.
+
+        Raises:
+            UserError: the spec names no policy, or the variable of a key is not set.
+        """
+        if ROLE not in spec.servers:
+            raise UserError("servers.policy is missing: name the model that acts")
+        told = VersionSource(version)
+        found = os.environ if environ is None else environ
+        key = spec.policy_api_key.get_secret_value() if spec.policy_api_key is not None else None
+        configs = []
+        for server in spec.servers[ROLE]:
+            config = config_from_spec(server, found, api_key=key, seed=spec.seed)
+            configs.append(replace(config, version=told, naming=_named(model, config.model)))
+        return cls(create_client(ROLE, configs), told)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the servers say which tokens they sampled, so that a group can be certified as exact."""
+        return self.role.exact
+
+    async def prepare(self) -> None:
+        """Load tokenizer and renderer now, without asking a server for anything, instead of with the first call.
+
+        Raises:
+            UserError: the tokenizer cannot be had, or conversations cannot become exact tokens with it.
+        """
+        await self.role.prepare()
+
+    async def weights(self) -> int | None:
+        """Return the version of the weights now: the one that was told, else what a server says; None: unknown."""
+        return self.version if self.version is not None else await self.role.weights()
 
     @property
     def version(self) -> int | None:
@@ -158,6 +215,10 @@ class VersionSource:
 
     def __call__(self) -> int | None:
         return self.version() if callable(self.version) else self.version
+
+
+def _named(model: Callable[[], str | None] | None, own: str) -> Callable[[], str] | None:
+    return None if model is None else lambda: model() or own
 
 
 def _unbounded(role: ModelClient) -> ModelClient:

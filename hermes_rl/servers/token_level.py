@@ -60,7 +60,9 @@ class TokenServer:
         self._config = config
         self._source = source
         self._make_renderer = make_renderer or self._load_renderer
+        self._loaded: Renderer | None = None
         self._renderer: Renderer | None = None
+        """The loaded one, once the length of the server's context is known too."""
         self._context: int | None = None
 
     @property
@@ -122,10 +124,16 @@ class TokenServer:
     async def renderer(self) -> Renderer:
         """Load the renderer once; raises UserError where conversations cannot become exact tokens."""
         if self._renderer is None:
-            renderer = await asyncio.to_thread(self._make_renderer)
+            renderer = await self.load()
             self._context = await self._source.context_length()
             self._renderer = renderer
         return self._renderer
+
+    async def load(self) -> Renderer:
+        """Load the renderer without asking the server for anything; raises as `renderer`."""
+        if self._loaded is None:
+            self._loaded = await asyncio.to_thread(self._make_renderer)
+        return self._loaded
 
     async def sample(self, sampling: Sampling) -> Sampled:
         """Send one bare request; raises as `attempt`."""

@@ -12,7 +12,7 @@ import pytest
 from hermes_rl import Policy, Sampled, Sampling, open_env
 from hermes_rl.api.groups import ENDED
 from hermes_rl.errors import RunError, UserError
-from tests.api.summing import TEXT, Sampler, spec_in
+from tests.api.summing import COMPARED, TEXT, Sampler, spec_in
 
 
 async def settled(sampler: Sampler) -> None:
@@ -189,3 +189,36 @@ async def test_leaving_the_loop_ends_what_is_in_flight(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="somebody else waits"):
             await anext(second)
         waiting.cancel()
+
+
+async def test_a_batch_that_is_asked_for_twice_at_once_is_played_once(tmp_path: Path) -> None:
+    """Also where rewards compare the members, which then get one comparison."""
+    for name, text in (("plain", TEXT), ("compared", COMPARED)):
+        folder = tmp_path / name
+        folder.mkdir()
+        sampler = Sampler(wrong=0.5)
+        async with open_env(spec_in(folder, text), record=folder / "record") as env:
+            policy = sampler.policy()
+
+            async def read(env: Any = env, policy: Policy = policy) -> dict[str, list[Any]]:
+                groups = env.groups(4, policy, rows=env.rows(), batch="b")
+                return {group.id: [one.messages for one in group.rollouts] + group.scores async for group in groups}
+
+            one, two = await asyncio.gather(read(), read())
+        assert one == two
+        assert len(one) == 4
+        lines = (folder / "record" / "rollouts.jsonl").read_text().splitlines()
+        assert len(lines) == 4 * 4
+
+
+async def test_what_is_wrong_is_found_before_anything_is_played(tmp_path: Path) -> None:
+    sampler = Sampler()
+    async with open_env(spec_in(tmp_path)) as env:
+        with pytest.raises(UserError, match="colour"):
+            env.groups(2, sampler.policy(), sampling={"colour": 1})
+        nowhere = Policy.chat(lambda messages, tools: None, tokenizer=tmp_path / "none")  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="none"):
+            await env.groups(2, nowhere, rows=env.rows()).open()
+        groups = await env.groups(2, sampler.policy(), rows=env.rows()).open()
+        assert sampler.asked == []
+        assert len([group async for group in groups]) == 4

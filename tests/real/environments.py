@@ -40,18 +40,21 @@ def built(name: str, made_of: Sequence[Path], build: Callable[[Path], None]) -> 
     return folder
 
 
-def python_of(name: str, without: Sequence[str] = (), upon: Path | None = None) -> Path:
+def python_of(
+    name: str, without: Sequence[str] = (), upon: Path | None = None, interpreter: str = sys.executable
+) -> Path:
     """Return the Python of the environment that `requirements/<name>.txt` describes.
 
     Args:
         name: of the file. Its lines are pinned by hash; what they depend on is installed behind them.
         without: packages that are taken out again.
         upon: the Python of an environment whose packages this one has too.
+        interpreter: the Python that it is made with.
     """
     pinned = REQUIREMENTS / f"{name}.txt"
 
     def build(folder: Path) -> None:
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        subprocess.run([interpreter, "-m", "venv", str(folder)], check=True)
         if upon is not None:
             (own,) = folder.glob("lib/python*/site-packages")
             (other,) = upon.parents[1].glob("lib/python*/site-packages")
@@ -84,6 +87,23 @@ def litellm_python() -> Path:
 def mcp_servers_python() -> Path:
     """Return the Python of an environment with MCP servers that others wrote."""
     return python_of("mcp-servers")
+
+
+def nemo_gym_python() -> Path:
+    """Return the Python of an environment with NeMo Gym, which needs Python 3.12 or newer."""
+    return python_of("nemo-gym", interpreter=newer_python((3, 12)))
+
+
+def newer_python(least: tuple[int, int]) -> str:
+    """Return an interpreter of this machine that is at least that new: this one, one on the path, or one of pyenv."""
+    names = [f"python3.{minor}" for minor in range(least[1], least[1] + 4)]
+    own = Path.home() / ".pyenv" / "versions"
+    found = [sys.executable, *filter(None, map(shutil.which, names)), *map(str, sorted(own.glob("3.*/bin/python")))]
+    ask = f"import sys, venv, ensurepip; sys.exit(sys.version_info < {least})"
+    for interpreter in found:
+        if subprocess.run([interpreter, "-c", ask], check=False, capture_output=True).returncode == 0:
+            return interpreter
+    raise RuntimeError(f"there is no Python {'.'.join(map(str, least))} or newer on this machine; install one")
 
 
 def version_in(python: Path, package: str) -> str:

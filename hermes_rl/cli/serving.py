@@ -1,0 +1,69 @@
+"""`hermes-rl rollouts`: from the command line to the service."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from hermes_rl.cli.echo import echo
+from hermes_rl.cli.options import Options
+from hermes_rl.cli.running import logged
+from hermes_rl.rollouts.admission import raise_descriptor_limit
+from hermes_rl.runs.process import rare_full_collections
+from hermes_rl.service.serving import ServiceOptions, serve
+from hermes_rl.spec.load import load_spec
+from hermes_rl.tokens.hub import without_advice
+
+
+@dataclass(frozen=True)
+class RolloutsRequest:
+    """The words of `hermes-rl rollouts`."""
+
+    spec: str
+    options: Options
+    listen: str
+    token_env: str | None
+    most: int
+    keys: tuple[str, ...]
+    out: Path | None
+    fresh: bool
+    idle: float
+    drain: float
+    demo: bool
+    verbose: bool
+
+
+def serve_rollouts(request: RolloutsRequest) -> int:
+    """Serve until the process is told to end; returns the exit status.
+
+    Raises:
+        UserError: the command line or the spec is wrong.
+    """
+    raise_descriptor_limit()
+    without_advice()
+    environ = request.options.environ()
+    spec = load_spec(
+        request.spec, overrides=request.options.overrides(), demo=request.demo, environ=environ, mode="serve"
+    )
+    record = request.out or Path("outputs") / spec.name / "rollouts"
+    options = ServiceOptions(
+        listen=request.listen,
+        token_env=request.token_env,
+        keys=request.keys,
+        most=request.most,
+        record=_beside(record) if request.fresh else record,
+        idle=request.idle,
+        drain=request.drain,
+    )
+    with rare_full_collections(), logged() if request.verbose else nullcontext():
+        return asyncio.run(serve(spec, options, environ, echo))
+
+
+def _beside(path: Path) -> Path:
+    """Return a folder that does not exist yet, beside this one."""
+    number, found = 2, path
+    while found.exists():
+        found, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return found

@@ -1,0 +1,244 @@
+"""The paths of the service, and their OpenAPI description.
+
+Annotations are not postponed here: FastAPI reads those of functions that are made inside of another one.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Coroutine
+from typing import Annotated, Any, TypeVar
+
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from hermes_rl import __version__
+from hermes_rl.service import nemo_gym
+from hermes_rl.service.batches import Batch, Lines, left
+from hermes_rl.service.bodies import (
+    EndTold,
+    GroupTold,
+    HealthTold,
+    PolicyTold,
+    RefusalTold,
+    RolloutsAsked,
+    RowsTold,
+    RunAsked,
+    SessionAsked,
+    SplitName,
+    StepAsked,
+    TurnTold,
+)
+from hermes_rl.service.refusals import Refused, ending, wrong
+from hermes_rl.service.sessions import Sessions
+from hermes_rl.service.state import Service
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+_STATUSES = {
+    401: "the token is missing or wrong",
+    413: "the body is too large",
+    422: "something in the request is wrong: `place` says where",
+    429: "there is no room now: ask again after Retry-After seconds",
+    503: "the service is ending: ask again after Retry-After seconds",
+}
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": RefusalTold, "description": text} for status, text in _STATUSES.items()
+}
+_ALTERNATIVES = ("str", "MessageAsked")
+"""Types that a value may have, which pydantic names among the places."""
+_NO_SESSION: dict[int | str, dict[str, Any]] = {404: {"model": RefusalTold, "description": "there is no such session"}}
+
+
+class JsonAnswer(JSONResponse):
+    """JSON in ASCII, which holds whatever a string here may hold, also halves of characters that UTF-8 refuses."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, default=str).encode("ascii")
+
+
+def make_app(service: Service, sessions: Sessions, *, token: bool) -> FastAPI:  # noqa: C901 - a path each
+    """Return the application.
+
+    Args:
+        service: what is served.
+        sessions: its sessions.
+        token: whether requests bring one; the description says so.
+    """
+    app = FastAPI(
+        title="hermes-rl rollouts",
+        version=__version__,
+        description="Rollouts of one spec, for trainers.",
+        docs_url=None,  # both pages would load code of another host
+        redoc_url=None,
+        redirect_slashes=False,
+        default_response_class=JsonAnswer,
+        responses=_REFUSALS,
+    )
+    _answer_mistakes(app)
+    _describe(app, token=token)
+
+    @app.get("/v1/health", response_model=HealthTold)
+    async def health() -> Response:
+        """Say that the service takes requests."""
+        return JsonAnswer({"status": "ok", "name": service.env.spec.name, "record": service.record})
+
+    @app.get("/v1/metrics")
+    async def metrics() -> Response:
+        """Say what has gone through the service since it began."""
+        versions = [batch.version for batch in service.batches]
+        in_flight = {
+            "batches": len(service.batches),
+            "rollouts": service.taken,
+            "sessions": len(sessions),
+            "versions": sorted({version for version in versions if version is not None}),
+        }
+        told = service.policies.told
+        return JsonAnswer(
+            service.metrics.record(in_flight=in_flight, version=max(told, default=None), most=service.most)
+        )
+
+    @app.get("/v1/rows", response_model=RowsTold)
+    async def rows(split: SplitName = "train", after: Annotated[str | None, Query(max_length=1000)] = None) -> Response:
+        """List rows in their order, a thousand at a time."""
+        page, following = service.page(split, after)
+        listed = [{"key": row.key, "index": row.index, "digest": row.digest} for row in page]
+        return JsonAnswer({"rows": listed, "fingerprint": service.env.rows(split).fingerprint, "after": following})
+
+    lines = {"schema": {"oneOf": [{"$ref": f"#/components/schemas/{one.__name__}"} for one in (GroupTold, EndTold)]}}
+    streamed = {
+        "description": "a line for each group as it ends, and last the end",
+        "content": {Lines.media_type: lines},
+    }
+
+    @app.post("/v1/rollouts", response_class=Response, responses={200: streamed})
+    async def rollouts(asked: RolloutsAsked) -> Response:
+        """Play a batch of groups; each is a line as it ends. A reader that goes away ends it."""
+        return Lines(await Batch.asked(service, asked), service)
+
+    @app.put("/v1/policy", status_code=204, response_class=Response)
+    async def policy(told: PolicyTold) -> Response:
+        """Take up that the weights have changed; calls from now on are of this version."""
+        service.policies.tell(told)
+        return Response(status_code=204)
+
+    @app.post("/v1/sessions", response_model=TurnTold)
+    async def begin(asked: SessionAsked, request: Request) -> Response:
+        """Begin a rollout whose turns come from the caller."""
+        return JsonAnswer(await _unless_gone(request, service, sessions.begin(asked)))
+
+    @app.get("/v1/sessions/{session_id}", response_model=TurnTold, responses=_NO_SESSION)
+    async def look(session_id: str) -> Response:
+        """Say once more what the last step was answered with, for one who lost the answer."""
+        return JsonAnswer(sessions.of(session_id).answer)
+
+    @app.post("/v1/sessions/{session_id}/step", response_model=TurnTold, responses=_NO_SESSION)
+    async def step(session_id: str, asked: StepAsked) -> Response:
+        """Answer the turn that waits."""
+        return JsonAnswer(await sessions.step(session_id, asked))
+
+    @app.delete("/v1/sessions/{session_id}", status_code=204, response_class=Response, responses=_NO_SESSION)
+    async def end(session_id: str) -> Response:
+        """End a rollout, and release what it has."""
+        await sessions.end(session_id)
+        return Response(status_code=204)
+
+    @app.post("/run")
+    async def run(asked: RunAsked, request: Request) -> Response:
+        """Play one rollout, as NeMo Gym asks an agent server to."""
+        policy = await service.policy(None)
+        place = service.place()
+        place.take(1)
+        try:
+            group = await _unless_gone(request, service, nemo_gym.played(service, asked, policy))
+        finally:
+            place.leave()
+        allowed = service.env.spec.serve.allow_inexact
+        answer, cause = await asyncio.to_thread(nemo_gym.answer, asked, group, allow_inexact=allowed)
+        service.metrics.count(group, cause)
+        return JsonAnswer(answer)
+
+    @app.post("/aggregate_metrics")
+    async def aggregate(request: Request) -> Response:
+        """Sum up what /run has answered; rows that failed are no part of it."""
+        body = await request.body()
+        return JsonAnswer(await asyncio.to_thread(lambda: nemo_gym.aggregated(_parsed(body))))
+
+    return app
+
+
+async def _unless_gone(request: Request, service: Service, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of the work; it ends where the one who asked goes away, or the service does not wait longer."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(left(request.receive))
+    cut = asyncio.ensure_future(service.cut.wait())
+    try:
+        await asyncio.wait({working, gone, cut}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+    finally:
+        for task in (working, gone, cut):
+            task.cancel()
+        await asyncio.gather(working, gone, cut, return_exceptions=True)
+    if service.cut.is_set():
+        raise ending()
+    service.metrics.cancelled += 1
+    raise Refused(400, "gone", "the one who asked has gone")
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise wrong("not_json", "body", f"the body is not JSON: {error}") from error
+
+
+def _answer_mistakes(app: FastAPI) -> None:
+    """Make every mistake of a request an answer that says what it is."""
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> Response:
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            return wrong("not_json", "body", f"the body is not JSON: {first['ctx']['error']}").response()
+        where = [str(part) for part in first["loc"]]
+        inside = [part for part in where[where[0] in ("body", "query", "path") :] if part not in _ALTERNATIVES]
+        place = ".".join(inside) or "body"
+        return wrong("invalid", place, f"{place}: {first['msg']}").response()
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 400:  # FastAPI could not parse the body
+            return wrong("not_json", "body", "the body is not JSON that can be read").response()
+        detail = "see /openapi.json for the paths and their methods"
+        return Refused(error.status_code, error.detail.lower().replace(" ", "_"), detail).response()
+
+
+def _describe(app: FastAPI, *, token: bool) -> None:
+    """Give the description what FastAPI does not see: the token, and the types of lines."""
+
+    def described() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            schemas = made["components"]["schemas"]
+            for model in (GroupTold, EndTold):
+                told = model.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
+                schemas |= told.pop("$defs", {})
+                schemas[model.__name__] = told
+            content = {"application/json": {"schema": {"type": "object"}}}
+            made["paths"]["/aggregate_metrics"]["post"]["requestBody"] = {"required": True, "content": content}
+            if token:
+                made["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+                made["security"] = [{"token": []}]
+            app.openapi_schema = made
+        return app.openapi_schema
+
+    app.openapi = described  # type: ignore[method-assign]

@@ -1,0 +1,254 @@
+"""POST /v1/rollouts: a batch of groups, a line for each as it ends.
+
+Owns what is asked of the environment, what a line says, and the end of a batch: all of it was read, its reader went
+away, or the service ends. Nothing begins faster than lines are read: `Env.groups` begins nothing while nobody asks for
+a group, and nobody asks while a line waits to be taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from hermes_rl import Example, Group, Policy, Rollout
+from hermes_rl.errors import HermesRLError, UserError
+from hermes_rl.service.bodies import RolloutsAsked, finite
+from hermes_rl.service.metrics import INEXACT, STALE
+from hermes_rl.service.refusals import wrong
+from hermes_rl.service.state import Place, Service
+
+STALLED = 3600.0
+"""Seconds that a reader may leave a line lying: a trainer's step, or its evaluation, goes by meanwhile."""
+LAST = 5.0
+"""Seconds in which the last lines of a batch that was cut are read."""
+ASKING = 10.0
+"""Seconds for a server to say which weights it has."""
+
+logger = logging.getLogger(__name__)
+
+
+class Batch:
+    """One batch that is asked for. Make it with `asked`; closing `lines` releases all of it."""
+
+    def __init__(self, service: Service, asked: RolloutsAsked, policy: Policy, place: Place) -> None:
+        self._service, self._asked, self._policy, self._place = service, asked, policy, place
+        self.version: int | None = None
+        """Of the weights when it was asked for."""
+        rows = service.require_rows(asked.rows, asked.split)
+        members = asked.n or service.env.spec.serve.group_size
+        place.take(len(rows) * members)
+        self._groups = service.env.groups(
+            members,
+            policy,
+            rows=(row for row in rows if not service.draining.is_set()),
+            concurrency=service.env.spec.serve.concurrency,
+            split=asked.split,
+            sampling=asked.sampling,
+            batch=asked.batch or uuid.uuid4().hex,
+        )
+
+    @classmethod
+    async def asked(cls, service: Service, asked: RolloutsAsked) -> Batch:
+        """Return the batch, once all is known that can be wrong with it.
+
+        Raises:
+            Refused: what is wrong, or there is no room.
+        """
+        policy = await service.policy(asked.policy)
+        place = service.place()
+        where = "sampling"
+        try:
+            batch = cls(service, asked, policy, place)
+            where = "n"  # the record of a spec that compares members has groups of one size
+            await batch._open()
+        except UserError as error:
+            place.leave()
+            raise wrong("request", where, str(error)) from error
+        except BaseException:
+            place.leave()
+            raise
+        return batch
+
+    async def _open(self) -> None:
+        await self._groups.open()
+        if self._asked.max_staleness is not None and await self._now() is None:
+            raise wrong(
+                "no_version",
+                "max_staleness",
+                "the policy does not tell the version of its weights: send `version` with the policy, and PUT "
+                "/v1/policy when it changes, or name its `weights_path`",
+            )
+        self.version = self._policy.version
+        self._service.batches.add(self)
+
+    async def lines(self) -> AsyncGenerator[bytes, None]:
+        """Yield the lines."""
+        groups = dropped = 0
+        end: dict[str, Any] = {}
+        try:
+            while (group := await self._next()) is not None:
+                cause, detail = await self._dropped(group)
+                line = await asyncio.to_thread(_line, group, cause, detail)
+                yield line
+                groups, dropped = groups + 1, dropped + (cause is not None)
+                self._service.metrics.count(group, cause)
+        except HermesRLError as error:
+            # The answer has begun, so that no status can say it.
+            logger.warning("a batch ended early: %s", error)
+            end = {"cut": str(error)}
+        await self.close()
+        if not end and groups < len(self._asked.rows):
+            why = "the service is ending" if self._service.draining.is_set() else "a budget of the spec is used up"
+            end = {"cut": f"{why}: ask the same batch again"}
+        yield json.dumps({"end": True, "groups": groups, "dropped": dropped, **end}).encode() + b"\n"
+
+    async def close(self) -> None:
+        """End what is being played, and wait until it is released; may be called twice."""
+        try:
+            await self._groups.close()
+        finally:
+            self._service.batches.discard(self)
+            self._place.leave()
+
+    async def _next(self) -> Group | None:
+        """Return the next group that has ended; None at the end, and where the service does not wait any longer."""
+        cut = asyncio.create_task(self._service.cut.wait())
+        following = asyncio.create_task(self._following())
+        try:
+            await asyncio.wait({cut, following}, return_when=asyncio.FIRST_COMPLETED)
+            return following.result() if following.done() else None
+        finally:
+            cut.cancel()
+            following.cancel()
+            await asyncio.gather(cut, following, return_exceptions=True)
+
+    async def _following(self) -> Group | None:
+        return await anext(self._groups, None)
+
+    async def _now(self) -> int | None:
+        try:
+            async with asyncio.timeout(ASKING):
+                return await self._policy.weights()
+        except TimeoutError:
+            return None
+
+    async def _dropped(self, group: Group) -> tuple[str | None, str | None]:
+        """Why nothing of a group may be trained on, as things are now."""
+        if group.dropped is not None:
+            return str(group.dropped), group.detail
+        certificate = group.certificate
+        if (certificate is None or not certificate.exact) and not self._service.env.spec.serve.allow_inexact:
+            problems = certificate.problems if certificate is not None else ("it has no certificate",)
+            return INEXACT, f"its tokens are not proven to be those that were sampled: {problems[0]}"
+        if self._asked.max_staleness is None:
+            return None, None
+        now, oldest = await self._now(), certificate.oldest if certificate is not None else None
+        if now is None or oldest is None:
+            return STALE, "the version of its weights is not known"
+        if now - oldest > self._asked.max_staleness:
+            return STALE, f"its oldest weights are version {oldest}, and the policy's are {now}"
+        return None, None
+
+
+class Lines(Response):
+    """An answer that is a line after the other. A reader that goes away ends what the lines come from."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, batch: Batch, service: Service) -> None:
+        super().__init__(None)
+        self._batch, self._service = batch, service
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writing = asyncio.create_task(self._write(send))
+        gone = asyncio.create_task(left(receive))
+        late = asyncio.create_task(self._late())
+        try:
+            await asyncio.wait({writing, gone, late}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not writing.done():
+                self._service.metrics.cancelled += 1
+            for task in (writing, gone, late):
+                task.cancel()
+            await asyncio.gather(writing, gone, late, return_exceptions=True)
+            await self._batch.close()
+        if not writing.cancelled():
+            writing.result()
+
+    async def _late(self) -> None:
+        """Wait until the service ends, and then as long as it waits for one who does not read."""
+        await self._service.cut.wait()
+        await asyncio.sleep(LAST)
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async with aclosing(self._batch.lines()) as lines:
+                async for line in lines:
+                    async with asyncio.timeout(STALLED):
+                        await send({"type": "http.response.body", "body": line, "more_body": True})
+        except TimeoutError:
+            logger.warning("a reader has not read for %.0f s, and is not waited for any longer", STALLED)
+            return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def left(receive: Receive) -> None:
+    """Wait until the one who asked goes away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+# ------------------------------------------------------------------------------------------------------ A line
+
+
+def _line(group: Group, dropped: str | None, detail: str | None) -> bytes:
+    return json.dumps(told(group, dropped, detail), default=str).encode() + b"\n"
+
+
+def told(group: Group, dropped: str | None, detail: str | None) -> dict[str, Any]:
+    """Return a group as a line has it. What is not to be trained on has neither scores nor tokens."""
+    certificate = group.certificate
+    return {
+        "group": group.id,
+        "row_key": group.row.key,
+        "dropped": dropped,
+        "detail": detail,
+        "weights": [certificate.oldest, certificate.newest] if certificate is not None else [None, None],
+        "certificate": certificate.record() if certificate is not None else None,
+        "rollouts": [_rollout(one, usable=dropped is None) for one in group.rollouts],
+    }
+
+
+def _rollout(rollout: Rollout, *, usable: bool) -> dict[str, Any]:
+    scored = usable and rollout.error is None
+    return {
+        "id": rollout.id,
+        "score": rollout.score if scored else None,
+        "ending": str(rollout.ending),
+        "error": rollout.error,
+        "trainable": scored and not rollout.masked and bool(rollout.sequences),
+        "rewards": {name: finite(reward.value) for name, reward in rollout.rewards.items()},
+        "turns": rollout.turns,
+        "messages": rollout.messages,
+        "sequences": list(_sequences(rollout.examples())) if scored else [],
+    }
+
+
+def _sequences(examples: Sequence[Example]) -> Iterator[Mapping[str, Any]]:
+    for one in examples:
+        before = len(one.prompt_ids)
+        yield {
+            "ids": one.prompt_ids + one.response_ids,
+            "mask": [0] * before + one.mask,
+            "logprobs": None if one.logprobs is None else [0.0] * before + one.logprobs,
+        }

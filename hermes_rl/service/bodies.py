@@ -1,0 +1,217 @@
+"""What requests and answers hold: the types behind the OpenAPI description, which is made of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+MOST_ROWS = 100_000
+MOST_MEMBERS = 4096
+_LARGEST = 2**53
+"""The largest version: beyond it JSON numbers of other languages are not exact."""
+
+Key = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Version = Annotated[int, Field(ge=0, le=_LARGEST)]
+SplitName = Literal["train", "eval"]
+
+
+class RequestBody(BaseModel):
+    """A request: unknown keys are refused, and nothing is converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class PolicyAsked(RequestBody):
+    """The model that acts."""
+
+    type: Name = Field("vllm", description="A type of server, as in a spec.")
+    base_url: Annotated[str, StringConstraints(max_length=2000, pattern=r"^https?://[^\s\x00-\x1f]+$")] | None = Field(
+        None, description="Its address; the service connects there."
+    )
+    model: Name | None = Field(None, description="Its model. With a `tokenizer` the name may change with the weights.")
+    tokenizer: Name | None = Field(None, description="Hub name, or a folder of the service's machine.")
+    version: Version | None = Field(None, description="Of its weights now; see PUT /v1/policy.")
+    weights_path: Name | None = Field(None, description="Path at the server that answers with the version.")
+    api_key_env: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,100}$")] | None = Field(
+        None, description="Variable of the service that holds the key; only those that the service was told to allow."
+    )
+
+
+class RolloutsAsked(RequestBody):
+    """A batch of groups."""
+
+    rows: list[Key] = Field(min_length=1, max_length=MOST_ROWS, description="Keys of GET /v1/rows, a group for each.")
+    n: Annotated[int, Field(ge=1, le=MOST_MEMBERS)] | None = Field(
+        None, description="Rollouts of a group; default: the spec's serve.group_size."
+    )
+    batch: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:+=-]{1,200}$")] | None = Field(
+        None, description="A name: the same batch and row asked again is answered from the record. Default: a new one."
+    )
+    split: SplitName = "train"
+    sampling: dict[str, Any] = Field(default_factory=dict, description="Settings of the spec's `agent`.")
+    max_staleness: Version | None = Field(
+        None, description="Groups whose oldest weights are more versions behind are dropped when they are handed out."
+    )
+    policy: PolicyAsked | None = Field(None, description="Default: the spec's.")
+
+
+class SessionAsked(RequestBody):
+    """A rollout that the caller steps."""
+
+    row: Key
+    split: SplitName = "train"
+    sampling: dict[str, Any] = Field(default_factory=dict, description="Settings of the spec's `agent`.")
+    tokenizer: Name | None = Field(None, description="So that a step may be token ids; default: that of the policy.")
+
+
+class FunctionAsked(RequestBody):
+    """What is called."""
+
+    name: Key
+    arguments: str = Field(description="JSON, as the model wrote it.")
+
+
+class CallAsked(RequestBody):
+    """A call of a tool."""
+
+    id: Key
+    type: Literal["function"] = "function"
+    function: FunctionAsked
+
+
+class MessageAsked(RequestBody):
+    """An assistant message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallAsked] | None = None
+
+
+class StepAsked(RequestBody):
+    """The turn of the one who steps: a message, or its token ids."""
+
+    message: MessageAsked | str | None = None
+    ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=1_000_000)] | None = None
+    logprobs: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
+    finish: Literal["stop", "length"] | None = None
+    version: Version | None = None
+
+
+class PolicyTold(RequestBody):
+    """The weights have changed."""
+
+    version: Version
+    model: Name | None = Field(None, description="The name by which the server knows them, where that changes.")
+
+
+class RunAsked(BaseModel):
+    """NeMo Gym's BaseRunRequest; what else the row has comes back with the answer."""
+
+    model_config = ConfigDict(extra="allow")
+
+    responses_create_params: dict[str, Any]
+    verifier_metadata: dict[str, Any] = Field(description="`row_key`: which row is played.")
+
+
+# ----------------------------------------------------------------------------------------------------- Answers
+
+
+class RowTold(BaseModel):
+    """A row."""
+
+    key: str
+    index: int
+    digest: str = Field(description="SHA-256 of its content.")
+
+
+class RowsTold(BaseModel):
+    """A page of rows."""
+
+    rows: list[RowTold]
+    fingerprint: str = Field(description="Of all rows of the split.")
+    after: str | None = Field(description="For the next page: GET /v1/rows?after=…; null: this was the last.")
+
+
+class SequenceTold(BaseModel):
+    """Tokens that the policy saw as one context."""
+
+    ids: list[int]
+    mask: list[int] = Field(description="1 where a token is trained on.")
+    logprobs: list[float] | None = Field(description="As sampled, 0.0 where the mask is 0; null: not known.")
+
+
+class RolloutTold(BaseModel):
+    """A member of a group."""
+
+    id: str
+    score: float | None = Field(description="null: it was not scored, or its group was dropped.")
+    ending: str
+    error: str | None
+    trainable: bool
+    rewards: dict[str, float | None]
+    turns: int
+    messages: list[dict[str, Any]]
+    sequences: list[SequenceTold]
+
+
+class GroupTold(BaseModel):
+    """A line of the answer to POST /v1/rollouts."""
+
+    group: str
+    row_key: str
+    dropped: str | None = Field(description="null, or an ending, or `inexact`: nothing of it may be trained on.")
+    detail: str | None
+    weights: list[int | None] = Field(description="The oldest and the newest version that sampled it.")
+    certificate: dict[str, Any] | None
+    rollouts: list[RolloutTold]
+
+
+class EndTold(BaseModel):
+    """The last line; an answer without it was cut off."""
+
+    end: Literal[True]
+    groups: int
+    dropped: int
+    cut: str | None = Field(None, description="Why rows are missing, where some are: ask the same batch again.")
+
+
+class TurnTold(BaseModel):
+    """What a session is asked now, or how it has ended."""
+
+    id: str
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    max_tokens: int | None = None
+    prompt_ids: list[int] | None = None
+    stop_ids: list[int] | None = None
+    done: bool = False
+    score: float | None = None
+    ending: str | None = None
+    error: str | None = None
+
+
+class HealthTold(BaseModel):
+    """Whether the service takes requests."""
+
+    status: Literal["ok", "ending"]
+    name: str
+    record: str
+
+
+class RefusalTold(BaseModel):
+    """Why a request is not done."""
+
+    model_config = ConfigDict(extra="allow")
+
+    error: str
+    detail: str
+    place: str | None = Field(None, description="Where in the request.")
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number that JSON has; None for the others."""
+    return value if value is None or math.isfinite(value) else None

@@ -1,0 +1,176 @@
+"""What every request has to pass before anything looks at it: the token, the bounds, and whether the service takes any.
+
+Owns the ASGI layer around the application, and the bound on the time in which a client has to say what it wants. A body
+is read here, as far as its bound allows; the application gets it whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from hermes_rl.service.refusals import Refused, ending
+
+BODY = 8 * 2**20
+"""Bytes of a request."""
+LARGE_BODY = 64 * 2**20
+"""Bytes of what NeMo Gym posts to /aggregate_metrics: a line for each rollout of a run."""
+HEADERS = 100
+HEADER_BYTES = 64 * 2**10
+PATIENCE = 30.0
+"""Seconds in which a client has to send its headers, and its body after them."""
+
+
+class Gate:
+    """Lets requests through to the application.
+
+    Args:
+        app: the application.
+        token: that every request has to bring; None: anybody on this machine may ask.
+        closed: whether only what was begun may go on.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None, closed: Callable[[], bool]) -> None:
+        self._app, self._closed = app, closed
+        self._token = None if token is None else token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._require_allowed(scope)
+            body = await _body(scope, receive)
+        except Refused as refused:
+            response = refused.response()
+            # The rest of what is still being sent is not read.
+            response.headers["connection"] = "close"
+            await response(scope, receive, send)
+            return
+        await self._app(scope, _given(body, receive), send)
+
+    def _require_allowed(self, scope: Scope) -> None:
+        headers = scope["headers"]
+        if len(headers) > HEADERS:
+            raise Refused(431, "too_many_headers", f"a request has at most {HEADERS} headers")
+        given = dict(headers)
+        if self._token is None:
+            _require_local(given)
+        else:
+            scheme, _, token = given.get(b"authorization", b"").partition(b" ")
+            same = hmac.compare_digest(token.strip(), self._token)
+            if scheme.lower() != b"bearer" or not same:
+                raise Refused(401, "unauthorized", "send the service's token: `Authorization: Bearer …`")
+        if self._closed() and not _goes_on(scope):
+            raise ending()
+
+
+def _require_local(headers: dict[bytes, bytes]) -> None:
+    """Refuse what a web page makes a browser of this machine ask, where no token tells it from others."""
+    host = headers.get(b"host", b"").decode("latin-1")
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        local = name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        local = False
+    if not local:
+        raise Refused(403, "foreign_host", "without a token the service answers to localhost alone: use --token-env")
+
+
+def _goes_on(scope: Scope) -> bool:
+    """Whether a request belongs to what was begun: a session that is stepped or ended, or numbers."""
+    path, method = scope["path"], scope["method"]
+    return path == "/v1/metrics" or (path.startswith("/v1/sessions/") and method in ("GET", "POST", "DELETE"))
+
+
+async def _body(scope: Scope, receive: Receive) -> bytes:
+    """Read the body, which is JSON where there is one."""
+    most = LARGE_BODY if scope["path"] == "/aggregate_metrics" else BODY
+    headers = dict(scope["headers"])
+    announced = headers.get(b"content-length", b"0")
+    if not announced.isdigit() or int(announced) > LARGE_BODY:
+        raise _too_large(most)
+    read, size = bytearray(), 0
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Refused(400, "incomplete", "the body ended too early")
+                part = message.get("body", b"")
+                size += len(part)
+                if size <= most:
+                    read += part
+                elif size > LARGE_BODY:
+                    raise _too_large(most)
+                # What is too large is read all the same: a connection with unread data is reset, and its answer lost.
+                if not message.get("more_body", False):
+                    break
+    except TimeoutError:
+        raise Refused(408, "too_slow", f"the body did not come within {PATIENCE:.0f} seconds") from None
+    if size > most:
+        raise _too_large(most)
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    # A web page may post other types to any address without asking; JSON it may not.
+    if read and kind != b"application/json":
+        raise Refused(415, "not_json", "a body is JSON: send `Content-Type: application/json`")
+    return bytes(read)
+
+
+def _too_large(most: int) -> Refused:
+    return Refused(413, "too_large", f"a request has at most {most // 2**20} MiB: ask in several parts")
+
+
+def _given(body: bytes, receive: Receive) -> Receive:
+    """Hand out a body that was read already, and then what else comes."""
+    left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def following() -> Message:
+        return left.pop() if left else await receive()
+
+    return following
+
+
+class TimedProtocol(H11Protocol):
+    """HTTP in which a client that is silent where it should speak is not waited for."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Count the seconds while no request is being answered; whoever is answered is waited for elsewhere."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._unwatch()
+        elif self._late is None:
+            self._late = self.loop.call_later(PATIENCE, self._close)
+
+    def _unwatch(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _close(self) -> None:
+        self._late = None
+        if not self.transport.is_closing():
+            self.transport.close()

@@ -1,0 +1,50 @@
+"""What has gone through the service since it began, for GET /v1/metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hermes_rl import Group
+
+INEXACT = "inexact"
+STALE = "stale"
+
+
+class Metrics:
+    """Counts what was handed out, and what was not to be trained on."""
+
+    def __init__(self) -> None:
+        self.handed_out = self.uniform = 0
+        self.dropped: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        """Rollouts that were not scored for a reason of ours, by how they ended."""
+        self.cancelled = 0
+        """Answers whose reader went away."""
+
+    def count(self, group: Group, dropped: str | None) -> None:
+        """Take a group into account that a reader gets."""
+        for rollout in group.rollouts:
+            if rollout.error is not None and not rollout.ending.graded:
+                self.failures[str(rollout.ending)] += 1
+        if dropped is not None:
+            self.dropped[dropped] += 1
+            return
+        self.handed_out += 1
+        self.uniform += group.uniform
+
+    def record(self, **more: Any) -> dict[str, Any]:
+        """Return it as JSON has it, with what others know."""
+        return {
+            "groups": {
+                "handed_out": self.handed_out,
+                "dropped": self.dropped.total(),
+                "stale": self.dropped[STALE],
+                "inexact": self.dropped[INEXACT],
+                "by_cause": dict(self.dropped),
+            },
+            "zero_variance": self.uniform / self.handed_out if self.handed_out else None,
+            "failures": dict(self.failures),
+            "readers_gone": self.cancelled,
+            **more,
+        }

@@ -1,0 +1,191 @@
+"""NeMo Gym's dialect: POST /run plays one rollout of a row, POST /aggregate_metrics sums up what /run has answered.
+
+Owns the Responses object that a rollout becomes. The last item of each turn carries the tokens of that model call; each
+prompt begins with all that came before it, as NeMo RL demands. A rollout that must not be trained on has no tokens, and
+`_ng_failure_class` says why: NeMo Gym keeps such rows apart, and never counts their reward.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from statistics import fmean, pstdev
+from typing import Any
+
+from hermes_rl import Group, Policy, Rollout
+from hermes_rl.errors import UserError
+from hermes_rl.service.bodies import RunAsked, finite
+from hermes_rl.service.metrics import INEXACT
+from hermes_rl.service.refusals import wrong
+from hermes_rl.service.state import Service
+
+FAILURE = "_ng_failure_class"
+TASK = "_ng_task_index"
+_SETTINGS = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_tokens"}
+"""What a row's `responses_create_params` may say, and the setting of `agent` that it is here."""
+
+
+async def played(service: Service, asked: RunAsked, policy: Policy) -> Group:
+    """Play the rollout that a request names; raises Refused where something in it is wrong."""
+    key, split = asked.verifier_metadata.get("row_key"), asked.verifier_metadata.get("split", "train")
+    if not isinstance(key, str) or split not in ("train", "eval"):
+        raise wrong("row", "verifier_metadata", "`row_key` is a key of GET /v1/rows, and `split` train or eval")
+    (row,) = service.require_rows([key], split, "verifier_metadata.row_key")
+    given = asked.responses_create_params
+    sampling = {ours: given[theirs] for theirs, ours in _SETTINGS.items() if given.get(theirs) is not None}
+    try:
+        return await service.env.play_group(row, 1, policy, split=split, sampling=sampling)
+    except UserError as error:
+        raise wrong("request", "responses_create_params", str(error)) from error
+
+
+def answer(asked: RunAsked, group: Group, *, allow_inexact: bool) -> tuple[dict[str, Any], str | None]:
+    """Return the row with what came of it, as `/run` answers, and why it may not be trained on, where it may not."""
+    rollout = group.rollouts[0] if group.rollouts else None
+    failure = _failure(group, rollout, allow_inexact=allow_inexact)
+    row = asked.model_dump()
+    if rollout is None or failure is not None:
+        cause, detail = failure or ("no_rollout", group.detail)
+        # NeMo Gym's rows have a number here; the class keeps it from being counted.
+        response = _response(asked, group.id, list(_items(rollout)) if rollout is not None else [])
+        return {**row, "response": response, "reward": 0.0, FAILURE: cause, "error": detail}, cause
+    rewards = {name: finite(one.value) for name, one in rollout.rewards.items() if name not in row}
+    items = list(_items(rollout, _tokens(rollout)))
+    return {**row, **rewards, "response": _response(asked, rollout.id, items), "reward": rollout.score}, None
+
+
+def _failure(group: Group, rollout: Rollout | None, *, allow_inexact: bool) -> tuple[str, str | None] | None:
+    """Why a rollout may not be trained on."""
+    if group.dropped is not None or rollout is None or rollout.score is None:
+        return str(group.dropped or "no_score"), group.detail
+    if rollout.masked:
+        return "masked", f"the spec's `endings` keep {rollout.ending} from being trained on, and a row here has no mask"
+    if len(rollout.sequences or ()) > 1:
+        return "several_sequences", (
+            "the policy did not see all of it in one context, and a row has one: choose a renderer that keeps earlier "
+            "turns (thinking_retention: all)"
+        )
+    certificate = group.certificate
+    if not allow_inexact and (certificate is None or not certificate.exact):
+        problems = certificate.problems if certificate is not None else ("it has no certificate",)
+        return INEXACT, f"its tokens are not proven to be those that were sampled: {problems[0]}"
+    return None
+
+
+def _tokens(rollout: Rollout) -> list[dict[str, Any]]:
+    """Return the token fields of each turn."""
+    found = []
+    for sequence in rollout.sequences or ():
+        ids, before = sequence.ids.tolist(), 0
+        for span in sequence.spans:
+            count = span.stop - span.start
+            known = sequence.sampled is not None
+            logprobs = sequence.sampled[before : before + count].tolist() if sequence.sampled is not None else []
+            if known:
+                found.append(
+                    {
+                        "prompt_token_ids": ids[: span.start],
+                        "generation_token_ids": ids[span.start : span.stop],
+                        "generation_log_probs": logprobs,
+                    }
+                )
+            before += count
+    return found
+
+
+def _items(rollout: Rollout, tokens: list[dict[str, Any]] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the items of a Responses output: what the policy said, and what its tools and its user did."""
+    start = rollout.result.prompt_length if rollout.result is not None else 0
+    turn = 0
+    for message in rollout.messages[start:]:
+        if message["role"] == "assistant":
+            items = list(_said(message, turn))
+            if tokens is not None and turn < len(tokens):
+                items[-1] |= tokens[turn]
+            turn += 1
+            yield from items
+        elif message["role"] == "tool":
+            yield {
+                "type": "function_call_output",
+                "call_id": message["tool_call_id"],
+                "output": _text(message.get("content")),
+                "status": "completed",
+            }
+        else:
+            yield {"type": "message", "role": message["role"], "content": _text(message.get("content"))}
+
+
+def _said(message: Mapping[str, Any], turn: int) -> Iterator[dict[str, Any]]:
+    calls = message.get("tool_calls") or ()
+    if thought := message.get("reasoning_content"):
+        summary = [{"type": "summary_text", "text": _text(thought)}]
+        yield {"id": f"rs_{turn}", "type": "reasoning", "summary": summary}
+    if message.get("content") or not calls:
+        text = {"type": "output_text", "text": _text(message.get("content")), "annotations": []}
+        yield {"id": f"msg_{turn}", "type": "message", "role": "assistant", "status": "completed", "content": [text]}
+    for call in calls:
+        function = call["function"]
+        yield {
+            "id": call["id"],
+            "type": "function_call",
+            "call_id": call["id"],
+            "name": function["name"],
+            "arguments": function["arguments"],
+            "status": "completed",
+        }
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    return "" if content is None else str(content)
+
+
+def _response(asked: RunAsked, rollout: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": f"resp_{rollout}",
+        "created_at": time.time(),
+        "model": str(asked.responses_create_params.get("model") or "policy"),
+        "object": "response",
+        "output": output,
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": asked.responses_create_params.get("tools") or [],
+    }
+
+
+# ------------------------------------------------------------------------------------------- /aggregate_metrics
+
+
+def aggregated(body: Any) -> dict[str, Any]:
+    """Return the means of what `/run` has answered; rows that failed are counted and are no part of them.
+
+    Raises:
+        Refused: the body is no list of rows.
+    """
+    rows = body.get("verify_responses") if isinstance(body, Mapping) else None
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise wrong("aggregate", "verify_responses", "give a list of the answers of /run")
+    counted = [row for row in rows if row.get(FAILURE) is None]
+    tasks: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in counted:
+        task = row.get(TASK)
+        tasks[task if isinstance(task, int) else 0].append(row)
+    means = _means(counted)
+    agent = {**means, "rollouts": len(counted), "failures": len(rows) - len(counted)}
+    return {
+        "agent_metrics": agent,
+        "key_metrics": {name: value for name, value in agent.items() if name in ("mean/reward", "failures")},
+        "group_level_metrics": [{TASK: task, **_means(found)} for task, found in sorted(tasks.items())],
+    }
+
+
+def _means(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    numbers: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        for name, value in row.items():
+            if not name.startswith("_") and isinstance(value, int | float) and finite(value) is not None:
+                numbers[name].append(float(value))
+    found = {f"mean/{name}": fmean(values) for name, values in numbers.items()}
+    return found | {f"std/{name}": pstdev(values) for name, values in numbers.items() if name == "reward"}

@@ -1,0 +1,159 @@
+"""The policies that requests name, and what a trainer tells of their weights.
+
+A policy is its server: type, address, tokenizer, way to its version, and key. What changes with the weights (version,
+and the model's name where there is a tokenizer) is told, by a request that names it or by PUT /v1/policy, and holds
+for every call from then on, also for those of rollouts that are being played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
+
+from hermes_rl import Policy, Spec
+from hermes_rl.errors import UserError
+from hermes_rl.service.bodies import PolicyAsked, PolicyTold
+from hermes_rl.service.refusals import wrong
+
+MOST = 64
+"""Policies that a service holds; each keeps connections and maybe a tokenizer."""
+
+
+@dataclass
+class Weights:
+    """What was told last; None where nothing was."""
+
+    version: int | None = None
+    model: str | None = None
+
+    def tell(self, version: int | None, model: str | None) -> None:
+        """Take up what a request says; what is older than what is known says nothing."""
+        if version is not None and self.version is not None and version < self.version:
+            return
+        self.version = self.version if version is None else version
+        self.model = model or self.model
+
+
+class Policies:
+    """The policies of one service.
+
+    Args:
+        spec: the spec; its own policy acts where a request names none.
+        environ: where keys are looked up.
+        keys: variables that requests may name for any address, beside those that the spec names for its own.
+    """
+
+    def __init__(self, spec: Spec, environ: Mapping[str, str], keys: frozenset[str] = frozenset()) -> None:
+        self._spec, self._environ, self._keys = spec, environ, keys
+        self._last = Weights()
+        """What PUT has told last, for policies that are named later."""
+        self._known: dict[PolicyAsked | None, tuple[Policy, Weights]] = {}
+
+    @property
+    def told(self) -> list[int]:
+        """The versions of all policies that a trainer has told."""
+        return [weights.version for _, weights in self._known.values() if weights.version is not None]
+
+    def tell(self, told: PolicyTold) -> None:
+        """Take up new weights, for every policy.
+
+        Raises:
+            Refused: the version is older than one that was told.
+        """
+        newest = max([*self.told, self._last.version or 0])
+        if told.version < newest:
+            raise wrong(
+                "version_falls",
+                "version",
+                f"version {newest} was told before, and versions only rise; to go on from older weights, start the "
+                "service anew",
+            )
+        for weights in (self._last, *(weights for _, weights in self._known.values())):
+            weights.tell(told.version, told.model)
+
+    def named(self, asked: PolicyAsked | None) -> Policy:
+        """Return the policy that a request names, the same object for the same server.
+
+        Raises:
+            Refused: there is none, or its key may not be used.
+        """
+        if asked is None:
+            return self._own()
+        if asked.version is not None and asked.weights_path is not None:
+            raise wrong(
+                "policy", "policy.weights_path", "give `version` or `weights_path`: either you tell it or the server"
+            )
+        renamed = asked.tokenizer is not None
+        identity = asked.model_copy(update={"version": None, **({"model": None} if renamed else {})})
+        if identity not in self._known:
+            if len(self._known) >= MOST:
+                raise wrong(
+                    "too_many_policies",
+                    "policy",
+                    f"the service holds {MOST} policies already; a policy whose name changes with its weights needs "
+                    "`tokenizer`, and is one policy then",
+                )
+            weights = replace(self._last)
+            self._known[identity] = self._made(asked, weights), weights
+        policy, weights = self._known[identity]
+        weights.tell(asked.version, asked.model if renamed else None)
+        return policy
+
+    def _own(self) -> Policy:
+        if None not in self._known:
+            if "policy" not in self._spec.servers:
+                raise wrong(
+                    "no_policy", "policy", "name a `policy` in the request, or servers.policy in the service's spec"
+                )
+            weights = replace(self._last)
+            policy = Policy.of_spec(
+                self._spec, environ=self._environ, model=lambda: weights.model, version=lambda: weights.version
+            )
+            self._known[None] = policy, weights
+        return self._known[None][0]
+
+    def _made(self, asked: PolicyAsked, weights: Weights) -> Policy:
+        name = asked.model or ""
+        try:
+            return Policy.server(
+                asked.type,
+                asked.base_url,
+                (lambda: weights.model or name) if asked.tokenizer is not None and name else name,
+                api_key=self._key(asked),
+                tokenizer=asked.tokenizer,
+                version=None if asked.weights_path is not None else lambda: weights.version,
+                weights_path=asked.weights_path,
+            )
+        except UserError as error:
+            raise wrong("policy", "policy", str(error)) from error
+
+    def _key(self, asked: PolicyAsked) -> str | None:
+        """Return the value of the variable, where this address may have it."""
+        if asked.api_key_env is None:
+            return None
+        own = {
+            (server.api_key_env, _origin(server.base_url))
+            for servers in self._spec.servers.values()
+            for server in servers
+        }
+        if asked.api_key_env not in self._keys and (asked.api_key_env, _origin(asked.base_url)) not in own:
+            raise wrong(
+                "key_not_allowed",
+                "policy.api_key_env",
+                "a request may name a variable that the spec names for the same address, or one that the service was "
+                "started with: hermes-rl rollouts … --key-env NAME",
+            )
+        value = self._environ.get(asked.api_key_env, "").strip()
+        if not value or any(character in value for character in "\r\n\0"):
+            raise wrong("key_not_set", "policy.api_key_env", "the variable is not set where the service runs")
+        return value
+
+
+def _origin(url: str | None) -> tuple[str, str | None, int | None]:
+    try:
+        parts = urlsplit(url or "")
+        port = parts.port
+    except ValueError:
+        return "", None, None
+    return parts.scheme, parts.hostname, port or {"http": 80, "https": 443}.get(parts.scheme)

@@ -1,0 +1,204 @@
+"""The process of `hermes-rl rollouts`: its address, its token, and its end.
+
+Owns listening, and what SIGTERM means: nothing new is taken, what was begun is played to its end within a bound, what
+is left is cut with a line that says so, sandboxes are released, and the status is 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from hermes_rl import Spec, open_env
+from hermes_rl.errors import UserError
+from hermes_rl.service.app import make_app
+from hermes_rl.service.gate import HEADER_BYTES, PATIENCE, Gate, TimedProtocol
+from hermes_rl.service.policies import Policies
+from hermes_rl.service.sessions import IDLE, Sessions
+from hermes_rl.service.state import Service
+
+MOST = 16_384
+DRAIN = 30.0
+CUT = 10.0
+"""Seconds in which what was cut is released and its last lines are read."""
+CONNECTIONS = 4096
+INTERRUPTED = 130
+_BUFFER = 2**18
+"""Bytes that the system keeps for a reader: what is written there counts as read."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """What a service was started with.
+
+    Attributes:
+        listen: HOST:PORT; the port 0 is any that is free.
+        token_env: the variable that holds the token; None: there is none.
+        keys: variables that requests may name as keys of any server.
+        most: rollouts that may be asked for at a time.
+        record: the run directory that rollouts are recorded in.
+        idle: seconds without a step after which a session ends.
+        drain: seconds for what was begun, once the service is told to end.
+    """
+
+    listen: str = "127.0.0.1:8600"
+    token_env: str | None = None
+    keys: tuple[str, ...] = ()
+    most: int = MOST
+    record: Path = Path("outputs/rollouts")
+    idle: float = IDLE
+    drain: float = DRAIN
+
+
+async def serve(spec: Spec, options: ServiceOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
+    """Serve until the process is told to end; returns its exit status.
+
+    Raises:
+        UserError: the address, the token, the record or the spec is wrong.
+    """
+    token = _token(options.token_env, environ)
+    with contextlib.closing(_listening(options.listen, token)) as listener:
+        async with open_env(spec, environ=environ, record=options.record) as env:
+            policies = Policies(spec, environ, frozenset(options.keys))
+            service = Service(env, policies, options.most, str(options.record))
+            await service.open()
+            sessions = Sessions(service, options.idle)
+            app = make_app(service, sessions, token=token is not None)
+            server = _Server(_config(Gate(app, token, service.draining.is_set)))
+            return await _until_told(server, listener, service, sessions, options, say)
+
+
+async def _until_told(
+    server: uvicorn.Server,
+    listener: socket.socket,
+    service: Service,
+    sessions: Sessions,
+    options: ServiceOptions,
+    say: Callable[[str], None],
+) -> int:
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    status = 0
+
+    def end(code: int) -> None:
+        nonlocal status
+        status = max(status, code)
+        if told.is_set() or code:
+            service.cut.set()
+        service.draining.set()
+        told.set()
+
+    loop.add_signal_handler(signal.SIGTERM, end, 0)
+    loop.add_signal_handler(signal.SIGINT, end, INTERRUPTED)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    idle = asyncio.create_task(sessions.end_idle())
+    try:
+        host, port = listener.getsockname()[:2]
+        say(f"rollouts are recorded in {options.record}")
+        say(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}")
+        waiting = asyncio.create_task(told.wait())
+        await asyncio.wait({waiting, serving, idle}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if idle.done():
+            idle.result()
+        await _drained(service, options.drain)
+        service.cut.set()
+        await sessions.close()
+        await _drained(service, CUT, until_cut=False)
+    finally:
+        idle.cancel()
+        server.should_exit = True
+        await asyncio.gather(serving, idle, return_exceptions=True)
+        loop.remove_signal_handler(signal.SIGTERM)
+        loop.remove_signal_handler(signal.SIGINT)
+    return status
+
+
+async def _drained(service: Service, seconds: float, *, until_cut: bool = True) -> None:
+    """Wait until nothing is asked for any more, as long as that may take."""
+    waiting = [asyncio.create_task(service.quiet.wait())]
+    if until_cut:
+        waiting.append(asyncio.create_task(service.cut.wait()))
+    await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signals, which end it at once."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _config(gate: Gate) -> uvicorn.Config:
+    return uvicorn.Config(
+        gate,
+        http=TimedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        h11_max_incomplete_event_size=HEADER_BYTES,
+        limit_concurrency=CONNECTIONS,
+        backlog=1024,
+        timeout_keep_alive=int(PATIENCE),
+        timeout_graceful_shutdown=5,
+    )
+
+
+def _token(variable: str | None, environ: Mapping[str, str]) -> str | None:
+    if variable is None:
+        return None
+    token = environ.get(variable, "").strip()
+    if not token:
+        raise UserError(f"--token-env: the variable {variable} is not set; give it a long random value")
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise UserError(f"--token-env: the value of {variable} cannot be sent as a header: use letters and digits")
+    return token
+
+
+def _listening(listen: str, token: str | None) -> socket.socket:
+    """Return a socket at the address, which nobody outside of this machine reaches unless there is a token."""
+    host, colon, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise UserError(f"--listen {listen}: give HOST:PORT, such as 127.0.0.1:8600 or [::1]:8600")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise UserError(f"--listen {listen}: there is no such address ({error.strerror})") from error
+    if token is None and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        raise UserError(
+            f"--listen {listen}: without a token everybody who reaches this address could run commands through the "
+            "service. Set a variable to a long random value and name it: --token-env NAME"
+        )
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # A reader that is gone without a word is noticed within minutes. Connections take these from their listener.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        made.bind(address)
+        made.listen(1024)
+    except OSError as error:
+        made.close()
+        raise UserError(f"--listen {listen}: {error.strerror}; choose another address") from error
+    return made

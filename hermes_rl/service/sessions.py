@@ -1,0 +1,190 @@
+"""POST /v1/sessions: rollouts whose turns come from the client, one request a turn.
+
+Owns who may step when, and the end of sessions that nobody steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from typing import Any
+
+from hermes_rl import Session, SessionTurn
+from hermes_rl.errors import UserError
+from hermes_rl.service.bodies import SessionAsked, StepAsked
+from hermes_rl.service.refusals import Refused, wrong
+from hermes_rl.service.state import Place, Service
+
+IDLE = 900.0
+"""Seconds without a step after which a session ends."""
+MOST = 4096
+"""Sessions that are held, those that have ended and were not deleted included."""
+
+
+class HeldSession:
+    """A session of a client.
+
+    Attributes:
+        answer: what the client was told last.
+        used: when it was told that.
+    """
+
+    def __init__(self, session: Session, place: Place) -> None:
+        self.id = uuid.uuid4().hex
+        self.answer: dict[str, Any] = {}
+        self.used = time.monotonic()
+        self.stepping = False
+        self._session, self._place = session, place
+
+    async def start(self) -> dict[str, Any]:
+        """Return the first turn."""
+        return self._told(await self._session.start())
+
+    async def step(self, asked: StepAsked) -> dict[str, Any]:
+        """Answer the turn that waits, and return the next one, or how the rollout has ended.
+
+        Raises:
+            Refused: the step is wrong, or another one is being answered.
+        """
+        if self.stepping:
+            raise Refused(409, "busy", "the step before is still being answered; wait for it")
+        if (asked.message is None) == (asked.ids is None):
+            raise wrong("step", "message", "a step has a `message` or `ids`")
+        if self.answer.get("done"):
+            raise wrong("ended", "session", "the rollout has ended; begin another session")
+        self.stepping = True
+        given = {"logprobs": asked.logprobs, "finish": asked.finish, "version": asked.version}
+        try:
+            if asked.ids is not None:
+                return self._told(await self._session.step(asked.ids, **given))  # type: ignore[arg-type]
+            if any(value is not None for value in given.values()):
+                raise wrong("step", "logprobs", "`logprobs`, `finish` and `version` belong to `ids`")
+            said = asked.message
+            assert said is not None
+            message = said if isinstance(said, str) else said.model_dump(exclude_none=True)
+            return self._told(await self._session.step(message))
+        except UserError as error:
+            raise wrong("step", "ids" if asked.ids is not None else "message", str(error)) from error
+        finally:
+            self.stepping = False
+            self.used = time.monotonic()
+
+    async def close(self) -> None:
+        """End the rollout, where it has not ended, and release what it has."""
+        await self._session.close()
+        self._place.leave()
+
+    def _told(self, turn: SessionTurn | None) -> dict[str, Any]:
+        if turn is not None:
+            self.answer = {
+                "id": self.id,
+                "messages": turn.messages,
+                "tools": turn.tools,
+                "max_tokens": turn.max_tokens,
+                "prompt_ids": turn.prompt_ids,
+                "stop_ids": list(turn.stop_ids),
+            }
+            return self.answer
+        rollout = self._session.rollout
+        assert rollout is not None, "a session without a turn has ended"
+        self._place.leave()
+        self.answer = {
+            "id": self.id,
+            "messages": rollout.messages,
+            "done": True,
+            "score": rollout.score,
+            "ending": str(rollout.ending),
+            "error": rollout.error,
+        }
+        return self.answer
+
+
+class Sessions:
+    """The sessions of one service.
+
+    Args:
+        service: the service.
+        idle: seconds without a step after which a session ends.
+    """
+
+    def __init__(self, service: Service, idle: float = IDLE) -> None:
+        self._service, self._idle = service, idle
+        self._held: dict[str, HeldSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    async def begin(self, asked: SessionAsked) -> dict[str, Any]:
+        """Begin a session, and return its first turn.
+
+        Raises:
+            Refused: something asked for is wrong, or there is no room.
+        """
+        service = self._service
+        (row,) = service.require_rows([asked.row], asked.split, "row")
+        if len(self._held) >= MOST:
+            raise Refused(429, "too_many", f"{MOST} sessions are held: delete those that have ended")
+        place = service.place()
+        place.take(1)
+        try:
+            session = await service.env.session(
+                row, split=asked.split, sampling=asked.sampling, tokenizer=asked.tokenizer
+            )
+        except UserError as error:
+            place.leave()
+            where = "tokenizer" if asked.tokenizer is not None else "sampling" if asked.sampling else "row"
+            raise wrong("session", where, str(error)) from error
+        except BaseException:
+            place.leave()
+            raise
+        held = HeldSession(session, place)
+        self._held[held.id] = held
+        try:
+            return await held.start()
+        except BaseException as error:
+            self._held.pop(held.id, None)
+            await held.close()
+            if isinstance(error, UserError):
+                raise wrong("session", "row", str(error)) from error
+            raise
+
+    def of(self, session_id: str) -> HeldSession:
+        """Return a session by its id; raises Refused where there is none."""
+        if session_id not in self._held:
+            raise Refused(
+                404,
+                "no_session",
+                f"there is no such session: it was ended, or not stepped for {self._idle:.0f} seconds",
+            )
+        return self._held[session_id]
+
+    async def step(self, session_id: str, asked: StepAsked) -> dict[str, Any]:
+        """See `HeldSession.step`."""
+        held = self.of(session_id)
+        try:
+            return await held.step(asked)
+        except asyncio.CancelledError:
+            if session_id in self._held:
+                raise
+            raise Refused(404, "no_session", "the session was ended while it was stepped") from None
+
+    async def end(self, session_id: str) -> None:
+        """End a session; raises Refused where there is none."""
+        held = self.of(session_id)
+        del self._held[session_id]
+        await held.close()
+
+    async def end_idle(self) -> None:
+        """End the sessions that nobody steps, for as long as this runs."""
+        while True:
+            await asyncio.sleep(min(self._idle / 4, 5.0))
+            late = time.monotonic() - self._idle
+            for session_id in [one.id for one in self._held.values() if one.used < late and not one.stepping]:
+                if session_id in self._held:
+                    await self.end(session_id)
+
+    async def close(self) -> None:
+        """End all of them."""
+        for session_id in list(self._held):
+            await self.end(session_id)

@@ -1,0 +1,149 @@
+"""What all requests of a service share: the environment, its rows, the policies, and the places for rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from hermes_rl import Env, Policy, Row
+from hermes_rl.errors import UserError
+from hermes_rl.service.bodies import PolicyAsked
+from hermes_rl.service.metrics import Metrics
+from hermes_rl.service.policies import Policies
+from hermes_rl.service.refusals import Refused, ending, wrong
+
+SEARCHED = 10_000
+"""Rows of an endless dataset that can be asked for."""
+SHOWN = 20
+"""Unknown keys that a refusal repeats."""
+PAGE = 1000
+
+
+class Service:
+    """One environment that is served.
+
+    Args:
+        env: the environment, open.
+        policies: the models that act.
+        most: rollouts that may be asked for at a time, by all requests together.
+        record: where rollouts are recorded.
+    """
+
+    def __init__(self, env: Env, policies: Policies, most: int, record: str) -> None:
+        self.env, self.policies, self.most, self.record = env, policies, most, record
+        self.metrics = Metrics()
+        self.taken = 0
+        """Rollouts that are asked for now."""
+        self.batches: set[Any] = set()
+        self.draining = asyncio.Event()
+        """Set: nothing new begins, and what was begun is played to its end."""
+        self.quiet = asyncio.Event()
+        """Set while nothing is asked for."""
+        self.quiet.set()
+        self.cut = asyncio.Event()
+        """Set: what is still being played is ended."""
+        self._rows: dict[str, list[Row]] = {}
+        self._places: dict[str, dict[str, int]] = {}
+
+    async def open(self) -> None:
+        """Look through the rows, so that keys are found at once."""
+        for split in ("train", "eval"):
+            try:
+                rows = self.env.rows(split)
+            except UserError:
+                continue  # the spec keeps none for evaluation
+            found = await asyncio.to_thread(list, islice(rows, SEARCHED if rows.length is None else None))
+            self._rows[split] = found
+            self._places[split] = {row.key: place for place, row in enumerate(found)}
+
+    def page(self, split: str, after: str | None) -> tuple[list[Row], str | None]:
+        """Return rows behind the one with the key `after`, and the key after which the next page begins.
+
+        Raises:
+            Refused: there is no such split, or no such key.
+        """
+        places = self._places_in(split)
+        if after is not None and after not in places:
+            raise wrong("unknown_row", "after", f"no row of the split {split!r} has this key", rows=[after])
+        start = 0 if after is None else places[after] + 1
+        found = self._rows[split][start : start + PAGE]
+        return found, found[-1].key if start + PAGE < len(places) else None
+
+    def _places_in(self, split: str) -> Mapping[str, int]:
+        if split not in self._places:
+            raise wrong("no_split", "split", "the spec keeps no rows for evaluation; see dataset.eval")
+        return self._places[split]
+
+    def require_rows(self, keys: Sequence[str], split: str, place: str = "rows") -> list[Row]:
+        """Return the rows of these keys; raises Refused with those that are unknown."""
+        places = self._places_in(split)
+        unknown = [key for key in keys if key not in places]
+        if unknown:
+            detail = (
+                f"{len(unknown)} keys are not of the split {split!r}; GET /v1/rows?split={split} has those that are"
+            )
+            raise wrong("unknown_row", place, detail, rows=unknown[:SHOWN])
+        return [self._rows[split][places[key]] for key in keys]
+
+    async def policy(self, asked: PolicyAsked | None) -> Policy:
+        """Return the policy that a request names, ready to play.
+
+        Raises:
+            Refused: something is wrong with it.
+        """
+        policy = self.policies.named(asked)
+        if not policy.exact and not self.env.spec.serve.allow_inexact:
+            raise wrong(
+                "inexact",
+                "policy.type",
+                "a server of messages does not say which tokens it sampled: name a token-level type (vllm, sglang), or "
+                "set serve.allow_inexact: true in the service's spec",
+            )
+        try:
+            await policy.prepare()
+        except UserError as error:
+            raise wrong("policy", "policy", str(error)) from error
+        return policy
+
+    def place(self) -> Place:
+        """Return a place for what a request asks for; nothing is taken yet."""
+        return Place(self)
+
+    def require_open(self) -> None:
+        """Refuse what is new while the service ends."""
+        if self.draining.is_set():
+            raise ending()
+
+
+class Place:
+    """Rollouts that one request asks for, among those that may be asked for at a time."""
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._count = service, 0
+
+    def take(self, count: int) -> None:
+        """Take so many; raises Refused where there are not as many left."""
+        service = self._service
+        service.require_open()
+        if service.taken + count > service.most:
+            raise Refused(
+                429,
+                "too_many",
+                f"{count} rollouts are asked for, and {service.taken} of at most {service.most} are being played: ask "
+                "for fewer rows, or later",
+                most=service.most,
+                asked=count,
+                taken=service.taken,
+            )
+        service.taken += count
+        self._count += count
+        service.quiet.clear()
+
+    def leave(self) -> None:
+        """Give them back; may be called twice."""
+        self._service.taken -= self._count
+        self._count = 0
+        if not self._service.taken:
+            self._service.quiet.set()

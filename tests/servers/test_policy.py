@@ -1,0 +1,69 @@
+"""Policies of servers: what is told of their weights, and what is loaded before they are asked."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from hermes_rl import Policy
+from hermes_rl.errors import UserError
+from hermes_rl.servers.base import ChatRequest
+from hermes_rl.spec.load import parse_spec
+from hermes_rl.tokens.load import load_tokenizer
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from tests.servers.token_policy import TokenPolicy
+
+DATA = "rewards: {}\ndataset: {items: [{a: 1}]}\nprompt: {user: hi}\n"
+SPEC = DATA + "servers: {policy: {type: vllm, base_url: '%s', model: m, tokenizer: '%s', api_key_env: KEY}}\n"
+
+
+def said(text: str, chance: random.Random) -> str:
+    return "yes<|im_end|>"
+
+
+async def test_a_spec_s_policy_takes_the_name_and_the_version_that_a_trainer_tells(tmp_path: Path) -> None:
+    server = TokenPolicy(load_tokenizer(), said)
+    told: dict[str, str | None] = {"model": None}
+    async with server.running() as url:
+        spec = parse_spec(SPEC % (url, small_tokenizer_path()), folder=tmp_path)
+        policy = Policy.of_spec(spec, environ={"KEY": "secret"}, model=lambda: told["model"], version=3)
+        assert policy.exact
+        async with policy.role as client:
+            for name in (None, "m-4"):
+                told["model"] = name
+                reply = await client.chat(ChatRequest([{"role": "user", "content": "?"}]))
+                assert reply.sampled is not None
+                assert (reply.sampled.weights.before, reply.sampled.weights.after) == (3, 3)
+            assert await policy.weights() == 3
+    assert [one["model"] for one in server.asked] == ["m", "m-4"]
+    with pytest.raises(UserError, match="KEY"):
+        Policy.of_spec(spec, environ={})
+    with pytest.raises(UserError, match=r"servers\.policy is missing"):
+        Policy.of_spec(parse_spec(DATA, folder=tmp_path))
+
+
+async def test_a_server_s_version_is_read_at_a_path_of_its_own() -> None:
+    server = TokenPolicy(load_tokenizer(), said)
+    server.version = 7
+    async with server.running() as url:
+        named = {"tokenizer": str(small_tokenizer_path()), "weights_path": "/get_weight_version"}
+        policy = Policy.server("vllm", url, "m", **named)
+        async with policy.role as client:
+            await client.chat(ChatRequest([{"role": "user", "content": "?"}]))
+            assert await policy.weights() == 7
+
+
+async def test_preparing_loads_the_tokenizer_and_asks_the_server_nothing(tmp_path: Path) -> None:
+    await Policy.server("vllm", "http://127.0.0.1:9/v1", "m", tokenizer=str(small_tokenizer_path())).prepare()
+    with pytest.raises(UserError):
+        await Policy.server("vllm", "http://127.0.0.1:9/v1", "m", tokenizer=str(tmp_path)).prepare()
+
+
+@pytest.mark.parametrize(
+    ("kind", "base_url", "model", "lacking"), [("vllm", None, "m", "base_url"), ("openai", "http://x", "", "model")]
+)
+def test_what_a_type_needs_is_asked_for_at_once(kind: str, base_url: str | None, model: str, lacking: str) -> None:
+    with pytest.raises(UserError, match=f"needs `{lacking}`"):
+        Policy.server(kind, base_url, model)

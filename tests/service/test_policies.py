@@ -1,0 +1,91 @@
+"""The policies that requests name: which key may go where, and what a trainer tells of their weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.service.bodies import PolicyAsked, PolicyTold
+from hermes_rl.service.policies import MOST, Policies
+from hermes_rl.service.refusals import Refused
+from hermes_rl.spec.load import parse_spec
+from tests.api.summing import TEXT, spec_in
+
+ENVIRON = {"JUDGE_KEY": "for the judge", "FREE_KEY": "for all", "OTHER": "secret", "EMPTY": " ", "SPLIT": "a\r\nX: b"}
+JUDGED = TEXT + (
+    "servers: {policy: {type: scripted}, judge: {type: openai, base_url: 'https://judge.example/v1', model: j, "
+    "api_key_env: JUDGE_KEY}}\n"
+)
+
+
+def policies(folder: Path, text: str = JUDGED) -> Policies:
+    spec_in(folder, TEXT)
+    spec = parse_spec(text, folder=folder)
+    return Policies(spec, ENVIRON, frozenset({"FREE_KEY", "EMPTY", "SPLIT"}))
+
+
+def asked(base_url: str, key: str | None = None, **more: object) -> PolicyAsked:
+    given = {"type": "vllm", "model": "m", "base_url": base_url, "api_key_env": key, **more}
+    return PolicyAsked.model_validate(given)
+
+
+@pytest.mark.parametrize(
+    ("base_url", "key"),
+    [
+        ("https://judge.example/v1", "JUDGE_KEY"),
+        ("https://judge.example:443/other", "JUDGE_KEY"),
+        ("http://anywhere:1/v1", "FREE_KEY"),
+    ],
+)
+def test_a_key_goes_where_the_spec_or_the_command_lets_it(tmp_path: Path, base_url: str, key: str) -> None:
+    (config,) = policies(tmp_path).named(asked(base_url, key)).role.configs
+    assert config.api_key is not None
+    assert config.api_key.reveal() == ENVIRON[key]
+
+
+@pytest.mark.parametrize(
+    ("base_url", "key", "error"),
+    [
+        ("https://evil.example/v1", "JUDGE_KEY", "key_not_allowed"),
+        ("http://judge.example/v1", "JUDGE_KEY", "key_not_allowed"),
+        ("https://judge.example:8443/v1", "JUDGE_KEY", "key_not_allowed"),
+        ("https://judge.example@evil.example/v1", "JUDGE_KEY", "key_not_allowed"),
+        ("https://judge.example/v1", "OTHER", "key_not_allowed"),
+        ("https://judge.example/v1", "NOT_SET", "key_not_allowed"),
+        ("http://anywhere:1/v1", "EMPTY", "key_not_set"),
+        ("http://anywhere:1/v1", "SPLIT", "key_not_set"),
+    ],
+)
+def test_no_request_reads_another_variable(tmp_path: Path, base_url: str, key: str, error: str) -> None:
+    with pytest.raises(Refused) as refused:
+        policies(tmp_path).named(asked(base_url, key))
+    assert (refused.value.status, refused.value.body["error"]) == (422, error)
+    assert not any(value.strip() and value in str(refused.value.body) for value in ENVIRON.values())
+
+
+def test_a_server_is_one_policy_while_its_weights_move(tmp_path: Path) -> None:
+    found = policies(tmp_path)
+    first = found.named(asked("http://a:1/v1", tokenizer="t", version=1))
+    assert first is found.named(asked("http://a:1/v1", tokenizer="t", model="m-2", version=2))
+    assert (first.version, first.role.configs[0].current().model) == (2, "m-2")
+    found.tell(PolicyTold(version=5, model="m-5"))
+    assert (first.version, first.role.configs[0].current().model) == (5, "m-5")
+    found.named(asked("http://a:1/v1", tokenizer="t", version=3))
+    assert (first.version, first.role.configs[0].current().model) == (5, "m-5"), "a late word is no news"
+    with pytest.raises(Refused, match="versions only rise"):
+        found.tell(PolicyTold(version=4))
+    other = found.named(asked("http://b:1/v1", tokenizer="t"))
+    assert other is not first
+    assert other.version == 5
+    own = found.named(None)
+    assert own.version == 5
+    assert found.named(asked("http://c:1/v1", weights_path="/v")).version is None, "its server tells it"
+
+
+def test_the_policies_of_a_service_are_bounded(tmp_path: Path) -> None:
+    found = policies(tmp_path)
+    for number in range(MOST):
+        found.named(asked("http://a:1/v1", model=f"m-{number}"))
+    with pytest.raises(Refused, match="needs `tokenizer`"):
+        found.named(asked("http://a:1/v1", model="m"))

@@ -1,0 +1,105 @@
+"""What is wrong in a request is answered with its place and the way out, before anything is begun."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.service.served import Served
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"rows": []}, "invalid", "rows"),
+    ({"rows": "abc"}, "invalid", "rows"),
+    ({"rows": [1]}, "invalid", "rows.0"),
+    ({}, "invalid", "rows"),
+    ({"rows": ["?"], "n": 0}, "invalid", "n"),
+    ({"rows": ["?"], "n": "8"}, "invalid", "n"),
+    ({"rows": ["?"], "n": True}, "invalid", "n"),
+    ({"rows": ["?"], "batch": "../../etc"}, "invalid", "batch"),
+    ({"rows": ["?"], "batch": ""}, "invalid", "batch"),
+    ({"rows": ["?"], "split": "test"}, "invalid", "split"),
+    ({"rows": ["?"], "colour": 1}, "invalid", "colour"),
+    ({"rows": ["?"], "max_staleness": -1}, "invalid", "max_staleness"),
+    ({"rows": ["?"], "policy": {"base_url": "file:///etc/passwd"}}, "invalid", "policy.base_url"),
+    ({"rows": ["?"], "policy": {"api_key": "sk-1"}}, "invalid", "policy.api_key"),
+    ({"rows": ["?", "\ud800"]}, "invalid", "rows.1"),
+    ({"rows": ["?"], "split": "eval"}, "no_split", "split"),
+    ({"rows": ["ROW"], "sampling": {"temperature": "hot"}}, "request", "sampling"),
+    ({"rows": ["ROW"], "sampling": {"colour": 1}}, "request", "sampling"),
+    ({"rows": ["ROW"], "max_staleness": 1}, "no_version", "max_staleness"),
+    ({"rows": ["ROW"], "policy": {"type": "nothing"}}, "policy", "policy"),
+    ({"rows": ["ROW"], "policy": {"type": "vllm"}}, "policy", "policy"),
+    ({"rows": ["ROW"], "policy": {"type": "vllm", "base_url": "http://127.0.0.1:1/v1"}}, "policy", "policy"),
+    (
+        {
+            "rows": ["ROW"],
+            "policy": {"base_url": "http://127.0.0.1:1/v1", "model": "m", "tokenizer": "/nowhere/at/all"},
+        },
+        "policy",
+        "policy",
+    ),
+    (
+        {"rows": ["ROW"], "policy": {"type": "openai", "base_url": "http://127.0.0.1:1/v1", "model": "m"}},
+        "inexact",
+        "policy.type",
+    ),
+    (
+        {
+            "rows": ["ROW"],
+            "policy": {"base_url": "http://127.0.0.1:1/v1", "model": "m", "api_key_env": "SERVICE_TOKEN"},
+        },
+        "key_not_allowed",
+        "policy.api_key_env",
+    ),
+    (
+        {
+            "rows": ["ROW"],
+            "policy": {"base_url": "http://127.0.0.1:1", "model": "m", "version": 1, "weights_path": "/v"},
+        },
+        "policy",
+        "policy.weights_path",
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "error", "place"), WRONG)
+def test_a_wrong_batch_is_422_with_its_place(served: Served, asked: dict[str, Any], error: str, place: str) -> None:
+    key = served.keys()[0]
+    if asked.get("rows") == ["ROW"]:
+        asked = {**asked, "rows": [key]}
+    answer = served.ask("POST", "/v1/rollouts", asked)
+    assert answer.status == 422, answer.body
+    assert (answer.json["error"], answer.json["place"]) == (error, place)
+    assert answer.json["detail"]
+    assert "Traceback" not in served.said
+    assert served.get("/v1/metrics")["in_flight"]["rollouts"] == 0
+
+
+def test_unknown_rows_are_named(served: Served) -> None:
+    key = served.keys()[0]
+    answer = served.ask("POST", "/v1/rollouts", {"rows": [key, "none-such", "nor-this"]})
+    assert (answer.status, answer.json["rows"]) == (422, ["none-such", "nor-this"])
+
+
+def test_more_than_there_is_room_for_is_429_with_the_time_to_come_again(served: Served) -> None:
+    answer = served.ask("POST", "/v1/rollouts", {"rows": served.keys(), "n": 17})
+    assert (answer.status, answer.json["error"], answer.json["most"]) == (429, "too_many", 64)
+    assert int(answer.headers["retry-after"]) > 0
+
+
+def test_paths_and_methods_that_do_not_exist(served: Served) -> None:
+    assert served.ask("GET", "/v1/nothing").status == 404
+    assert served.ask("GET", "/v1/rollouts").status == 405
+    assert served.ask("GET", "/v1/sessions/none").json["error"] == "no_session"
+    assert served.ask("GET", "/v1/rows?split=eval").status == 422
+    assert served.ask("GET", "/v1/rows?after=none").json["place"] == "after"
+
+
+def test_rows_come_in_pages(served: Served) -> None:
+    keys = served.keys()
+    page = served.get(f"/v1/rows?after={keys[1]}")
+    assert [row["key"] for row in page["rows"]] == keys[2:]
+    assert page["after"] is None
+    assert page["fingerprint"]
+    assert len(page["rows"][0]["digest"]) == 64

@@ -35,6 +35,7 @@ DOORS = {
     "ray": (),
     "torch": "integrations/",
     "trl": "integrations/trl.py",
+    "vllm": "integrations/trl.py",
     "verl": "integrations/verl.py",
     "verifiers": "integrations/verifiers.py",
     "skyrl": "integrations/skyrl.py",
@@ -231,7 +232,7 @@ def test_the_public_names_are_the_ones_listed() -> None:
     assert set(hermes_rl.__all__) == {
         "AgentResult", "Ending", "Example", "Group", "HermesAgentBaseEnv", "HermesAgentEnvConfig", "HermesAgentLoop",
         "Policy", "Rollout", "Sampled", "Sampling", "Score", "Spec", "SpecEnv", "ToolContext", "ToolError",
-        "__version__", "cleanup_all_environments", "cleanup_vm", "clear_task_env_overrides", "compile_spec",
+        "__version__", "certify", "cleanup_all_environments", "cleanup_vm", "clear_task_env_overrides", "compile_spec",
         "load_spec", "open_env", "register_task_env_overrides", "sync",
     }  # fmt: skip
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

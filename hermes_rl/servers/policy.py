@@ -101,6 +101,7 @@ class Policy:
         *,
         api_key: str | None = None,
         tokenizer: str | None = None,
+        renderer: str | Mapping[str, Any] | None = None,
         version: Version = None,
     ) -> Policy:
         """Make a policy of a model server, by the types that a spec knows.
@@ -111,6 +112,7 @@ class Policy:
             model: its model, or a function that says the name for each request, such as that of the newest adapter.
             api_key: sent as a bearer token, and never shown.
             tokenizer: a hub name or a folder; default: the model's own.
+            renderer: as `renderer` of a server in a spec, for token-level types; its name is enough.
             version: of the weights; default: the server is asked, where its type tells it.
 
         Raises:
@@ -126,6 +128,7 @@ class Policy:
             naming=model if callable(model) else None,
             api_key=Secret(api_key) if api_key is not None else None,
             tokenizer=str(tokenizer) if tokenizer is not None else None,
+            renderer={"name": renderer} if isinstance(renderer, str) else renderer,
             version=told,
         )
         return cls(create_client(ROLE, [config]), told)

@@ -158,8 +158,9 @@ class HermesRollouts(_Opened):
             UserError: settings of the trainer and rollouts exclude each other, or rollouts are none that TRL can take.
             RunError: not one rollout could be scored, and that was not the policy's doing.
         """
-        policy = self._policy or self._policy_of(trainer)
-        self._policy = policy
+        if trainer.tools:
+            raise UserError("the trainer's `tools` would run TRL's own loop behind each rollout: name them in the spec")
+        self._policy = policy = self._policy or self._policy_of(trainer)
         policy.version = int(trainer.state.global_step)
         training = trainer.model.training
         size = int(trainer.num_generations if training else trainer.num_generations_eval)
@@ -210,8 +211,6 @@ class HermesRollouts(_Opened):
     def _policy_of(self, trainer: Any) -> hermes_rl.Policy:
         """Make the policy that asks what the trainer samples with."""
         tokenizer, args = _tokenizer(trainer), trainer.args
-        if trainer.tools:
-            raise UserError("the trainer's `tools` would run TRL's own loop behind each rollout: name them in the spec")
         if trainer.use_vllm and trainer.vllm_mode == "server":
             url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
             return _vllm(url, "", tokenizer.name_or_path, self._renderer)
@@ -608,6 +607,11 @@ class HermesWorker(_Opened):
         record: str | Path | None = None,
     ) -> None:
         super().__init__(spec, None, environ, record)
+        try:
+            from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+        except ImportError as error:
+            raise UserError(f"HermesWorker needs TRL 1.16 ({error}): pip install 'hermes-rl[trl]'") from error
+        self._sample_of = RolloutSample
         self._args, self._version = args, 0
         if policy is None and model is None:
             raise UserError("name the `model` that the trainer's vLLM server serves, or give a `policy`")
@@ -677,7 +681,6 @@ class HermesWorker(_Opened):
     def _samples(self, group: hermes_rl.Group, number: int) -> list[Any]:
         """Return a sample for each sequence of a group that was not dropped, and in which something is trained on."""
         import numpy as np
-        from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
         if group.dropped is not None:
             return []
@@ -693,7 +696,7 @@ class HermesWorker(_Opened):
                     continue
                 before = [0] * len(example.prompt_ids)
                 found.append(
-                    RolloutSample(
+                    self._sample_of(
                         prompt=prompt,
                         completion=rollout.messages[len(prompt) :],
                         input_ids=np.asarray(example.prompt_ids + example.response_ids),

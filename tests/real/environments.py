@@ -12,11 +12,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 
 
 def cache() -> Path:
@@ -40,15 +42,16 @@ def built(name: str, made_of: Sequence[Path], build: Callable[[Path], None]) -> 
     return folder
 
 
-def python_of(name: str, without: Sequence[str] = (), upon: Path | None = None) -> Path:
+def python_of(name: str, without: Sequence[str] = (), upon: Path | None = None, beside: Sequence[str] = ()) -> Path:
     """Return the Python of the environment that `requirements/<name>.txt` describes.
 
     Args:
         name: of the file. Its lines are pinned by hash; what they depend on is installed behind them.
         without: packages that are taken out again.
         upon: the Python of an environment whose packages this one has too.
+        beside: further requirements; with any of them, the versions are those of constraints.txt.
     """
-    pinned = REQUIREMENTS / f"{name}.txt"
+    pinned, constraints = REQUIREMENTS / f"{name}.txt", ROOT / "constraints.txt"
 
     def build(folder: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
@@ -59,11 +62,13 @@ def python_of(name: str, without: Sequence[str] = (), upon: Path | None = None) 
         pip = [str(folder / "bin" / "pip"), "-qq"]
         subprocess.run([*pip, "install", "--no-deps", "--require-hashes", "-r", str(pinned)], check=True)
         names = [line.split()[0] for line in pinned.read_text("utf-8").splitlines() if line[:1].isalnum()]
-        subprocess.run([*pip, "install", *names], check=True)
+        bound = ["--constraint", str(constraints), *beside] if beside else []
+        subprocess.run([*pip, "install", *bound, *names], check=True)
         if without:
             subprocess.run([*pip, "uninstall", "--yes", *without], check=True)
 
-    return built(name if upon is None else f"{name}-on-{upon.parents[1].name}", [pinned], build) / "bin" / "python"
+    made_of = [pinned, constraints] if beside else [pinned]
+    return built(name if upon is None else f"{name}-on-{upon.parents[1].name}", made_of, build) / "bin" / "python"
 
 
 def vllm_python() -> Path:
@@ -84,6 +89,22 @@ def litellm_python() -> Path:
 def mcp_servers_python() -> Path:
     """Return the Python of an environment with MCP servers that others wrote."""
     return python_of("mcp-servers")
+
+
+def trl_python() -> Path:
+    """Return the Python of an environment with TRL, torch, and all that hermes-rl depends on, but not itself."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return python_of("trl", beside=[*project["dependencies"], *project["optional-dependencies"]["train"]])
+
+
+def small_learner() -> Path:
+    """Return the folder of the learning example with a model of 0.7 M parameters that has yet to learn most of it."""
+
+    def build(folder: Path) -> None:
+        own = {**os.environ, "PYTHONPATH": str(ROOT)}
+        subprocess.run([str(trl_python()), str(HERE / "small_learner.py"), str(folder)], check=True, env=own)
+
+    return built("small-learner", [HERE / "small_learner.py", ROOT / "examples" / "learning" / "task.py"], build)
 
 
 def version_in(python: Path, package: str) -> str:

@@ -30,8 +30,8 @@ Call = tuple[list[int], hermes_rl.Sampling]
 """One model call: the ids of its prompt, and how to sample."""
 Place = tuple[str, int, int]
 """Where a rollout belongs in a batch: the key of its row, the number of its group, and which of its members it is."""
-Played = tuple[hermes_rl.Rollout | None, hermes_rl.Ending]
-"""What became of a place; None where its group was dropped."""
+Played = tuple[hermes_rl.Rollout | None, hermes_rl.Ending, str | None]
+"""What became of a place: its rollout, None where its group was dropped, how that ended, and what had failed."""
 GATHERING = 0.005
 """Seconds without a further model call after which those that wait become one batch."""
 _FAILURES = [ending for ending in hermes_rl.Ending if not ending.graded]
@@ -185,14 +185,15 @@ class HermesRollouts(_Opened):
             async with room:
                 group = f"{key}@{given['split']}{batch}.{number}"
                 rollout = await env.play(rows[key], group=group, index=index, size=size, **given)
-                return [(rollout, rollout.ending)]
+                return [(rollout, rollout.ending, rollout.error)]
 
         async def all_of(key: str, number: int, _: int) -> list[Played]:
             async with room:
                 group = await env.play_group(rows[key], size, group=f"{key}@{given['split']}{batch}.{number}", **given)
                 if group.dropped is not None:
-                    return [(None, group.dropped)] * size
-                return [(rollout, rollout.ending) for rollout in sorted(group.rollouts, key=lambda one: one.key.index)]
+                    return [(None, group.dropped, group.detail)] * size
+                members = sorted(group.rollouts, key=lambda member: member.key.index)
+                return [(member, member.ending, member.error) for member in members]
 
         if env.comparing and size > 1:
             require_whole(places, size, env.comparing)
@@ -205,7 +206,7 @@ class HermesRollouts(_Opened):
             for task in work:
                 task.cancel()
         if not self._allow_inexact:
-            await asyncio.to_thread(_require_exact, [rollout for rollout, _ in ended if _is_scored(rollout)])
+            await asyncio.to_thread(_require_exact, [one[0] for one in ended if _is_scored(one[0])])
         return ended
 
     def _policy_of(self, trainer: Any) -> hermes_rl.Policy:
@@ -293,22 +294,22 @@ def columns_of(ended: Sequence[Played], end: int) -> dict[str, Any]:
         UserError: a rollout has several sequences.
         RunError: not one rollout could be scored, and that was not the policy's doing.
     """
-    if all(ending in _FAILURES for _, ending in ended):
-        causes = ", ".join(f"{many} {ending}" for ending, many in Counter(ending for _, ending in ended).items())
-        details = {rollout.error for rollout, _ in ended if rollout is not None and rollout.error}
-        raise RunError(f"not one of {len(ended)} rollouts could be scored ({causes}): {'; '.join(sorted(details)[:3])}")
+    if all(ending in _FAILURES for _, ending, _ in ended):
+        causes = ", ".join(f"{many} {ending}" for ending, many in Counter(ending for _, ending, _ in ended).items())
+        details = sorted({detail for _, _, detail in ended if detail})
+        raise RunError(f"not one of {len(ended)} rollouts could be scored ({causes}): {'; '.join(details[:3])}")
     nothing = hermes_rl.Example([end], [end], [0], [0.0], (None, None))
-    examples = [_example(rollout) if _is_scored(rollout) else nothing for rollout, _ in ended]
+    examples = [_example(rollout) if _is_scored(rollout) else nothing for rollout, _, _ in ended]
     known = all(example.logprobs is not None for example in examples)
     return {
         "prompt_ids": [example.prompt_ids for example in examples],
         "completion_ids": [example.response_ids for example in examples],
         "logprobs": [example.logprobs for example in examples] if known else None,
         "env_mask": [example.mask for example in examples],
-        "score": [rollout.score if _is_scored(rollout) else None for rollout, _ in ended],
-        "rewards": [_values(rollout) if rollout is not None else {} for rollout, _ in ended],
-        "ending": [str(ending) for _, ending in ended],
-        "turns": [rollout.turns if rollout is not None else 0 for rollout, _ in ended],
+        "score": [rollout.score if _is_scored(rollout) else None for rollout, _, _ in ended],
+        "rewards": [_values(rollout) if rollout is not None else {} for rollout, _, _ in ended],
+        "ending": [str(ending) for _, ending, _ in ended],
+        "turns": [rollout.turns if rollout is not None else 0 for rollout, _, _ in ended],
     }
 
 
@@ -622,6 +623,7 @@ class HermesWorker(_Opened):
         self.rollout_buffer: queue.Queue[Any] = queue.Queue(maxsize=args.queue_maxsize)
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self._left_out: Counter[str] = Counter()
+        self._failure = "none, so a budget of the spec is used up"
         self._playing: concurrent.futures.Future[None] | None = None
 
     @cached_property
@@ -646,7 +648,7 @@ class HermesWorker(_Opened):
             raise RunError("the worker has not been started")
         if self._playing.done():
             self._playing.result()
-            raise RunError("no more groups are played: a budget of the spec is used up")
+            raise RunError(f"no more groups are played. The last failure: {self._failure}")
         try:
             self.sync.submit(asyncio.sleep(0)).result(stale_after_s)
         except concurrent.futures.TimeoutError:
@@ -716,6 +718,7 @@ class HermesWorker(_Opened):
         new.subtract(self._left_out)
         self._left_out = Counter(left_out)
         if group.dropped is not None:
+            self._failure = f"{group.dropped}: {group.detail}"
             return {"hermes_rl/dropped_frac": (1, 1), f"hermes_rl/failed_{group.dropped}_total": 1.0}
         assert group.certificate is not None
         metrics: dict[str, Any] = {

@@ -189,3 +189,20 @@ async def test_leaving_the_loop_ends_what_is_in_flight(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="somebody else waits"):
             await anext(second)
         waiting.cancel()
+
+
+async def test_groups_may_be_closed_by_two_at_once(tmp_path: Path) -> None:
+    """Whoever waits for a group closes the iteration too, when somebody else's close has ended that wait."""
+    async with open_env(spec_in(tmp_path)) as env:
+        groups = env.groups(2, Sampler().policy(), concurrency=8)
+        await anext(groups)
+
+        async def iterate() -> None:
+            async with groups:
+                await anext(groups)
+
+        iterating = asyncio.create_task(iterate())
+        await asyncio.sleep(0)  # it has asked, and nothing was done for it yet
+        await groups.close()
+        (ended,) = await asyncio.gather(iterating, return_exceptions=True)
+        assert isinstance(ended, asyncio.CancelledError)

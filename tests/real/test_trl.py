@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ COMPONENT = "TRL"
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(900)]
 
 
-def play(program: str, folder: Path, spec: Path | None = None) -> dict[str, Any]:
+def play(program: str, folder: Path, spec: Path | None = None, launch: Sequence[str] = ()) -> dict[str, Any]:
     """Run one of `trl_programs.py` in `folder`, and return what it saw."""
     learner = small_learner()
-    command = [str(trl_python()), str(HERE / "trl_programs.py"), program, str(learner)]
+    command = [str(trl_python()), *launch, str(HERE / "trl_programs.py"), program, str(learner)]
     return seen([*command, str(spec or learner / "learning.yaml")], folder)
 
 
@@ -59,6 +60,21 @@ def test_no_failure_is_in_a_baseline_while_a_third_of_the_model_calls_fails(tmp_
     assert found["logged"] == [unscored / 64 for unscored in found["unscored"]]
     assert found["off"] < 1e-5  # every advantage is that of a baseline of the scored ones alone
     assert max(found["worst"]) <= 1e-4
+
+
+def test_two_processes_play_the_parts_of_a_group_that_trl_splits_between_them(tmp_path: Path) -> None:
+    found = play("ranks", tmp_path, launch=["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"])
+    assert found["processes"] == 2
+    assert max(found["worst"]) <= 1e-4
+    first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
+    assert len(first) == len(second) == 2 * 12
+    whole: dict[str, list[int]] = {}
+    for group, index, size in first + second:
+        assert size == 8
+        whole.setdefault(group, []).append(index)
+    assert len(whole) == 2 * 3
+    assert all(sorted(indices) == list(range(8)) for indices in whole.values())
+    assert len({group for group, _, _ in first} & {group for group, _, _ in second}) == 2
 
 
 def test_groups_are_played_while_the_trainer_trains_and_all_their_sequences_are_trained_on(tmp_path: Path) -> None:

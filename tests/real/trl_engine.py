@@ -1,4 +1,4 @@
-"""What stands in for a GPU with TRL's AsyncGRPOTrainer: vLLM's completions around a small model, an attention kernel."""
+"""What stands in for a GPU with TRL's AsyncGRPOTrainer: vLLM's completions of a small model, an attention kernel."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hermes_rl.env.base import HermesAgentBaseEnv
     from hermes_rl.env.config import HermesAgentEnvConfig
     from hermes_rl.env.spec_env import SpecEnv, compile_spec
-    from hermes_rl.rollouts.rollout import Example, Group, Rollout
+    from hermes_rl.rollouts.rollout import Example, Group, Rollout, certify
     from hermes_rl.scoring.value import Score
     from hermes_rl.servers.base import Sampled, Sampling
     from hermes_rl.servers.policy import Policy
@@ -52,6 +52,7 @@ _HOMES = {
     "SpecEnv": "hermes_rl.env.spec_env",
     "ToolContext": "hermes_rl.tools.context",
     "ToolError": "hermes_rl.tools.base",
+    "certify": "hermes_rl.rollouts.rollout",
     "cleanup_all_environments": "hermes_rl.tools.context",
     "cleanup_vm": "hermes_rl.tools.context",
     "clear_task_env_overrides": "hermes_rl.tools.base",
@@ -84,6 +85,7 @@ __all__ = [
     "ToolContext",
     "ToolError",
     "__version__",
+    "certify",
     "cleanup_all_environments",
     "cleanup_vm",
     "clear_task_env_overrides",

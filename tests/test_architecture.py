@@ -16,7 +16,7 @@ PACKAGE = ROOT / "hermes_rl"
 DOORS = {
     "atroposlib": "env/",
     "wandb": "runs/progress.py",
-    "datasets": "data/hub.py",
+    "datasets": ("data/hub.py", "integrations/"),
     "transformers": "tokens/hub.py",
     "tokenizers": "tokens/",
     "math_verify": "scoring/",
@@ -36,6 +36,18 @@ DOORS = {
     "fastapi": "service/",
     "starlette": "service/",
     "uvicorn": "service/",
+    "torch": "integrations/",
+    "trl": "integrations/trl.py",
+    "vllm": "integrations/trl.py",
+    "verl": "integrations/verl.py",
+    "verifiers": "integrations/verifiers.py",
+    "skyrl": "integrations/skyrl.py",
+    "tinker": "integrations/tinker.py",
+    "tinker_cookbook": "integrations/tinker.py",
+    "slime": "integrations/slime.py",
+    "openrlhf": "integrations/openrlhf.py",
+    "agentlightning": "integrations/agentlightning.py",
+    "openenv": "integrations/openenv.py",
 }
 """Foreign package → where it may be imported."""
 ANYWHERE = {"errors", "endings", "plugins", "server_types", "shipped", "threads", "version", "visible"}
@@ -86,6 +98,32 @@ def test_imports_point_one_way() -> None:
             if order[parts[1]] > order[here]:
                 wrong.append(f"{name} imports {imported}")
     assert wrong == []
+
+
+def test_the_doors_to_trainers_use_public_names_alone() -> None:
+    """What an adapter needs is public, so that anybody can write one."""
+    import hermes_rl
+
+    wrong = [
+        f"{name} imports {imported}"
+        for name, tree in modules()
+        if name.startswith("integrations/")
+        for imported in _names_of_ours(tree)
+        if imported.removeprefix("hermes_rl.") not in hermes_rl.__all__
+        and not imported.startswith(("hermes_rl.errors.", "hermes_rl.integrations."))
+    ]
+    assert wrong == []
+
+
+def _names_of_ours(tree: ast.Module) -> Iterator[str]:
+    """Full names of what is taken from this package, by imports and as attributes, for type checking too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("hermes_rl."))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "hermes_rl":
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "hermes_rl":
+            yield f"hermes_rl.{node.attr}"
 
 
 def test_no_two_classes_have_one_name() -> None:
@@ -198,7 +236,7 @@ def test_the_public_names_are_the_ones_listed() -> None:
         "AgentResult", "Ending", "Env", "Example", "Group", "HermesAgentBaseEnv", "HermesAgentEnvConfig",
         "HermesAgentLoop", "Policy", "Rollout", "Row", "Sampled", "Sampling", "Score", "Session", "SessionTurn", "Spec",
         "SpecEnv", "ToolContext", "ToolError",
-        "__version__", "cleanup_all_environments", "cleanup_vm", "clear_task_env_overrides", "compile_spec",
+        "__version__", "certify", "cleanup_all_environments", "cleanup_vm", "clear_task_env_overrides", "compile_spec",
         "load_spec", "open_env", "register_task_env_overrides", "sync",
     }  # fmt: skip
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

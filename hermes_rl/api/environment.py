@@ -201,6 +201,11 @@ class Env:
         """
         return self._compiled.toolkit(self._row(row), group or self._row(row).key).schemas
 
+    @property
+    def comparing(self) -> list[str]:
+        """The rewards that compare the members of a group; with any of them a group is played by `play_group`."""
+        return [f"rewards.{one.name}" for one in self._compiled.grader.rewards if one.function.group_level]
+
     def _row(self, row: Row | str) -> Row:
         self._require_open()
         if isinstance(row, Row):
@@ -245,7 +250,7 @@ class Env:
             raise UserError(f"a group of {size} has members from 0 to {size - 1}, not {index}")
         if size > 1 and self._compiled.has_group_rewards:
             raise UserError(
-                f"{', '.join(self._comparing())} compares the members of a group, which are played together: use "
+                f"{', '.join(self.comparing)} compares the members of a group, which are played together: use "
                 "env.play_group(row, n)"
             )
         row = self._row(row)
@@ -475,7 +480,7 @@ class Env:
             there = self._store.size if self._store is not None else directory.described().get("group_size", size)
             if compared and there != size:
                 raise UserError(
-                    f"{directory.path} holds groups of {there}, whose members {', '.join(self._comparing())} compares; "
+                    f"{directory.path} holds groups of {there}, whose members {', '.join(self.comparing)} compares; "
                     f"groups of {size} need a record of their own"
                 )
             if self._store is None:
@@ -496,10 +501,6 @@ class Env:
         if train.length is None:
             return train
         return Rows.of(list(chain.from_iterable(rest)), fingerprint=train.fingerprint)
-
-    def _comparing(self) -> list[str]:
-        """Return the rewards that compare the members of a group."""
-        return [f"rewards.{one.name}" for one in self._compiled.grader.rewards if one.function.group_level]
 
     def _named(self, row: Row, group: str | None) -> tuple[str, str]:
         """Return the id of a group, and what tells this play of it from others; a record finds it by the id alone."""

@@ -43,6 +43,7 @@ class Groups:
         self._weights, self._max_staleness = weights, max_staleness
         self._playing = _played(self._made, ahead)
         self._asking: asyncio.Task[Group | None] | None = None
+        self._closing = asyncio.Lock()
 
     async def open(self) -> Self:
         """Find out what is wrong with what was asked for before anything is played; the first group does it otherwise.
@@ -69,11 +70,12 @@ class Groups:
         return group
 
     async def close(self) -> None:
-        """End the iteration and wait until everything in flight is released; may be called twice."""
+        """End the iteration and wait until everything in flight is released; may be called twice, also at once."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
-        await self._playing.aclose()
+        async with self._closing:  # whoever waits for a group closes too, once that wait was cancelled
+            await self._playing.aclose()
 
     async def __aenter__(self) -> Self:
         return self

@@ -7,6 +7,7 @@ the same time.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import suppress
@@ -78,6 +79,11 @@ class SyncEnv:
         """See `Env.tools`."""
         return self._env.tools(row, group)
 
+    @property
+    def comparing(self) -> list[str]:
+        """See `Env.comparing`."""
+        return self._env.comparing
+
     def play(self, row: Row | str, *args: Any, **kwargs: Any) -> Rollout:
         """See `Env.play`, which has the same arguments."""
         return self._call(self._env.play(row, *args, **kwargs))
@@ -94,16 +100,26 @@ class SyncEnv:
         """See `Env.session`, which has the same arguments."""
         return SyncSession(self, self._call(self._env.session(row, **kwargs)))
 
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Begin a coroutine on the environment's loop, for a caller who does something else meanwhile.
+
+        In it the environment that was given to `sync` is awaited. Cancelling the future cancels the work.
+        """
+        return asyncio.run_coroutine_threadsafe(work, self._open_loop(work))
+
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        loop = self._loop
-        if loop is None:
-            work.close()
-            raise UserError("the environment is not open: play within `with hermes_rl.sync(…) as env`")
+        loop = self._open_loop(work)
         with suppress(RuntimeError):
             if asyncio.get_running_loop() is loop:
                 work.close()
                 raise UserError("a blocking call on the environment's own loop would never end: await the environment")
         return wait_for_loop(work, loop)
+
+    def _open_loop(self, work: Coroutine[Any, Any, T]) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            work.close()
+            raise UserError("the environment is not open: play within `with hermes_rl.sync(…) as env`")
+        return self._loop
 
     def _end(self) -> None:
         """Stop the loop, once what is left on it was cancelled."""

@@ -104,6 +104,7 @@ class Policy:
         *,
         api_key: str | None = None,
         tokenizer: str | None = None,
+        renderer: str | Mapping[str, Any] | None = None,
         version: Version = None,
         weights_path: str | None = None,
     ) -> Policy:
@@ -115,6 +116,7 @@ class Policy:
             model: its model, or a function that says the name for each request, such as that of the newest adapter.
             api_key: sent as a bearer token, and never shown.
             tokenizer: a hub name or a folder; default: the model's own.
+            renderer: as `renderer` of a server in a spec, for token-level types; its name is enough.
             version: of the weights; default: the server is asked, where its type tells it.
             weights_path: path at the server that answers with the version; default: its type's own.
 
@@ -135,6 +137,7 @@ class Policy:
             api_key=Secret(api_key) if api_key is not None else None,
             tokenizer=str(tokenizer) if tokenizer is not None else None,
             weights_path=weights_path,
+            renderer={"name": renderer} if isinstance(renderer, str) else renderer,
             version=told,
         )
         return cls(create_client(ROLE, [config]), told)

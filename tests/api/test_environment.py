@@ -37,6 +37,7 @@ async def test_rows_have_keys_prompts_and_tools(tmp_path: Path) -> None:
         assert [env.row(row.key) for row in rows] == rows
         assert env.prompt(rows[1])[-1] == {"role": "user", "content": "What is 3 plus 4?"}
         assert [tool["function"]["name"] for tool in env.tools(rows[0].key)] == ["add"]
+        assert env.comparing == []
         with pytest.raises(UserError, match="there is no row with the key 'nothing'"):
             env.row("nothing")
         with pytest.raises(UserError, match="splits train and eval"):

@@ -222,3 +222,20 @@ async def test_what_is_wrong_is_found_before_anything_is_played(tmp_path: Path) 
         groups = await env.groups(2, sampler.policy(), rows=env.rows()).open()
         assert sampler.asked == []
         assert len([group async for group in groups]) == 4
+
+
+async def test_groups_may_be_closed_by_two_at_once(tmp_path: Path) -> None:
+    """Whoever waits for a group closes the iteration too, when somebody else's close has ended that wait."""
+    async with open_env(spec_in(tmp_path)) as env:
+        groups = env.groups(2, Sampler().policy(), concurrency=8)
+        await anext(groups)
+
+        async def iterate() -> None:
+            async with groups:
+                await anext(groups)
+
+        iterating = asyncio.create_task(iterate())
+        await asyncio.sleep(0)  # it has asked, and nothing was done for it yet
+        await groups.close()
+        (ended,) = await asyncio.gather(iterating, return_exceptions=True)
+        assert isinstance(ended, asyncio.CancelledError)

@@ -100,3 +100,19 @@ def test_what_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be"), sync(env):
         pass
     assert loops() == []
+
+
+def test_work_is_begun_on_the_loop_while_the_caller_does_something_else(tmp_path: Path) -> None:
+    env, policy = open_env(spec_in(tmp_path)), Sampler().policy()
+
+    async def both() -> list[float | None]:
+        rollouts = await asyncio.gather(*(env.play(row, policy) for row in list(env.rows())[:2]))
+        return [rollout.score for rollout in rollouts]
+
+    with sync(env) as blocking:
+        assert blocking.comparing == []
+        waiting = blocking.submit(asyncio.sleep(60))
+        assert blocking.submit(both()).result(30) == [1.0, 1.0]
+        assert waiting.cancel()
+    with pytest.raises(UserError, match="is not open"):
+        blocking.submit(both())

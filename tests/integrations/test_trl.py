@@ -1,0 +1,578 @@
+"""TRL's doors without TRL: how rollouts become columns, who samples for them, and what is refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+import queue
+import re
+import sys
+import threading
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from hermes_rl import Policy, Sampled, Sampling
+from hermes_rl.errors import RunError, UserError
+from hermes_rl.integrations import trl
+from hermes_rl.integrations.trl import HermesEnvironments, HermesRollouts, HermesWorker, ModelCalls, places_of
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from tests.api.summing import COMPARED, END, TEXT, TOKENIZER, Sampler, sampled, spec_in, write
+from tests.env.test_token_exact import tokenizer_folder
+from tests.servers.token_policy import TokenPolicy
+
+PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "trl.md").read_text("utf-8")
+END_ID = TOKENIZER.encode(END)[0]
+ASKED = Sampling(array("i", [1]), 4, (END_ID,))
+
+
+class TrainersTokenizer:
+    """The small tokenizer with what a trainer asks one for."""
+
+    eos_token_id = END_ID
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(TOKENIZER, name)
+
+
+def trainer(**given: Any) -> Any:
+    """What of a GRPOTrainer is looked at."""
+    args = {
+        "vllm_server_base_url": None, "vllm_server_host": "127.0.0.1", "vllm_server_port": 9, "generation_kwargs": None,
+        "vllm_tensor_parallel_size": 1, "vllm_enable_sleep_mode": False, "vllm_max_model_length": None,
+    }  # fmt: skip
+    args = {name: given.pop(name, value) for name, value in args.items()}
+    model = SimpleNamespace(training=True, config=SimpleNamespace(get_text_config=lambda: SimpleNamespace()))
+    state = SimpleNamespace(deepspeed_plugin=given.pop("deepspeed", None))
+    accelerator = SimpleNamespace(process_index=given.pop("rank", 0), state=state, unwrap_model=lambda one: one)
+    plain = {
+        "tools": [], "use_vllm": False, "vllm_mode": "server", "is_fsdp_enabled": False,
+        "use_transformers_continuous_batching": False, "num_generations": 4, "num_generations_eval": 2,
+        "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0,
+        "processing_class": SimpleNamespace(eos_token_id=END_ID, name_or_path=None),
+        "state": SimpleNamespace(global_step=3),
+    }  # fmt: skip
+    own = {**plain, "args": SimpleNamespace(**args), "model": model, "accelerator": accelerator}
+    return SimpleNamespace(**{**own, **given})
+
+
+def prompts_of(rollouts: HermesRollouts, size: int = 4) -> list[str]:
+    return [key for key in rollouts.rows("train") for _ in range(size)]
+
+
+# ------------------------------------------------------------------------------- rollouts as TRL takes them
+
+
+def test_every_sampled_token_is_trained_on_with_its_log_probability_and_nothing_else(tmp_path: Path) -> None:
+    sampler = Sampler(wrong=0.5)
+    policy = sampler.policy()
+    with HermesRollouts(spec_in(tmp_path), policy=policy) as rollouts:
+        assert list(rollouts.train_dataset["prompt"]) == list(rollouts.rows("train"))
+        columns = rollouts.rollout_func(prompts_of(rollouts), trainer())
+    assert policy.version == 3
+    pairs = []
+    for ids, mask, logprobs in zip(columns["completion_ids"], columns["env_mask"], columns["logprobs"], strict=True):
+        assert ids[-1] == END_ID
+        pairs += [(token, value) for token, kept, value in zip(ids, mask, logprobs, strict=True) if kept]
+        assert all(value == 0.0 for kept, value in zip(mask, logprobs, strict=True) if not kept)
+        assert 0 < sum(mask) < len(mask)
+    assert sorted(pairs) == sampled(sampler.answers)
+    assert all(columns["prompt_ids"])
+    assert set(columns["score"]) == {0.0, 1.0}
+    assert [values["right"] for values in columns["rewards"]] == columns["score"]
+    assert set(columns["ending"]) == {"finished"}
+    assert set(columns["turns"]) == {2}
+    assert {sampling.temperature for _, sampling in sampler.asked} == {1.0}
+
+
+def test_failures_have_no_score_and_nothing_that_is_trained_on(tmp_path: Path) -> None:
+    logged: dict[str, float] = {}
+    with HermesRollouts(spec_in(tmp_path), policy=Sampler(fails=0.6).policy(), replays=0) as rollouts:
+        columns = rollouts.rollout_func(prompts_of(rollouts), trainer())
+        (score,) = rollouts.reward_funcs
+    scores = score(prompts=[], completions=[], log_metric=logged.__setitem__, trainer_state=None, **columns)
+    failed = [ending == "server_failure" for ending in columns["ending"]]
+    assert 0 < sum(failed) < len(failed)
+    assert [one is None for one in scores] == failed
+    for one, mask, ids in zip(failed, columns["env_mask"], columns["completion_ids"], strict=True):
+        assert (mask == [0] and ids == [END_ID]) == one
+    assert logged["hermes_rl/failed/server_failure"] == logged["hermes_rl/unscored"] == sum(failed) / len(failed)
+    assert logged["hermes_rl/failed/sandbox_failure"] == 0.0
+    assert logged["hermes_rl/rewards/right"] == 1.0
+
+
+def test_training_ends_where_not_one_rollout_could_be_scored(tmp_path: Path) -> None:
+    with HermesRollouts(spec_in(tmp_path), policy=Sampler(fails=1.0).policy(), replays=0) as rollouts:
+        prompts = prompts_of(rollouts)
+        with pytest.raises(RunError, match=r"not one of 16 rollouts could be scored \(16 server_failure\).* is busy"):
+            rollouts.rollout_func(prompts, trainer())
+
+
+def test_evaluation_plays_the_rows_that_are_kept_for_it_in_groups_of_their_own_size(tmp_path: Path) -> None:
+    text = TEXT.replace("dataset:", "dataset:\n  eval: {fraction: 0.5}")
+    with HermesRollouts(spec_in(tmp_path, text), rows=1, policy=Sampler().policy()) as rollouts:
+        assert len(rollouts.train_dataset) == 1
+        keys = list(rollouts.eval_dataset["prompt"])
+        assert keys
+        assert not set(keys) & set(rollouts.rows("train"))
+        evaluated = trainer(model=SimpleNamespace(training=False))
+        columns = rollouts.rollout_func([key for key in keys for _ in range(2)], evaluated)
+    assert columns["score"] == [1.0] * (2 * len(keys))
+
+
+def test_a_batch_is_recorded_in_a_run_directory_of_this_start(tmp_path: Path) -> None:
+    given = spec_in(tmp_path)
+    with HermesRollouts(given, policy=Sampler().policy(), record=tmp_path / "runs") as rollouts:
+        for _ in range(2):
+            rollouts.rollout_func(prompts_of(rollouts), trainer())
+    (written,) = (tmp_path / "runs").glob("*/rollouts.jsonl")
+    assert len(written.read_text().splitlines()) == 2 * 16
+
+
+def test_rewards_that_compare_get_the_whole_group(tmp_path: Path) -> None:
+    with HermesRollouts(spec_in(tmp_path, COMPARED), policy=Sampler(wrong=0.5).policy()) as rollouts:
+        columns = rollouts.rollout_func(prompts_of(rollouts), trainer())
+        for start in range(0, 16, 4):
+            assert max(values["longest"] for values in columns["rewards"][start : start + 4]) == 1.0
+        with pytest.raises(UserError, match=r"rewards.longest compares .* split groups of 4 .* have 6 rollouts each"):
+            rollouts.rollout_func(prompts_of(rollouts)[6:12], trainer(rank=1))
+
+
+def test_a_group_that_was_dropped_has_no_score_at_all(tmp_path: Path) -> None:
+    sampler, failing = Sampler(), list[Any]()
+
+    async def sample(ids: list[int], sampling: Sampling) -> Sampled:
+        if not failing and "What is 5" in TOKENIZER.decode(ids):
+            failing.append(sampling.seed)
+        if sampling.seed in failing:  # one call, however often it is asked again
+            raise OSError("the device is busy")
+        return await sampler(ids, sampling)
+
+    with HermesRollouts(spec_in(tmp_path, COMPARED), policy=Policy.sampling(sample, None), replays=0) as rollouts:
+        columns = rollouts.rollout_func(prompts_of(rollouts), trainer())
+    assert [score is None for score in columns["score"]] == [False] * 8 + [True] * 4 + [False] * 4
+
+
+def test_what_dropped_all_groups_is_said(tmp_path: Path) -> None:
+    with HermesRollouts(spec_in(tmp_path, COMPARED), policy=Sampler(fails=1.0).policy(), replays=0) as rollouts:
+        prompts = prompts_of(rollouts)
+        with pytest.raises(RunError, match=r"not one of 16 rollouts could be scored \(16 server_failure\).* is busy"):
+            rollouts.rollout_func(prompts, trainer())
+
+
+def test_rollouts_of_several_sequences_are_refused_by_name(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=False)
+    policy = Sampler(thought="<think>\nI add.\n</think>\n\n").policy(folder)
+    with HermesRollouts(spec_in(tmp_path), policy=policy) as rollouts:
+        prompts = prompts_of(rollouts)
+        with pytest.raises(UserError, match=r"has 2 sequences.*thinking_retention.*HermesWorker"):
+            rollouts.rollout_func(prompts, trainer())
+
+
+def test_tokens_that_are_not_proven_are_refused_unless_they_are_allowed(tmp_path: Path) -> None:
+    async def chat(messages: Sequence[Any], tools: Any) -> str:
+        return "The sum is 3."
+
+    policy = Policy.chat(chat, tokenizer=TOKENIZER)
+    with HermesRollouts(spec_in(tmp_path), policy=policy) as rollouts:
+        prompts = prompts_of(rollouts)
+        with pytest.raises(UserError, match=r"a chat server does not say which tokens it sampled.*allow_inexact=True"):
+            rollouts.rollout_func(prompts, trainer())
+    with HermesRollouts(spec_in(tmp_path), policy=policy, allow_inexact=True) as rollouts:
+        columns = rollouts.rollout_func(prompts_of(rollouts), trainer())
+    assert columns["logprobs"] is None
+    assert all(any(mask) for mask in columns["env_mask"])
+
+
+# ------------------------------------------------------------------------------------------- prompts and groups
+
+
+def test_groups_go_on_over_the_processes() -> None:
+    keys = ["a"] * 4 + ["b"] * 4 + ["a"] * 4
+    both = places_of(keys[:6], 4, 0) + places_of(keys[6:], 4, 6)
+    assert both == places_of(keys, 4, 0)
+    assert [number for _, number, _ in both] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [index for _, _, index in both] == [0, 1, 2, 3] * 3
+
+
+@pytest.mark.parametrize("prompts", [["a", "b"], [[{"role": "user", "content": "a"}]] * 2])
+def test_prompts_that_are_no_keys_in_groups_are_refused(prompts: list[Any]) -> None:
+    with pytest.raises(UserError, match="give the trainer `train_dataset`"):
+        places_of(prompts, 2, 0)
+
+
+def test_endless_rows_need_a_number(tmp_path: Path) -> None:
+    (tmp_path / "rows.py").write_text(
+        "import itertools\n\n\ndef sums(*, seed, split):\n    return ({'a': n, 'b': 1} for n in itertools.count())\n"
+    )
+    text = re.sub(r"dataset:\n  items: .*\n", 'dataset:\n  generator: "rows.py:sums"\n', TEXT)
+    with HermesRollouts(spec_in(tmp_path, text)) as rollouts, pytest.raises(UserError, match="say `rows=1000`"):
+        rollouts.train_dataset  # noqa: B018
+    with HermesRollouts(spec_in(tmp_path, text), rows=3, policy=Sampler().policy()) as rollouts:
+        assert len(rollouts.train_dataset) == 3
+        keys = prompts_of(rollouts)
+        assert rollouts.rollout_func(keys, trainer())["score"] == [1.0] * 12
+    with HermesRollouts(spec_in(tmp_path, text), rows=keys[4:5]) as rollouts:
+        assert list(rollouts.rows("train")) == keys[4:5]
+
+
+# ------------------------------------------------------------------------------------------------ who samples
+
+
+@pytest.fixture
+def own_model(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """Batches that the trainer's model was asked for, and in which thread; what it says is `write`'s."""
+    asked: list[tuple[int, str]] = []
+
+    def generate(trainer: Any, calls: Sequence[tuple[list[int], Sampling]]) -> list[Sampled]:
+        asked.append((len(calls), threading.current_thread().name))
+        if len(asked) == 2:
+            raise RuntimeError("out of memory")
+        found = [TOKENIZER.encode(write(TOKENIZER.decode(ids)) + END) for ids, _ in calls]
+        return [Sampled(ids, [-0.5] * len(ids)) for ids in found]
+
+    monkeypatch.setattr(trl, "generate_with_model", generate)
+    return asked
+
+
+def test_the_trainers_model_samples_in_batches_in_the_thread_that_trains(
+    own_model: list[tuple[int, str]], tmp_path: Path
+) -> None:
+    with HermesRollouts(spec_in(tmp_path)) as rollouts:
+        for _ in range(2):
+            columns = rollouts.rollout_func(prompts_of(rollouts), trainer(processing_class=TrainersTokenizer()))
+            assert columns["score"] == [1.0] * 16  # one batch failed, and was asked for again
+    assert {name for _, name in own_model} == {threading.current_thread().name}
+    assert max(size for size, _ in own_model) > 4
+    assert len(own_model) < 30
+
+
+async def test_a_call_that_nobody_waits_for_any_more_is_not_sampled() -> None:
+    calls, playing = ModelCalls(), concurrent.futures.Future[None]()
+    given_up = asyncio.create_task(calls.sample([1], ASKED))
+    kept = asyncio.create_task(calls.sample([2], ASKED))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    seen: list[list[int]] = []
+
+    def generate(batch: Sequence[Any]) -> list[Sampled]:
+        seen.append([ids[0] for ids, _ in batch])
+        return [Sampled([END_ID], [0.0]) for _ in batch]
+
+    thread = threading.Thread(target=calls.answer_until, args=(playing, generate))
+    thread.start()
+    assert (await kept).ids == [END_ID]
+    playing.set_result(None)
+    await asyncio.to_thread(thread.join, 10)
+    assert not thread.is_alive()
+    assert seen == [[2]]
+
+
+def test_what_ends_the_thread_that_samples_ends_what_is_played() -> None:
+    calls, playing = ModelCalls(), concurrent.futures.Future[None]()
+
+    def interrupted(batch: Sequence[Any]) -> list[Sampled]:
+        raise KeyboardInterrupt
+
+    def ask() -> None:
+        with pytest.raises(TimeoutError):
+            asyncio.run(asyncio.wait_for(calls.sample([1], ASKED), 0.5))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        calls.answer_until(playing, interrupted)
+    assert playing.cancelled()
+    thread.join()
+
+
+async def test_a_vllm_server_is_asked_in_token_ids_for_its_own_model(tmp_path: Path) -> None:
+    server = TokenPolicy(TOKENIZER, lambda text, chance: write(text) + END)
+    async with server.running() as url:
+
+        def play() -> dict[str, Any]:
+            host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
+            vllm = trainer(use_vllm=True, vllm_server_host=host, vllm_server_port=int(port), temperature=0.7, top_p=0.9)
+            vllm.processing_class.name_or_path = str(small_tokenizer_path())
+            with HermesRollouts(spec_in(tmp_path), rows=1) as rollouts:
+                return rollouts.rollout_func(prompts_of(rollouts), vllm)
+
+        columns = await asyncio.to_thread(play)
+    assert columns["score"] == [1.0] * 4
+    assert {(body["temperature"], body["top_p"], "model" in body) for body in server.asked} == {(0.7, 0.9, False)}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"tools": [len]}, "name them in the spec"),
+        ({"top_k": 20}, "top_k=20 of the trainer"),
+        ({"min_p": 0.1}, "min_p=0.1"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty=1.1"),
+        ({"top_p": 0.9}, "top_p=0.9: .* use vLLM"),
+        ({"is_fsdp_enabled": True}, "sharded .*use_vllm=True"),
+        ({"deepspeed": SimpleNamespace(zero_stage=3)}, "ZeRO-3"),
+        ({"use_transformers_continuous_batching": True}, "continuous_batching is not supported"),
+        ({"generation_kwargs": {"num_beams": 2}}, "generation_kwargs"),
+        ({"use_vllm": True, "vllm_mode": "colocate", "vllm_tensor_parallel_size": 2}, "vllm_mode='server'"),
+        ({"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}, "sleep between calls"),
+    ],
+)
+def test_settings_that_exclude_rollouts_are_refused_with_the_way_out(
+    given: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with HermesRollouts(spec_in(tmp_path), rows=1) as rollouts, pytest.raises(UserError, match=says):
+        rollouts.rollout_func(prompts_of(rollouts), trainer(processing_class=TrainersTokenizer(), **given))
+
+
+def test_the_temperature_is_the_trainers(tmp_path: Path) -> None:
+    given = HermesRollouts(spec_in(tmp_path), rows=1, policy=Sampler().policy(), sampling={"temperature": 0.5})
+    with given as rollouts, pytest.raises(UserError, match="temperature is the trainer's"):
+        rollouts.rollout_func(prompts_of(rollouts), trainer())
+
+
+# --------------------------------------------------------------------------------------------- AsyncGRPOTrainer
+
+
+@dataclass
+class RolloutSample:
+    """As TRL's, as far as it is looked at."""
+
+    prompt: Any
+    completion: Any
+    input_ids: Any
+    completion_mask: Any
+    old_log_probs: Any
+    advantage: float
+    model_version: int
+    group_id: int
+    metrics: dict[str, float]
+    enqueued_at: float | None = None
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one thing of TRL that the worker takes."""
+    names = ["trl", "trl.experimental", "trl.experimental.async_grpo"]
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    home = ModuleType(f"{names[-1]}.async_rollout_worker")
+    home.RolloutSample = RolloutSample  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, home.__name__, home)
+
+
+def configuration(**given: Any) -> Any:
+    plain = {
+        "num_generations": 4, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0,
+        "max_staleness": 1, "queue_maxsize": 10, "max_inflight_tasks": 8, "vllm_server_base_url": "http://127.0.0.1:9",
+    }  # fmt: skip
+    return SimpleNamespace(**{**plain, **given})
+
+
+def taken(worker: HermesWorker, many: int) -> Iterator[RolloutSample]:
+    for _ in range(many):
+        yield worker.rollout_buffer.get(timeout=30)
+
+
+def told(worker: HermesWorker) -> list[dict[str, Any]]:
+    found = []
+    while not worker.metrics_queue.empty():
+        found.append(worker.metrics_queue.get())
+    return found
+
+
+@pytest.mark.usefixtures("installed")
+def test_every_sequence_of_a_group_goes_into_the_queue_which_holds_playing_back(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=False)
+    sampler = Sampler(wrong=0.5, thought="<think>\nI add.\n</think>\n\n")
+    with HermesWorker(spec_in(tmp_path), configuration(), policy=sampler.policy(folder)) as worker:
+        assert len(worker.train_dataset) == 4
+        worker.update_model_version(5)
+        worker.start()
+        samples = list(taken(worker, 24))
+        worker.check_health(10)
+        waiting = len(sampler.asked)
+        time.sleep(0.5)
+        assert len(sampler.asked) - waiting < 80  # the queue is full, and only what was begun is played
+        assert worker.rollout_buffer.full()
+    by_group = Counter(one.group_id for one in samples)
+    assert by_group == {0: 8, 1: 8, 2: 8}
+    assert {one.model_version for one in samples} == {5}
+    for one in samples:
+        assert len(one.input_ids) == len(one.completion_mask) == len(one.old_log_probs)
+        assert (one.old_log_probs[one.completion_mask == 0] == 0).all()
+        assert one.completion_mask.any()
+        assert one.metrics["reward"] == one.metrics["rewards/right"]
+        assert one.prompt[-1]["role"] == "user"
+        assert one.completion[-1]["role"] == "assistant"
+    for number in by_group:
+        assert sum(one.advantage for one in samples if one.group_id == number) == pytest.approx(0)
+    first = told(worker)[0]
+    assert first["hermes_rl/zero_variance_frac"][1] == 1
+    assert first["hermes_rl/versions_spread_max"] == 0.0
+
+
+@pytest.mark.usefixtures("installed")
+def test_groups_that_are_too_old_or_uniform_are_left_out_and_counted(tmp_path: Path) -> None:
+    sampler = Sampler(wrong=0.3, version=1)
+    given = {"policy": sampler.policy(), "drop_uniform": True}
+    with HermesWorker(spec_in(tmp_path), configuration(queue_maxsize=100), **given) as worker:
+        worker.update_model_version(2)
+        worker.start()
+        samples = list(taken(worker, 40))
+        assert {one.model_version for one in samples} == {1}
+        assert all(one.metrics["reward_std"] > 0 for one in samples)
+        parts = [one["hermes_rl/zero_variance_frac"] for one in told(worker)]
+        assert sum(uniform for uniform, _ in parts) > 0
+        assert all(whole == uniform + 1 for uniform, whole in parts)
+        worker.update_model_version(5)
+        enough, deadline = len(sampler.asked) + 80, time.monotonic() + 60
+        while len(sampler.asked) < enough and time.monotonic() < deadline:  # ten groups whose weights are too old
+            with suppress(queue.Empty):
+                worker.rollout_buffer.get(timeout=0.05)
+        sampler.version = 5
+        while worker.rollout_buffer.get(timeout=30).model_version != 5:
+            pass
+        assert sum(one["hermes_rl/left_out_stale_total"] for one in told(worker)) > 0
+
+
+@pytest.mark.usefixtures("installed")
+def test_groups_that_failed_are_counted_by_their_cause_and_never_sent(tmp_path: Path) -> None:
+    sampler = Sampler(fails=0.8, version=0)
+    with HermesWorker(spec_in(tmp_path), configuration(queue_maxsize=500), policy=sampler.policy()) as worker:
+        worker.start()
+        counted: Counter[str] = Counter()
+        deadline = time.monotonic() + 60
+        while counted["hermes_rl/failed_server_failure_total"] < 2 and time.monotonic() < deadline:
+            for one in told(worker):
+                counted.update(one.keys())
+            time.sleep(0.05)
+    assert counted["hermes_rl/failed_server_failure_total"] >= 2
+    while not worker.rollout_buffer.empty():
+        assert worker.rollout_buffer.get().metrics["reward"] in (0.0, 1.0)
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_ends_the_playing_is_raised_where_trl_asks_for_health(tmp_path: Path) -> None:
+    async def chat(messages: Sequence[Any], tools: Any) -> str:
+        return "The sum is 3."
+
+    policy = Policy.chat(chat, tokenizer=TOKENIZER)
+    policy.version = 0
+    with HermesWorker(spec_in(tmp_path), configuration(max_staleness=9), policy=policy) as worker:
+        with pytest.raises(RunError, match="has not been started"):
+            worker.check_health(1)
+        worker.start()
+        with pytest.raises(UserError):
+            for _ in range(300):
+                worker.check_health(1)
+                time.sleep(0.05)
+        worker.stop()
+        worker.stop()
+
+
+@pytest.mark.usefixtures("installed")
+async def test_versions_of_an_adapter_are_asked_for_by_their_names(tmp_path: Path) -> None:
+    server = TokenPolicy(TOKENIZER, lambda text, chance: write(text) + END)
+    async with server.running() as url:
+
+        def play() -> None:
+            args = configuration(vllm_server_base_url=url.removesuffix("/v1"))
+            given = {"tokenizer": str(small_tokenizer_path()), "adapter": "trl-policy"}
+            with HermesWorker(spec_in(tmp_path), args, "base", **given) as worker:
+                worker.update_model_version(1)
+                worker.start()
+                assert {one.model_version for one in taken(worker, 4)} == {1}
+                worker.update_model_version(2)
+                while next(taken(worker, 1)).model_version != 2:
+                    pass
+
+        await asyncio.to_thread(play)
+    assert list(dict.fromkeys(body["model"] for body in server.asked)) == ["trl-policy-v1", "trl-policy-v2"]
+
+
+def test_without_trl_the_worker_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trl", None)
+    with pytest.raises(UserError, match=r"needs TRL 1\.16.*pip install 'hermes-rl\[trl\]'"):
+        HermesWorker(spec_in(tmp_path), configuration(), "base")
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_worker_needs_a_model(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="name the `model`"):
+        HermesWorker(spec_in(tmp_path), configuration())
+
+
+# --------------------------------------------------------------------------------------------------- TRL's own loop
+
+
+def test_the_tools_of_a_spec_are_methods_and_its_rewards_score(tmp_path: Path) -> None:
+    with HermesEnvironments(spec_in(tmp_path)) as environments:
+        columns = environments.train_dataset[0]
+        assert columns["prompt"][-1] == {"role": "user", "content": "What is 1 plus 2?"}
+        made = [environments.environment_factory() for _ in range(3)]
+        named = [name for name, _ in inspect.getmembers(type(made[0]), inspect.isfunction) if not name.startswith("_")]
+        assert named == ["add", "reset"]  # whatever else is public would be a tool
+        signature = inspect.signature(made[0].add)
+        assert {name: one.annotation for name, one in signature.parameters.items()} == {"a": int, "b": int}
+        assert made[0].add.__doc__ == "Add two numbers.\n\nArgs:\n    a: a\n    b: b"
+        for one in made:
+            one.reset(**columns)
+        assert [one.add(a=1, b=2) for one in made[:2]] == ["3", "3"]
+        said = [[{"role": "assistant", "content": text}] for text in ("The sum is 3.", "4", "")]
+        (score,) = environments.reward_funcs
+        assert score(completions=said, environments=made, prompts=[]) == [1.0, 0.0, 0.0]
+        made[0].reset(**columns)
+        for _ in range(4):  # agent.max_turns
+            last = call_or_end(made[0].add)
+        assert last == "the episode is over: max_turns"
+        assert score(completions=[[{"role": "tool", "content": "x"}]], environments=made[:1], prompts=[]) == [0.0]
+
+
+def call_or_end(add: Callable[..., str]) -> str:
+    try:
+        return add(a=1, b=2)
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (TEXT + "user: {system: Be brief.}\nservers: {user: {type: scripted}}", "simulated user"),
+        (TEXT + "toolsets: {distribution: {todo: 0.5, terminal: 0.5}}", "tools differ between rows"),
+    ],
+)
+def test_what_the_loop_of_trl_cannot_play_is_refused(text: str, says: str, tmp_path: Path) -> None:
+    opened = HermesEnvironments(spec_in(tmp_path, text))
+    with opened as environments, pytest.raises(UserError, match=f"{says}.*use HermesRollouts"):
+        environments.environment_factory  # noqa: B018
+
+
+# ------------------------------------------------------------------------------------------------------- documents
+
+
+def test_the_scripts_of_the_page_are_python_and_its_configuration_is_yaml() -> None:
+    scripts = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(scripts) == 4
+    for script in scripts:
+        compile(script, "trl.md", "exec")
+    (configuration,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    named = yaml.safe_load(configuration)["trl"]
+    namespace: dict[str, Any] = {"__name__": "plays"}
+    exec(compile(scripts[3], "plays.py", "exec"), namespace)
+    for path in [named["rollout_func"], *named["reward_funcs"], "plays.prompts"]:
+        assert path.startswith("plays.")
+        assert len(inspect.signature(namespace[path.removeprefix("plays.")]).parameters) >= 2
+    assert namespace["prompts"](None)({"prompt": "key"}) == {"prompt": "key"}

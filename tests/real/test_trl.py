@@ -1,0 +1,113 @@
+"""The real TRL trains a small model on rollouts of a spec: its three doors, and its vLLM in the same process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.summing import CODE, TEXT
+from tests.real.environments import HERE, ROOT, small_learner, tiny_model, trl_python, vllm_python
+
+COMPONENT = "TRL"
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(900)]
+
+
+def play(program: str, folder: Path, spec: Path | None = None, launch: Sequence[str] = ()) -> dict[str, Any]:
+    """Run one of `trl_programs.py` in `folder`, and return what it saw."""
+    learner = small_learner()
+    command = [str(trl_python()), *launch, str(HERE / "trl_programs.py"), program, str(learner)]
+    return seen([*command, str(spec or learner / "learning.yaml")], folder)
+
+
+def seen(command: list[str], folder: Path) -> dict[str, Any]:
+    own = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, **own, "VLLM_CPU_KVCACHE_SPACE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"')))
+    return found
+
+
+def test_a_model_learns_with_the_script_of_the_documents(tmp_path: Path) -> None:
+    found = play("grpo", tmp_path)
+    assert found["parameters"] < 1_000_000
+    assert len(found["means"]) == 12
+    assert found["means"][0] < 0.4
+    assert max(found["means"][6:]) > 0.7
+    assert max(found["worst"]) <= 1e-4
+    assert min(found["trained"]) > 500  # tokens of 64 rollouts, so that the comparison is of something
+    assert found["recorded"] == [12 * 64]
+    assert found["log"]["hermes_rl/turns"] > 1.8
+    assert found["log"]["hermes_rl/rewards/right"] == found["log"]["reward"]
+
+
+def test_no_failure_is_in_a_baseline_while_a_third_of_the_model_calls_fails(tmp_path: Path) -> None:
+    found = play("failing", tmp_path)
+    assert sum(found["unscored"]) > 0
+    assert found["logged"] == [unscored / 64 for unscored in found["unscored"]]
+    assert found["off"] < 1e-5  # every advantage is that of a baseline of the scored ones alone
+    assert max(found["worst"]) <= 1e-4
+
+
+def test_two_processes_play_the_parts_of_a_group_that_trl_splits_between_them(tmp_path: Path) -> None:
+    found = play("ranks", tmp_path, launch=["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"])
+    assert found["processes"] == 2
+    assert max(found["worst"]) <= 1e-4
+    first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
+    assert len(first) == len(second) == 2 * 12
+    whole: dict[str, list[int]] = {}
+    for group, index, size in first + second:
+        assert size == 8
+        whole.setdefault(group, []).append(index)
+    assert len(whole) == 2 * 3
+    assert all(sorted(indices) == list(range(8)) for indices in whole.values())
+    assert len({group for group, _, _ in first} & {group for group, _, _ in second}) == 2
+
+
+def test_groups_are_played_while_the_trainer_trains_and_all_their_sequences_are_trained_on(tmp_path: Path) -> None:
+    found = play("asynchronous", tmp_path)
+    assert found["steps"] == 6
+    assert all(found["exact"])
+    assert found["sequences"] == 2
+    rollouts, samples = found["rows"]
+    assert samples > 1.5 * rollouts
+    assert found["staleness"][0] == 0
+    assert set(found["staleness"][1:]) <= {1, 2, 3}
+    assert found["log"]["ratio"][0] == pytest.approx(1.0, abs=1e-5)
+    assert found["log"]["kl"][0] < 1e-6
+    # TRL folds what sequences share, and no sampled token is lost or trained on twice.
+    assert found["loss terms"] == found["sampled"]
+    assert found["forwarded"] < found["tokens"]
+    assert found["log"]["hermes_rl/zero_variance_frac"][0] is not None
+    assert found["log"]["hermes_rl/versions_spread_max"][0] is not None
+    assert found["log"]["hermes_rl/dropped_frac"][0] == 0
+
+
+def test_the_loop_of_trl_plays_in_the_environments_of_a_spec(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(CODE)
+    (tmp_path / "sums.yaml").write_text(TEXT)
+    found = play("environments", tmp_path, tmp_path / "sums.yaml")
+    assert found["steps"] == 2
+    assert found["called"] == [1.0, 1.0]
+    assert {score for scores in found["scores"] for score in scores} == {0.0, 1.0}
+
+
+def test_the_vllm_of_a_trainers_process_samples_as_it_is_asked(tmp_path: Path) -> None:
+    found = seen([str(vllm_python()), str(HERE / "colocated.py"), str(tiny_model())], tmp_path)
+    assert found["worst"] < 1e-4
+    assert found["ended"][0] == ["length", False, 3]
+    assert all((finish == "stop") == stopped for finish, stopped, _ in found["ended"])
+    assert any(stopped for _, stopped, _ in found["ended"])

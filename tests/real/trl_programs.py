@@ -1,0 +1,260 @@
+"""What is played with the real TRL: ``python trl_programs.py PROGRAM FOLDER SPEC``; the last line says what was seen.
+
+FOLDER is that of `small_learner.py`. Each program runs in the environment with TRL.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+import trl
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from hermes_rl.integrations import trl as door
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "integrations" / "trl.md").read_text("utf-8")
+SCRIPTS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+PLAIN = {
+    "report_to": [],
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "use_cpu": True,
+    "bf16": False,
+    "disable_tqdm": True,
+}
+LEARNING = {
+    "learning_rate": 4e-4,
+    "lr_scheduler_type": "constant",
+    "weight_decay": 0.0,
+    "gradient_checkpointing": False,
+}
+
+
+class Checked(trl.GRPOTrainer):
+    """Notes how far the trainer's log-probabilities are from those of the samples, and which baselines it took."""
+
+    made: Checked
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        Checked.made = self
+        self.worst: list[float] = []
+        self.trained: list[int] = []
+        self.scores: list[list[float | None]] = []
+        self.advantages: list[list[float]] = []
+
+    def _calculate_rewards(self, *args: Any) -> Any:
+        found = super()._calculate_rewards(*args)
+        self.scores.append([None if one != one else one for one in found[:, 0].tolist()])
+        return found
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        out = super()._generate_and_score_completions(inputs)
+        self.advantages.append(out["advantages"].tolist())
+        return out
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+        with torch.no_grad():
+            own, _, _ = self._get_per_token_logps_and_entropies(model, ids, attention, inputs["completion_ids"].size(1))
+        mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+        self.worst.append(float(((own - inputs["sampling_per_token_logps"]) * mask).abs().max()))
+        self.trained.append(int(mask.sum()))
+        return super()._compute_loss(model, inputs)
+
+
+def grpo(folder: Path, spec: Path) -> dict[str, Any]:
+    """The first script of docs/integrations/trl.md, as it stands but for the names and the size."""
+    torch.manual_seed(1)
+    script = SCRIPTS[0].replace('"gsm8k"', repr(str(spec))).replace('"Qwen/Qwen3-0.6B"', repr(str(folder / "model")))
+    script = script.replace("rows=1000", "rows=64").replace("learning_rate=1e-6", "**SMALL")
+    small = {**PLAIN, **LEARNING, "max_steps": 12, "beta": 0.0}
+    trl.GRPOTrainer = Checked
+    exec(compile(script, "trl.md", "exec"), {"SMALL": small})
+    trainer = Checked.made
+    runs = list(Path("outputs/grpo").glob("*/rollouts.jsonl"))
+    return {
+        "means": [fmean(one for one in scores if one is not None) for scores in trainer.scores],
+        "worst": trainer.worst,
+        "trained": trainer.trained,
+        "recorded": [len(run.read_text("utf-8").splitlines()) for run in runs],
+        "log": trainer.state.log_history[0],
+        "parameters": sum(one.numel() for one in trainer.model.parameters()),
+    }
+
+
+def failing(folder: Path, spec: Path) -> dict[str, Any]:
+    """A third of the model calls fail."""
+    torch.manual_seed(1)
+    chance, sample = random.Random(3), door.ModelCalls.sample
+
+    async def flaky(self: Any, ids: list[int], sampling: Any) -> Any:
+        if chance.random() < 1 / 3:
+            raise OSError("the device is busy")
+        return await sample(self, ids, sampling)
+
+    door.ModelCalls.sample = flaky  # type: ignore[method-assign]
+    with door.HermesRollouts(spec, rows=64, replays=0) as rollouts:
+        args = trl.GRPOConfig(
+            "out", per_device_train_batch_size=64, num_generations=8, max_steps=3, **PLAIN, **LEARNING
+        )
+        trainer = Checked(
+            model=str(folder / "model"),
+            train_dataset=rollouts.train_dataset,
+            rollout_func=rollouts.rollout_func,
+            reward_funcs=rollouts.reward_funcs,
+            args=args,
+        )
+        trainer.train()
+    off = 0.0
+    for scores, advantages in zip(trainer.scores, trainer.advantages, strict=True):
+        for start in range(0, 64, 8):
+            group, given = scores[start : start + 8], advantages[start : start + 8]
+            known = [one for one in group if one is not None]
+            spread = torch.tensor(known).std().item() if len(known) > 1 else 0.0
+            for score, advantage in zip(group, given, strict=True):
+                wanted = 0.0 if score is None else (score - fmean(known)) / (spread + 1e-4)
+                off = max(off, abs(wanted - advantage))
+    return {
+        "unscored": [scores.count(None) for scores in trainer.scores],
+        "logged": [one["hermes_rl/failed/server_failure"] for one in trainer.state.log_history[:-1]],
+        "off": off,
+        "worst": trainer.worst,
+    }
+
+
+def ranks(folder: Path, spec: Path) -> dict[str, Any]:
+    """One of two processes, each with one and a half groups of a batch."""
+    with door.HermesRollouts(spec, rows=16) as rollouts:
+        played: list[Any] = []
+
+        play = rollouts.env.play
+
+        async def noted(row: Any, **given: Any) -> Any:
+            played.append((given["group"], given["index"], given["size"]))
+            return await play(row, **given)
+
+        rollouts.env.play = noted
+        args = trl.GRPOConfig(
+            "out", per_device_train_batch_size=12, num_generations=8, max_steps=2, **PLAIN, **LEARNING
+        )
+        trainer = Checked(
+            model=str(folder / "model"),
+            train_dataset=rollouts.train_dataset,
+            rollout_func=rollouts.rollout_func,
+            reward_funcs=rollouts.reward_funcs,
+            args=args,
+        )
+        trainer.train()
+    Path(f"rank{trainer.accelerator.process_index}.json").write_text(json.dumps(played))
+    return {"worst": trainer.worst, "processes": trainer.accelerator.num_processes}
+
+
+def asynchronous(folder: Path, spec: Path) -> dict[str, Any]:
+    """AsyncGRPOTrainer, on rollouts of two sequences each; the kernel and the name of the card stand in."""
+    import trl.experimental.async_grpo.async_grpo_trainer as trainers
+    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, packing
+
+    from tests.real.trl_engine import Engine, Kernel
+
+    packing._flash_attn = lambda: Kernel
+    trainers.get_peak_flops_per_device = lambda *_: None
+    model = folder / "forgetful"
+    engine = Engine(Qwen3ForCausalLM.from_pretrained(model))
+    settings = {**PLAIN, **LEARNING, "max_steps": 6, "weight_sync_steps": 1, "dtype": "float32", "token_budget": 0}
+    del settings["gradient_checkpointing"]
+    args = AsyncGRPOConfig(
+        "out-async",
+        vllm_server_base_url=engine.url,
+        per_device_train_batch_size=64,
+        gradient_accumulation_steps=1,
+        activation_checkpointing=False,
+        max_staleness=3,
+        **settings,
+    )
+    groups: list[Any] = []
+    samples: list[list[Any]] = []
+
+    class Noted(door.HermesWorker):
+        def _samples(self, group: Any, number: int) -> list[Any]:
+            groups.append(group)
+            samples.append(super()._samples(group, number))
+            return samples[-1]
+
+    with Noted(spec, args, "small", tokenizer=str(model)) as worker:
+        trainer = AsyncGRPOTrainer(
+            str(model), args=args, train_dataset=worker.train_dataset, rollout_worker=worker, weight_transfer=engine
+        )
+        trainer.train()
+    log = trainer.state.log_history
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    row, wanted = packing.TreeRow(), ("input_ids", "completion_mask", "old_log_probs", "advantage", "group_id")
+    few = [one for group in samples[:4] for one in group]
+    for sample in few:
+        row.add({name: getattr(sample, name) for name in wanted})
+    packed = row.pack()
+    return {
+        "steps": trainer.state.global_step,
+        "exact": [group.certificate.exact for group in groups],
+        "sequences": max(len(rollout.sequences) for rollout in rollouts),
+        "staleness": [one["sample/staleness_max"] for one in log if "sample/staleness_max" in one],
+        "log": {key: [one.get(key) for one in log] for key in log[-2]},
+        "rows": [len(rollouts), sum(map(len, samples))],
+        "loss terms": len(packed["token_index"]),
+        "sampled": sum(group.certificate.sampled for group in groups[:4]),
+        "forwarded": len(packed["input_ids"]),
+        "tokens": sum(len(one.input_ids) for one in few),
+    }
+
+
+def environments(folder: Path, spec: Path) -> dict[str, Any]:
+    """TRL's own loop; what the model says is scripted, as a random model would never call a tool."""
+    from hermes_rl.tokens.tokenizer import small_tokenizer_path
+    from tests.api.summing import write
+
+    tokenizer = AutoTokenizer.from_pretrained(small_tokenizer_path(), padding_side="left")
+    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    tokenizer.eos_token = "<|im_end|>"
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer), num_key_value_heads=2, head_dim=32, eos_token_id=end, pad_token_id=0, **small
+        )
+    )
+    chance = random.Random(0)
+
+    class Scripted(Checked):
+        def _generate_single_turn(self, prompt_ids: Any, *_: Any, **__: Any) -> Any:
+            said = [write(tokenizer.decode(ids), right=chance.random() < 0.5) for ids in prompt_ids]
+            return [[*tokenizer.encode(one, add_special_tokens=False), end] for one in said], None
+
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            return trl.GRPOTrainer._compute_loss(self, model, inputs)
+
+    with door.HermesEnvironments(spec) as environments:
+        trainer = Scripted(
+            model=model,
+            processing_class=tokenizer,
+            train_dataset=environments.train_dataset,
+            environment_factory=environments.environment_factory,
+            reward_funcs=environments.reward_funcs,
+            args=trl.GRPOConfig("out-env", per_device_train_batch_size=8, num_generations=4, max_steps=2, **PLAIN),
+        )
+        trainer.train()
+    called = [one["tools/call_frequency"] for one in trainer.state.log_history if "tools/call_frequency" in one]
+    return {"steps": trainer.state.global_step, "scores": trainer.scores, "called": called}
+
+
+if __name__ == "__main__":
+    seen = globals()[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
+    print(json.dumps(seen))

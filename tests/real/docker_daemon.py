@@ -50,6 +50,8 @@ class Daemon:
         self.url = f"unix://{self.socket}"
         self.log = folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
+        self.crashed = False
+        """True once it was killed: the engine then forgets the shims of containers that ended meanwhile."""
 
     @property
     def pid(self) -> int:
@@ -57,11 +59,16 @@ class Daemon:
         assert self._process is not None
         return self._process.pid
 
-    def launch(self, command: Sequence[str]) -> None:
+    def launch(self, command: Sequence[str], **environ: str) -> None:
         """Start the engine's program, and wait until it answers."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environ},
+                start_new_session=True,
             )
         deadline = time.monotonic() + START_SECONDS
         while not self.answers():
@@ -82,6 +89,34 @@ class Daemon:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def clear(self) -> None:
+        """Remove what an engine that has ended leaves: processes, mounts and its folder."""
+        deadline = time.monotonic() + END_SECONDS
+        while (left := self.processes()) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+        for mount in self.mounts():
+            subprocess.run(["umount", "--lazy", mount], check=False, capture_output=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        assert left == []
+        assert not self.folder.exists()
+
+    def processes(self) -> list[int]:
+        """Return the ids of what it has started and what names its folder, such as the containers' shims."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                named = entry.name.isdigit() and str(self.folder).encode() in (entry / "cmdline").read_bytes()
+                if named and program_of(int(entry.name)) in PROGRAMS:
+                    found.append(int(entry.name))
+        return found
+
+    def watchers(self) -> list[int]:
+        """Return the ids of the processes that watch containers: one each."""
+        return [pid for pid in self.processes() if program_of(pid) in ("containerd-shim", "conmon")]
 
     def mounts(self) -> list[str]:
         """Return its mounts, innermost first."""
@@ -120,14 +155,18 @@ class Daemon:
     def networks(self) -> set[str]:
         return {network["Name"] for network in self.ask("GET", "/networks")}
 
+    def import_as(self, name: str) -> list[tuple[str, str]]:
+        """Return how an import is told the name of its image."""
+        repository, _, tag = name.partition(":")
+        return [("repo", repository), ("tag", tag)]
+
     def have(self, name: str, root: Path, config: Mapping[str, Any] | None = None) -> None:
         """Give it an image of the files in `root`; `config` as in a Dockerfile: one instruction each."""
         archive = self.folder / "image.tar"
         with tarfile.open(archive, "w") as tar:
             tar.add(root, ".")
-        repository, _, tag = name.partition(":")
         changes = [("changes", f"{key} {value}") for key, value in (config or {}).items()]
-        asked = urllib.parse.urlencode([("fromSrc", "-"), ("repo", repository), ("tag", tag or "latest"), *changes])
+        asked = urllib.parse.urlencode([("fromSrc", "-"), *self.import_as(name), *changes])
         self.ask("POST", f"/images/create?{asked}", file=archive)
         archive.unlink()
         self.ask("GET", f"/images/{name}/json")
@@ -135,11 +174,6 @@ class Daemon:
 
 class DockerDaemon(Daemon):
     """An engine below one folder. Its first process unshares the network, so that its rules for packets are its own."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.crashed = False
-        """True once it was killed: the engine then forgets the shims of containers that ended meanwhile."""
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
@@ -175,7 +209,7 @@ class DockerDaemon(Daemon):
             super().kill()
             self.crashed = True
             deadline = time.monotonic() + END_SECONDS
-            while any(_program(pid) == "containerd" for pid in self.processes()) and time.monotonic() < deadline:
+            while any(program_of(pid) == "containerd" for pid in self.processes()) and time.monotonic() < deadline:
                 time.sleep(0.05)
             # What a machine does where init reaps at once: to the next engine, an unreaped process seems alive.
             (self.folder / "exec/containerd/containerd.pid").unlink(missing_ok=True)
@@ -186,33 +220,13 @@ class DockerDaemon(Daemon):
             for container in self.containers():
                 self.ask("DELETE", f"/containers/{container['Id']}?force=1")
             self.stop()
-        deadline = time.monotonic() + END_SECONDS
-        while (left := self.processes()) and time.monotonic() < deadline:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.1)
-        for mount in self.mounts():
-            subprocess.run(["umount", "--lazy", mount], check=False, capture_output=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        assert left == []
-        assert not self.folder.exists()
-
-    def processes(self) -> list[int]:
-        """Return the ids of what it has started and what names its folder: containerd and the containers' shims."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                named = entry.name.isdigit() and str(self.folder).encode() in (entry / "cmdline").read_bytes()
-                if named and _program(int(entry.name)) in PROGRAMS:
-                    found.append(int(entry.name))
-        return found
+        self.clear()
 
 
-PROGRAMS = ("dockerd", "containerd", "containerd-shim", "docker-proxy", "runc", "unshare")
+PROGRAMS = ("dockerd", "containerd", "containerd-shim", "docker-proxy", "runc", "unshare", "conmon")
 
 
-def _program(pid: int) -> str:
+def program_of(pid: int) -> str:
     """Return a process's name, of which the kernel keeps 15 letters; empty where it is gone."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()

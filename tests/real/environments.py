@@ -76,6 +76,11 @@ def transformers_python() -> Path:
     return python_of("transformers", upon=vllm_python())
 
 
+def llama_python() -> Path:
+    """Return the Python of an environment with llama.cpp."""
+    return python_of("llama")
+
+
 def litellm_python() -> Path:
     """Return the Python of an environment with LiteLLM's proxy."""
     return python_of("litellm")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
+import os
 import shutil
+import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -19,17 +20,8 @@ from hermes_rl.sandbox.docker import Container, Docker
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.tools.search import Query, search
 from tests.real.conftest import hermes
-from tests.real.containers import NO_SHELL, OWN_PLACES, SHELL_ONLY, begun, groups, rollouts, settled
+from tests.real.containers import NO_SHELL, OWN_PLACES, SHELL_ONLY, begun, conformance, groups, rollouts, settled
 from tests.real.docker_daemon import DockerDaemon
-from tests.sandbox import (
-    test_background,
-    test_commands,
-    test_conversation,
-    test_isolation,
-    test_release,
-    test_sandbox_files,
-    test_waiting_shell,
-)
 
 COMPONENT = "Docker"
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(180), pytest.mark.usefixtures("docker_host")]
@@ -62,14 +54,7 @@ async def sandbox(config: SandboxConfig) -> AsyncIterator[Sandbox]:
         yield started
 
 
-for _module in (
-    *(test_background, test_commands, test_conversation, test_isolation, test_release, test_sandbox_files),
-    test_waiting_shell,
-):
-    for _name, _test in inspect.getmembers(_module, inspect.isfunction):
-        asked = set(inspect.signature(_test).parameters) & {"sandbox", "config", "backend"}
-        if _name.startswith("test_") and _test.__module__ == _module.__name__ and asked:
-            globals()[f"{_name}__{_module.__name__.rpartition('.')[2]}"] = _test
+globals().update(conformance())
 
 
 # -------------------------------------------------------------------------------- images
@@ -195,16 +180,27 @@ def spec(tmp_path: Path) -> Callable[[float], Path]:
     return write
 
 
-def test_two_hundred_rollouts_leave_nothing(
+def test_five_hundred_rollouts_leave_nothing_where_their_runner_is_killed_between(
     engine: DockerDaemon, spec: Callable[[float], Path], tmp_path: Path
 ) -> None:
-    hermes("run", spec(0), "process", "--out", "run", folder=tmp_path)
-    played = rollouts(tmp_path)
-    assert len(played) == 200
-    assert [one["error"] for one in played if one["error"] is not None] == []
-    assert groups(tmp_path) == 50
+    words = ("run", spec(0), "process", "--set", "process.groups=125", "--out", "run")
+    running = hermes(*words, folder=tmp_path, background=True)
+    begun(tmp_path, 40, running)
+    running.kill()
+    running.communicate()
+    said = hermes(*words, folder=tmp_path)
+    require_all_played(tmp_path, 125, said)
+    kept = [one["id"] for one in rollouts(tmp_path)]
+    assert len(kept) == len(set(kept)) == 500
     assert engine.containers() == []
+    remove_rendezvous(tmp_path)
     # The fixture looks for what else may be left: networks, folders and processes.
+
+
+def remove_rendezvous(folder: Path) -> None:
+    """Remove the folders of starts that a kill met; a later run does so when they are an hour old."""
+    for left in (folder / "temporary").glob("hermes-rl-*"):
+        shutil.rmtree(left)
 
 
 def test_leftovers_of_a_killed_runner_are_removed_by_the_next(
@@ -222,8 +218,7 @@ def test_leftovers_of_a_killed_runner_are_removed_by_the_next(
     hermes(*words, folder=tmp_path)
     assert groups(tmp_path) == 12
     assert engine.containers() == []
-    for folder in (tmp_path / "temporary").glob("hermes-rl-*"):
-        shutil.rmtree(folder)  # of starts that the kill met; a later run removes them when they are an hour old
+    remove_rendezvous(tmp_path)
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
@@ -240,7 +235,38 @@ def test_an_engine_that_goes_away_and_comes_back_costs_nothing(
     assert running.returncode == 0, said
     assert "new sandboxes wait for it" in said
     assert "is back after" in said
-    assert groups(tmp_path) == 24, said
+    require_all_played(tmp_path, 24, said)
+    assert engine.containers() == []
+
+
+def test_a_frozen_engine_is_told_and_waited_for(
+    engine: DockerDaemon, spec: Callable[[float], Path], tmp_path: Path
+) -> None:
+    """It breaks no connection: requests are taken and not answered, as of an engine whose disk hangs."""
+    words = ("run", spec(0.2), "process", "--set", "process.groups=12", "--set", "agent.timeout=15", "--out", "run")
+    running = hermes(*words, folder=tmp_path, background=True)
+    begun(tmp_path, 1, running)
+    os.kill(engine.pid, signal.SIGSTOP)
+    try:
+        told = ""
+        while "does not answer" not in told:
+            told = running.stdout.readline()
+            assert told
+        time.sleep(2)
+        assert running.poll() is None
+    finally:
+        os.kill(engine.pid, signal.SIGCONT)
+    assert "new sandboxes wait for it" in told
+    said, _ = running.communicate(timeout=120)
+    assert running.returncode == 0, said
+    assert "is back after" in said
+    require_all_played(tmp_path, 12, said)
+    assert engine.containers() == []
+
+
+def require_all_played(folder: Path, count: int, said: str) -> None:
+    """The groups of all rows are there, and no rollout ended by what the engine did."""
+    assert groups(folder) == count, said
+    assert {(one["ending"], one["error"]) for one in rollouts(folder)} == {("finished", None)}, said
     assert " dropped (" not in said
     assert "set aside" not in said
-    assert engine.containers() == []

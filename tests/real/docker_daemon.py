@@ -155,6 +155,12 @@ class Daemon:
     def networks(self) -> set[str]:
         return {network["Name"] for network in self.ask("GET", "/networks")}
 
+    def remove_containers(self) -> None:
+        """Remove its containers, as far as it still does what it is asked for."""
+        with contextlib.suppress(OSError, AssertionError):
+            for container in self.containers():
+                self.ask("DELETE", f"/containers/{container['Id']}?force=1")
+
     def import_as(self, name: str) -> list[tuple[str, str]]:
         """Return how an import is told the name of its image."""
         repository, _, tag = name.partition(":")
@@ -217,8 +223,7 @@ class DockerDaemon(Daemon):
     def close(self) -> None:
         """End it with all that it has started, and remove its mounts and folders."""
         if self._process is not None:
-            for container in self.containers():
-                self.ask("DELETE", f"/containers/{container['Id']}?force=1")
+            self.remove_containers()
             self.stop()
         self.clear()
 

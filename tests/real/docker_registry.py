@@ -14,12 +14,15 @@ from pathlib import Path
 from tests.real.docker_daemon import DockerDaemon
 from tests.rootfs import small_root
 
-ADDRESS = "127.0.0.1:5000"
+PORT = 5000
+ADDRESS = f"127.0.0.1:{PORT}"
 """In the engine's own network: nothing else of the machine sees it."""
 USER, PASSWORD = "ali", "open sesame"
 HTPASSWD = f"{USER}:$2b$04$TsTr01oRiegMcSiwVgdcT.HtFXyHYTrRQu671oA0USyqRJ4HXSK2q\n"
 AUTH = {"username": USER, "password": PASSWORD, "serveraddress": ADDRESS}
 START_SECONDS = 20.0
+LISTENS = "0A"
+"""How the kernel's table of sockets says it."""
 
 
 def registry_program() -> str:
@@ -60,13 +63,17 @@ class Registry:
             self._process = subprocess.Popen(
                 [*inside, registry_program(), "serve", str(self.folder / "config.yaml")], stdout=log, stderr=log
             )
-        listens = [*inside, "sh", "-c", "ss -Hltn 'sport = :5000' | grep -q ."]
         deadline = time.monotonic() + START_SECONDS
-        while subprocess.run(listens, check=False).returncode != 0:
+        while not self._listens():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 raise AssertionError(f"the registry did not start:\n{(self.folder / 'log').read_text()[-3000:]}")
             time.sleep(0.05)
+
+    def _listens(self) -> bool:
+        assert self._process is not None
+        lines = Path(f"/proc/{self._process.pid}/net/tcp").read_text().splitlines()
+        return any(line.split()[1].endswith(f":{PORT:04X}") and line.split()[3] == LISTENS for line in lines[1:])
 
     def kill(self) -> None:
         """End it at once."""

@@ -46,8 +46,7 @@ class PodmanService(Daemon):
     def close(self) -> None:
         """End it with all that it has started, and remove its mounts and folders."""
         if self._process is not None:
-            for container in self.containers():
-                self.ask("DELETE", f"/containers/{container['Id']}?force=1")
+            self.remove_containers()
         self.kill()
         self.clear()
 

@@ -51,6 +51,7 @@ VERSIONS = {
     "datasets and huggingface_hub over HTTP": lambda: f"{version('datasets')}, {version('huggingface_hub')}",
     "harbor's template of a task": lambda: next(harbor_files().glob("*.whl")).name.split("-")[1],
     "searx": lambda: package_version("searx"),
+    "wandb: sync of an offline run, and online to a service on loopback": lambda: version("wandb"),
     "llama.cpp's server": lambda: f"xllamacpp {version_in(llama_python(), 'xllamacpp')}",
     "transformers serve": lambda: version_in(transformers_python(), "transformers"),
     "LiteLLM's proxy before vLLM": lambda: version_in(litellm_python(), "litellm"),

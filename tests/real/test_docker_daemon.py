@@ -180,6 +180,7 @@ def spec(tmp_path: Path) -> Callable[[float], Path]:
     return write
 
 
+@pytest.mark.timeout(400)
 def test_five_hundred_rollouts_leave_nothing_where_their_runner_is_killed_between(
     engine: DockerDaemon, spec: Callable[[float], Path], tmp_path: Path
 ) -> None:

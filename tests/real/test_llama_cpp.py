@@ -64,7 +64,7 @@ async def test_a_context_that_is_full_is_told_apart(server: LlamaCpp) -> None:
 
 
 def test_a_server_that_is_killed_and_comes_back_costs_nothing(server: LlamaCpp, model: Path, sums: Path) -> None:
-    more = ["--set", "process.groups=40", "--set", "process.concurrency=8", "--out", "run"]
+    more = ["--set", "process.groups=24", "--set", "process.concurrency=8", "--out", "run"]
     given = policy(server, model, type="openai")
     running = hermes("run", sums, "process", *given, *more, folder=sums.parent, background=True)
     file = sums.parent / "run" / "groups.jsonl"
@@ -77,7 +77,7 @@ def test_a_server_that_is_killed_and_comes_back_costs_nothing(server: LlamaCpp, 
     said, _ = running.communicate(timeout=200)
     assert running.returncode == 0, said
     assert "is back after" in said
-    assert len(file.read_text("utf-8").splitlines()) == 40
+    assert len(file.read_text("utf-8").splitlines()) == 24
     assert [one["error"] for one in rollouts(sums) if one["error"] is not None] == []
 
 

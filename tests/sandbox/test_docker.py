@@ -207,6 +207,19 @@ async def test_those_who_wait_for_an_image_share_the_failure_of_its_pull(plan: P
     assert (await state(docker_host))["calls"].count("POST /images/create") == 3
 
 
+async def test_a_registry_that_has_given_an_image_before_is_waited_for(
+    plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(docker, "REGISTRY_PAUSE", 0.05)
+    await plan(without=["first"])
+    async with create_sandbox(SandboxConfig(backend="docker", image="first")):
+        await plan(without=["second"], pulls=[{"status": 500, "message": "no route"}] * 4)
+        async with create_sandbox(SandboxConfig(backend="docker", image="second")) as later:
+            assert (await later.run("echo there")).output == "there\n"
+    assert "sandboxes of images from docker.io wait for it" in caplog.text
+    assert "the registry docker.io is back after" in caplog.text
+
+
 async def test_starts_together_are_limited(plan: Plan, docker_host: str) -> None:
     await plan(start_seconds=0.2)
     sandboxes = [create_sandbox(CONFIG) for _ in range(12)]

@@ -249,6 +249,16 @@ class Rendezvous:
         shutil.rmtree(self._outer, ignore_errors=True)
 
 
+async def _make_rendezvous() -> Rendezvous:
+    """Make one in a thread; where whoever waits for it is cancelled, it is closed once it is made."""
+    making = asyncio.create_task(asyncio.to_thread(Rendezvous))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        (await making).close()
+        raise
+
+
 # -------------------------------------------------------------------------------- leftovers of killed runners
 # A label says whose a container is. A runner that is no more can be told only where it had this machine's boot and PID
 # namespace, so a container of any other is removed once it does not run and is too old to be starting. The folder of a
@@ -541,7 +551,7 @@ class Docker(Isolation):
 
     async def _start_container(self, code: bytes, runtime: Path) -> socket.socket:
         """Start the container and meet its helper, whose socket it gives."""
-        rendezvous = await asyncio.to_thread(Rendezvous)
+        rendezvous = await _make_rendezvous()
         shown = shared_folder(runtime, RUNTIME_FOLDER), shared_folder(rendezvous.folder, RENDEZVOUS_FOLDER)
         try:
             self.python = runtime_python(runtime)  # an image may have none

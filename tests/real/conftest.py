@@ -32,6 +32,7 @@ from tests.real.environments import (
     litellm_python,
     llama_python,
     mcp_servers_python,
+    mcp_sqlite_python,
     npm_versions,
     package_version,
     tiny_model,
@@ -56,7 +57,8 @@ VERSIONS = {
     "transformers serve": lambda: version_in(transformers_python(), "transformers"),
     "LiteLLM's proxy before vLLM": lambda: version_in(litellm_python(), "litellm"),
     "MCP servers: fetch, git, sqlite, time": lambda: ", ".join(
-        version_in(mcp_servers_python(), f"mcp-server-{name}") for name in ("fetch", "git", "sqlite", "time")
+        version_in(mcp_sqlite_python() if name == "sqlite" else mcp_servers_python(), f"mcp-server-{name}")
+        for name in ("fetch", "git", "sqlite", "time")
     ),
     "MCP servers of npm: everything, filesystem, playwright": npm_versions,
 }

@@ -92,6 +92,11 @@ def mcp_servers_python() -> Path:
     return python_of("mcp-servers")
 
 
+def mcp_sqlite_python() -> Path:
+    """Return the Python of an environment with an MCP server of the protocol's first library."""
+    return python_of("mcp-sqlite")
+
+
 def harbor_files() -> Path:
     """Return the folder with the files of the tool `harbor`, which are read and not run."""
     pinned = REQUIREMENTS / "harbor.txt"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.real.conftest import hermes
-from tests.real.environments import mcp_servers_python
+from tests.real.environments import mcp_servers_python, mcp_sqlite_python
 
 COMPONENT = "MCP servers: fetch, git, sqlite, time"
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(600)]
@@ -49,7 +49,8 @@ def answers(
 
 def host(name: str, *arguments: str) -> str:
     """A server on this machine, for `tools`."""
-    command = json.dumps([str(mcp_servers_python().with_name(f"mcp-server-{name}")), *arguments])
+    python = mcp_sqlite_python() if name == "sqlite" else mcp_servers_python()
+    command = json.dumps([str(python.with_name(f"mcp-server-{name}")), *arguments])
     return f"{{mcp: {{name: {name}, command: {command}, where: host, timeout: 60}}}}"
 
 

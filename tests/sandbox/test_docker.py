@@ -220,6 +220,30 @@ async def test_a_registry_that_has_given_an_image_before_is_waited_for(
     assert "the registry docker.io is back after" in caplog.text
 
 
+async def test_a_start_that_is_cancelled_while_its_folder_is_made_leaves_none(
+    plan: Plan, docker_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    listen, begun = docker.Rendezvous._listen, asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def slowly(self: docker.Rendezvous) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        time.sleep(0.2)
+        listen(self)
+
+    monkeypatch.setattr(docker.Rendezvous, "_listen", slowly)
+    sandbox = create_sandbox(CONFIG)
+    starting = asyncio.create_task(sandbox.start())
+    await begun.wait()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await sandbox.close()
+    await asyncio.sleep(0.3)
+    assert list(tmp_path.glob("hermes-rl-*")) == []
+
+
 async def test_starts_together_are_limited(plan: Plan, docker_host: str) -> None:
     await plan(start_seconds=0.2)
     sandboxes = [create_sandbox(CONFIG) for _ in range(12)]

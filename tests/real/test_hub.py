@@ -148,10 +148,9 @@ def test_a_tokenizer_comes_over_http_and_stays_in_the_cache(hub: Hub, tmp_path: 
     assert encoded("http://127.0.0.1:1", tmp_path).stdout == first.stdout, "what is there needs no hub"
 
 
-@pytest.mark.parametrize("status", [429, -1])
-def test_a_tokenizer_of_a_hub_in_trouble_is_one_clear_error(status: int, hub: Hub, tmp_path: Path) -> None:
+def test_a_tokenizer_whose_download_breaks_off_is_one_clear_error(hub: Hub, tmp_path: Path) -> None:
     have_tiny(hub)
-    hub.trouble = lambda path: status if path.endswith("tokenizer.json") else 0
+    hub.trouble = lambda path: -1 if path.endswith("tokenizer.json") else 0
     done = encoded(hub, tmp_path)
     assert done.returncode != 0
     assert "TokenizerUnavailable: the tokenizer 'org/tiny' cannot be had" in done.stderr

@@ -15,9 +15,11 @@ from hermes_rl.spec.model import Source, thaw
 _OUT_OF_REACH = (
     "ConnectionError", "ConnectError", "ConnectTimeout", "ReadTimeout", "Timeout", "TimeoutException",
     "OfflineModeIsEnabled", "LocalEntryNotFoundError", "MaxRetryError", "NameResolutionError", "ProxyError",
-    "NetworkError", "SSLError", "gaierror",
+    "NetworkError", "SSLError", "gaierror", "RemoteProtocolError", "ChunkedEncodingError", "IncompleteRead",
+    "ClientPayloadError", "ServerDisconnectedError",
 )  # fmt: skip
 """Names of exceptions, since several HTTP libraries can be underneath."""
+TOO_MANY_REQUESTS = 429
 
 
 class HubOutOfReachError(UserError):
@@ -47,7 +49,7 @@ def load_hub(source: Source, split: str) -> Iterable[dict[str, Any]]:
 def _sorted(error: Exception, source: Source, split: str) -> UserError:
     cause: BaseException | None = error
     while cause is not None:
-        if any(kind.__name__ in _OUT_OF_REACH for kind in type(cause).__mro__) or _is_server_error(cause):
+        if any(kind.__name__ in _OUT_OF_REACH for kind in type(cause).__mro__) or _is_passing_error(cause):
             return HubOutOfReachError(
                 f"dataset {source.path}: the hub is out of reach ({_first_line(cause)}); the name was taken for a "
                 "dataset on the hub, as there is no file or folder of that name beside the spec"
@@ -56,9 +58,9 @@ def _sorted(error: Exception, source: Source, split: str) -> UserError:
     return UserError(f"dataset {source.path}, split {split}: {_first_line(error)}")
 
 
-def _is_server_error(error: BaseException) -> bool:
+def _is_passing_error(error: BaseException) -> bool:
     status = getattr(getattr(error, "response", None), "status_code", 0)
-    return isinstance(status, int) and status >= 500
+    return isinstance(status, int) and (status >= 500 or status == TOO_MANY_REQUESTS)
 
 
 def _first_line(error: BaseException) -> str:

@@ -33,7 +33,7 @@ from weakref import WeakKeyDictionary
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.channel import Diagnosis, Lost
-from hermes_rl.sandbox.docker_engine import Engine, EngineAway, EngineError
+from hermes_rl.sandbox.docker_engine import ANSWER_SECONDS, Engine, EngineAway, EngineError, RegistryAway, registry_of
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
 from hermes_rl.sandbox.launcher import BOOT, helper_bundle, memory_file, own_python, system_python
 from hermes_rl.sandbox.packages import RUNTIME_FOLDER, runtime_folder, runtime_python
@@ -249,6 +249,16 @@ class Rendezvous:
         shutil.rmtree(self._outer, ignore_errors=True)
 
 
+async def _make_rendezvous() -> Rendezvous:
+    """Make one in a thread; where whoever waits for it is cancelled, it is closed once it is made."""
+    making = asyncio.create_task(asyncio.to_thread(Rendezvous))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        (await making).close()
+        raise
+
+
 # -------------------------------------------------------------------------------- leftovers of killed runners
 # A label says whose a container is. A runner that is no more can be told only where it had this machine's boot and PID
 # namespace, so a container of any other is removed once it does not run and is too old to be starting. The folder of a
@@ -334,6 +344,8 @@ OUTAGE_SECONDS = 1800.0
 """How long a start waits for an engine that is away, as a call waits for model servers that are down."""
 OUTAGE_PAUSE = 1.0
 """Seconds between two looks whether it is back."""
+REGISTRY_PAUSE = 5.0
+"""Seconds before a pull is tried again from a registry that is away."""
 OOM_SECONDS = 5.0
 """Between the last time that memory was used up and the end of the container, where the one is the other's cause."""
 
@@ -349,8 +361,10 @@ class _Starts:
         self.pulling = asyncio.Lock()
         self.checked: set[str] = set()
         """Sockets of engines that have answered, and whose leftovers are removed."""
-        self.unpulled: dict[str, tuple[float, str]] = {}
+        self.unpulled: dict[str, tuple[float, SandboxFailure]] = {}
         """Images that could not be pulled: when, on the loop's clock, and why."""
+        self.registries: dict[str, float | None] = {}
+        """Registries that have given an image, and since when each is away, on the loop's clock."""
         self.unremoved: set[str] = set()
         """Containers whose engine was away when they were to be removed."""
         self.away_since: float | None = None
@@ -408,26 +422,65 @@ class Docker(Isolation):
         while True:
             self._asked = loop.time()
             try:
-                await self._try_to_start(sandbox, code, runtime)
+                await self._try_and_watch(sandbox, code, runtime)
                 return
             except EngineError as error:
                 raise SandboxFailure(f"the sandbox did not start: {error}") from error
             except SandboxFailure as error:
-                # An engine that has answered before is only away for a while: to fail now would fail every rollout.
-                if self._pid or (not isinstance(error, EngineAway) and await self.engine.answers()):
+                if self._pid:
                     raise
+                # What has answered before is only away for a while: to fail now would fail every rollout.
+                away = isinstance(error, EngineAway) or not await self.engine.answers()
+                passing = isinstance(error, RegistryAway) and registry_of(self.image) in self._starts.registries
                 until = until or loop.time() + OUTAGE_SECONDS
-                if loop.time() > until:
+                if not (away or passing) or loop.time() > until:
                     raise
-                await self._wait_for_engine(until, error)
+                if away:
+                    await self._wait_for_engine(until, error.detail)
+                else:
+                    await self._wait_for_registry(error.detail)
                 await self._give_up_container()
 
-    async def _wait_for_engine(self, until: float, why: SandboxFailure) -> None:
-        """Wait until the engine answers, or it is `until`; one of all that wait says so."""
-        loop, starts = asyncio.get_running_loop(), self._starts
-        if starts.away_since is None:
-            starts.away_since = loop.time()
-            log.warning("%s; new sandboxes wait for it for up to %.0f minutes", why.detail, OUTAGE_SECONDS / 60)
+    async def _try_and_watch(self, sandbox: HelperSandbox, code: bytes, runtime: Path) -> None:
+        """Start, and say so where the engine meanwhile does not answer: one that is frozen breaks no connection."""
+        trying = asyncio.create_task(self._try_to_start(sandbox, code, runtime))
+        try:
+            while not (await asyncio.wait([trying], timeout=ANSWER_SECONDS))[0]:
+                if await self.engine.answers():
+                    self._say_back()
+                elif not trying.done():
+                    self._say_away(f"the Docker engine at {self.engine.socket} does not answer")
+            await trying
+            self._say_back()
+        finally:
+            trying.cancel()
+            await asyncio.gather(trying, return_exceptions=True)
+
+    def _say_away(self, why: str) -> None:
+        """Say so once for all that wait."""
+        if self._starts.away_since is None:
+            self._starts.away_since = asyncio.get_running_loop().time()
+            log.warning("%s; new sandboxes wait for it for up to %.0f minutes", why, OUTAGE_SECONDS / 60)
+
+    def _say_back(self) -> None:
+        starts, loop = self._starts, asyncio.get_running_loop()
+        if starts.away_since is not None:
+            seconds, starts.away_since = loop.time() - starts.away_since, None
+            log.warning("the Docker engine at %s is back after %.0f s; the run goes on", self.engine.socket, seconds)
+
+    async def _wait_for_registry(self, why: str) -> None:
+        registries, registry = self._starts.registries, registry_of(self.image)
+        if registries[registry] is None:
+            registries[registry] = asyncio.get_running_loop().time()
+            log.warning(
+                "%s; sandboxes of images from %s wait for it for up to %.0f minutes", why, registry, OUTAGE_SECONDS / 60
+            )
+        await asyncio.sleep(REGISTRY_PAUSE)
+
+    async def _wait_for_engine(self, until: float, why: str) -> None:
+        """Wait until the engine answers, or it is `until`."""
+        loop = asyncio.get_running_loop()
+        self._say_away(why)
         while True:
             await asyncio.sleep(OUTAGE_PAUSE)
             if await self.engine.answers() or loop.time() > until:
@@ -464,10 +517,7 @@ class Docker(Isolation):
                 await remove_leftovers(self.engine)
                 starts.checked.add(self.engine.socket)
         found = await self.engine.image(self.image)
-        if starts.away_since is not None:
-            seconds = asyncio.get_running_loop().time() - starts.away_since
-            starts.away_since = None
-            log.warning("the Docker engine at %s is back after %.0f s; the run goes on", self.engine.socket, seconds)
+        self._say_back()
         unremoved, starts.unremoved = starts.unremoved, set()
         for name in unremoved:
             await self._remove_container(name)
@@ -485,19 +535,23 @@ class Docker(Isolation):
             found = await self.engine.image(self.image)
             if found is not None:
                 return found
-            when, why = starts.unpulled.get(self.image, (self._asked, ""))
-            if when > self._asked:
-                raise SandboxFailure(why)
+            when, why = starts.unpulled.get(self.image, (self._asked, None))
+            if why is not None and when > self._asked:
+                raise type(why)(why.detail)
+            loop, registry = asyncio.get_running_loop(), registry_of(self.image)
             try:
                 await self.engine.pull(self.image)
             except SandboxFailure as error:
-                starts.unpulled[self.image] = asyncio.get_running_loop().time(), error.detail
+                starts.unpulled[self.image] = loop.time(), error
                 raise
+            if (since := starts.registries.get(registry)) is not None:
+                log.warning("the registry %s is back after %.0f s; the run goes on", registry, loop.time() - since)
+            starts.registries[registry] = None
             return await self.engine.image(self.image)
 
     async def _start_container(self, code: bytes, runtime: Path) -> socket.socket:
         """Start the container and meet its helper, whose socket it gives."""
-        rendezvous = await asyncio.to_thread(Rendezvous)
+        rendezvous = await _make_rendezvous()
         shown = shared_folder(runtime, RUNTIME_FOLDER), shared_folder(rendezvous.folder, RENDEZVOUS_FOLDER)
         try:
             self.python = runtime_python(runtime)  # an image may have none

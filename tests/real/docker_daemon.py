@@ -6,6 +6,7 @@ containerd of its own, and no images but those that the tests give it. It takes 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -15,7 +16,7 @@ import subprocess
 import tarfile
 import time
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
@@ -40,8 +41,8 @@ def docker_version() -> str:
     return said.split("version", 1)[1].split(",")[0].strip()
 
 
-class DockerDaemon:
-    """An engine below one folder. Its first process unshares the network, so that its rules for packets are its own."""
+class Daemon:
+    """An engine that is asked for through a socket below its folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,6 +52,134 @@ class DockerDaemon:
         self._process: subprocess.Popen[bytes] | None = None
         self.crashed = False
         """True once it was killed: the engine then forgets the shims of containers that ended meanwhile."""
+
+    @property
+    def pid(self) -> int:
+        """The process id of the engine, which is running."""
+        assert self._process is not None
+        return self._process.pid
+
+    def launch(self, command: Sequence[str], **environ: str) -> None:
+        """Start the engine's program, and wait until it answers."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environ},
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not self.answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"{command[0]} did not start:\n{self.log.read_text('utf-8', 'replace')[-3000:]}")
+            time.sleep(0.1)
+
+    def answers(self) -> bool:
+        """Whether it answers now."""
+        with contextlib.suppress(OSError):
+            return self.ask("GET", "/_ping", parse=False) == b"OK"
+        return False
+
+    def kill(self) -> None:
+        """Kill the engine, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def clear(self) -> None:
+        """Remove what an engine that has ended leaves: processes, mounts and its folder."""
+        deadline = time.monotonic() + END_SECONDS
+        while (left := self.processes()) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+        for mount in self.mounts():
+            subprocess.run(["umount", "--lazy", mount], check=False, capture_output=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        assert left == []
+        assert not self.folder.exists()
+
+    def processes(self) -> list[int]:
+        """Return the ids of what it has started and what names its folder, such as the containers' shims."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                named = entry.name.isdigit() and str(self.folder).encode() in (entry / "cmdline").read_bytes()
+                if named and program_of(int(entry.name)) in PROGRAMS:
+                    found.append(int(entry.name))
+        return found
+
+    def watchers(self) -> list[int]:
+        """Return the ids of the processes that watch containers: one each."""
+        return [pid for pid in self.processes() if program_of(pid) in ("containerd-shim", "conmon")]
+
+    def mounts(self) -> list[str]:
+        """Return its mounts, innermost first."""
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+        return sorted((path for line in lines if (path := line.split()[1]).startswith(f"{self.folder}/")), reverse=True)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        file: Path | None = None,
+        parse: bool = True,
+        auth: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Send a request; returns the answer's JSON."""
+        connection = _UnixConnection(str(self.socket))
+        try:
+            kind = {"Content-Type": "application/x-tar" if file else "application/json"}
+            if auth is not None:
+                kind["X-Registry-Auth"] = base64.urlsafe_b64encode(json.dumps(auth).encode()).decode()
+            data = file.read_bytes() if file else json.dumps(body).encode() if body is not None else None
+            connection.request(method, path, data, kind)
+            answer = connection.getresponse()
+            text = answer.read()
+        finally:
+            connection.close()
+        assert answer.status < 400, f"{method} {path}: {answer.status} {text.decode('utf-8', 'replace')}"
+        return json.loads(text) if parse and text and file is None else text
+
+    def containers(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.ask("GET", "/containers/json?all=1")
+        return found
+
+    def networks(self) -> set[str]:
+        return {network["Name"] for network in self.ask("GET", "/networks")}
+
+    def remove_containers(self) -> None:
+        """Remove its containers, as far as it still does what it is asked for."""
+        with contextlib.suppress(OSError, AssertionError):
+            for container in self.containers():
+                self.ask("DELETE", f"/containers/{container['Id']}?force=1")
+
+    def import_as(self, name: str) -> list[tuple[str, str]]:
+        """Return how an import is told the name of its image."""
+        repository, _, tag = name.partition(":")
+        return [("repo", repository), ("tag", tag)]
+
+    def have(self, name: str, root: Path, config: Mapping[str, Any] | None = None) -> None:
+        """Give it an image of the files in `root`; `config` as in a Dockerfile: one instruction each."""
+        archive = self.folder / "image.tar"
+        with tarfile.open(archive, "w") as tar:
+            tar.add(root, ".")
+        changes = [("changes", f"{key} {value}") for key, value in (config or {}).items()]
+        asked = urllib.parse.urlencode([("fromSrc", "-"), *self.import_as(name), *changes])
+        self.ask("POST", f"/images/create?{asked}", file=archive)
+        archive.unlink()
+        self.ask("GET", f"/images/{name}/json")
+
+
+class DockerDaemon(Daemon):
+    """An engine below one folder. Its first process unshares the network, so that its rules for packets are its own."""
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
@@ -70,22 +199,7 @@ class DockerDaemon:
             *("--log-level", "warn"),
         ]
         (self.folder / "none.json").write_text("{}")
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        deadline = time.monotonic() + START_SECONDS
-        while not self.answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.kill()
-                raise AssertionError(f"dockerd did not start:\n{self.log.read_text('utf-8', 'replace')[-3000:]}")
-            time.sleep(0.1)
-
-    def answers(self) -> bool:
-        """Whether it answers now."""
-        with contextlib.suppress(OSError):
-            return self.ask("GET", "/_ping", parse=False) == b"OK"
-        return False
+        self.launch(command)
 
     def stop(self) -> None:
         """Stop the engine in good order: it ends its containers first."""
@@ -98,12 +212,10 @@ class DockerDaemon:
     def kill(self) -> None:
         """Kill the engine, as a crash would: its containerd dies with it, its containers go on."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+            super().kill()
             self.crashed = True
             deadline = time.monotonic() + END_SECONDS
-            while any(_program(pid) == "containerd" for pid in self.processes()) and time.monotonic() < deadline:
+            while any(program_of(pid) == "containerd" for pid in self.processes()) and time.monotonic() < deadline:
                 time.sleep(0.05)
             # What a machine does where init reaps at once: to the next engine, an unreaped process seems alive.
             (self.folder / "exec/containerd/containerd.pid").unlink(missing_ok=True)
@@ -111,76 +223,15 @@ class DockerDaemon:
     def close(self) -> None:
         """End it with all that it has started, and remove its mounts and folders."""
         if self._process is not None:
-            for container in self.containers():
-                self.ask("DELETE", f"/containers/{container['Id']}?force=1")
+            self.remove_containers()
             self.stop()
-        deadline = time.monotonic() + END_SECONDS
-        while (left := self.processes()) and time.monotonic() < deadline:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.1)
-        for mount in self.mounts():
-            subprocess.run(["umount", "--lazy", mount], check=False, capture_output=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        assert left == []
-        assert not self.folder.exists()
-
-    def processes(self) -> list[int]:
-        """Return the ids of what it has started and what names its folder: containerd and the containers' shims."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                named = entry.name.isdigit() and str(self.folder).encode() in (entry / "cmdline").read_bytes()
-                if named and _program(int(entry.name)) in PROGRAMS:
-                    found.append(int(entry.name))
-        return found
-
-    def mounts(self) -> list[str]:
-        """Return its mounts, innermost first."""
-        lines = Path("/proc/self/mounts").read_text().splitlines()
-        return sorted((path for line in lines if (path := line.split()[1]).startswith(f"{self.folder}/")), reverse=True)
-
-    # ------------------------------------------------------------------ requests
-
-    def ask(self, method: str, path: str, body: Any = None, *, file: Path | None = None, parse: bool = True) -> Any:
-        """Send a request; returns the answer's JSON."""
-        connection = _UnixConnection(str(self.socket))
-        try:
-            kind = {"Content-Type": "application/x-tar" if file else "application/json"}
-            data = file.read_bytes() if file else json.dumps(body).encode() if body is not None else None
-            connection.request(method, path, data, kind)
-            answer = connection.getresponse()
-            text = answer.read()
-        finally:
-            connection.close()
-        assert answer.status < 400, f"{method} {path}: {answer.status} {text.decode('utf-8', 'replace')}"
-        return json.loads(text) if parse and text and file is None else text
-
-    def containers(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.ask("GET", "/containers/json?all=1")
-        return found
-
-    def networks(self) -> set[str]:
-        return {network["Name"] for network in self.ask("GET", "/networks")}
-
-    def have(self, name: str, root: Path, config: Mapping[str, Any] | None = None) -> None:
-        """Give it an image of the files in `root`; `config` as in a Dockerfile: one instruction each."""
-        archive = self.folder / "image.tar"
-        with tarfile.open(archive, "w") as tar:
-            tar.add(root, ".")
-        repository, _, tag = name.partition(":")
-        changes = [("changes", f"{key} {value}") for key, value in (config or {}).items()]
-        asked = urllib.parse.urlencode([("fromSrc", "-"), ("repo", repository), ("tag", tag or "latest"), *changes])
-        self.ask("POST", f"/images/create?{asked}", file=archive)
-        archive.unlink()
-        self.ask("GET", f"/images/{name}/json")
+        self.clear()
 
 
-PROGRAMS = ("dockerd", "containerd", "containerd-shim", "docker-proxy", "runc", "unshare")
+PROGRAMS = ("dockerd", "containerd", "containerd-shim", "docker-proxy", "runc", "unshare", "conmon")
 
 
-def _program(pid: int) -> str:
+def program_of(pid: int) -> str:
     """Return a process's name, of which the kernel keeps 15 letters; empty where it is gone."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()

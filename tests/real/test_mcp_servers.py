@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.real.conftest import hermes
-from tests.real.environments import mcp_servers_python
+from tests.real.environments import mcp_servers_python, mcp_sqlite_python
 
-COMPONENT = "MCP servers: fetch, git, time"
+COMPONENT = "MCP servers: fetch, git, sqlite, time"
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(600)]
 SPEC = """
 version: 1
@@ -49,7 +49,8 @@ def answers(
 
 def host(name: str, *arguments: str) -> str:
     """A server on this machine, for `tools`."""
-    command = json.dumps([str(mcp_servers_python()), "-m", f"mcp_server_{name}", *arguments])
+    python = mcp_sqlite_python() if name == "sqlite" else mcp_servers_python()
+    command = json.dumps([str(python.with_name(f"mcp-server-{name}")), *arguments])
     return f"{{mcp: {{name: {name}, command: {command}, where: host, timeout: 60}}}}"
 
 
@@ -105,3 +106,13 @@ def test_a_server_plays_in_the_sandbox_with_its_packages(tmp_path: Path) -> None
     asked = {"get_current_time": {"timezone": "UTC"}}
     for told in answers(tmp_path, tools, asked, "sandbox: {python: [mcp-server-time==2026.10.19]}"):
         assert json.loads(told[0])["timezone"] == "UTC"
+
+
+def test_a_database_is_written_and_asked(tmp_path: Path) -> None:
+    calls = {
+        "create_table": {"query": "CREATE TABLE IF NOT EXISTS words (word TEXT)"},
+        "write_query": {"query": "INSERT INTO words VALUES ('one')"},
+        "read_query": {"query": "SELECT DISTINCT word FROM words"},
+    }
+    for *_, read in answers(tmp_path, host("sqlite", "--db-path", str(tmp_path / "words.db")), calls):
+        assert read == "[{'word': 'one'}]"

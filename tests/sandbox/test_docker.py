@@ -202,9 +202,46 @@ async def test_those_who_wait_for_an_image_share_the_failure_of_its_pull(plan: P
     await plan(without=["task"], pulls=[{"status": 500, "message": "no route"}] * 36)
     sandboxes = [create_sandbox(SandboxConfig(backend="docker", image="task")) for _ in range(12)]
     ended = await asyncio.gather(*(sandbox.start() for sandbox in sandboxes), return_exceptions=True)
-    assert [type(one) for one in ended] == [SandboxFailure] * 12
+    assert all(isinstance(one, SandboxFailure) for one in ended)
     assert {str(one) for one in ended} == {str(ended[0])}
     assert (await state(docker_host))["calls"].count("POST /images/create") == 3
+
+
+async def test_a_registry_that_has_given_an_image_before_is_waited_for(
+    plan: Plan, docker_host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(docker, "REGISTRY_PAUSE", 0.05)
+    await plan(without=["first"])
+    async with create_sandbox(SandboxConfig(backend="docker", image="first")):
+        await plan(without=["second"], pulls=[{"status": 500, "message": "no route"}] * 4)
+        async with create_sandbox(SandboxConfig(backend="docker", image="second")) as later:
+            assert (await later.run("echo there")).output == "there\n"
+    assert "sandboxes of images from docker.io wait for it" in caplog.text
+    assert "the registry docker.io is back after" in caplog.text
+
+
+async def test_a_start_that_is_cancelled_while_its_folder_is_made_leaves_none(
+    plan: Plan, docker_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    listen, begun = docker.Rendezvous._listen, asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def slowly(self: docker.Rendezvous) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        time.sleep(0.2)
+        listen(self)
+
+    monkeypatch.setattr(docker.Rendezvous, "_listen", slowly)
+    sandbox = create_sandbox(CONFIG)
+    starting = asyncio.create_task(sandbox.start())
+    await begun.wait()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await sandbox.close()
+    await asyncio.sleep(0.3)
+    assert list(tmp_path.glob("hermes-rl-*")) == []
 
 
 async def test_starts_together_are_limited(plan: Plan, docker_host: str) -> None:

@@ -1,0 +1,119 @@
+"""Images that come from a real registry: by digest, by none that is there, and while the registry is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_rl.errors import SandboxFailure
+from hermes_rl.sandbox import SandboxConfig, create_sandbox, docker, docker_engine
+from tests.real.conftest import hermes
+from tests.real.containers import rollouts
+from tests.real.docker_daemon import DockerDaemon
+from tests.real.docker_registry import ADDRESS, AUTH, PASSWORD, Registry
+
+COMPONENT = "Docker's registry"
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(180), pytest.mark.usefixtures("docker_host")]
+NOWHERE = "sha256:" + "0" * 64
+SPEC = """
+version: 1
+name: pulled
+dataset: {items: ITEMS}
+prompt: {user: "Say {{ word }}."}
+toolsets: [terminal]
+sandbox: {backend: docker, image: "{{ image }}"}
+rewards: {file_matches: {args: {path: out, content: "{{ word }}"}}}
+solution:
+  turns: [{tools: [{name: terminal, args: {command: "echo {{ word }} > out"}}]}, {say: done}]
+servers: {policy: {type: scripted}}
+process: {group_size: 2, groups: GROUPS, concurrency: 4}
+"""
+
+
+@pytest.fixture
+def registry(engine: DockerDaemon, tmp_path: Path) -> Iterator[Registry]:
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    found = Registry(engine, folder)
+    found.start()
+    yield found
+    found.forget()
+    found.kill()
+
+
+def write(folder: Path, items: list[dict[str, Any]], groups: int) -> Path:
+    file = folder / "pulled.yaml"
+    file.write_text(SPEC.replace("ITEMS", json.dumps(items)).replace("GROUPS", str(groups)))
+    return file
+
+
+def test_an_image_is_pulled_by_its_digest_and_recorded_by_it(registry: Registry, tmp_path: Path) -> None:
+    name = registry.have("small")
+    spec = write(tmp_path, [{"word": "one", "image": name}, {"word": "two", "image": name}], 2)
+    hermes("run", spec, "process", "--out", "run", folder=tmp_path)
+    played = rollouts(tmp_path)
+    assert [one["score"] for one in played] == [1.0] * 4
+    assert {one["image"] for one in played} == {name}
+
+
+async def test_a_digest_that_is_not_there_is_one_error_without_a_second_try(registry: Registry) -> None:
+    registry.have("small")
+    began = time.monotonic()
+    with pytest.raises(SandboxFailure, match=rf"{NOWHERE} cannot be pulled: .*(manifest unknown|not found)"):
+        await create_sandbox(SandboxConfig(backend="docker", image=f"{ADDRESS}/small@{NOWHERE}")).start()
+    assert time.monotonic() - began < min(docker_engine.PULL_PAUSES)
+
+
+async def test_a_registry_that_asks_for_a_password_is_named_and_what_to_do(registry: Registry) -> None:
+    name = registry.have("small")
+    registry.kill()
+    registry.start(locked=True)
+    began = time.monotonic()
+    with pytest.raises(SandboxFailure, match=r"asks for a password.*`docker login` and `docker pull`") as caught:
+        await create_sandbox(SandboxConfig(backend="docker", image=name)).start()
+    assert PASSWORD not in str(caught.value)
+    assert time.monotonic() - began < min(docker_engine.PULL_PAUSES)
+
+
+def test_an_image_of_a_registry_with_a_password_plays_where_it_was_pulled_before(
+    registry: Registry, engine: DockerDaemon, tmp_path: Path
+) -> None:
+    name = registry.have("small")
+    registry.kill()
+    registry.start(locked=True)
+    engine.ask("POST", f"/images/create?fromImage={name}", auth=AUTH, parse=False)
+    hermes("run", write(tmp_path, [{"word": "one", "image": name}], 1), "process", "--out", "run", folder=tmp_path)
+    assert [(one["score"], one["image"]) for one in rollouts(tmp_path)] == [(1.0, name)] * 2
+
+
+async def test_a_registry_that_goes_away_during_a_run_is_waited_for_and_one_never_seen_is_not(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(docker_engine, "PULL_PAUSES", (0.1,))
+    monkeypatch.setattr(docker, "REGISTRY_PAUSE", 0.2)
+    names = [registry.have("first"), registry.have("second")]
+    configs = [SandboxConfig(backend="docker", image=name) for name in names]
+    registry.kill()
+    with pytest.raises(SandboxFailure, match=r"cannot be pulled: .*connection refused"):
+        await create_sandbox(configs[0]).start()
+    registry.start()
+    async with create_sandbox(configs[0]):
+        registry.kill()
+        later = [create_sandbox(configs[1]) for _ in range(3)]
+        starting = [asyncio.create_task(sandbox.start()) for sandbox in later]
+        while "wait for it" not in caplog.text:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
+        assert not any(task.done() for task in starting)
+        await asyncio.to_thread(registry.start)
+        await asyncio.gather(*starting)
+        for sandbox in later:
+            assert (await sandbox.run("echo here")).output == "here\n"
+            await sandbox.close()
+    assert caplog.text.count("wait for it") == caplog.text.count(f"the registry {ADDRESS} is back after") == 1

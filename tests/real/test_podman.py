@@ -1,0 +1,83 @@
+"""The Docker backend on a real Podman: what every sandbox does alike, and many rollouts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.errors import UserError
+from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, create_sandbox
+from tests.real.conftest import hermes
+from tests.real.containers import NO_SHELL, conformance, give_images, groups, rollouts
+from tests.real.podman_service import PodmanService
+
+COMPONENT = "Podman"
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(180), pytest.mark.usefixtures("docker_host")]
+SPEC = """
+version: 1
+name: podded
+dataset: {items: [{word: one}, {word: two}, {word: three}, {word: four}]}
+prompt: {user: "Write {{ word }}."}
+toolsets: [terminal]
+sandbox: {backend: docker, limits: {memory: 128MiB}}
+rewards: {file_matches: {args: {path: out, content: "{{ word }}"}}}
+solution:
+  turns: [{tools: [{name: terminal, args: {command: "echo {{ word }} > out"}}]}, {say: done}]
+servers: {policy: {type: scripted}}
+process: {group_size: 4, groups: 12, concurrency: 16}
+"""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PodmanService]:
+    """A real Podman, which takes the place of Docker's engine."""
+    service = PodmanService(Path(tempfile.mkdtemp(prefix="podman-")))
+    try:
+        service.start()
+        give_images(service, tmp_path_factory.mktemp("roots"))
+        yield service
+    finally:
+        service.close()
+
+
+@pytest.fixture
+def backend() -> str:
+    return "docker"
+
+
+@pytest.fixture
+def config() -> SandboxConfig:
+    return SandboxConfig(backend="docker")
+
+
+@pytest.fixture
+async def sandbox(docker_host: PodmanService, config: SandboxConfig) -> AsyncIterator[Sandbox]:
+    async with create_sandbox(config) as started:
+        yield started
+
+
+globals().update(conformance())
+
+
+async def test_an_image_without_a_shell_is_told_at_the_start() -> None:
+    with pytest.raises(UserError, match=r"image no-shell:1 has no /bin/sh"):
+        await create_sandbox(SandboxConfig(backend="docker", image=NO_SHELL)).start()
+
+
+async def test_limits_are_in_force() -> None:
+    limits = ResourceLimits(memory=128 << 20, processes=40, open_files=64)
+    async with create_sandbox(SandboxConfig(backend="docker", limits=limits)) as sandbox:
+        assert set(sandbox.enforced) == {"memory", "processes", "open_files"}
+        assert (await sandbox.run(["python3", "-c", "x = bytearray(1 << 30)"])).exit_code == 137
+        assert "fork" in (await sandbox.run("for n in $(seq 100); do sleep 5 & done", timeout=30)).output
+
+
+def test_rollouts_are_played_and_leave_nothing(engine: PodmanService, tmp_path: Path) -> None:
+    (tmp_path / "podded.yaml").write_text(SPEC)
+    hermes("run", "podded.yaml", "process", "--out", "run", folder=tmp_path)
+    assert groups(tmp_path) == 12
+    assert {(one["ending"], one["error"], one["score"]) for one in rollouts(tmp_path)} == {("finished", None, 1.0)}
+    assert engine.containers() == []

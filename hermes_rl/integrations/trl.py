@@ -214,7 +214,7 @@ class HermesRollouts(_Opened):
         tokenizer, args = _tokenizer(trainer), trainer.args
         if trainer.use_vllm and trainer.vllm_mode == "server":
             url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
-            return _vllm(url, "", tokenizer.name_or_path, self._renderer)
+            return _vllm(url, None, tokenizer.name_or_path, self._renderer)
         if trainer.use_vllm:
             _require_one_vllm(args)
             self._generate, context = generate_with_vllm, args.vllm_max_model_length

@@ -100,7 +100,7 @@ class Policy:
         cls,
         type: str,  # noqa: A002 - the name in a spec
         base_url: str | None,
-        model: str | Callable[[], str],
+        model: str | Callable[[], str] | None,
         *,
         api_key: str | None = None,
         tokenizer: str | None = None,
@@ -114,6 +114,7 @@ class Policy:
             type: vllm, sglang, atropos, openai, scripted, or one of a package.
             base_url: its address.
             model: its model, or a function that says the name for each request, such as that of the newest adapter.
+                None is the only one of a token-level server, whose `tokenizer` is then named.
             api_key: sent as a bearer token, and never shown.
             tokenizer: a hub name or a folder; default: the model's own.
             renderer: as `renderer` of a server in a spec, for token-level types; its name is enough.
@@ -124,7 +125,8 @@ class Policy:
             UserError: there is no such type, or a setting that the type needs is missing.
         """
         for key in server_type(type).needs:
-            if not {"base_url": base_url, "model": model}.get(key, "given"):
+            only = key == "model" and tokenizer is not None and server_type(type).dialects
+            if not only and not {"base_url": base_url, "model": model}.get(key, "given"):
                 raise UserError(f"a server of type {type} needs `{key}`")
         told = VersionSource(version)
         if callable(model) and tokenizer is None and not server_type(type).embedded:
@@ -132,7 +134,7 @@ class Policy:
         config = ServerConfig(
             type,
             base_url=base_url,
-            model=model() if callable(model) else model,
+            model=model() if callable(model) else model or "",
             naming=model if callable(model) else None,
             api_key=Secret(api_key) if api_key is not None else None,
             tokenizer=str(tokenizer) if tokenizer is not None else None,

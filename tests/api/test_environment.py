@@ -380,6 +380,9 @@ async def test_a_server_whose_model_and_version_a_trainer_changes(tmp_path: Path
         served.version = 4
         own = (await env.play(env.rows()[0], asked)).examples()[0].weights
         assert own == ((4, 4) if kind == "sglang" else (None, None)), "what the server itself tells"
+        rendered = Policy.server(kind, url, "m", tokenizer=path, renderer="nonesuch")
+        with pytest.raises(UserError, match="there is no renderer 'nonesuch'"):
+            await env.play(env.rows()[0], rendered)
     if kind == "vllm":
         assert [body["model"] for body in served.asked[:4]] == [f"adapter-v{n}" for n in (1, 2, 3, 4)]
     with pytest.raises(UserError, match="needs a `tokenizer`"):

@@ -5,6 +5,7 @@ Everything on the terminal goes to stderr; results are for stdout. This is the o
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections import deque
@@ -19,6 +20,8 @@ from hermes_rl.runs.readable import readable
 from hermes_rl.runs.training import TrainingMetrics
 from hermes_rl.spec.model import Spec, Wandb
 from hermes_rl.visible import visible
+
+logger = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------------------------------------- Weights & Biases
 # Nothing is set through the environment, and a run without `wandb:` never imports it. wandb is kept from writing down
@@ -46,7 +49,7 @@ class Tracker:
     ) -> None:
         import wandb
 
-        self._wandb = wandb
+        self._wandb, self._failed = wandb, False
         try:
             self.run = wandb.init(
                 project=project,
@@ -64,8 +67,8 @@ class Tracker:
             raise UserError(f"wandb: {reason}. Run `wandb login`, or set wandb.mode to offline") from error
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log numbers and texts under their names."""
-        self.run.log(dict(metrics), step=step)
+        """Log numbers and texts under their names; nothing more once wandb has failed, which is said."""
+        self._unless_failed(lambda: self.run.log(dict(metrics), step=step))
 
     def table(self, rows: Sequence[tuple[str, float]]) -> Any:
         """(text, score) pairs as a table that `log` takes."""
@@ -73,7 +76,20 @@ class Tracker:
 
     def close(self) -> None:
         """Finish the run, so that its files are complete."""
-        self.run.finish()
+        self._unless_failed(self.run.finish)
+
+    def _unless_failed(self, send: Callable[[], object]) -> None:
+        if self._failed:
+            return
+        try:
+            send()
+        except Exception as error:  # noqa: BLE001 - whatever the client raises, no run ends for want of a chart
+            self._failed = True
+            logger.warning(
+                "wandb gets nothing more of this run (%s: %s); the run goes on, and its directory has all rollouts",
+                type(error).__name__,
+                error,
+            )
 
 
 # ------------------------------------------------------------------- What process and evaluate mode log to wandb

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -24,6 +28,7 @@ from tests.real.containers import NO_SHELL, OWN_PLACES, SHELL_ONLY, begun, confo
 from tests.real.docker_daemon import DockerDaemon
 
 COMPONENT = "Docker"
+ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(180), pytest.mark.usefixtures("docker_host")]
 
 CONFIG = SandboxConfig(backend="docker")
@@ -263,6 +268,34 @@ def test_a_frozen_engine_is_told_and_waited_for(
     assert "is back after" in said
     require_all_played(tmp_path, 12, said)
     assert engine.containers() == []
+
+
+HAS_NOT = {"one large file", "many files", "temporary files", "what is mounted"}
+"""What this engine cannot keep from a container: its driver limits no disk, and mounts name folders of the host."""
+
+
+@pytest.mark.timeout(400)
+def test_every_attack_is_held(engine: DockerDaemon) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="world-", dir="/tmp"))
+    folder.chmod(0o755)
+    places = {"HOME": "home", "TMPDIR": "tmp", "XDG_CACHE_HOME": "cache"}
+    env = {name: str(folder / place) for name, place in places.items()}
+    env |= {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "API_KEY": "KEY-environment",
+        "DOCKER_HOST": engine.url,
+    }
+    command = [sys.executable, "-m", "tests.attacks.world", str(folder), "docker", "KEY-argument"]
+    try:
+        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=380, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found = json.loads(done.stdout)
+        assert {name for name, succeeded in found["succeeded"].items() if succeeded} <= HAS_NOT
+        assert (found["errors"], found["hurt"], found["unarmed"]) == ({}, {}, {})
+        assert engine.containers() == []
+    finally:
+        shutil.rmtree(folder)
 
 
 def require_all_played(folder: Path, count: int, said: str) -> None:

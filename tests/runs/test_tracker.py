@@ -69,6 +69,17 @@ def test_two_environments_of_one_process_have_a_run_each(tmp_path: Path) -> None
     assert [history(folder) for folder in folders] == [[{"number": 0}], [{"number": 1}]]
 
 
+def test_a_client_that_fails_is_told_once_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tracker = Tracker("project", "name", mode="offline", folder=tmp_path)
+    tracker.log({"number": 1})
+    tracker.run.finish()  # its process is gone, as after a crash
+    for _ in range(3):
+        tracker.log({"number": 2})
+    tracker.close()
+    assert len([record for record in caplog.records if "wandb gets nothing more" in record.message]) == 1
+    assert history(tmp_path) == [{"number": 1}]
+
+
 def test_online_without_an_account_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"wandb: .*wandb login.*offline"):
         Tracker("project", "name", mode="online", folder=tmp_path)

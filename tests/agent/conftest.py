@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from scripted_chat import ScriptedChat
 
 from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.servers.base import ServerConfig
@@ -15,6 +14,7 @@ from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.tools.base import Toolkit
 from hermes_rl.tools.python_tools import python_tool
+from tests.agent.scripted_chat import ScriptedChat
 
 MakeLoop = Callable[..., HermesAgentLoop]
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
-from scripted_chat import ScriptedChat, call, calls
 
 from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.agent.result import AgentResult
@@ -18,6 +17,7 @@ from hermes_rl.errors import JudgeFailure, ServerFailure
 from hermes_rl.servers.base import ContextLengthExceeded, ReasoningOptions, drawn_seed
 from hermes_rl.tools.base import Toolkit
 from hermes_rl.tools.python_tools import python_tool
+from tests.agent.scripted_chat import ScriptedChat, call, calls
 
 GO = [{"role": "user", "content": "go"}]
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scripted_chat import ScriptedChat, answer, call, calls, says
 
 from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.agent.result import ToolCall
@@ -17,6 +16,7 @@ from hermes_rl.servers.base import ReasoningOptions, drawn_seed
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.tools import base
 from hermes_rl.tools.context import ToolContext
+from tests.agent.scripted_chat import ScriptedChat, answer, call, calls, says
 
 MakeLoop = Callable[..., HermesAgentLoop]
 GO = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "go"}]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scripted_chat import Answer, ScriptedChat, answer, call, calls, refused, says
 
 from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.endings import Ending
@@ -16,6 +15,7 @@ from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets
+from tests.agent.scripted_chat import Answer, ScriptedChat, answer, call, calls, refused, says
 
 MakeLoop = Callable[..., HermesAgentLoop]
 GO = [{"role": "user", "content": "go"}]

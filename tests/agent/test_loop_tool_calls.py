@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scripted_chat import ScriptedChat, answer, call, calls
 
 from hermes_rl.agent.loop import HermesAgentLoop
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.endings import Ending
+from tests.agent.scripted_chat import ScriptedChat, answer, call, calls
 
 MakeLoop = Callable[..., HermesAgentLoop]
 GO = [{"role": "user", "content": "go"}]

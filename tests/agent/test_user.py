@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from scripted_chat import Answer, ScriptedChat, call, calls, refused, says
 
 from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.agent.result import AgentResult
@@ -18,6 +17,7 @@ from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.python_tools import python_tool
+from tests.agent.scripted_chat import Answer, ScriptedChat, call, calls, refused, says
 
 SYSTEM = {"role": "system", "content": "Be kind."}
 

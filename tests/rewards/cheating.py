@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from played import graded
-
 from hermes_rl.sandbox.base import SandboxConfig, SandboxFile
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
 from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext
+from tests.rewards.played import graded
 
 # ruff: noqa: E501
 

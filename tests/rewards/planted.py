@@ -13,7 +13,20 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from cheating import CASE, EXIT, FORGE, FORGED, HOOK, PASSING, PASSING_CASE, PLAIN, RIGHT, SIGN, WRONG, Case
+from tests.rewards.cheating import (
+    CASE,
+    EXIT,
+    FORGE,
+    FORGED,
+    HOOK,
+    PASSING,
+    PASSING_CASE,
+    PLAIN,
+    RIGHT,
+    SIGN,
+    WRONG,
+    Case,
+)
 
 CHECK = """import random, subprocess, sys
 a, b = random.sample(range(10, 10_000), 2)

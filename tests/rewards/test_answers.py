@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from played import graded, said
 
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.errors import RewardFailure
+from tests.rewards.played import graded, said
 
 
 async def value(name: str, result: AgentResult, **args: Any) -> float | None:

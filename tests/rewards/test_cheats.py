@@ -11,7 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from cheating import (
+
+from hermes_rl.errors import UserError
+from hermes_rl.sandbox.base import SandboxFile
+from hermes_rl.sandbox.packages import package_folder
+from hermes_rl.scoring.value import RewardValue
+from tests.rewards.cheating import (
     CASE,
     EXIT,
     FORGE,
@@ -29,12 +34,7 @@ from cheating import (
     judged,
     pytest_case,
 )
-from planted import odd, planted
-
-from hermes_rl.errors import UserError
-from hermes_rl.sandbox.base import SandboxFile
-from hermes_rl.sandbox.packages import package_folder
-from hermes_rl.scoring.value import RewardValue
+from tests.rewards.planted import odd, planted
 
 
 def cheats() -> list[Case]:

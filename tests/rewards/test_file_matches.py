@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from played import graded
 
 from hermes_rl.tools.context import ToolContext
+from tests.rewards.played import graded
 
 
 async def run(ctx: ToolContext, command: str) -> None:

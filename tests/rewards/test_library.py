@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from played import graded, said
 
 from hermes_rl.agent.result import AgentResult, ToolCall, Usage
 from hermes_rl.errors import RewardFailure
 from hermes_rl.scoring.grader import CONTEXT, find_reward
 from hermes_rl.shipped import shipped_rewards
+from tests.rewards.played import graded, said
 
 
 async def value(name: str, result: AgentResult, **args: Any) -> float | None:

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from played import graded, write
 
 from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile
@@ -14,6 +13,7 @@ from hermes_rl.scoring.value import RewardValue
 from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
 from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext
+from tests.rewards.played import graded, write
 
 RIGHT = "def add(a, b):\n    return a + b"
 WRONG = "def add(a, b):\n    return a - b"

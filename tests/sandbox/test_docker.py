@@ -16,7 +16,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from test_release import marked
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
@@ -25,6 +24,7 @@ from hermes_rl.sandbox.docker import IMAGE, LABEL, Docker, is_dead, own_mark, re
 from hermes_rl.sandbox.docker_engine import Engine, engine_socket, joined
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from tests.sandbox.conftest import fake_engine
+from tests.sandbox.test_release import marked
 
 CONFIG = SandboxConfig(backend="docker")
 Plan = Callable[..., Awaitable[None]]

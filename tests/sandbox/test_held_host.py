@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from test_release import ended
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure
@@ -24,6 +23,7 @@ from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.helper_system import descendants
 from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext
+from tests.sandbox.test_release import ended
 
 KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
 libc = ctypes.CDLL(None, use_errno=True)

@@ -15,15 +15,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import test_background
-import test_commands
-import test_sandbox_files
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, create_sandbox, remote
 from hermes_rl.sandbox.remote import NAMES, RemoteSandbox, machine, missing, parts
 from hermes_rl.sandbox.remote_worker import BASE, CLASSES
+from tests.sandbox import test_background, test_commands, test_sandbox_files
 
 ELSEWHERE = {"test_kill_all_ends_daemons_and_keeps_files"}
 """Asks with `kill -0`, which finds a dead process that the machine's first process has not buried."""

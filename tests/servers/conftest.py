@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from loopback_server import Loopback, Naps
 
 from hermes_rl.servers.transport import RetryPolicy
+from tests.servers.loopback_server import Loopback, Naps
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from loopback_server import Answer, Loopback, completion, error
 
 from hermes_rl.errors import ServerFailure
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, ServerConfig
@@ -17,6 +16,7 @@ from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.pool import Health, ServerPool
 from hermes_rl.servers.transport import AttemptFailed, RetryPolicy
+from tests.servers.loopback_server import Answer, Loopback, completion, error
 
 Start = Callable[[], Awaitable[Loopback]]
 HI = ChatRequest([{"role": "user", "content": "hi"}])

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
-from virtual_time import VirtualLoop, simulated
 
 from hermes_rl.servers.pool import Limiter
+from tests.servers.virtual_time import VirtualLoop, simulated
 
 LANES, LATENCY, SECONDS = 700, 2.0, 240.0
 

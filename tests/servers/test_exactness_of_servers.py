@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from token_policy import TokenPolicy
 
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.exactness import Finding, examine
 from hermes_rl.servers.factory import token_server
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from tests.servers.token_policy import TokenPolicy
 
 SMALL = load_tokenizer()
 

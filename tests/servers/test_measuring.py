@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from token_policy import Drawing
 
 from hermes_rl.servers.base import Sampled, ServerConfig
 from hermes_rl.servers.exactness import Finding
 from hermes_rl.servers.factory import token_server
 from hermes_rl.servers.measuring import distribution, measure
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from tests.servers.token_policy import Drawing
 
 DRAWS = 600
 

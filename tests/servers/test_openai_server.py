@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from loopback_server import Answer, Loopback, Naps, completion, error
 
 from hermes_rl.errors import ServerFailure
 from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded, ReasoningOptions, Secret, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.transport import RetryPolicy
+from tests.servers.loopback_server import Answer, Loopback, Naps, completion, error
 
 Start = Callable[[], Awaitable[Loopback]]
 KEY = "key-that-must-not-be-seen"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from virtual_time import VirtualLoop, simulated
 
 from hermes_rl.errors import ServerFailure
 from hermes_rl.servers import pool as pool_module
@@ -13,6 +12,7 @@ from hermes_rl.servers.base import ChatReply, ChatRequest, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.pool import ServerPool
 from hermes_rl.servers.transport import AttemptFailed, RetryPolicy
+from tests.servers.virtual_time import VirtualLoop, simulated
 
 HI = ChatRequest([{"role": "user", "content": "hi"}])
 

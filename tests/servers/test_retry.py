@@ -5,7 +5,6 @@ from __future__ import annotations
 from email.utils import format_datetime
 
 import pytest
-from loopback_server import Naps
 
 from hermes_rl.errors import ServerFailure
 from hermes_rl.servers.transport import (
@@ -19,6 +18,7 @@ from hermes_rl.servers.transport import (
     retry_after,
     with_retries,
 )
+from tests.servers.loopback_server import Naps
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 529])

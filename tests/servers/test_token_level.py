@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from token_policy import TokenPolicy
 
 from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.endings import Ending
@@ -30,6 +29,7 @@ from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tokens.transcript import Transcript, WeightVersions
 from hermes_rl.tools.base import Toolkit
 from hermes_rl.tools.python_tools import python_tool
+from tests.servers.token_policy import TokenPolicy
 
 SMALL = load_tokenizer()
 STOP = "<|im_end|>"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from calling import Player
 
 from hermes_rl.sandbox import SandboxConfig
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets
+from tests.tools.calling import Player
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from calling import Player
 
 from hermes_rl.sandbox import SandboxConfig
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets
 from hermes_rl.tools.python_tools import python_tool
+from tests.tools.calling import Player
 
 
 def shout(text: str, times: int = 1) -> str:

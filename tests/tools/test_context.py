@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from calling import Player
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext
+from tests.tools.calling import Player
 
 
 @pytest.fixture

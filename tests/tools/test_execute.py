@@ -10,12 +10,12 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from calling import Player, call
 
 from hermes_rl.errors import Failure, SandboxFailure, UserError
 from hermes_rl.sandbox import SandboxConfig
 from hermes_rl.tools.base import RESULT_LIMIT, Tool, ToolError, ToolInputError, Toolkit, ToolRuntime
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
+from tests.tools.calling import Player, call
 
 
 class Scripted(Tool):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from calling import Player
 
 from hermes_rl.sandbox import SandboxConfig, create_sandbox
 from hermes_rl.tools.search import Query, search
 from tests.rootfs import small_root
+from tests.tools.calling import Player
 
 ODD = ["a b.txt", "new\nline", "quo'te\"s", "größer ☕.py", "-rf", "$(id)", "*?[x]"]
 

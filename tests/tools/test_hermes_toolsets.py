@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calling import Player
-from searxng import Searches, searxng
 
 from hermes_rl.errors import ToolServerFailure, UserError
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import DISTRIBUTIONS
 from hermes_rl.tools.hermes_toolsets import NAMES, REFUSED, HermesSession, HermesToolsets
+from tests.tools.calling import Player
+from tests.tools.searxng import Searches, searxng
 
 pytestmark = pytest.mark.slow
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from calling import Player
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
 from hermes_rl.tools.base import Toolkit, ToolRuntime, find_runtime, runtime_for
 from hermes_rl.tools.catalogue import resolve_toolsets
+from tests.tools.calling import Player
 
 
 async def test_started_once_on_first_use() -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calling import Player
-from http_mcp_server import serve
 
 from hermes_rl.errors import RunError, ToolServerFailure, UserError
 from hermes_rl.sandbox import SandboxConfig, SandboxFile
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.mcp_server import McpSettings
 from hermes_rl.tools.mcp_tools import McpSource
+from tests.tools.calling import Player
+from tests.tools.http_mcp_server import serve
 
 SERVER = Path(__file__).with_name("bad_mcp_server.py").read_bytes()
 CONFIG = SandboxConfig(timeout=10)

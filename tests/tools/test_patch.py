@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from calling import Player
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_rl.tools import editing
 from hermes_rl.tools.editing import NoMatchError, replace
+from tests.tools.calling import Player
 
 CODE = "def one():\n    x = 1\n    return x\n\n\ndef two():\n    x = 1\n    return x + 1\n"
 

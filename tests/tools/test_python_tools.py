@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from calling import call
 from pydantic import BaseModel
 
 from hermes_rl.errors import UserError
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
 from hermes_rl.tools.python_tools import python_tool, state_tools
+from tests.tools.calling import call
 
 
 class Colour(enum.Enum):

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calling import Player
 
 from hermes_rl.errors import ToolServerFailure, UserError
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.python_tools import python_tool
 from hermes_rl.tools.recording import Recorder, Replay
+from tests.tools.calling import Player
 
 asked: list[str] = []
 

@@ -6,11 +6,11 @@ import asyncio
 import time
 
 import pytest
-from calling import Player
 
 from hermes_rl.sandbox import SandboxConfig
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets
+from tests.tools.calling import Player
 
 
 async def test_output_and_exit_code(play: Player) -> None:

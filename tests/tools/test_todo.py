@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calling import Player
+from tests.tools.calling import Player
 
 
 def item(identity: str, content: str = "x", status: str = "pending") -> dict[str, str]:

@@ -403,7 +403,7 @@ class Ability:
 
 def parts() -> list[Ability]:
     """Return what sandboxes can have here beyond the fence itself."""
-    return [_groups(), _images(), _filter_ability()]
+    return [_groups(), _users_ability(), _images(), _filter_ability()]
 
 
 def _groups() -> Ability:
@@ -413,6 +413,14 @@ def _groups() -> Ability:
     missing = [name for name in CONTROLLERS if name not in layout.parents]
     detail = f"version {layout.version} with {', '.join(layout.parents)}"
     return Ability("control groups", detail, f"not handed to this user: {', '.join(missing)}" if missing else "")
+
+
+def _users_ability() -> Ability:
+    own = _has_users() if os.geteuid() == 0 else bool(subordinate_users())
+    if own:
+        return Ability("users", "each sandbox without an image is a user of its own outside")
+    remedy = "" if os.geteuid() == 0 else "install uidmap, and give this user a line in /etc/subuid and /etc/subgid"
+    return Ability("users", "sandboxes share a user, so one can use up what is counted per user", remedy)
 
 
 def _images() -> Ability:

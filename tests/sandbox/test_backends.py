@@ -237,12 +237,15 @@ def test_backend_that_cannot_be_loaded_or_is_there_twice(monkeypatch: pytest.Mon
 
 def test_probe_of_what_not_every_sandbox_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {part.name: part for part in bubblewrap.parts()}
-    assert list(found) == ["control groups", "images", "system calls"]
+    assert list(found) == ["control groups", "users", "images", "system calls"]
     assert found["system calls"].remedy == ""
     monkeypatch.setattr(bubblewrap, "find_layout", lambda: None)
     monkeypatch.setattr(bubblewrap, "_try", lambda *_: "bwrap: Can't make overlay mount: Operation not permitted")
     monkeypatch.setattr(bubblewrap, "filter_program", lambda: None)
+    monkeypatch.setattr(bubblewrap, "subordinate_users", lambda: range(0))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     remedies = {part.name: part.remedy for part in bubblewrap.parts()}
     assert "Delegate=yes" in remedies["control groups"]
     assert "modprobe overlay" in remedies["images"]
+    assert "/etc/subuid" in remedies["users"]
     assert remedies["system calls"]

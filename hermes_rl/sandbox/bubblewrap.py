@@ -9,9 +9,11 @@ the way to a list of hosts (`proxy`), unpacking images (`images`), Python packag
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import itertools
 import json
+import logging
 import os
 import platform
 import posixpath
@@ -29,6 +31,7 @@ from hermes_rl.sandbox.base import PYTHON, SandboxConfig
 from hermes_rl.sandbox.cgroup import CONTROLLERS, DELEGATE, ControlGroup, Layout, find_layout
 from hermes_rl.sandbox.channel import Diagnosis, Lost
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
+from hermes_rl.sandbox.image_mounts import ImageMounts, recent_kernel
 from hermes_rl.sandbox.images import OUTER_UID, cache_folder, overlay_refused, ready_image
 from hermes_rl.sandbox.launcher import (
     Descriptors,
@@ -36,6 +39,7 @@ from hermes_rl.sandbox.launcher import (
     Program,
     boot_argv,
     helper_bundle,
+    launcher,
     memory_file,
     own_python,
     pipe,
@@ -52,6 +56,8 @@ from hermes_rl.sandbox.packages import (
 )
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
 from hermes_rl.sandbox.seccomp import filter_program
+
+log = logging.getLogger(__name__)
 
 # -------------------------------------------------------------------------------- the program
 # The system's is used where it is new enough: on some distributions only that one is allowed to make user namespaces.
@@ -144,6 +150,8 @@ def _version(path: str) -> tuple[int, ...] | None:
 HOME = "/home/user"
 UID = 1000
 """User and group inside."""
+NO_SUCH_MOUNTS = (errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES, errno.EROFS)
+"""How a kernel, a file system or a container says that the files of an image cannot be shown as another user's."""
 SHARED_MEMORY = 64 << 20
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 ETC = (
@@ -196,9 +204,18 @@ class Root(ABC):
         """Return what to start in front of that bubblewrap's own command line."""
         return ["bwrap"]
 
+    @abstractmethod
     def user(self) -> int | None:
         """Return whom the first process is to become outside of the sandbox; None where that is the runner's user."""
-        return OUTER_UID if os.geteuid() == 0 else None
+
+    async def claim(self) -> None:  # noqa: B027 - most have nothing of the kind
+        """Get what this sandbox alone has of the machine, right before it is started."""
+
+    def started(self) -> None:  # noqa: B027 - most have nothing of the kind
+        """Give back what only its start took."""
+
+    def release(self) -> None:  # noqa: B027 - most have nothing of the kind
+        """Give back the rest: nothing of the sandbox lives any more; may be called twice."""
 
 
 class SystemRoot(Root):
@@ -270,6 +287,7 @@ class ImageRoot(Root):
 
     def __init__(self, image: str, workdir: str | None) -> None:
         self.image = image
+        self._user = OUTER_UID if os.geteuid() == 0 else None
         self.workdir = _workdir(workdir, ("/proc", "/dev", RUNTIME_FOLDER))
         self.bwrap = find_bwrap(overlay=True)
         self.python = system_python() or own_python()
@@ -277,7 +295,8 @@ class ImageRoot(Root):
     def prepare(self) -> None:
         super().prepare()
         image = ready_image(self.image)
-        self._folder, self.digest = image.folder, image.digest
+        self._folder = self._shown = image.folder
+        self.digest = image.digest
         self._runtime = runtime_folder(self.python)
         self.inside = runtime_python(self._runtime)
 
@@ -295,14 +314,72 @@ class ImageRoot(Root):
     def boot(self, descriptors: Descriptors) -> list[str]:
         return runtime_argv(self._runtime, descriptors.control, descriptors.code)
 
+    def user(self) -> int | None:
+        return self._user
+
+    async def claim(self) -> None:
+        """Become a user of its own where root can show the image's files as that user's; see `image_mounts`."""
+        if not (os.geteuid() == 0 and _has_users() and recent_kernel()):
+            return
+        user = _image_users.pop() if _image_users else FIRST_UID + next(_users) % UIDS
+        laid = await asyncio.wrap_future(launcher().call(lambda: _lay(self._folder, user)))
+        if laid is not None:
+            self._user, self._shown = user, laid
+
+    def started(self) -> None:
+        if self._shown != self._folder:
+            shown, self._shown = self._shown, self._folder
+            launcher().call(lambda: _image_mounts(os.getpid()).remove(shown))
+
+    def release(self) -> None:
+        self.started()
+        if self._user is not None and self._user != OUTER_UID:
+            _image_users.append(self._user)
+            self._user = OUTER_UID
+
     def around(self, executable: str, disk: int) -> list[str]:
         argv = ["bwrap", "--unshare-user", "--die-with-parent", "--dev-bind", "/proc", "/proc", "--dev", "/dev"]
         for path in SYSTEM:
             if Path(path).exists():
                 argv += ["--ro-bind", str(Path(path).resolve()), path]
-        argv += ["--ro-bind", str(self._folder), "/image", "--ro-bind", str(self._runtime), "/runtime"]
+        argv += ["--ro-bind", str(self._shown), "/image", "--ro-bind", str(self._runtime), "/runtime"]
         argv += ["--dir", "/tmp", "--size", str(disk), "--tmpfs", "/scratch", "--dir", "/scratch/upper"]
         return [*argv, "--dir", "/scratch/work", "--chdir", "/", "--", executable]
+
+
+_image_users: list[int] = []
+"""Users of sandboxes with an image that are gone: each has a user namespace, which takes a millisecond to make."""
+
+
+@functools.cache
+def _image_mounts(_process: int) -> ImageMounts:
+    return ImageMounts(cache_folder() / "mounts")
+
+
+def _lays_images() -> bool:
+    """Whether the files of an image can be shown as those of a sandbox's user."""
+
+    def tried() -> bool:
+        shown = _lay(cache_folder(), FIRST_UID)
+        if shown is not None:
+            _image_mounts(os.getpid()).remove(shown)
+        return shown is not None
+
+    try:
+        return recent_kernel() and launcher().call(tried).result()
+    except (SandboxFailure, UserError):
+        return False
+
+
+def _lay(folder: Path, user: int) -> Path | None:
+    """Show an image's files as those of a user; None where this machine cannot. Called in the launcher's thread."""
+    try:
+        return _image_mounts(os.getpid()).lay(folder, user)
+    except OSError as error:
+        if error.errno in NO_SUCH_MOUNTS:
+            log.debug("sandboxes with an image share a user: %s", error)
+            return None
+        raise SandboxFailure(f"the image cannot be laid below the sandbox: {error}") from error
 
 
 def shared_prefix(python: str) -> str:
@@ -416,8 +493,9 @@ def _groups() -> Ability:
 
 
 def _users_ability() -> Ability:
-    own = _has_users() if os.geteuid() == 0 else bool(subordinate_users())
-    if own:
+    if os.geteuid() == 0 and _has_users() and _lays_images():
+        return Ability("users", "each sandbox is a user of its own outside")
+    if _has_users() if os.geteuid() == 0 else subordinate_users():
         return Ability("users", "each sandbox without an image is a user of its own outside")
     remedy = "" if os.geteuid() == 0 else "install uidmap, and give this user a line in /etc/subuid and /etc/subgid"
     return Ability("users", "sandboxes share a user, so one can use up what is counted per user", remedy)
@@ -560,6 +638,7 @@ class Bubblewrap(Isolation):
         await asyncio.to_thread(_check_once)
         await asyncio.to_thread(self.root.prepare)
         self.image_digest, self.python = self.root.digest, self.root.inside
+        await self.root.claim()
         try:
             async with self.in_time(), self.process.started(self.root.python, self._program) as control:
                 # A group takes as long to enter as Python to start, so both are done at once.
@@ -572,6 +651,8 @@ class Bubblewrap(Isolation):
                     await self.proxy.listen(await sandbox.listen(PORT))
         except SandboxFailure as failure:
             raise (overlay_refused(str(failure)) if isinstance(self.root, ImageRoot) else None) or failure from None
+        finally:
+            self.root.started()
 
     def end(self) -> None:
         self.process.reap()
@@ -648,6 +729,7 @@ class Bubblewrap(Isolation):
             raise SandboxFailure(f"the control group of the sandbox: {error}") from error
 
     def _on_reaped(self) -> None:
+        self.root.release()
         if self.group is not None:
             self._used_up_memory = self.group.killed_for_memory()
             self.group.remove()

@@ -29,7 +29,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.helper_system import descendants
@@ -220,6 +220,7 @@ class Program:
 
 
 Child = subprocess.Popen[bytes]
+T = TypeVar("T")
 
 
 class ProcessSet(Protocol):
@@ -294,6 +295,19 @@ class Launcher:
         """Start a program; the future fails with the `OSError` of a program that cannot be started."""
         future: Future[Child] = Future()
         self._jobs.put(lambda: _start(program, future))
+        return future
+
+    def call(self, work: Callable[[], T]) -> Future[T]:
+        """Do something in the launcher's thread, whose mounts every sandbox begins with."""
+        future: Future[T] = Future()
+
+        def job() -> None:
+            try:
+                future.set_result(work())
+            except Exception as error:  # noqa: BLE001 - carried to the caller; the thread is everybody's
+                future.set_exception(error)
+
+        self._jobs.put(job)
         return future
 
     def reap(self, launched: Future[Child], inside: ProcessSet | None = None) -> Future[int | None]:

@@ -33,6 +33,13 @@ except OSError as error:
 print('sent', sent, flush=True)
 time.sleep(600)
 """
+PASSES = """
+import array, socket
+a, b = socket.socketpair()
+a.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0]))])
+print("passed")
+"""
+"""What fails with ETOOMANYREFS where the user has too many on their way."""
 
 
 async def crowd(sandbox: Sandbox) -> None:
@@ -71,16 +78,46 @@ async def test_other_sandboxes_do_not_notice_it() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give each sandbox a user of its own")
-async def test_sandboxes_of_root_are_different_users_outside() -> None:
+@pytest.mark.parametrize("on_image", [False, True])
+async def test_sandboxes_of_root_are_different_users_outside(on_image: bool, rootfs: Path) -> None:
     from hermes_rl.sandbox.bubblewrap import _has_users
     from hermes_rl.sandbox.helper_sandbox import HelperSandbox
+    from hermes_rl.sandbox.image_mounts import recent_kernel
 
-    async with create_sandbox(SandboxConfig()) as one, create_sandbox(SandboxConfig()) as two:
+    config = SandboxConfig(image=str(rootfs)) if on_image else SandboxConfig()
+    async with create_sandbox(config) as one, create_sandbox(config) as two:
         assert isinstance(one, HelperSandbox) and isinstance(two, HelperSandbox)
         users = {Path(f"/proc/{sandbox.pid}").stat().st_uid for sandbox in (one, two)} - {0}
         inside = [(await sandbox.run("id -u; touch x; stat -c %u x")).output for sandbox in (one, two)]
+        if on_image:
+            assert (await one.run("stat -c %u /etc/issue")).output == "1000\n"
+            assert (await one.run("rm /etc/issue; ls /etc/issue")).exit_code != 0
+            assert (await two.run("ls /etc/issue")).exit_code == 0
+        if len(users) == 2:
+            await crowd(one)
+            assert (await two.run(f"python3 -c '{PASSES}'")).output == "passed\n"
     assert inside == ["1000\n1000\n"] * 2
-    assert len(users) in (0, 2 if _has_users() else 1)
+    assert len(users) in (0, 2 if _has_users() and (recent_kernel() or not on_image) else 1)
+    assert "hermes-rl" not in Path("/proc/self/mounts").read_text(), "mounts for sandboxes are nobody else's"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root shows the files of an image as another user's")
+async def test_users_of_images_are_used_again_and_mounts_do_not_add_up(rootfs: Path) -> None:
+    from hermes_rl.sandbox import bubblewrap
+
+    for _ in range(3):
+        async with create_sandbox(SandboxConfig(image=str(rootfs))):
+            pass
+    known = len(bubblewrap._image_users)
+    for _ in range(5):
+        async with create_sandbox(SandboxConfig(image=str(rootfs))):
+            pass
+    assert len(bubblewrap._image_users) == known
+
+    def mounts() -> int:
+        return Path("/proc/thread-self/mounts").read_text().count("/mounts/")
+
+    assert bubblewrap.launcher().call(mounts).result() == 0
 
 
 @pytest.mark.parametrize("code", [errno.ETOOMANYREFS, errno.ENFILE])

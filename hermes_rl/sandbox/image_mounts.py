@@ -1,0 +1,117 @@
+"""Folders of images as the files of another user, so that each sandbox with an image can be a user of its own.
+
+All files of an image belong to one user of this machine. Here root makes a mount of such a folder on which they belong
+to the user of one sandbox (an id-mapped mount: `mount_setattr(2)`, Linux 5.12, below an overlay Linux 5.19). It lies in
+a mount namespace of the launcher's thread, which starts the sandboxes: nobody else sees it, and nothing of it is left
+when the runner ends, however it ends.
+
+Everything here is called in the launcher's thread, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import platform
+import re
+import subprocess
+import time
+from pathlib import Path
+
+from hermes_rl.sandbox.images import OUTER_UID
+
+UNSHARE = "/usr/bin/unshare"
+CLONE_NEWNS = 0x20000
+MS_REC, MS_SLAVE = 0x4000, 1 << 19
+UMOUNT_DETACH = 2
+OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR = 428, 429, 442
+"""Numbers of system calls, the same on all processors."""
+OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH, AT_EMPTY_PATH, AT_FDCWD = 1, 4, 0x1000, -100
+MOUNT_ATTR_IDMAP = 0x00100000
+LEAST = (5, 19)
+PATIENCE = 10.0
+"""Seconds in which a process has to have entered its namespace."""
+
+logger = logging.getLogger(__name__)
+
+
+class ImageMounts:
+    """The mounts of one launcher.
+
+    Args:
+        place: an empty folder of the machine, which others may enter.
+
+    Raises:
+        OSError: this user, or the kernel, makes no such mounts.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._place = place
+        self._namespaces: dict[int, int] = {}
+        self._number = 0
+        place.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._call("unshare", CLONE_NEWNS)
+        # What the machine mounts later is seen here, and nothing of ours there.
+        self._call("mount", None, b"/", None, MS_REC | MS_SLAVE, None)
+        self._call("mount", b"hermes-rl", os.fsencode(place), b"tmpfs", 0, b"mode=755,size=1m")
+
+    def lay(self, folder: Path, uid: int) -> Path:
+        """Return a folder with the same files, of which those of the images' user belong to `uid`."""
+        self._number += 1
+        shown = self._place / str(self._number)
+        tree = self._call("syscall", OPEN_TREE, AT_FDCWD, os.fsencode(folder), OPEN_TREE_CLONE | os.O_CLOEXEC)
+        try:
+            attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_IDMAP, 0, 0, self._namespace(uid))
+            self._call("syscall", MOUNT_SETATTR, tree, b"", AT_EMPTY_PATH, attributes, ctypes.sizeof(attributes))
+            shown.mkdir()
+            self._call("syscall", MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(shown), MOVE_MOUNT_F_EMPTY_PATH)
+        finally:
+            os.close(tree)
+        return shown
+
+    def remove(self, shown: Path) -> None:
+        """Remove it. A sandbox that was started meanwhile has a mount of its own."""
+        self._call("umount2", os.fsencode(shown), UMOUNT_DETACH)
+        shown.rmdir()
+
+    def _namespace(self, uid: int) -> int:
+        """Return a user namespace that says which user is shown in place of the images'; it is kept."""
+        if uid not in self._namespaces:
+            self._namespaces[uid] = _namespace_of(uid)
+        return self._namespaces[uid]
+
+    def _call(self, name: str, *given: object) -> int:
+        result: int = getattr(self._libc, name)(*given)
+        if result < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{name}: {os.strerror(number)}")
+        return result
+
+
+def _namespace_of(uid: int) -> int:
+    child = subprocess.Popen(
+        [UNSHARE, "--user", "--", "sleep", str(2 * PATIENCE)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={}, cwd="/",
+    )  # fmt: skip
+    try:
+        own, deadline = Path("/proc/self/ns/user").readlink(), time.monotonic() + PATIENCE
+        while Path(f"/proc/{child.pid}/ns/user").readlink() == own:
+            if child.poll() is not None or time.monotonic() > deadline:
+                raise OSError(f"{UNSHARE} makes no user namespace")
+            time.sleep(0.0005)
+        for kind in ("uid_map", "gid_map"):
+            Path(f"/proc/{child.pid}/{kind}").write_text(f"{OUTER_UID} {uid} 1")
+        return os.open(f"/proc/{child.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        child.kill()
+        child.wait()
+
+
+@functools.cache
+def recent_kernel() -> bool:
+    """Whether such a mount may lie below an overlay."""
+    found = re.match(r"(\d+)\.(\d+)", platform.release())
+    return found is not None and (int(found[1]), int(found[2])) >= LEAST

@@ -212,3 +212,18 @@ def tiny_model() -> Path:
         subprocess.run([str(vllm_python()), str(HERE / "tiny_qwen.py"), str(folder)], check=True)
 
     return built("tiny-qwen", [HERE / "tiny_qwen.py", HERE / "qwen.jinja"], build) / "trained"
+
+
+def verifiers_python() -> Path:
+    """Return the Python of an environment with verifiers, beside what TRL's has."""
+    return python_of("verifiers", upon=trl_python())
+
+
+def openenv_python() -> Path:
+    """Return the Python of an environment with OpenEnv, beside what TRL's has."""
+    return python_of("openenv", upon=trl_python())
+
+
+def agentlightning_python() -> Path:
+    """Return the Python of an environment with agent-lightning, beside what TRL's has."""
+    return python_of("agentlightning", upon=trl_python())

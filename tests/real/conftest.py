@@ -35,6 +35,7 @@ from tests.real.environments import (
     mcp_sqlite_python,
     nemo_gym_python,
     npm_versions,
+    openenv_python,
     package_version,
     tiny_model,
     transformers_python,
@@ -60,6 +61,7 @@ VERSIONS = {
     "transformers serve": lambda: version_in(transformers_python(), "transformers"),
     "TRL": lambda: version_in(trl_python(), "trl"),
     "verifiers": lambda: version_in(verifiers_python(), "verifiers"),
+    "OpenEnv": lambda: version_in(openenv_python(), "openenv"),
     "LiteLLM's proxy before vLLM": lambda: version_in(litellm_python(), "litellm"),
     "NeMo Gym's collector": lambda: version_in(nemo_gym_python(), "nemo-gym"),
     "MCP servers: fetch, git, sqlite, time": lambda: ", ".join(

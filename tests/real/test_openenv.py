@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -121,6 +122,15 @@ def test_the_sandbox_of_a_client_that_is_gone_is_released(tmp_path: Path) -> Non
             time.sleep(0.1)
         assert not running(mark)
         assert seen(url, "one") is False  # there is room again
+
+
+def test_the_script_of_the_documents_plays_a_rollout(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "integrations" / "openenv.md").read_text("utf-8")
+    (script,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    with served(tmp_path) as url:
+        command = [str(openenv_python()), "-c", script.replace("http://127.0.0.1:8000", url)]
+        done = subprocess.run(command, env=OWN, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "0.0 finished None\n", done.stderr
 
 
 def test_a_token_lets_in_who_has_it(tmp_path: Path) -> None:

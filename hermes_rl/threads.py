@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import os
 import queue
 import threading
 import weakref
@@ -84,6 +85,7 @@ async def in_thread(function: Callable[[], T]) -> T:
 _Jobs = queue.SimpleQueue[Callable[[], None]]
 _idle: list[_Jobs] = []
 """Where threads without work wait for some, the last one first. Its steps are atomic, so it needs no lock."""
+os.register_at_fork(after_in_child=_idle.clear)  # the threads stay behind, and work handed to them would never end
 
 
 def _hand_over(work: Callable[[], None]) -> None:

@@ -44,6 +44,7 @@ DOORS = {
     "skyrl": "integrations/skyrl.py",
     "tinker": "integrations/tinker.py",
     "tinker_cookbook": "integrations/tinker.py",
+    "chz": "integrations/tinker.py",
     "slime": "integrations/slime.py",
     "openrlhf": "integrations/openrlhf.py",
     "agentlightning": "integrations/agentlightning.py",

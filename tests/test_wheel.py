@@ -21,6 +21,7 @@ def test_a_run_from_the_wheel_alone(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("hermes_rl-*.whl")
     installed = tmp_path / "installed"
     subprocess.run([*pip, "install", "--no-deps", "--target", str(installed), str(wheel)], check=True, timeout=100)
+    assert (installed / "hermes_rl_verifiers.py").is_file()
     done = subprocess.run(
         [sys.executable, "-m", "hermes_rl.cli.main", "run", "terminal-files", "process", "--out", "run",
          "--set", "process.groups=1"],

@@ -428,7 +428,7 @@ class Env:
         role = self._role(policy)
         world = self._compiled if policy is None else self._compiled.played_by(role)
         options = world.options(split, sampling)
-        if policy is not None and policy not in self._policies:
+        if policy is not None and not policy.captured and policy not in self._policies:
             self._policies.add(policy)
             policy.enter()
         encoder = await self._encoder(policy)
@@ -464,6 +464,8 @@ class Env:
                 return known
             if policy is None:
                 self._own_encoder = made = await _encoder_of(self._compiled.policy.configs[0])
+            elif policy.captured:
+                self._encoders[policy] = made = Encoder(None, "the trainer captures the tokens at its endpoint")
             elif policy.tokenizer is not None:
                 self._encoders[policy] = made = Encoder(await asyncio.to_thread(as_tokenizer, policy.tokenizer))
             else:

@@ -1,4 +1,4 @@
-"""The commands `run | validate | list | schema | doctor | regrade | rollouts`: their arguments, and who does the work.
+"""The commands `run | validate | list | schema | doctor | regrade | rollouts | openenv`: arguments, and who works.
 
 Annotations are not postponed here: Typer would evaluate the text of each several times at every start.
 """
@@ -155,6 +155,24 @@ def rollouts(
     keys = tuple(key_env or ())
     request = RolloutsRequest(spec, options, listen, token_env, most, keys, out, fresh, idle, drain, demo, verbose)
     raise typer.Exit(serve_rollouts(request))
+
+
+@app.command(context_settings=_FLAGS, epilog=_EPILOG)
+def openenv(
+    context: typer.Context,
+    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.")],
+    listen: Annotated[str, typer.Option(help="HOST:PORT; the port 0 is any that is free.")] = "127.0.0.1:8000",
+    token_env: Annotated[str | None, typer.Option(help="Variable that holds the token of requests.")] = None,
+    most: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 64,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in --set agent.max_turns=5.")] = None,
+    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+) -> None:
+    """Serve a spec as an environment that OpenEnv's clients reset and step."""
+    from hermes_rl.cli.options import Options
+    from hermes_rl.cli.serving import serve_openenv
+
+    options = Options(tuple(sets or ()), tuple(context.args), env_file)
+    raise typer.Exit(serve_openenv(spec, options, listen, token_env, most))
 
 
 @app.callback(invoke_without_command=True)

@@ -1,4 +1,4 @@
-"""`hermes-rl rollouts`: from the command line to the service."""
+"""`hermes-rl rollouts` and `hermes-rl openenv`: from the command line to what is served."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from hermes_rl import open_env
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import Options
 from hermes_rl.cli.running import logged
+from hermes_rl.errors import UserError
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.process import rare_full_collections
-from hermes_rl.service.serving import ServiceOptions, serve
+from hermes_rl.service.serving import ServiceOptions, serve, serve_app
 from hermes_rl.spec.load import load_spec
 from hermes_rl.tokens.hub import without_advice
 
@@ -59,6 +61,28 @@ def serve_rollouts(request: RolloutsRequest) -> int:
     )
     with rare_full_collections(), logged() if request.verbose else nullcontext():
         return asyncio.run(serve(spec, options, environ, echo))
+
+
+def serve_openenv(spec: str, options: Options, listen: str, token_env: str | None, most: int) -> int:
+    """Serve a spec to OpenEnv's clients until the process is told to end; returns the exit status.
+
+    Raises:
+        UserError: the command line or the spec is wrong, or OpenEnv is missing.
+    """
+    try:
+        from hermes_rl.integrations.openenv import make_app
+    except ImportError as error:
+        raise UserError(f"OpenEnv 0.10 is needed ({error}): pip install 'hermes-rl[openenv]'") from error
+    raise_descriptor_limit()
+    without_advice()
+    environ = options.environ()
+    loaded = load_spec(spec, overrides=options.overrides(), environ=environ)
+
+    async def main() -> int:
+        async with open_env(loaded, environ=environ) as env:
+            return await serve_app(make_app(env, most), listen, token_env, environ, echo)
+
+    return asyncio.run(main())
 
 
 def _beside(path: Path) -> Path:

@@ -32,6 +32,8 @@ from hermes_rl.tokens.rendering import Renderer, RendererSettings
 ROLE = "policy"
 PATIENCE = RetryPolicy(attempts=3, base=0.1, cap=2.0)
 """A function in this process is no server that may come back, so the pauses are short."""
+AT_ENDPOINT = RetryPolicy(attempts=3, timeouts=1, outage=0.0)
+"""An endpoint lives as long as its rollout, so its outage is not waited for."""
 _AT_ONCE = 1_000_000
 """Calls of a function at a time: only the function itself knows how many are good for it."""
 
@@ -40,15 +42,18 @@ Version = int | Callable[[], int | None] | None
 
 
 class Policy:
-    """The model that acts. Make one with `Policy.sampling`, `Policy.chat` or `Policy.server`.
+    """The model that acts. Make one with `Policy.sampling`, `.chat`, `.server`, `.of_spec` or `.endpoint`.
 
     Attributes:
         role: the client that answers the calls.
+        captured: whether a trainer captures the tokens itself, so that rollouts get none here.
         version: the version of the weights that a trainer has told; None where it has told none. Versions only rise.
     """
 
-    def __init__(self, role: ModelClient, told: VersionSource, tokenizer: Any = None) -> None:
-        self.role, self._told = role, told
+    def __init__(
+        self, role: ModelClient, told: VersionSource, tokenizer: Any = None, *, captured: bool = False
+    ) -> None:
+        self.role, self._told, self.captured = role, told, captured
         self.tokenizer = tokenizer
         """Gives tokens to the rollouts of a policy that answers messages; None where there is none."""
         self._users = 0
@@ -175,6 +180,22 @@ class Policy:
             configs.append(replace(config, version=told, naming=_named(model, config.model)))
         return cls(create_client(ROLE, configs), told)
 
+    @classmethod
+    def endpoint(cls, base_url: str, model: str, *, api_key: str | None = None) -> Policy:
+        """Make a policy of a chat endpoint that a trainer opens for one rollout, and where it captures the tokens.
+
+        Rollouts have no tokens here, so no tokenizer is loaded. A call is tried three times, and nobody waits for an
+        endpoint that is down: the trainer repeats what failed. Call `close` when the rollout has ended.
+
+        Args:
+            base_url: its address.
+            model: the name that it knows the model by.
+            api_key: sent as a bearer token, and never shown.
+        """
+        key = Secret(api_key) if api_key is not None else None
+        config = ServerConfig("openai", base_url=base_url, model=model, api_key=key)
+        return cls(create_client(ROLE, [config], AT_ENDPOINT), VersionSource(None), captured=True)
+
     @property
     def exact(self) -> bool:
         """Whether the servers say which tokens they sampled, so that a group can be certified as exact."""
@@ -200,6 +221,10 @@ class Policy:
     @version.setter
     def version(self, version: int) -> None:
         self._told.version = version
+
+    async def close(self) -> None:
+        """Close the connections of an `endpoint`; those of other policies close with the environments they act in."""
+        await self.role.close()
 
     def enter(self) -> None:
         """Note that one more environment uses the policy."""

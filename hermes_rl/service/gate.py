@@ -41,6 +41,9 @@ class Gate:
         self._token = None if token is None else token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._connect(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -54,6 +57,17 @@ class Gate:
             await response(scope, receive, send)
             return
         await self._app(scope, _given(body, receive), send)
+
+    async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._require_allowed(scope)
+            if self._token is None and b"origin" in dict(scope["headers"]):
+                raise Refused(403, "web_page", "without a token the service does not answer to web pages")
+        except Refused as refused:
+            await receive()
+            await send({"type": "websocket.close", "code": 1008, "reason": str(refused)})
+            return
+        await self._app(scope, receive, send)
 
     def _require_allowed(self, scope: Scope) -> None:
         headers = scope["headers"]

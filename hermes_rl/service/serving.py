@@ -15,8 +15,10 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from hermes_rl import Spec, open_env
 from hermes_rl.errors import UserError
@@ -79,6 +81,41 @@ async def serve(spec: Spec, options: ServiceOptions, environ: Mapping[str, str],
             return await _until_told(server, listener, service, sessions, options, say)
 
 
+async def serve_app(
+    app: ASGIApp, listen: str, token_env: str | None, environ: Mapping[str, str], say: Callable[[str], None]
+) -> int:
+    """Serve an application of others, WebSockets included, until the process is told to end; returns its exit status.
+
+    Raises:
+        UserError: the address or the token is wrong.
+    """
+    token = _token(token_env, environ)
+    told, status = asyncio.Event(), 0
+
+    def end(code: int) -> None:
+        nonlocal status
+        status = max(status, code)
+        told.set()
+
+    loop = asyncio.get_running_loop()
+    with contextlib.closing(_listening(listen, token)) as listener:
+        loop.add_signal_handler(signal.SIGTERM, end, 0)
+        loop.add_signal_handler(signal.SIGINT, end, INTERRUPTED)
+        server = _Server(_config(Gate(app, token, told.is_set), ws="auto"))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            say(f"listening on {_address(listener)}")
+            waiting = asyncio.create_task(told.wait())
+            await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+        finally:
+            server.should_exit = True
+            await asyncio.gather(serving, return_exceptions=True)
+            loop.remove_signal_handler(signal.SIGTERM)
+            loop.remove_signal_handler(signal.SIGINT)
+    return status
+
+
 async def _until_told(
     server: uvicorn.Server,
     listener: socket.socket,
@@ -104,9 +141,8 @@ async def _until_told(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     idle = asyncio.create_task(sessions.end_idle())
     try:
-        host, port = listener.getsockname()[:2]
         say(f"rollouts are recorded in {options.record}")
-        say(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}")
+        say(f"listening on {_address(listener)}")
         waiting = asyncio.create_task(told.wait())
         await asyncio.wait({waiting, serving, idle}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -143,11 +179,16 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(gate: Gate) -> uvicorn.Config:
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _config(gate: Gate, ws: Literal["none", "auto"] = "none") -> uvicorn.Config:
     return uvicorn.Config(
         gate,
         http=TimedProtocol,
-        ws="none",
+        ws=ws,
         lifespan="off",
         log_config=None,
         log_level="error",

@@ -8,6 +8,7 @@ import pty
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 
@@ -179,3 +180,9 @@ def test_a_malformed_spec_ends_a_run_with_2_and_no_traceback(tmp_path: Path) -> 
     assert done.returncode == 2
     assert "bad.yaml:" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_serving_to_openenv_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert find_spec("openenv") is None, "this test is for where OpenEnv is not installed"
+    assert status(["openenv", "terminal-files"]) == 2
+    assert "pip install 'hermes-rl[openenv]'" in capsys.readouterr().err

@@ -28,6 +28,7 @@ from tests.real.docker_daemon import Daemon, DockerDaemon, docker_version
 from tests.real.docker_registry import registry_version
 from tests.real.environments import (
     HERE,
+    agentlightning_python,
     harbor_files,
     litellm_python,
     llama_python,
@@ -35,10 +36,13 @@ from tests.real.environments import (
     mcp_sqlite_python,
     nemo_gym_python,
     npm_versions,
+    openenv_python,
     package_version,
+    tinker_python,
     tiny_model,
     transformers_python,
     trl_python,
+    verifiers_python,
     version_in,
     vllm_python,
 )
@@ -58,6 +62,10 @@ VERSIONS = {
     "llama.cpp's server": lambda: f"xllamacpp {version_in(llama_python(), 'xllamacpp')}",
     "transformers serve": lambda: version_in(transformers_python(), "transformers"),
     "TRL": lambda: version_in(trl_python(), "trl"),
+    "verifiers": lambda: version_in(verifiers_python(), "verifiers"),
+    "tinker-cookbook": lambda: version_in(tinker_python(), "tinker-cookbook"),
+    "agent-lightning": lambda: version_in(agentlightning_python(), "agentlightning"),
+    "OpenEnv": lambda: version_in(openenv_python(), "openenv"),
     "LiteLLM's proxy before vLLM": lambda: version_in(litellm_python(), "litellm"),
     "NeMo Gym's collector": lambda: version_in(nemo_gym_python(), "nemo-gym"),
     "MCP servers: fetch, git, sqlite, time": lambda: ", ".join(

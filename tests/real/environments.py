@@ -49,6 +49,7 @@ def python_of(
     upon: Path | None = None,
     interpreter: str = sys.executable,
     beside: Sequence[str] = (),
+    whole: bool = False,
 ) -> Path:
     """Return the Python of the environment that `requirements/<name>.txt` describes.
 
@@ -58,6 +59,7 @@ def python_of(
         upon: the Python of an environment whose packages this one has too.
         interpreter: the Python that it is made with.
         beside: further requirements; with any of them, the versions are those of constraints.txt.
+        whole: the file names all that is needed, and nothing is installed behind it.
     """
     pinned, constraints = REQUIREMENTS / f"{name}.txt", ROOT / "constraints.txt"
 
@@ -71,7 +73,8 @@ def python_of(
         subprocess.run([*pip, "install", "--no-deps", "--require-hashes", "-r", str(pinned)], check=True)
         names = [line.split()[0] for line in pinned.read_text("utf-8").splitlines() if line[:1].isalnum()]
         bound = ["--constraint", str(constraints), *beside] if beside else []
-        subprocess.run([*pip, "install", *bound, *names], check=True)
+        if not whole:
+            subprocess.run([*pip, "install", *bound, *names], check=True)
         if without:
             subprocess.run([*pip, "uninstall", "--yes", *without], check=True)
 
@@ -212,3 +215,23 @@ def tiny_model() -> Path:
         subprocess.run([str(vllm_python()), str(HERE / "tiny_qwen.py"), str(folder)], check=True)
 
     return built("tiny-qwen", [HERE / "tiny_qwen.py", HERE / "qwen.jinja"], build) / "trained"
+
+
+def verifiers_python() -> Path:
+    """Return the Python of an environment with verifiers, beside what TRL's has."""
+    return python_of("verifiers", upon=trl_python())
+
+
+def openenv_python() -> Path:
+    """Return the Python of an environment with OpenEnv, beside what TRL's has."""
+    return python_of("openenv", upon=trl_python())
+
+
+def agentlightning_python() -> Path:
+    """Return the Python of an environment with agent-lightning, beside what TRL's has."""
+    return python_of("agentlightning", upon=trl_python())
+
+
+def tinker_python() -> Path:
+    """Return the Python of an environment with tinker-cookbook, beside what TRL's has."""
+    return python_of("tinker", upon=trl_python(), whole=True)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from pathlib import Path
 
 import pytest
 
-from hermes_rl import Policy
+from hermes_rl import Policy, open_env
 from hermes_rl.errors import UserError
 from hermes_rl.servers.base import ChatRequest
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from tests.api.summing import spec_in
+from tests.integrations.chat_model import ChatModel
 from tests.servers.token_policy import TokenPolicy
 
 DATA = "rewards: {}\ndataset: {items: [{a: 1}]}\nprompt: {user: hi}\n"
@@ -67,3 +71,17 @@ async def test_preparing_loads_the_tokenizer_and_asks_the_server_nothing(tmp_pat
 def test_what_a_type_needs_is_asked_for_at_once(kind: str, base_url: str | None, model: str, lacking: str) -> None:
     with pytest.raises(UserError, match=f"needs `{lacking}`"):
         Policy.server(kind, base_url, model)
+
+
+async def test_the_endpoint_of_a_rollout_is_not_kept_when_it_has_ended(tmp_path: Path) -> None:
+    model = ChatModel()
+    async with model.running() as url, open_env(spec_in(tmp_path)) as env:
+        policy = Policy.endpoint(url, "m", api_key="secret")
+        rollout = await env.play(env.rows()[0], policy)
+        assert rollout.score == 1.0
+        assert rollout.examples() == []
+        await policy.close()
+        left = weakref.ref(policy)
+        del policy
+        gc.collect()
+        assert left() is None

@@ -72,6 +72,8 @@ class TokenPolicy:
             app.router.add_post("/v1/completions", self._completions)
         if "generate" in self.dialects:
             app.router.add_post("/generate", self._generate)
+        if "inference" in self.dialects:
+            app.router.add_post("/inference/v1/generate", self._inference)
         told: dict[str, Callable[[], dict[str, Any]]] = {
             "/is_paused": lambda: {"is_paused": self.mode is not None},
             "/bridge/is_paused": lambda: {"paused": self.mode is not None},
@@ -145,6 +147,18 @@ class TokenPolicy:
         pairs = zip(sampled.ids, sampled.logprobs, strict=True)
         lines = [[{str(token): value}] for token, value in pairs]
         return self._answer({"text": [""], "finish_reasons": [finish], "logprobs": [lines]})
+
+    async def _inference(self, request: web.Request) -> web.Response:
+        """vLLM's endpoint for trainers that render themselves."""
+        body = await request.json()
+        parameters = body["sampling_params"]
+        sampled, finish = await self._sample(body, body["token_ids"], parameters.get("max_tokens", 10_000), None)
+        told = [
+            {"token": f"token_id:{token}", "logprob": value, "top_logprobs": []}
+            for token, value in zip(sampled.ids, sampled.logprobs, strict=True)
+        ]
+        choice = {"index": 0, "token_ids": sampled.ids, "finish_reason": finish, "logprobs": {"content": told}}
+        return self._answer({"request_id": str(len(self.log)), "choices": [choice]})
 
     async def _sample(
         self, body: dict[str, Any], prompt: list[int], limit: int, seed: int | None

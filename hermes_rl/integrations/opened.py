@@ -1,0 +1,119 @@
+"""What doors share that open a spec by its name, in whichever process a trainer calls them.
+
+Owns the one environment of a spec in a process, and the play of a rollout at an endpoint where the trainer captures
+the tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from itertools import islice
+from threading import Lock
+from typing import Any
+
+import hermes_rl
+from hermes_rl.errors import UserError
+
+_OPENING = Lock()
+_OPENED: dict[str, tuple[hermes_rl.Env, Any]] = {}
+_CLOSING = ExitStack()
+_PROCESS: list[int] = []
+"""The process that has opened something."""
+
+
+def opened(spec: str) -> tuple[hermes_rl.Env, Any]:
+    """Return the environment of a spec and its blocking twin, opened with the first use in this process.
+
+    It lives on a loop in a thread of its own, so that the trainer's loop is never held up, and closes when the process
+    ends.
+
+    Raises:
+        UserError: the spec is wrong, or the process was forked from one that had opened some.
+    """
+    with _OPENING:
+        if not _PROCESS:
+            _PROCESS.append(os.getpid())
+            atexit.register(_close)
+        if [os.getpid()] != _PROCESS:
+            raise UserError(
+                "this process was forked from one that plays rollouts already, and threads stay behind in a fork: "
+                "start processes with the method `spawn`, or play in those alone"
+            )
+        if spec not in _OPENED:
+            env = hermes_rl.open_env(spec)
+            _OPENED[spec] = env, _CLOSING.enter_context(hermes_rl.sync(env))
+        return _OPENED[spec]
+
+
+def _close() -> None:
+    if [os.getpid()] == _PROCESS:  # a fork has copies of what belongs to the other process
+        _CLOSING.close()
+
+
+def tasks_of(spec: str, split: str, rows: int | None, trainer: str) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return the key and the prompt of each row of a split. The spec is closed again, so that a trainer may fork.
+
+    Raises:
+        UserError: the rows may be without end, and nobody has said how many are wanted; or the trainer cannot play it.
+    """
+    env = hermes_rl.open_env(spec)
+    with hermes_rl.sync(env):
+        require_no_comparing(env, trainer)
+        found = env.rows(split)
+        if rows is None and found.length is None:
+            raise UserError("the spec's rows may be without end: say how many are wanted, such as rows=1000")
+        return [(row.key, env.prompt(row)) for row in islice(found, rows)]
+
+
+def require_no_comparing(env: hermes_rl.Env, trainer: str) -> None:
+    """Refuse a spec whose rewards compare rollouts that the trainer plays apart from each other.
+
+    Raises:
+        UserError: there are such rewards.
+    """
+    if env.comparing:
+        raise UserError(
+            f"{', '.join(env.comparing)} compares the members of a group, and {trainer} plays each rollout by itself: "
+            "leave it out, or train with TRL, or over HTTP (docs/service.md)"
+        )
+
+
+async def play_at_endpoint(
+    spec: str,
+    key: str,
+    *,
+    base_url: str,
+    model: str,
+    api_key: str | None,
+    trainer: str,
+    split: str = "train",
+    sampling: Mapping[str, Any] | None = None,
+) -> hermes_rl.Rollout:
+    """Play a rollout whose model calls go to an endpoint that the trainer has opened for it.
+
+    Cancelling the wait for it releases its sandbox. It is played once: the trainer repeats what failed.
+
+    Raises:
+        UserError: there is no such row, or the trainer cannot play the spec.
+    """
+    env, sync = await asyncio.to_thread(opened, spec)
+    require_no_comparing(env, trainer)
+
+    async def play() -> hermes_rl.Rollout:
+        policy = hermes_rl.Policy.endpoint(base_url, model, api_key=api_key)
+        try:
+            return await env.play(key, policy, split=split, sampling=sampling, replays=0)
+        finally:
+            await policy.close()
+
+    found: hermes_rl.Rollout = await asyncio.wrap_future(sync.submit(play()))
+    return found
+
+
+def values_of(rollout: hermes_rl.Rollout) -> dict[str, float]:
+    """Return the values of those rewards that have one."""
+    return {name: reward.value for name, reward in rollout.rewards.items() if reward.value is not None}

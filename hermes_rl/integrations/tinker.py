@@ -1,0 +1,224 @@
+"""Door to tinker-cookbook: a spec as its `EnvGroupBuilder` and `RLDataset`, in token ids.
+
+The cookbook samples; tools, simulated user, budgets, endings and rewards are the spec's. Owns what the cookbook hears
+of a rollout: one without a score raises, which its strategies repeat or drop, and is never the reward 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import chz
+import tinker
+from tinker_cookbook.rl.types import (
+    PARSE_ERROR_MASKED_METRIC_KEY,
+    Env,
+    EnvGroupBuilder,
+    InitialObservationOverflow,
+    RLDataset,
+    RLDatasetBuilder,
+    StepResult,
+    StopReason,
+)
+
+import hermes_rl
+from hermes_rl.errors import UserError
+from hermes_rl.integrations.opened import opened, require_no_comparing, tasks_of, values_of
+
+T = TypeVar("T")
+_STOPPED = {
+    hermes_rl.Ending.MAX_TURNS: StopReason.MAX_TURNS,
+    hermes_rl.Ending.LENGTH: StopReason.MAX_TOKENS,
+    hermes_rl.Ending.TOKEN_BUDGET: StopReason.CONTEXT_OVERFLOW,
+    hermes_rl.Ending.TIMEOUT: StopReason.ROLLOUT_TIMEOUT,
+}
+"""Endings that the cookbook has a name for; all others are completed."""
+
+
+class RolloutFailed(RuntimeError):
+    """A rollout has no score: `RetryOnFailure` plays it again, and `FailFast`, the default, ends the training."""
+
+
+class HermesEnv(Env):
+    """One rollout of a row; the cookbook answers each of its model calls with token ids."""
+
+    def __init__(self, group: HermesGroup, name: str) -> None:
+        self._group, self._name = group, name
+        self._env: Any = None
+        self._sync: Any = None
+        self._session: Any = None
+
+    async def initial_observation(self) -> Any:
+        """Begin; the prompt in token ids, or the end where the prompt leaves no room for an answer.
+
+        Raises:
+            RolloutFailed: it has no score.
+            UserError: something in the spec does not work for the row.
+        """
+        given = self._group
+        self._env, self._sync = await asyncio.to_thread(opened, given.spec)
+        require_no_comparing(self._env, "tinker-cookbook")
+        self._session = await self._on_loop(
+            self._env.session(
+                given.key,
+                group=self._name,
+                split=given.split,
+                sampling=given.sampling,
+                tokenizer=given.tokenizer,
+                renderer=given.renderer,
+            )
+        )
+        turn = await self._on_loop(self._session.start())
+        if turn is not None:
+            return tinker.ModelInput.from_ints(turn.prompt_ids), list(turn.stop_ids)
+        ended = self._ended()
+        return InitialObservationOverflow(reward=ended.reward, metrics=ended.metrics, logs=ended.logs)
+
+    async def step(self, action: list[int], *, extra: Any = None) -> StepResult:
+        """Answer with the sampled ids; the whole conversation in ids, or the score.
+
+        Raises:
+            RolloutFailed: it has no score.
+        """
+        finish = (extra or {}).get("stop_reason")
+        turn = await self._on_loop(self._session.step(list(action), finish=finish))
+        if turn is None:
+            return self._ended()
+        return StepResult(0.0, False, tinker.ModelInput.from_ints(turn.prompt_ids), list(turn.stop_ids))
+
+    @property
+    def rollout(self) -> hermes_rl.Rollout | None:
+        """What was played; None while it goes on."""
+        found: hermes_rl.Rollout | None = self._session.rollout if self._session is not None else None
+        return found
+
+    async def close(self) -> None:
+        """End the rollout, if it has not ended, and release its sandbox."""
+        if self._session is not None:
+            await self._on_loop(self._session.close())
+
+    def _ended(self) -> StepResult:
+        rollout = self._session.rollout
+        if rollout.score is None:
+            raise RolloutFailed(f"{rollout.ending}: {rollout.error}")
+        reason = _STOPPED.get(rollout.ending, StopReason.COMPLETED)
+        return StepResult(
+            rollout.score,
+            True,
+            tinker.ModelInput.from_ints([]),
+            [],
+            metrics={**values_of(rollout), "turns": rollout.turns, f"stop/{reason}": 1.0},
+            logs={"ending": str(rollout.ending), "row": self._group.key},
+        )
+
+    async def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        found: T = await asyncio.wrap_future(self._sync.submit(work))
+        return found
+
+
+class HermesGroup(EnvGroupBuilder):
+    """The rollouts of one row. It can be pickled; the spec is opened in the process that plays.
+
+    Args:
+        spec: a path, or the name of a shipped spec.
+        key: of the row.
+        tokenizer: of the model that is trained: a hub name or a folder.
+        size: members of the group.
+        renderer: as `renderer` of a server in a spec; its name is enough.
+        sampling: settings of the spec's `agent`, such as `{"max_turns": 4}`. How it is sampled is the cookbook's.
+        split: "train", or "eval" for the agent's settings in evaluation.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        key: str,
+        tokenizer: str,
+        size: int,
+        renderer: str | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        split: str = "train",
+    ) -> None:
+        self.spec, self.key, self.tokenizer, self.size = spec, key, tokenizer, size
+        self.renderer, self.sampling, self.split = renderer, sampling, split
+        self._made: list[HermesEnv] = []
+
+    async def make_envs(self) -> Sequence[HermesEnv]:
+        """Return new members; a rollout begins with the first look at one."""
+        made = [HermesEnv(self, self.key) for _ in range(self.size)]
+        self._made += made
+        return made
+
+    async def compute_group_rewards(self, trajectory_group: list[Any], env_group: Sequence[Any]) -> list[Any]:
+        """Add nothing to the scores; leave out of the loss what the spec masks.
+
+        Raises:
+            RolloutFailed: the cookbook ended a rollout by a limit of its own, so that nothing has scored it.
+        """
+        for trajectory, member in zip(trajectory_group, env_group, strict=True):
+            if member.rollout is None:
+                raise RolloutFailed(
+                    f"the cookbook ended a rollout ({trajectory.stop_reason}) before it was scored: put the bound into "
+                    "the spec's `agent`"
+                )
+            if member.rollout.masked:  # the cookbook's mark for turns that count and are not trained on
+                for transition in trajectory.transitions:
+                    transition.metrics[PARSE_ERROR_MASKED_METRIC_KEY] = 1.0
+        return [(0.0, {}) for _ in trajectory_group]
+
+    async def cleanup(self) -> None:
+        """Release the sandboxes of rollouts that were given up."""
+        made, self._made = self._made, []
+        await asyncio.gather(*(one.close() for one in made))
+
+    def logging_tags(self) -> list[str]:
+        """Return the names that the cookbook aggregates metrics by."""
+        return ["hermes-rl"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": []}
+
+
+class HermesDataset(RLDataset):
+    """Batches of groups, each row once.
+
+    Args:
+        groups: one for each row.
+        per_batch: groups of a batch; those that make no whole batch are left out.
+    """
+
+    def __init__(self, groups: Sequence[HermesGroup], per_batch: int) -> None:
+        self._groups, self._per_batch = groups, per_batch
+
+    def get_batch(self, index: int) -> Sequence[HermesGroup]:
+        """Return the groups of a batch."""
+        return self._groups[index * self._per_batch : (index + 1) * self._per_batch]
+
+    def __len__(self) -> int:
+        return len(self._groups) // self._per_batch
+
+
+@chz.chz
+class HermesDatasetBuilder(RLDatasetBuilder):
+    """The rows of a spec, for the `dataset_builder` of the cookbook's training."""
+
+    spec: str
+    tokenizer: str
+    per_batch: int
+    group_size: int
+    rows: int | None = None
+    renderer: str | None = None
+
+    async def __call__(self) -> tuple[HermesDataset, None]:
+        """Return the dataset to train on.
+
+        Raises:
+            UserError: the spec is wrong or cannot be played here, or its rows make no batch.
+        """
+        tasks = await asyncio.to_thread(tasks_of, self.spec, "train", self.rows, "tinker-cookbook")
+        if len(tasks) < self.per_batch:
+            raise UserError(f"{len(tasks)} rows make no batch of {self.per_batch}: lower `per_batch`")
+        made = [HermesGroup(self.spec, key, self.tokenizer, self.group_size, self.renderer) for key, _ in tasks]
+        return HermesDataset(made, self.per_batch), None

@@ -1,0 +1,128 @@
+"""What doors share that open a spec by its name: one environment in a process, and rollouts at a trainer's endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hermes_rl import Ending
+from hermes_rl.errors import UserError
+from hermes_rl.integrations.opened import play_at_endpoint, tasks_of, values_of
+from tests.api.summing import CODE, COMPARED, TEXT
+from tests.integrations.chat_model import ChatModel
+
+ROOT = Path(__file__).parents[2]
+
+
+def spec_file(folder: Path, text: str = TEXT) -> str:
+    """The path of the spec, with its code beside it."""
+    (folder / "code.py").write_text(CODE)
+    (folder / "sums.yaml").write_text(text)
+    return str(folder / "sums.yaml")
+
+
+async def test_rollouts_play_at_the_endpoint_of_each(tmp_path: Path) -> None:
+    spec, model = spec_file(tmp_path), ChatModel()
+    keys = [key for key, _ in tasks_of(spec, "train", None, "it")]
+    async with model.running() as url:
+        played = await asyncio.gather(
+            *(
+                play_at_endpoint(
+                    spec, key, base_url=url.replace("/v1", f"/{key}/v1"), model="m", api_key=f"k-{key}", trainer="it"
+                )
+                for key in keys
+            )
+        )
+    assert [rollout.score for rollout in played] == [1.0] * 4
+    assert [values_of(rollout) for rollout in played] == [{"right": 1.0}] * 4
+    assert model.keys == {f"Bearer k-{key}" for key in keys}
+    assert model.paths == {f"/{key}/v1/chat/completions" for key in keys}
+    assert {body["model"] for body in model.asked} == {"m"}
+    assert [rollout.examples() for rollout in played] == [[]] * 4  # the tokens are the trainer's
+
+
+async def test_an_endpoint_that_is_down_is_no_score_and_is_not_waited_for(tmp_path: Path) -> None:
+    spec, model = spec_file(tmp_path), ChatModel(down=True)
+    ((key, _),) = tasks_of(spec, "train", 1, "it")
+    started = time.monotonic()
+    async with model.running() as url:
+        rollout = await play_at_endpoint(spec, key, base_url=url, model="m", api_key=None, trainer="it")
+    assert (rollout.score, rollout.ending) == (None, Ending.SERVER_FAILURE)
+    assert len(model.asked) == 3
+    assert time.monotonic() - started < 30
+
+
+async def test_settings_of_the_agent_hold_for_the_play(tmp_path: Path) -> None:
+    spec, model = spec_file(tmp_path), ChatModel()
+    ((key, _),) = tasks_of(spec, "train", 1, "it")
+    async with model.running() as url:
+        rollout = await play_at_endpoint(
+            spec, key, base_url=url, model="m", api_key=None, trainer="it", sampling={"max_turns": 1}
+        )
+    assert rollout.ending == Ending.MAX_TURNS
+
+
+async def test_rewards_that_compare_are_refused_by_name(tmp_path: Path) -> None:
+    spec = spec_file(tmp_path, COMPARED)
+    refused = r"rewards.longest compares .* and Some trainer plays each rollout by itself"
+    with pytest.raises(UserError, match=refused):
+        tasks_of(spec, "train", None, "Some trainer")
+    with pytest.raises(UserError, match=refused):
+        await play_at_endpoint(
+            spec, "a", base_url="http://127.0.0.1:9/v1", model="m", api_key=None, trainer="Some trainer"
+        )
+
+
+def test_endless_rows_need_a_number(tmp_path: Path) -> None:
+    (tmp_path / "rows.py").write_text(
+        "import itertools\n\n\ndef sums(*, seed, split):\n    return ({'a': n, 'b': 1} for n in itertools.count())\n"
+    )
+    items = "items: [{a: 1, b: 2}, {a: 3, b: 4}, {a: 5, b: 6}, {a: 7, b: 8}]"
+    spec = spec_file(tmp_path, TEXT.replace(items, 'generator: "rows.py:sums"'))
+    with pytest.raises(UserError, match="such as rows=1000"):
+        tasks_of(spec, "train", None, "it")
+    assert len(tasks_of(spec, "train", 5, "it")) == 5
+
+
+FORK = """
+import os, sys
+from hermes_rl.errors import UserError
+from hermes_rl.integrations.opened import opened, tasks_of
+
+spec, before = sys.argv[1:]
+tasks = tasks_of(spec, "train", None, "it")
+if before == "opened":
+    assert opened(spec) is opened(spec)
+if os.fork() == 0:
+    try:
+        print("forked", len(list(opened(spec)[0].rows())), flush=True)
+    except UserError as error:
+        print(error, flush=True)
+else:
+    print("status", os.wait()[1], flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "says"), [("closed", "forked 4"), ("opened", "this process was forked from one that plays")]
+)
+def test_a_trainer_may_fork_before_rollouts_are_played_and_is_told_where_it_did_later(
+    tmp_path: Path, before: str, says: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, spec_file(tmp_path), before],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert says in done.stdout, done.stderr
+    assert "status 0" in done.stdout
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,103 @@
+"""OpenEnv's own client: ``openenv_client.py URL PROGRAM``; the last line says what was seen, as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+from openenv.core.generic_client import GenericEnvClient
+
+URL = sys.argv[1]
+TOGETHER = threading.Barrier(8)
+
+
+def connected() -> Any:
+    key = os.environ.get("KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else None
+    return GenericEnvClient(base_url=URL, headers=headers).sync()
+
+
+def calling(name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"content": "", "tool_calls": [{"id": "call", "type": "function", "function": function}]}
+
+
+def rollout(number: int) -> dict[str, Any]:
+    """Call the tool, call one that is none, answer: every second time wrongly."""
+    with connected() as env:
+        first = env.reset(index=number % 4).observation
+        TOGETHER.wait(60)  # all eight are open now
+        a, b = [int(word.strip("?")) for word in first["messages"][-1]["content"].split() if word.strip("?").isdigit()]
+        heard = env.step(calling("add", json.dumps({"a": a, "b": b}))).observation
+        refused = env.step(calling("nothing", "{")).observation
+        ended = env.step({"content": f"The sum is {a + b}." if number % 2 else "I do not know."})
+        return {
+            "prompt": [message["role"] for message in first["messages"]],
+            "tools": [tool["function"]["name"] for tool in first["tools"]],
+            "answers": [[message["role"] for message in one["messages"]] for one in (heard, refused)],
+            "sum": heard["messages"][0]["content"] == str(a + b),
+            "done": ended.done,
+            "reward": ended.reward,
+            "ending": ended.observation["ending"],
+            "rewards": ended.observation["rewards"],
+        }
+
+
+def eight() -> Any:
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(rollout, range(8)))
+
+
+def rows() -> Any:
+    """What the task API lists, and resets by key, by seed, by turn, and by what is not there."""
+    splits = [one["name"] for one in httpx.get(f"{URL}/sums/splits").json()]
+    number = httpx.post(f"{URL}/sums/num_tasks", json={"split": "train"}).json()["num_tasks"]
+    listed = httpx.post(f"{URL}/sums/tasks", json={"split": "train"}).json()["tasks"]
+    found: list[str] = []
+    refused = []
+    with connected() as env:
+        for given in ({"key": listed[2]["id"]}, {"seed": 6}, {}, {}):
+            found.append(env.reset(**given).observation["messages"][-1]["content"])
+        for given in ({"key": "none"}, {"index": 9}, {"indx": 1}, {"split": "test"}):
+            try:
+                env.reset(**given)
+            except RuntimeError as error:
+                refused.append(str(error))
+    return {"splits": splits, "number": number, "listed": len(listed), "found": found, "refused": refused}
+
+
+def broken() -> Any:
+    """The reward of the spec fails."""
+    with connected() as env:
+        env.reset()
+        ended = env.step({"content": "The sum is 3."})
+        again = None
+        try:
+            env.step({"content": "Once more."})
+        except RuntimeError as error:
+            again = str(error)
+        return {"done": ended.done, "reward": ended.reward, **ended.observation, "again": again}
+
+
+def stay() -> None:
+    """Begin a process in the sandbox, and wait for the end."""
+    with connected() as env:
+        env.reset()
+        env.step(calling("terminal", json.dumps({"command": f"sleep {sys.argv[3]} & echo begun"})))
+        print("begun", flush=True)
+        time.sleep(600)
+
+
+def one() -> Any:
+    with connected() as env:
+        return env.reset().done
+
+
+if __name__ == "__main__":
+    print("\n" + json.dumps(globals()[sys.argv[2]]()))

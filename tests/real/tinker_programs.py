@@ -1,0 +1,112 @@
+"""tinker-cookbook's rollouts of a spec: ``tinker_programs.py PROGRAM SPEC TOKENIZER``; the last line is JSON.
+
+Tinker's service samples nothing here: a completer in its place says what the small policy of the tests would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import random
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.exceptions import TinkerCookbookError
+from tinker_cookbook.rl.data_processing import compute_advantages, trajectory_to_data
+from tinker_cookbook.rl.rollout_limits import RolloutLimits
+from tinker_cookbook.rl.rollout_runner import run_rollout
+from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
+from tinker_cookbook.rl.rollouts import do_group_rollout
+
+from hermes_rl.integrations.tinker import HermesDatasetBuilder
+from tests.api.summing import END, TOKENIZER, write
+
+ROOT = Path(__file__).parents[2]
+SPEC, FOLDER = sys.argv[2:]
+
+
+class Fake(TokenCompleter):
+    """Wrong now and then; it remembers every answer in its context."""
+
+    def __init__(self) -> None:
+        self.random = random.Random(7)
+        self.log: list[tuple[list[int], list[int], list[float]]] = []
+
+    async def __call__(self, model_input: Any, stop: Any, *, max_tokens: int | None = None) -> TokensWithLogprobs:
+        prompt = model_input.to_ints()
+        ids = TOKENIZER.encode(write(TOKENIZER.decode(prompt), self.random.random() < 0.6) + END)
+        assert stop == [ids[-1]], stop
+        self.log.append((prompt, ids, [-self.random.random() for _ in ids]))
+        return TokensWithLogprobs(*self.log[-1][1:], "stop")
+
+
+async def groups(size: int = 6) -> Any:
+    dataset, _ = await HermesDatasetBuilder(spec=SPEC, tokenizer=FOLDER, per_batch=2, group_size=size)()
+    assert len(dataset) == 2
+    return [pickle.loads(pickle.dumps(group)) for index in range(len(dataset)) for group in dataset.get_batch(index)]
+
+
+async def trained() -> Any:
+    """Groups become datums: which tokens are trained on, in which context."""
+    policy = Fake()
+    played = [await do_group_rollout(group, policy) for group in await groups()]
+    found, rewards = [], []
+    for group, advantages in zip(played, compute_advantages(played), strict=True):
+        rewards.append(group.get_total_rewards())
+        for trajectory, advantage in zip(group.trajectories_G, advantages, strict=True):
+            for datum in trajectory_to_data(trajectory, float(advantage)):
+                inputs = {name: value.to_torch().tolist() for name, value in datum.loss_fn_inputs.items()}
+                ids = [datum.model_input.to_ints()[0], *inputs["target_tokens"]]
+                found.append({"ids": ids, "mask": inputs["mask"], "logprobs": inputs["logprobs"]})
+    stops = sorted({trajectory.stop_reason for group in played for trajectory in group.trajectories_G})
+    return {"rewards": rewards, "datums": found, "log": policy.log, "stops": stops}
+
+
+async def failing() -> Any:
+    """The spec's reward fails: once with the cookbook's default, once repeated."""
+    said = []
+    for strategy in (None, RetryOnFailure(max_retries=2)):
+        (group, *_) = await groups(2)
+        try:
+            await do_group_rollout(group, Fake(), strategy)
+        except (RuntimeError, TinkerCookbookError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+async def limited() -> Any:
+    """The cookbook stops a rollout itself."""
+    (group, *_) = await groups(1)
+    (env,) = await group.make_envs()
+    trajectory = await run_rollout(Fake(), env, limits=RolloutLimits(max_turns=1))
+    try:
+        await group.compute_group_rewards([trajectory], [env])
+    except RuntimeError as error:
+        return [str(error), str(trajectory.stop_reason)]
+    finally:
+        await group.cleanup()
+
+
+async def masked() -> Any:
+    """The spec masks the ending: it has a reward, and no token is trained on."""
+    (group, *_) = await groups(2)
+    played = await do_group_rollout(group, Fake())
+    data = [datum for one in played.trajectories_G for datum in trajectory_to_data(one, 1.0)]
+    return [played.get_total_rewards(), sum(float(datum.loss_fn_inputs["mask"].to_torch().sum()) for datum in data)]
+
+
+async def script() -> Any:
+    """The script of docs/integrations/tinker.md makes a configuration of the cookbook's."""
+    page = (ROOT / "docs" / "integrations" / "tinker.md").read_text("utf-8")
+    (shown,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {"__name__": "shown"}
+    exec(compile(shown, "tinker.md", "exec"), names)
+    return [names["config"].dataset_builder.group_size, str(names["config"].rollout_error_tolerance)]
+
+
+if __name__ == "__main__":
+    print("\n" + json.dumps(asyncio.run(globals()[sys.argv[1]]())))

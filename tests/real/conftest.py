@@ -39,6 +39,7 @@ from tests.real.environments import (
     tiny_model,
     transformers_python,
     trl_python,
+    verl_python,
     version_in,
     vllm_python,
 )
@@ -58,6 +59,7 @@ VERSIONS = {
     "llama.cpp's server": lambda: f"xllamacpp {version_in(llama_python(), 'xllamacpp')}",
     "transformers serve": lambda: version_in(transformers_python(), "transformers"),
     "TRL": lambda: version_in(trl_python(), "trl"),
+    "verl's rollout workers": lambda: version_in(verl_python(), "verl"),
     "LiteLLM's proxy before vLLM": lambda: version_in(litellm_python(), "litellm"),
     "NeMo Gym's collector": lambda: version_in(nemo_gym_python(), "nemo-gym"),
     "MCP servers: fetch, git, sqlite, time": lambda: ", ".join(

@@ -49,6 +49,7 @@ def python_of(
     upon: Path | None = None,
     interpreter: str = sys.executable,
     beside: Sequence[str] = (),
+    whole: bool = False,
 ) -> Path:
     """Return the Python of the environment that `requirements/<name>.txt` describes.
 
@@ -58,6 +59,7 @@ def python_of(
         upon: the Python of an environment whose packages this one has too.
         interpreter: the Python that it is made with.
         beside: further requirements; with any of them, the versions are those of constraints.txt.
+        whole: the file has all that is needed, so that nothing is installed for what its lines depend on.
     """
     pinned, constraints = REQUIREMENTS / f"{name}.txt", ROOT / "constraints.txt"
 
@@ -66,12 +68,15 @@ def python_of(
         if upon is not None:
             (own,) = folder.glob("lib/python*/site-packages")
             (other,) = upon.parents[1].glob("lib/python*/site-packages")
-            (own / "upon.pth").write_text(f"{other}\n", "utf-8")
+            below = other / "upon.pth"
+            more = below.read_text("utf-8") if below.exists() else ""
+            (own / "upon.pth").write_text(f"{other}\n{more}", "utf-8")
         pip = [str(folder / "bin" / "pip"), "-qq"]
         subprocess.run([*pip, "install", "--no-deps", "--require-hashes", "-r", str(pinned)], check=True)
         names = [line.split()[0] for line in pinned.read_text("utf-8").splitlines() if line[:1].isalnum()]
         bound = ["--constraint", str(constraints), *beside] if beside else []
-        subprocess.run([*pip, "install", *bound, *names], check=True)
+        if not whole:
+            subprocess.run([*pip, "install", *bound, *names], check=True)
         if without:
             subprocess.run([*pip, "uninstall", "--yes", *without], check=True)
 
@@ -125,6 +130,11 @@ def trl_python() -> Path:
     """Return the Python of an environment with TRL, torch, and all that hermes-rl depends on, but not itself."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     return python_of("trl", beside=[*project["dependencies"], *project["optional-dependencies"]["train"]])
+
+
+def verl_python() -> Path:
+    """Return the Python of an environment with verl and what its rollout workers import, beside TRL's torch."""
+    return python_of("verl", upon=trl_python(), whole=True)
 
 
 def small_learner() -> Path:

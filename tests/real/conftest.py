@@ -36,6 +36,7 @@ from tests.real.environments import (
     nemo_gym_python,
     npm_versions,
     package_version,
+    skyrl_python,
     tiny_model,
     transformers_python,
     trl_python,
@@ -60,6 +61,7 @@ VERSIONS = {
     "transformers serve": lambda: version_in(transformers_python(), "transformers"),
     "TRL": lambda: version_in(trl_python(), "trl"),
     "verl's rollout workers": lambda: version_in(verl_python(), "verl"),
+    "SkyRL's validators": lambda: version_in(skyrl_python(), "skyrl"),
     "LiteLLM's proxy before vLLM": lambda: version_in(litellm_python(), "litellm"),
     "NeMo Gym's collector": lambda: version_in(nemo_gym_python(), "nemo-gym"),
     "MCP servers: fetch, git, sqlite, time": lambda: ", ".join(

@@ -137,6 +137,11 @@ def verl_python() -> Path:
     return python_of("verl", upon=trl_python(), whole=True)
 
 
+def skyrl_python() -> Path:
+    """Return the Python of an environment with SkyRL and what its generators import, beside verl's Ray."""
+    return python_of("skyrl", upon=verl_python(), whole=True)
+
+
 def small_learner() -> Path:
     """Return the folder of the learning example with a model of 0.7 M parameters that has yet to learn most of it."""
 

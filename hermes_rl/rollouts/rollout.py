@@ -306,16 +306,23 @@ class Rollout:
         """What its rewards tell the trainer about it; a later reward's word counts."""
         return {key: value for reward in self.rewards.values() for key, value in reward.overrides.items()}
 
-    def examples(self, *, one: bool = False) -> list[Example]:
+    def examples(self, *, one: bool = False, exact: bool = False) -> list[Example]:
         """Return what a trainer gets of it: an example for each of its sequences, none where its tokens are not known.
 
         Args:
             one: it has to be exactly one, for a trainer that takes no more.
+            exact: its tokens have to be proven to be those that were sampled. That takes milliseconds: call it in a
+                thread.
 
         Raises:
-            UserError: one is asked for, and there is none, or there are several.
+            UserError: one is asked for, and there is none, or there are several; or the tokens are not proven.
         """
         sequences = self.sequences or []
+        if exact and sequences and (problems := certify(Group(self.key.group, self.key.row, [self])).problems):
+            raise UserError(
+                "its tokens are not proven to be those that were sampled, so they are not trained on "
+                f"({len(problems)} problems, the first: {problems[0]}). allow_inexact=True trains on them all the same"
+            )
         if one and len(sequences) != 1:
             raise UserError(f"rollout {self.id}: {self._why_not_one(len(sequences))}")
         return [example_of(sequence, self.ledger, masked=self.masked) for sequence in sequences]

@@ -408,6 +408,8 @@ class Sampling:
     """A request's `extra_body`, under the server's own names; only the parameters that the dialect knows are sent."""
     text: tuple[bytes, ...] = ()
     """The prompt as parts of a JSON list without its brackets, where somebody has made them already."""
+    rollout: str | None = None
+    """The id of the rollout that asks: all its calls begin alike, which an engine may have cached where it was."""
 
     @classmethod
     def of(
@@ -427,6 +429,7 @@ class Sampling:
             request.seed,
             request.extra_body or {},
             text,
+            request.rollout_id,
         )
 
     def after(self, ids: array[int]) -> Sampling:
@@ -471,6 +474,8 @@ class Sampled:
     version: int | None = None
     """The version of the weights, where the answer tells it."""
     model: str | None = None
+    oldest: int | None = None
+    """The version that sampled its first token, where the weights have changed since; `version` is the last one's."""
 
 
 class Dialect(Protocol):

@@ -31,6 +31,7 @@ from hermes_rl.servers.base import (
     ServerConfig,
     Timing,
     generated,
+    version_of,
     without_thinking,
 )
 from hermes_rl.servers.pool import PooledServer, ServerPool
@@ -279,7 +280,7 @@ class SampledByFunction:
         for _ in range(_MOST_ABORTS):
             piece, timing = await self._piece(sampling.after(generation.ids) if generation.ids else sampling)
             generation.append(piece, timing)
-            self._note(piece.version, generation)
+            self._note(piece.version, piece.oldest, generation)
             if piece.finish != ABORT:
                 return generation
             if len(generation.ids) >= sampling.max_tokens:
@@ -304,14 +305,15 @@ class SampledByFunction:
         told = [version for version in (self._version(), self._heard) if version is not None]
         return max(told, default=None)
 
-    def _note(self, told: int | None, generation: Generation) -> None:
+    def _note(self, told: int | None, oldest: int | None, generation: Generation) -> None:
         """Note a version. Versions only rise: the known one is a lower bound, unless the answer tells a lower one."""
         if told is None:
             generation.after = self._now()
         else:
             self._heard = told if self._heard is None else max(told, self._heard)
             generation.after = told if generation.after is None else max(told, generation.after)
-            generation.before = told if generation.before is None else min(told, generation.before)
+            first = told if oldest is None else min(oldest, told)
+            generation.before = first if generation.before is None else min(first, generation.before)
 
     async def _piece(self, sampling: Sampling) -> tuple[Sampled, Timing]:
         started = time.monotonic()
@@ -324,6 +326,7 @@ class SampledByFunction:
         try:
             ids, logprobs = numbers_of(answer.ids, int), numbers_of(answer.logprobs, float)
             piece = generated(ids, logprobs, answer.finish, answer.version, answer.model)
+            piece = replace(piece, oldest=version_of(answer.oldest))
         except (Malformed, TypeError, ValueError) as error:
             raise AttemptFailed(f"the policy's function gave a wrong answer: {error}") from error
         return piece, Timing(generating=time.monotonic() - started)

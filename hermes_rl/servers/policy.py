@@ -66,6 +66,7 @@ class Policy:
         *,
         renderer: str | Mapping[str, Any] | None = None,
         context: int | None = None,
+        response: int | None = None,
         version: Version = None,
     ) -> Policy:
         """Make a policy of a function that samples token ids; they are trained on to the last bit.
@@ -77,6 +78,8 @@ class Policy:
             tokenizer: a hub name, a folder, a tokenizer object of `transformers`; None: the small built-in one.
             renderer: as `renderer` of a server in a spec; its name is enough.
             context: tokens of the longest conversation; None: no bound.
+            response: tokens of the longest response, which is all that follows the first prompt of a sequence. Where
+                either is used up, the rollout ends as `token_budget`, or as `length` in the middle of a turn.
             version: of the weights; the version in an answer wins over it.
         """
         told = VersionSource(version)
@@ -87,7 +90,7 @@ class Policy:
 
         name = tokenizer if isinstance(tokenizer, str | Path) else getattr(tokenizer, "name_or_path", None)
         config = ServerConfig(CALLABLE, model=str(name or ""), max_concurrency=_AT_ONCE, version=told)
-        server = TokenServer(config, SampledByFunction(sample, context, told), make)
+        server = TokenServer(config, SampledByFunction(sample, context, told), make, response)
         return cls(_unbounded(ModelClient(ROLE, [server], PATIENCE)), told)
 
     @classmethod

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,10 +51,15 @@ class TokenServer:
     Args:
         source: samples the tokens.
         make_renderer: makes the renderer, in a thread; default: the one that the configuration names.
+        response: tokens of the longest response; None: no bound.
     """
 
     def __init__(
-        self, config: ServerConfig, source: TokenSource, make_renderer: Callable[[], Renderer] | None = None
+        self,
+        config: ServerConfig,
+        source: TokenSource,
+        make_renderer: Callable[[], Renderer] | None = None,
+        response: int | None = None,
     ) -> None:
         self._config = config
         self._source = source
@@ -64,6 +68,7 @@ class TokenServer:
         self._renderer: Renderer | None = None
         """The loaded one, once the length of the server's context is known too."""
         self._context: int | None = None
+        self._response = response
 
     @property
     def config(self) -> ServerConfig:
@@ -78,7 +83,7 @@ class TokenServer:
         if request.prompt is not None:
             return await self._complete(renderer, transcript, request)
         prompt = await self._prompt(renderer, transcript, request)
-        step, generation = await self._sampled(renderer, prompt, request)
+        step, generation = await self._sampled(renderer, prompt, transcript, request)
         if step.finish == "length":
             message = cut_message(renderer.tokenizer, step.completion)
         else:
@@ -108,15 +113,15 @@ class TokenServer:
         assert request.prompt is not None
         given = renderer.tokenizer.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
         prompt = RenderedPrompt(ids(given))
-        step, generation = await self._sampled(renderer, prompt, request)
+        step, generation = await self._sampled(renderer, prompt, transcript, request)
         transcript.add(step)
         message = {"role": "assistant", "content": renderer.tokenizer.decode(step.completion)}
         return self._reply(step, generation, message, None)
 
     async def _sampled(
-        self, renderer: Renderer, prompt: RenderedPrompt, request: ChatRequest
+        self, renderer: Renderer, prompt: RenderedPrompt, transcript: Transcript, request: ChatRequest
     ) -> tuple[Step, Generation]:
-        room = self._room(request, prompt.ids)
+        room = self._room(request, prompt, transcript)
         sampling = Sampling.of(request, prompt.ids, room, renderer.stop_ids, prompt.text)
         got = await self._source.sample(sampling, request)
         return Step(prompt.ids, got.ids, got.logprobs, got.finish, WeightVersions(got.before, got.after)), got
@@ -168,15 +173,19 @@ class TokenServer:
         except TemplateRefused as error:
             raise CannotRender(f"the chat template refuses the conversation: {error}", retryable=False) from error
 
-    def _room(self, request: ChatRequest, prompt: array[int]) -> int:
+    def _room(self, request: ChatRequest, prompt: RenderedPrompt, transcript: Transcript) -> int:
         """Return how many tokens this turn may have."""
-        wanted = request.max_tokens or (DEFAULT_MAX_TOKENS if self._context is None else self._context)
-        if self._context is None:
-            return wanted
-        left = self._context - len(prompt)
-        if left < 1:
-            raise ContextLengthExceeded(f"the prompt has {len(prompt)} tokens, the model's context {self._context}")
-        return min(wanted, left)
+        size, room = len(prompt.ids), [request.max_tokens] if request.max_tokens else []
+        if self._context is not None:
+            room.append(self._context - size)
+            if room[-1] < 1:
+                raise ContextLengthExceeded(f"the prompt has {size} tokens, the model's context {self._context}")
+        if self._response is not None:
+            so_far = size - transcript.first_sampled(prompt)
+            room.append(self._response - so_far)
+            if room[-1] < 1:
+                raise ContextLengthExceeded(f"the response has {so_far} tokens, and at most {self._response} may be")
+        return min(room, default=DEFAULT_MAX_TOKENS)
 
     def _reply(self, step: Step, generation: Generation, message: dict[str, Any], texts: list[str] | None) -> ChatReply:
         counts = {"prompt_tokens": len(step.prompt), "completion_tokens": len(step.completion)}

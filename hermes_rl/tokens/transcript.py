@@ -536,6 +536,11 @@ class Transcript:
         self.turns.append(turn)
         return turn
 
+    def first_sampled(self, prompt: RenderedPrompt) -> int:
+        """Return where the response begins in the sequence that a step with this prompt becomes part of."""
+        place = self._longest_prefix(prompt.ids) if prompt.onto is None else self.branches.index(prompt.onto)
+        return len(prompt.ids) if place is None else self.branches[place].spans[0].start
+
     def holding(self, messages: Sequence[Any]) -> Branch | None:
         """Find the branch that holds the longest beginning of a conversation, up to and with an answer of the model."""
         found: Branch | None = None

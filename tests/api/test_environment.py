@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -563,3 +564,48 @@ async def never(ids: list[int], sampling: Sampling) -> Sampled:
 
 def test_the_public_names_of_one_thing_have_one_home() -> None:
     assert hermes_rl.Sampled.__module__ == hermes_rl.Sampling.__module__ == "hermes_rl.servers.base"
+
+
+# ------------------------------------------------------------------------------- what adapters to trainers need
+
+
+async def test_a_response_that_is_full_ends_the_rollout_by_the_policys_doing_in_each_sequence(tmp_path: Path) -> None:
+    folder = tokenizer_folder(tmp_path / "tokenizer", keeps_thinking=False)
+    sampler = Sampler(thought="<think>\nI add.\n</think>\n\n")
+    async with open_env(spec_in(tmp_path)) as env:
+        whole = await env.play(env.rows()[0], sampler.policy())
+        ended = []
+        for response in (len(whole.examples()[0].response_ids), len(sampler.answers[0].ids) + 1):
+            rollout = await env.play(env.rows()[0], sampler.policy(response=response))
+            assert all(len(one.response_ids) <= response for one in rollout.examples())
+            ended.append(rollout.ending)
+        assert ended == [Ending.FINISHED, Ending.TOKEN_BUDGET]
+        # Each of two sequences has a response of its own.
+        two = await env.play(env.rows()[0], sampler.policy(folder, response=max(len(a.ids) for a in sampler.answers)))
+    assert (two.ending, len(two.examples())) == (Ending.FINISHED, 2)
+
+
+async def test_an_answer_may_tell_the_older_weights_of_its_first_tokens(tmp_path: Path) -> None:
+    sampler = Sampler(version=7)
+
+    async def across(ids: list[int], sampling: Sampling) -> Sampled:
+        asking.add(sampling.rollout)
+        return replace(await sampler(ids, sampling), oldest=4)
+
+    asking: set[str | None] = set()
+    async with open_env(spec_in(tmp_path)) as env:
+        rollout = await env.play(env.rows()[0], Policy.sampling(across, None))
+    assert rollout.error is None, rollout.error
+    assert rollout.examples(exact=True)[0].weights == (4, 7)
+    assert asking == {rollout.id}
+
+
+async def test_tokens_that_are_not_proven_are_refused_where_exact_ones_are_asked_for(tmp_path: Path) -> None:
+    async def chat(messages: Any, tools: Any) -> str:
+        return "The sum is 3."
+
+    async with open_env(spec_in(tmp_path)) as env:
+        rollout = await env.play(env.rows()[0], Policy.chat(chat, tokenizer=small_tokenizer_path()))
+    assert len(rollout.examples()) == 1
+    with pytest.raises(UserError, match=r"not proven .*does not say which tokens it sampled"):
+        rollout.examples(exact=True)

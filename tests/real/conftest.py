@@ -38,11 +38,13 @@ from tests.real.environments import (
     npm_versions,
     openenv_python,
     package_version,
+    skyrl_python,
     tinker_python,
     tiny_model,
     transformers_python,
     trl_python,
     verifiers_python,
+    verl_python,
     version_in,
     vllm_python,
 )
@@ -66,6 +68,8 @@ VERSIONS = {
     "tinker-cookbook": lambda: version_in(tinker_python(), "tinker-cookbook"),
     "agent-lightning": lambda: version_in(agentlightning_python(), "agentlightning"),
     "OpenEnv": lambda: version_in(openenv_python(), "openenv"),
+    "verl's rollout workers": lambda: version_in(verl_python(), "verl"),
+    "SkyRL's validators": lambda: version_in(skyrl_python(), "skyrl"),
     "LiteLLM's proxy before vLLM": lambda: version_in(litellm_python(), "litellm"),
     "NeMo Gym's collector": lambda: version_in(nemo_gym_python(), "nemo-gym"),
     "MCP servers: fetch, git, sqlite, time": lambda: ", ".join(

@@ -59,7 +59,7 @@ def python_of(
         upon: the Python of an environment whose packages this one has too.
         interpreter: the Python that it is made with.
         beside: further requirements; with any of them, the versions are those of constraints.txt.
-        whole: the file names all that is needed, and nothing is installed behind it.
+        whole: the file has all that is needed, so that nothing is installed for what its lines depend on.
     """
     pinned, constraints = REQUIREMENTS / f"{name}.txt", ROOT / "constraints.txt"
 
@@ -68,7 +68,9 @@ def python_of(
         if upon is not None:
             (own,) = folder.glob("lib/python*/site-packages")
             (other,) = upon.parents[1].glob("lib/python*/site-packages")
-            (own / "upon.pth").write_text(f"{other}\n", "utf-8")
+            below = other / "upon.pth"
+            more = below.read_text("utf-8") if below.exists() else ""
+            (own / "upon.pth").write_text(f"{other}\n{more}", "utf-8")
         pip = [str(folder / "bin" / "pip"), "-qq"]
         subprocess.run([*pip, "install", "--no-deps", "--require-hashes", "-r", str(pinned)], check=True)
         names = [line.split()[0] for line in pinned.read_text("utf-8").splitlines() if line[:1].isalnum()]
@@ -128,6 +130,16 @@ def trl_python() -> Path:
     """Return the Python of an environment with TRL, torch, and all that hermes-rl depends on, but not itself."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     return python_of("trl", beside=[*project["dependencies"], *project["optional-dependencies"]["train"]])
+
+
+def verl_python() -> Path:
+    """Return the Python of an environment with verl and what its rollout workers import, beside TRL's torch."""
+    return python_of("verl", upon=trl_python(), whole=True)
+
+
+def skyrl_python() -> Path:
+    """Return the Python of an environment with SkyRL and what its generators import, beside verl's Ray."""
+    return python_of("skyrl", upon=verl_python(), whole=True)
 
 
 def small_learner() -> Path:

@@ -1,0 +1,155 @@
+"""Door to slime: a spec as its `--custom-generate-function-path`, `generate`, with the two hooks that go with it.
+
+Owns how a rollout looks to slime; the SGLang servers behind its router sample. A rollout without a score has the reward
+None: `whole` leaves its group out, and `rewards` keeps it out of the baseline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+import hermes_rl
+from hermes_rl.errors import UserError
+
+REWARDS = "hermes_rl.integrations.slime.rewards"
+_OPENED: dict[tuple[Any, ...], asyncio.Task[tuple[hermes_rl.Env, hermes_rl.Policy]]] = {}
+"""By event loop and settings: what a process of slime's shares between its rollouts."""
+
+
+async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
+    """Play the row that a sample's metadata names, and return the sample; a list of them with the hook `rewards`.
+
+    Settings are attributes of `args`, from slime's `--custom-config-path`: `hermes_spec`, and, where they are not to be
+    the default, `hermes_renderer`, `hermes_sampling`, `hermes_replays` and `hermes_allow_inexact`.
+
+    Raises:
+        UserError: settings exclude each other, or the rollout is none that slime can take.
+    """
+    env, policy = await _opened(args)
+    if env.comparing:
+        raise UserError(f"{', '.join(env.comparing)} compares the members of a group, which slime plays one by one")
+    key = (sample.metadata or {}).get("key")
+    if key is None:
+        raise UserError("a sample has no `key` in its metadata: write the data as docs/integrations/slime.md shows")
+    rollout = await env.play(
+        key,
+        policy,
+        f"{key}@{sample.group_index}",
+        split="eval" if evaluation else "train",
+        sampling=_sampling(args, env, sampling_params),
+        replays=getattr(args, "hermes_replays", 2),
+    )
+    # slime wants one shape from all rollouts: lists, where its reward hook knows how to count them.
+    several = getattr(args, "custom_reward_post_process_path", None) == REWARDS and not evaluation
+    sample.metadata = {**sample.metadata, "ending": str(rollout.ending), "error": rollout.error}
+    sample.rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id
+    if rollout.score is None or not rollout.turns:
+        sample.status, sample.remove_sample = type(sample).Status.ABORTED, True
+        sample.reward = math.nan if evaluation else None
+        return [sample] if several else sample
+    examples = await asyncio.to_thread(rollout.examples, exact=not getattr(args, "hermes_allow_inexact", False))
+    if several:
+        return [_sample(sample, rollout, example) for example in examples]
+    if len(examples) > 1 and not evaluation:
+        raise UserError(
+            f"rollout {rollout.id} has {len(examples)} sequences, and slime's own baseline takes each for a rollout: "
+            f"set --custom-reward-post-process-path {REWARDS}"
+        )
+    return _sample(sample, rollout, examples[-1])
+
+
+def _sample(given: Any, rollout: hermes_rl.Rollout, example: hermes_rl.Example) -> Any:
+    one = copy.copy(given)
+    one.tokens, one.response_length = example.prompt_ids + example.response_ids, len(example.response_ids)
+    one.loss_mask, one.rollout_log_probs = example.mask, example.logprobs
+    one.response = str(rollout.messages[-1].get("content") or "")
+    one.reward, one.remove_sample, one.metadata = rollout.score, False, dict(given.metadata)
+    one.weight_versions = [str(version) for version in dict.fromkeys(example.weights) if version is not None]
+    cut = rollout.ending in ("length", "token_budget")
+    one.status = type(given).Status.TRUNCATED if cut else type(given).Status.COMPLETED
+    return one
+
+
+def whole(args: Any, samples: Sequence[Any], **_: Any) -> bool:
+    """Keep a group whose rollouts all have a score: slime's `--dynamic-sampling-filter-path`; it draws another else."""
+    return not any(one.remove_sample for one in _flat(samples))
+
+
+def rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """Return raw rewards, and those that slime trains with: its `--custom-reward-post-process-path`.
+
+    As slime's own, but a rollout of several sequences counts once in its group, and one without a score not at all.
+    The raw reward of that one, which is only logged, is the mean of the others.
+    """
+    every = _flat(samples)
+    groups: dict[Any, dict[Any, float]] = {}
+    for one in every:
+        if not one.remove_sample:
+            groups.setdefault(one.group_index, {})[one.rollout_id] = one.reward
+    mean = {group: fmean(scores.values()) for group, scores in groups.items()}
+    spread = {group: stdev(scores.values()) if len(scores) > 1 else 0.0 for group, scores in groups.items()}
+    overall = fmean(mean.values()) if mean else 0.0
+    raw = [mean.get(one.group_index, overall) if one.remove_sample else float(one.reward) for one in every]
+    grouped = args.advantage_estimator in ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
+    if not (grouped and args.rewards_normalization):
+        return raw, raw
+    scaled = args.grpo_std_normalization and args.advantage_estimator != "reinforce_plus_plus_baseline"
+    return raw, [
+        0.0
+        if one.remove_sample
+        else (one.reward - mean[one.group_index]) / (spread[one.group_index] + 1e-6 if scaled else 1.0)
+        for one in every
+    ]
+
+
+def _flat(samples: Sequence[Any]) -> list[Any]:
+    return [one for given in samples for one in (_flat(given) if isinstance(given, list) else [given])]
+
+
+def _sampling(args: Any, env: hermes_rl.Env, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the agent's settings with slime's temperature and lengths; refuse what rollouts do not apply."""
+    neutral: dict[str, tuple[Any, ...]] = {"top_k": (-1, 0), "top_p": (1.0,), "stop": (None, []), "min_p": (0.0,)}
+    for name, values in neutral.items():
+        if given.get(name, values[0]) not in values:
+            raise UserError(f"{name}={given[name]} of slime is not applied to rollouts: leave out --rollout-{name}")
+    own = dict(getattr(args, "hermes_sampling", None) or {})
+    for taken in {"temperature", "top_p"} & own.keys():
+        raise UserError(f"{taken} is slime's: set --rollout-temperature, not `hermes_sampling`")
+    bounds = {
+        "max_tokens": given.get("max_new_tokens"),
+        "max_trajectory_tokens": getattr(args, "rollout_max_context_len", None),
+    }
+    for name, bound in bounds.items():
+        known = [one for one in (bound, own.get(name, getattr(env.spec.agent, name))) if one is not None]
+        own.update({name: min(known)} if known else {})
+    return {**own, "temperature": float(given["temperature"]), "top_p": 1.0}
+
+
+async def _opened(args: Any) -> tuple[hermes_rl.Env, hermes_rl.Policy]:
+    spec = getattr(args, "hermes_spec", None)
+    if spec is None:
+        raise UserError("name the spec as `hermes_spec` in the file of --custom-config-path")
+    url, renderer = f"http://{args.sglang_router_ip}:{args.sglang_router_port}", getattr(args, "hermes_renderer", None)
+
+    async def open_both() -> tuple[hermes_rl.Env, hermes_rl.Policy]:
+        policy = hermes_rl.Policy.server("sglang", url, None, tokenizer=args.hf_checkpoint, renderer=renderer)
+        return await hermes_rl.open_env(spec).open(), policy
+
+    key = asyncio.get_running_loop(), spec, url, str(renderer)
+    if key not in _OPENED:
+        _OPENED[key] = asyncio.create_task(open_both())
+    return await asyncio.shield(_OPENED[key])
+
+
+async def close() -> None:
+    """End what is played in this process and release everything."""
+    opened = list(_OPENED.values())
+    _OPENED.clear()
+    for one in opened:
+        env, _ = await one
+        await env.close()

@@ -1,0 +1,224 @@
+"""Door to verl: a spec as the agent loop of its rollout workers, `VerlAgentLoop`.
+
+Owns how a rollout looks to verl, and which members of a group are played together. verl's own servers sample. A rollout
+without a score raises: verl's v1 trainer then leaves its group out and draws another, the older one stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import hermes_rl
+from hermes_rl.errors import RunError, UserError
+
+GATHERING = 60.0
+"""Seconds within which verl has to begin all members of a group that are compared; it begins them at once."""
+
+
+class VerlAgentLoop:
+    """Plays one rollout; verl makes one of these for each, by the lines of `agent_loop_config_path`.
+
+    Args:
+        trainer_config, server_manager, tokenizer: verl's own, as all that is not named below.
+        spec: a path, or the name of a shipped spec.
+        renderer: as `renderer` of a server in a spec; its name is enough.
+        sampling: settings of the spec's `agent`, such as `{max_turns: 4}`. Temperature and top_p are verl's.
+        replays: how often a rollout is played again after a failure that was not the policy's doing.
+        allow_inexact: train also on tokens that are not proven to be those that were sampled.
+    """
+
+    _workers: ClassVar[dict[tuple[Any, ...], asyncio.Task[_Worker]]] = {}
+    """By server manager and settings: what a process of verl's shares between its rollouts."""
+
+    def __init__(
+        self,
+        trainer_config: Any,
+        server_manager: Any,
+        tokenizer: Any,
+        spec: str,
+        renderer: str | Mapping[str, Any] | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        replays: int = 2,
+        allow_inexact: bool = False,
+        *,
+        name: str = "",
+        processor: Any = None,
+        dataset_cls: Any = None,
+        data_config: Any = None,
+        hf_model_type: str | None = None,
+        tools: Any = None,
+    ) -> None:
+        self._config = trainer_config.config.actor_rollout_ref.rollout
+        _require(self._config)
+        self._made_of = spec, server_manager, tokenizer, renderer, self._config
+        self._sampling, self._replays, self._exact = dict(sampling or {}), replays, not allow_inexact
+        for taken in {"temperature", "top_p"} & self._sampling.keys():
+            raise UserError(f"{taken} is verl's: set it in the configuration of verl, not in `sampling`")
+
+    async def run(self, sampling_params: dict[str, Any], **sample: Any) -> Any:
+        """Play the row that a sample names: an AgentLoopOutput, or a list of them where verl says `session_id` (v1).
+
+        Raises:
+            RunError: the rollout has no score.
+            UserError: settings exclude each other, or the rollout is none that verl can take.
+        """
+        try:
+            from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+        except ImportError as error:
+            raise UserError(f"VerlAgentLoop needs verl 0.9 ({error}): pip install 'hermes-rl[verl]'") from error
+        worker = await self._worker()
+        rollout, several = await self._play(worker, sampling_params, sample), "session_id" in sample
+        if rollout.score is None or not rollout.turns:
+            raise RunError(f"rollout {rollout.id} has no score ({rollout.ending}: {rollout.error})")
+        examples = await asyncio.to_thread(rollout.examples, one=not several, exact=self._exact)
+        longest = len(examples[0].prompt_ids)
+        if not several and longest > self._config.prompt_length:
+            raise UserError(f"a prompt has {longest} tokens: set data.max_prompt_length to at least that")
+        timings = {"generate_sequences": "generation", "tool_calls": "tools", "compute_score": "rewards"}
+        metrics = AgentLoopMetrics(**{theirs: rollout.timings.get(ours, 0.0) for theirs, ours in timings.items()})
+        values = {name: reward.value for name, reward in rollout.rewards.items()}
+        # verl wants the same names from every rollout.
+        rewards = {name: math.nan if values.get(name) is None else values[name] for name in worker.env.spec.rewards}
+        outputs = [
+            AgentLoopOutput(
+                prompt_ids=example.prompt_ids,
+                response_ids=example.response_ids,
+                response_mask=example.mask,
+                response_logprobs=example.logprobs,
+                reward_score=rollout.score,
+                num_turns=len(rollout.messages),
+                metrics=metrics,
+                extra_fields={
+                    "min_global_steps": example.weights[0],
+                    "max_global_steps": example.weights[1],
+                    "ending": str(rollout.ending),
+                    "reward_extra_info": rewards,
+                },
+            )
+            for example in examples
+        ]
+        return outputs if several else outputs[0]
+
+    async def _play(self, worker: _Worker, given: Mapping[str, Any], sample: Mapping[str, Any]) -> hermes_rl.Rollout:
+        split, key = _row_of(sample)
+        if given.get("top_k", -1) not in (-1, 0):
+            raise UserError(f"top_k={given['top_k']} of verl is not applied to rollouts: leave it out")
+        settings = {**self._sampling, "temperature": float(given["temperature"]), "top_p": float(given["top_p"])}
+        asked: dict[str, Any] = {"split": split, "sampling": settings, "replays": self._replays}
+        size = int(self._config.n if split == "train" else self._config.val_kwargs.n)
+        uid = str(sample["uid"]) if "uid" in sample else None
+        if "session_id" not in sample:
+            if worker.env.comparing and size > 1:
+                raise UserError(
+                    f"{', '.join(worker.env.comparing)} compares the members of a group, and verl's older trainer does "
+                    "not say which they are: set trainer.use_v1=true"
+                )
+            return await worker.env.play(key, worker.policy, uid, **asked)
+        index = int(sample["session_id"])
+        if worker.env.comparing and size > 1:
+            return await worker.together(key, str(uid), index, size, asked)
+        return await worker.env.play(key, worker.policy, uid, index, max(size, index + 1), **asked)
+
+    async def _worker(self) -> _Worker:
+        spec, manager, _, renderer, _ = self._made_of
+        key = asyncio.get_running_loop(), manager, spec, str(renderer)
+        if key not in self._workers:
+            self._workers[key] = asyncio.create_task(_Worker.open(*self._made_of))
+        return await asyncio.shield(self._workers[key])
+
+    @classmethod
+    async def close(cls) -> None:
+        """End what is played in this process and release everything."""
+        opened, cls._workers = cls._workers, {}
+        for worker in opened.values():
+            await (await worker).env.close()
+
+
+class _Worker:
+    """What the rollouts of one process share: the environment, the policy, and groups whose members still arrive."""
+
+    def __init__(self, env: hermes_rl.Env, policy: hermes_rl.Policy) -> None:
+        self.env, self.policy = env, policy
+        self._groups: dict[str, tuple[asyncio.Queue[int], asyncio.Task[hermes_rl.Group]]] = {}
+
+    @classmethod
+    async def open(cls, spec: str, manager: Any, tokenizer: Any, renderer: Any, config: Any) -> _Worker:
+        async def sample(ids: list[int], sampling: hermes_rl.Sampling) -> hermes_rl.Sampled:
+            asked = {
+                "temperature": sampling.temperature,
+                "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+                "top_k": -1,
+                "repetition_penalty": 1.0,
+                "logprobs": True,
+                "max_tokens": sampling.max_tokens,
+                "stop_token_ids": list(sampling.stop_ids),
+            }
+            answer = await manager.generate(sampling.rollout, prompt_ids=ids, sampling_params=asked)
+            steps = answer.extra_fields
+            cut = len(answer.token_ids) >= sampling.max_tokens and answer.token_ids[-1] not in sampling.stop_ids
+            return hermes_rl.Sampled(
+                answer.token_ids,
+                answer.log_probs or [],
+                "abort" if answer.stop_reason in ("aborted", "abort") else "length" if cut else "stop",
+                version=steps.get("max_global_steps"),
+                oldest=steps.get("min_global_steps"),
+            )
+
+        context = config.max_model_len or config.prompt_length + config.response_length
+        policy = hermes_rl.Policy.sampling(
+            sample, tokenizer, renderer=renderer, context=context, response=config.response_length
+        )
+        return cls(await hermes_rl.open_env(spec).open(), policy)
+
+    async def together(self, key: str, uid: str, index: int, size: int, asked: Mapping[str, Any]) -> hermes_rl.Rollout:
+        """Play a group once verl has begun all of its members, and return one of them."""
+        if uid not in self._groups:
+            arrived: asyncio.Queue[int] = asyncio.Queue()
+            playing = asyncio.create_task(self._whole(arrived, key, uid, size, asked))
+            playing.add_done_callback(lambda _: self._groups.pop(uid))
+            self._groups[uid] = arrived, playing
+        arrived, playing = self._groups[uid]
+        arrived.put_nowait(index)
+        group = await playing
+        if group.dropped is not None:
+            raise RunError(f"group {group.id} has no scores ({group.dropped}: {group.detail})")
+        return next(member for member in group.rollouts if member.key.index == index)
+
+    async def _whole(
+        self, arrived: asyncio.Queue[int], key: str, uid: str, size: int, asked: Mapping[str, Any]
+    ) -> hermes_rl.Group:
+        here: set[int] = set()
+        try:
+            async with asyncio.timeout(GATHERING):
+                while len(here) < size:
+                    here.add(await arrived.get())
+        except TimeoutError:
+            raise RunError(
+                f"{', '.join(self.env.comparing)} compares the members of a group, and verl has begun {len(here)} of "
+                f"{size} within {GATHERING:.0f} s: rollout.n (val_kwargs.n) has to be the size of every group"
+            ) from None
+        return await self.env.play_group(key, size, self.policy, uid, **asked)
+
+
+def _row_of(sample: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the split and the key of the row that a sample of verl's dataset names."""
+    info = sample.get("extra_info")
+    try:
+        return str(info["split"]), str(info["key"])  # type: ignore[index]
+    except (KeyError, TypeError):
+        raise UserError(
+            "a sample has no `split` and `key` in its extra_info: write the data as docs/integrations/verl.md shows"
+        ) from None
+
+
+def _require(config: Any) -> None:
+    """Refuse settings of verl's rollouts with which tokens and log-probabilities would not belong together."""
+    if not config.calculate_log_probs:
+        raise UserError("set actor_rollout_ref.rollout.calculate_log_probs=true: log-probabilities are what is sampled")
+    if config.get("logprobs_mode", "processed_logprobs") != "processed_logprobs":
+        raise UserError("set actor_rollout_ref.rollout.logprobs_mode=processed_logprobs: others are not those sampled")
+    if config.get("ignore_eos"):
+        raise UserError("actor_rollout_ref.rollout.ignore_eos goes on behind the end of a turn: leave it out")

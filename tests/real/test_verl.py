@@ -1,0 +1,47 @@
+"""verl's own rollout workers play a spec: the older trainer's, and the newer one's with several sequences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.environments import HERE, small_learner, verl_python
+from tests.real.test_trl import seen
+
+COMPONENT = "verl's rollout workers"
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(900)]
+
+
+def play(program: str, folder: Path) -> dict[str, Any]:
+    return seen([str(verl_python()), str(HERE / "verl_programs.py"), program, str(small_learner())], folder)
+
+
+def test_a_batch_of_verl_has_every_sampled_token_once(tmp_path: Path) -> None:
+    found = play("older", tmp_path)
+    assert found["rollouts"] == 16
+    assert found["trained"] == found["sampled"]
+    assert len(found["trained"]) > 16 * 8
+    assert found["worst"] < 1e-4
+    assert found["scores"] == found["right"]
+    assert set(found["scores"]) <= {0.0, 1.0}
+    assert set(found["steps"]) == {3}
+    assert "finished" in found["endings"]
+
+
+def test_the_newer_trainer_gets_every_sequence_of_a_rollout(tmp_path: Path) -> None:
+    found = play("newer", tmp_path)
+    assert found["status"] == [[f"uid{n}", "finished"] for n in range(4)]
+    rollouts = {key.rsplit("_", 1)[0] for key in found["keys"]}
+    assert len(rollouts) == 16
+    assert len(found["keys"]) > 24
+    assert found["trained"] == found["sampled"]
+    assert found["worst"] < 1e-4
+    assert found["tags"] == [3]
+
+
+def test_a_group_that_failed_is_marked_and_nothing_of_it_is_put(tmp_path: Path) -> None:
+    found = play("failing", tmp_path)
+    assert found["status"] == [[f"uid{n}", "failure"] for n in range(4)]
+    assert found["keys"] == []

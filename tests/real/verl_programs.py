@@ -1,0 +1,169 @@
+"""What is played with the real verl: ``python verl_programs.py PROGRAM FOLDER``; the last line says what was seen.
+
+FOLDER is that of `small_learner.py`. verl's workers and configuration are its own; in place of its servers, which need
+a GPU, a small model samples, and in place of its TransferQueue a dictionary takes what the worker puts there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import verl
+from hydra import compose, initialize_config_dir
+from small_engine import SmallEngine
+from verl import DataProto
+from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+from verl.trainer.ppo.v1 import agent_loop_tq
+from verl.utils import tensordict_utils
+from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
+from verl.workers.rollout.replica import TokenOutput
+
+from hermes_rl.integrations.verl import VerlAgentLoop
+
+PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "verl.md").read_text("utf-8")
+ROWS = re.search(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+AGENTS = re.search(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+LINES = re.search(r"^```bash\npython -m verl.trainer.main_ppo(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+STEP = 3
+
+
+class Servers:
+    """In place of verl's LLMServerClient: the same method, without Ray and without a GPU."""
+
+    tokenizer = None
+
+    def __init__(self, engine: SmallEngine, broken: bool = False) -> None:
+        self.engine, self.broken = engine, broken
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
+        if self.broken:
+            raise RuntimeError("the replica is gone")
+        stop = sampling_params["stop_token_ids"]
+        ids, logprobs = await self.engine.sample(prompt_ids, sampling_params["max_tokens"], stop)
+        told = {"global_steps": STEP, "min_global_steps": STEP, "max_global_steps": STEP}
+        return TokenOutput(token_ids=ids, log_probs=logprobs, stop_reason="completed", extra_fields=told)
+
+
+def prepared(folder: Path, model: Path, spec: Path) -> tuple[Any, Any]:
+    """Write the data and the agents as the documents say, and return verl's configuration and its data set."""
+    assert ROWS is not None and AGENTS is not None and LINES is not None
+    script = ROWS[1].replace('"gsm8k"', repr(str(spec))).replace("1000", "4").replace(', "eval")', ",)")
+    exec(compile(script, "verl.md", "exec"), {})
+    (folder / "agents.yaml").write_text(AGENTS[1].replace("gsm8k", str(spec)))
+    given = [one for one in LINES[1].split() if "=" in one]
+    own = {"actor_rollout_ref.model.path": model, "actor_rollout_ref.rollout.n": 4, "data.max_prompt_length": 128,
+           "data.max_response_length": 256}  # fmt: skip
+    given = [one for one in given if one.partition("=")[0] not in own] + [
+        f"{key}={value}" for key, value in own.items()
+    ]
+    with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
+        config = compose("ppo_trainer", overrides=given)
+    from verl.utils import hf_tokenizer
+
+    return config, RLHFDataset("train.jsonl", hf_tokenizer(str(model)), config.data)
+
+
+def older(folder: Path) -> dict[str, Any]:
+    """The worker of the older trainer: a DataProto of 16 rollouts."""
+    engine = SmallEngine(folder / "model")
+    config, data = prepared(Path(), folder / "model", folder / "learning.yaml")
+    batch = collate_fn([data[n] for n in range(4) for _ in range(4)])
+    batch["uid"] = np.array([f"uid{n}" for n in range(4) for _ in range(4)], dtype=object)
+    given = DataProto.from_single_dict(batch, meta_info={"global_steps": STEP, "validate": False})
+
+    async def play() -> DataProto:
+        try:
+            return await AgentLoopWorker(config, Servers(engine)).generate_sequences(given)
+        finally:
+            await VerlAgentLoop.close()
+
+    out = asyncio.run(play())
+    mask = out.batch["response_mask"].bool()
+    size = out.batch["responses"].shape[1]
+    with torch.no_grad():
+        scores = engine.model(
+            input_ids=out.batch["input_ids"],
+            attention_mask=out.batch["attention_mask"],
+            position_ids=out.batch["position_ids"],
+        ).logits.log_softmax(-1)
+    own = scores[:, -size - 1 : -1].gather(-1, out.batch["responses"][..., None])[..., 0]
+    trained = [ids[kept].tolist() for ids, kept in zip(out.batch["responses"], mask, strict=True)]
+    return {
+        "rollouts": len(out),
+        "worst": float(((own - out.batch["rollout_log_probs"]) * mask).abs().max()),
+        "trained": sorted(token for ids in trained for token in ids),
+        "sampled": sorted(token for _, ids in engine.calls for token in ids),
+        "scores": out.batch["rm_scores"].sum(1).tolist(),
+        "right": out.non_tensor_batch["right"].tolist(),
+        "steps": out.non_tensor_batch["min_global_steps"].tolist(),
+        "endings": out.non_tensor_batch["ending"].tolist(),
+    }
+
+
+def newer(folder: Path, broken: bool = False) -> dict[str, Any]:
+    """The worker of the newer trainer: groups of 4, of two sequences each, and what it puts into its queue."""
+    engine = SmallEngine(folder / "forgetful")
+    config, data = prepared(Path(), folder / "forgetful", folder / "learning.yaml")
+    put: list[tuple[list[str], Any, list[dict[str, Any]]]] = []
+    status: dict[str, str] = {}
+
+    async def kv_put(key: str, partition_id: str, tag: dict[str, Any], **_: Any) -> None:
+        status[key] = tag["status"]
+
+    async def batch_put(keys: list[str], fields: Any, tags: list[dict[str, Any]], partition_id: str) -> None:
+        put.append((keys, fields, tags))
+
+    agent_loop_tq.tq.init = lambda: None
+    agent_loop_tq.tq.async_kv_put, agent_loop_tq.tq.async_kv_batch_put = kv_put, batch_put
+    batch = collate_fn([data[n] for n in range(4)])
+    batch["uid"] = np.array([f"uid{n}" for n in range(4)], dtype=object)
+    given = tensordict_utils.get_tensordict(batch)
+    tensordict_utils.assign_non_tensor_data(given, "global_steps", STEP)
+
+    async def play() -> None:
+        worker = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class(config, Servers(engine, broken))
+        try:
+            await worker.generate_sequences(given)
+            await asyncio.gather(*worker.background_tasks)
+        finally:
+            await VerlAgentLoop.close()
+
+    asyncio.run(play())
+    rows = []
+    for keys, fields, tags in put:
+        for n, key in enumerate(keys):
+            row = {name: fields[name][n].tolist() for name in
+                   ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores")}  # fmt: skip
+            rows.append((key, row, tags[n]))
+    worst = max(
+        (
+            engine.difference(row["prompts"], row["responses"], row["response_mask"], row["rollout_log_probs"])
+            for _, row, _ in rows
+        ),
+        default=0.0,
+    )
+    return {
+        "status": sorted(status.items()),
+        "keys": sorted(key for key, _, _ in rows),
+        "worst": worst,
+        "trained": sum(sum(row["response_mask"]) for _, row, _ in rows),
+        "sampled": engine.sampled,
+        "scores": sorted({sum(row["rm_scores"]) for _, row, _ in rows}),
+        "tags": sorted({tag["min_global_steps"] for _, _, tag in rows}),
+    }
+
+
+def failing(folder: Path) -> dict[str, Any]:
+    """The newer trainer's worker, while its servers are gone."""
+    return newer(folder, broken=True)
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]](Path(sys.argv[2]))))

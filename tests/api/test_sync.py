@@ -13,9 +13,17 @@ from hermes_rl import Policy, Sampled, Sampling, open_env, sync
 from hermes_rl.errors import UserError
 from tests.api.summing import Sampler, sampled, spec_in, trained
 
+EARLIER = set[threading.Thread]()
+"""Those of other tests, of which some keep an environment open."""
+
+
+@pytest.fixture(autouse=True)
+def earlier() -> None:
+    EARLIER.update(threading.enumerate())
+
 
 def loops() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "hermes-rl-sync"]
+    return [each for each in threading.enumerate() if each.name == "hermes-rl-sync" and each not in EARLIER]
 
 
 def test_every_call_has_a_blocking_twin(tmp_path: Path) -> None:

@@ -36,9 +36,11 @@ def mount(kind: bytes, target: bytes, flags: int = 0, data: bytes = b"") -> None
 
 
 def enter() -> None:
-    """Become the first process of the new namespaces; users keep their numbers."""
+    """Become the first process of the new namespaces; users keep their numbers, those of sandboxes too."""
     uid, gid = os.geteuid(), os.getegid()
-    count = 65536 if uid == 0 else 1
+    whole = "4294967295" in Path("/proc/self/uid_map").read_text()
+    own = [(0, 1 << 16), *([(0x70000000, 1 << 16)] if whole else [])] if uid == 0 else [(uid, 1)]
+    groups = own if uid == 0 else [(gid, 1)]
     asked, told = os.pipe(), os.pipe()
     writer = os.fork()
     if writer == 0:
@@ -47,8 +49,8 @@ def enter() -> None:
         parent = os.getppid()
         if uid != 0:
             write(f"/proc/{parent}/setgroups", "deny")
-        write(f"/proc/{parent}/uid_map", f"{uid} {uid} {count}")
-        write(f"/proc/{parent}/gid_map", f"{gid} {gid} {count}")
+        write(f"/proc/{parent}/uid_map", "".join(f"{first} {first} {count}\n" for first, count in own))
+        write(f"/proc/{parent}/gid_map", "".join(f"{first} {first} {count}\n" for first, count in groups))
         os.write(told[1], b"x")
         os._exit(0)
     check(libc.unshare(NEW), "unshare")

@@ -25,6 +25,7 @@ import yaml
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import run_process
 from hermes_rl.sandbox import SandboxConfig
+from hermes_rl.sandbox.bubblewrap import _has_users
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.tools.base import ToolRuntime
@@ -33,7 +34,7 @@ from tests.attacks.relatives import ALL, innocent
 
 SECRET = "KEY-"
 ATTACKS = CASES if sys.argv[2:3] == ["none"] else (*CASES, *ALL)
-ALONE = sys.argv[2:3] == ["system"] and (os.geteuid() == 0 or "LENT" in os.environ)
+ALONE = sys.argv[2:3] == ["system"] and (_has_users() if os.geteuid() == 0 else "LENT" in os.environ)
 """Whether each sandbox is a user of its own outside."""
 INNOCENT = tuple(innocent(number, alone=ALONE) for number in range(len(ATTACKS) // 5))
 VICTIMS = ("kill", "stop", "trace", "nice", "limit", "memory")

@@ -35,6 +35,7 @@ from tests.real.environments import (
     mcp_sqlite_python,
     nemo_gym_python,
     npm_versions,
+    openrlhf_python,
     package_version,
     skyrl_python,
     tiny_model,
@@ -62,6 +63,7 @@ VERSIONS = {
     "TRL": lambda: version_in(trl_python(), "trl"),
     "verl's rollout workers": lambda: version_in(verl_python(), "verl"),
     "SkyRL's validators": lambda: version_in(skyrl_python(), "skyrl"),
+    "OpenRLHF's module of agents": lambda: version_in(openrlhf_python(), "openrlhf"),
     "LiteLLM's proxy before vLLM": lambda: version_in(litellm_python(), "litellm"),
     "NeMo Gym's collector": lambda: version_in(nemo_gym_python(), "nemo-gym"),
     "MCP servers: fetch, git, sqlite, time": lambda: ", ".join(

@@ -37,6 +37,7 @@ from tests.real.environments import (
     nemo_gym_python,
     npm_versions,
     openenv_python,
+    openrlhf_python,
     package_version,
     skyrl_python,
     tinker_python,
@@ -70,6 +71,7 @@ VERSIONS = {
     "OpenEnv": lambda: version_in(openenv_python(), "openenv"),
     "verl's rollout workers": lambda: version_in(verl_python(), "verl"),
     "SkyRL's validators": lambda: version_in(skyrl_python(), "skyrl"),
+    "OpenRLHF's module of agents": lambda: version_in(openrlhf_python(), "openrlhf"),
     "LiteLLM's proxy before vLLM": lambda: version_in(litellm_python(), "litellm"),
     "NeMo Gym's collector": lambda: version_in(nemo_gym_python(), "nemo-gym"),
     "MCP servers: fetch, git, sqlite, time": lambda: ", ".join(

@@ -142,6 +142,11 @@ def skyrl_python() -> Path:
     return python_of("skyrl", upon=verl_python(), whole=True)
 
 
+def openrlhf_python() -> Path:
+    """Return the Python of an environment with OpenRLHF's wheel alone, beside TRL's torch."""
+    return python_of("openrlhf", upon=trl_python(), whole=True)
+
+
 def small_learner() -> Path:
     """Return the folder of the learning example with a model of 0.7 M parameters that has yet to learn most of it."""
 

@@ -1,0 +1,88 @@
+"""What is played with the real OpenRLHF: ``python openrlhf_programs.py FOLDER``; the last line says what was seen.
+
+FOLDER is that of `small_learner.py`. OpenRLHF's packages import deepspeed when they are loaded, which is not there; its
+module of agents is loaded without them. A small model samples in place of its vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from small_engine import SmallEngine
+from transformers import AutoTokenizer
+
+PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "openrlhf.md").read_text("utf-8")
+
+
+class Engine:
+    """In place of OpenRLHF's RolloutRayActor: the same method."""
+
+    def __init__(self, model: SmallEngine) -> None:
+        self.model = model
+
+    async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
+        stop = sampling_params.stop_token_ids
+        ids, values = await self.model.sample(prompt_token_ids, sampling_params.max_tokens, stop)
+        steps = [{token: SimpleNamespace(logprob=value)} for token, value in zip(ids, values, strict=True)]
+        finish = "stop" if ids[-1] in stop else "length"
+        return SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids, logprobs=steps, finish_reason=finish)])
+
+
+def main(folder: Path) -> dict[str, Any]:
+    place = next(Path(one) / "openrlhf" for one in sys.path if (Path(one) / "openrlhf").is_dir())
+    for name, path in (("openrlhf", place), ("openrlhf.utils", place / "utils")):
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = [str(path)]
+    spec = repr(str(folder / "learning.yaml"))
+    rows, agent = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    text = rows.replace('"gsm8k"', spec).replace("1000", "16").replace(', "eval")', ",)")
+    exec(compile(text, "openrlhf.md", "exec"), {})
+    Path("agent.py").write_text(agent.replace('"gsm8k"', spec))
+    found = importlib.util.spec_from_file_location("agent", "agent.py")  # as OpenRLHF does
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    from openrlhf.utils.agent import AgentExecutorBase
+
+    engine, tokenizer = SmallEngine(folder / "model"), AutoTokenizer.from_pretrained(folder / "model")
+    lines = [json.loads(line) for line in Path("train.jsonl").read_text().splitlines()]
+    plain = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": None, "min_tokens": 1, "logprobs": 1}
+
+    async def play() -> list[dict[str, Any]]:
+        one = module.AgentExecutor()
+        asked = SimpleNamespace(**plain)
+        try:
+            work = [one.execute(row["input"], row["label"], asked, 512, tokenizer, Engine(engine)) for row in lines]
+            return list(await asyncio.gather(*work))
+        finally:
+            await one.env.close()
+
+    responses = asyncio.run(play())
+    worst, trained = 0.0, 0
+    for one in responses:
+        ids, values = one["observation_tokens"], one["rollout_log_probs"]
+        mask = [0] * len(ids)
+        for start, end in one["action_ranges"]:
+            mask[start:end] = [1] * (end - start)
+        trained += sum(mask)
+        worst = max(worst, engine.difference(ids[:1], ids[1:], mask[1:], values[1:]))
+    return {
+        "base": issubclass(module.AgentExecutor, AgentExecutorBase),
+        "responses": len(responses),
+        "trained": trained,
+        "sampled": engine.sampled,
+        "worst": worst,
+        "scores": [one["scores"] for one in responses],
+        "right": [one["extra_logs"]["right"] for one in responses],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]))))

@@ -1,0 +1,23 @@
+"""OpenRLHF's own module of agents with rollouts of a spec; the rest of its package cannot be installed without CUDA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.real.environments import HERE, openrlhf_python, small_learner
+from tests.real.test_trl import seen
+
+COMPONENT = "OpenRLHF's module of agents"
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(900)]
+
+
+def test_responses_of_openrlhf_have_every_sampled_token_once(tmp_path: Path) -> None:
+    found = seen([str(openrlhf_python()), str(HERE / "openrlhf_programs.py"), str(small_learner())], tmp_path)
+    assert found["base"]
+    assert found["responses"] == 16
+    assert found["trained"] == found["sampled"] > 16 * 8
+    assert found["worst"] < 1e-4
+    assert found["scores"] == found["right"]
+    assert set(found["scores"]) <= {0.0, 1.0}

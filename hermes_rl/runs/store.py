@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from hermes_rl.agent.result import AgentResult, Timings, ToolCall, Usage, reasoning_of
+from hermes_rl.agent.result import AgentResult, ManagedState, Timings, ToolCall, Usage, reasoning_of
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
@@ -133,11 +133,15 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
         UserError: the line lacks something.
     """
     try:
+        sequences = None if line.get("sequences") is None else [unpacked(one) for one in line["sequences"]]
+        result = None if line.get("played", "") is None else result_of(line)
+        if result is not None and sequences is not None and line.get("sampled"):
+            result.managed_state = ManagedState(lambda: sequences)
         return Rollout(
             replace(key, attempt=line["attempt"], epoch=line["epoch"]),
             0,
             Ending(line["ending"]),
-            result_of(line),
+            result,
             state=RolloutState(line["state"]),
             rewards={name: reward_of(value) for name, value in line["rewards"].items()},
             score=line["score"],
@@ -145,7 +149,7 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
             timings=dict(line.get("timings") or {}),
             artifacts=dict(line.get("artifacts") or {}),
             image=line.get("image"),
-            sequences=None if line.get("sequences") is None else [unpacked(one) for one in line["sequences"]],
+            sequences=sequences,
             teacher=None if line.get("teacher") is None else [TokenLogprobs.unpacked(one) for one in line["teacher"]],
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -158,7 +162,8 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
     said = messages[line.get("prompt_length", 0) :]
     written = written_calls(said)
     policy = line.get("policy") or {}
-    ending = Ending(line["ending"])
+    # A rollout that a reward or its server failed had ended before, and so its rewards see it.
+    ending = Ending(line.get("played") or line["ending"])
     return AgentResult(
         messages=messages,
         turns_used=line.get("turns", 0),

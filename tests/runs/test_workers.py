@@ -1,0 +1,373 @@
+"""Worker processes: what they play is what one process plays, and no death of any of them costs more than it must."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from hermes_rl.errors import UserError
+from hermes_rl.spec.load import load_spec
+from tests.cli.test_run import environment, hermes, listen_to_ctrl_c
+from tests.cli.test_run import lines as lines_of
+
+SPEC = """
+name: played-by-workers
+dataset: {items: ITEMS, eval: EVAL}
+prompt: {user: "Do {{ n }}"}
+toolsets: [terminal]
+tools: [{python: "code.py:shout"}]
+rewards:
+  right: {fn: exact_match, args: {target: "{{ n }}"}}
+  ours: {fn: "code.py:ours", weight: 0.5}
+  rank: {fn: "code.py:rank", weight: 0.25}
+solution:
+  turns:
+    - tools:
+        - {name: terminal, args: {command: "COMMAND"}}
+        - {name: shout, args: {text: "a{{ n }}"}}
+    - {say: "{{ n }}"}
+servers: {policy: {type: scripted, deviate: 0.5}}
+process: {group_size: 2, groups: GROUPS}
+evaluate: {rollouts: 2}
+"""
+CODE = '''
+"""The spec's own code."""
+
+def shout(text: str) -> str:
+    """Shout."""
+    return text.upper()
+
+def ours(result, ctx):
+    written = ctx.terminal("cat /tmp/n")["output"]
+    return len(written) / 10
+
+def rank(group):
+    assert all(one.managed_state["nodes"] for one in group)
+    assert all(one.tool_schemas for one in group)
+    lengths = sorted({len(one.final_response) for one in group})
+    return [lengths.index(len(one.final_response)) for one in group]
+'''
+
+
+def write(folder: Path, *, groups: int = 6, command: str = "echo {{ n }} > /tmp/n", evaluation: bool = False) -> None:
+    folder.mkdir(exist_ok=True)
+    text = SPEC.replace("ITEMS", json.dumps([{"n": n} for n in range(5)])).replace("GROUPS", str(groups))
+    text = text.replace("COMMAND", command).replace(", eval: EVAL", ", eval: only" if evaluation else "")
+    (folder / "spec.yaml").write_text(text)
+    (folder / "code.py").write_text(CODE)
+
+
+def change(folder: Path, before: str, after: str) -> None:
+    for name in ("spec.yaml", "code.py"):
+        (folder / name).write_text((folder / name).read_text().replace(before, after))
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return lines_of(path)  # type: ignore[return-value]
+
+
+def timeless(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of rollouts.jsonl without what a clock says."""
+    calls = [{key: value for key, value in call.items() if key != "seconds"} for call in line["tool_calls"]]
+    return {**line, "timings": sorted(line["timings"]), "tool_calls": calls}
+
+
+def rollouts(run: Path) -> dict[str, Any]:
+    return {line["id"]: timeless(line) for line in lines(run / "rollouts.jsonl")}
+
+
+def groups(run: Path) -> dict[str, Any]:
+    found = lines(run / "groups.jsonl")
+    assert len({line["group"] for line in found}) == len(found), "every group once"
+    return {line["group"]: line for line in found}
+
+
+# ------------------------------------------------------------------ what is played
+
+
+def test_process_gives_the_same_rollouts_and_groups_as_one_process(tmp_path: Path) -> None:
+    write(tmp_path)
+    for number in ("1", "2"):
+        done = hermes("run", "spec.yaml", "process", "--out", number, "--workers", number, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert rollouts(tmp_path / "1") == rollouts(tmp_path / "2")
+    assert groups(tmp_path / "1") == groups(tmp_path / "2")
+    assert all(len(set(line["scores"])) == 2 for line in groups(tmp_path / "2").values())
+    of_one, of_two = (json.loads((tmp_path / number / "run.json").read_text()) for number in ("1", "2"))
+    assert {key for key in of_one if of_one[key] != of_two.get(key)} <= {"started"}
+    assert not (tmp_path / "2" / "waiting.jsonl").exists()
+
+
+def test_evaluate_gives_the_same_metrics_as_one_process(tmp_path: Path) -> None:
+    write(tmp_path, evaluation=True)
+    for number in ("1", "3"):
+        more = ["--set", f"evaluate.workers={number}", "--set", "evaluate.concurrency=4"]
+        done = hermes("run", "spec.yaml", "evaluate", "--out", number, *more, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    one, three = (json.loads((tmp_path / number / "metrics.json").read_text())["results"] for number in ("1", "3"))
+    assert one == three
+    assert rollouts(tmp_path / "1") == rollouts(tmp_path / "3")
+
+
+def test_a_trainer_is_served_and_evaluated_with_workers(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "counts.py").write_text((Path(__file__).parents[1] / "trainers" / "counts.py").read_text())
+    serve = {"trainer": "counts.py:Counts", "group_size": 2, "eval_every": 2, "workers": 2}
+    change(tmp_path, "process: {", f"serve: {json.dumps(serve)}\nprocess: {{")
+    change(tmp_path, "dataset: {", "dataset: {eval: {fraction: 0.4}, ")
+    for steps in ("2", "4"):
+        more = ["--out", "run", "--set", f"serve.total_steps={steps}"]
+        done = hermes("run", "spec.yaml", "serve", *more, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    got = [line["group"] for line in lines(tmp_path / "got.jsonl")]
+    assert len(got) == len(set(got)) >= 4, "every group once, also over the restart"
+    assert all(line["exact"] for line in lines(tmp_path / "got.jsonl"))
+    assert (tmp_path / "run" / "eval" / "step-2" / "metrics.json").exists()
+
+
+def test_a_reward_that_raises_is_lost_as_in_one_process(tmp_path: Path) -> None:
+    write(tmp_path)
+    change(tmp_path, "    return len(written) / 10", "    raise ValueError('not this one')")
+    said = []
+    for number in ("1", "2"):
+        more = ["--set", "budget.max_failures=1", "--set", "process.concurrency=2"]
+        done = hermes("run", "spec.yaml", "process", "--out", number, "--workers", number, *more, cwd=tmp_path)
+        assert done.returncode == 1
+        said.append(done.stderr.partition("error: ")[2])
+        lost = json.loads((tmp_path / number / "run.json").read_text())["lost"]
+        assert lost["rate"] == 1.0 and set(lost["causes"]) == {"reward_failure"}
+        assert {line["state"] for line in lines(tmp_path / number / "rollouts.jsonl")} == {"failed"}
+    assert "not this one" in said[0] and "max_failures (1)" in said[0]
+    assert said[0].partition("The last")[0] == said[1].partition("The last")[0]
+
+
+def test_the_budget_counts_what_workers_have_used(tmp_path: Path) -> None:
+    write(tmp_path, groups=50)
+    more = ["--set", "budget.max_tokens=1", "--workers", "2"]
+    done = hermes("run", "spec.yaml", "process", "--out", "run", *more, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "budget.max_tokens (1) is used up" in done.stdout
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+def test_what_is_wrong_in_a_worker_is_told_once(tmp_path: Path) -> None:
+    write(tmp_path)
+    raises = 'import sys\nif sys.argv[0] == "-c":\n    raise ValueError("not in a worker")\n'
+    (tmp_path / "code.py").write_text(raises + CODE)
+    done = hermes("run", "spec.yaml", "process", "--out", "run", "--workers", "3", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("not in a worker") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_server_that_takes_fewer_calls_than_there_are_workers_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    more = ["--workers", "3", "--set", "servers.policy.max_concurrency=2"]
+    done = hermes("run", "spec.yaml", "process", *more, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "servers.policy.max_concurrency is 2, and each of 3 workers" in done.stderr
+
+
+async def test_code_of_ones_own_beside_the_spec_is_refused(tmp_path: Path) -> None:
+    from hermes_rl.env.spec_env import compile_spec, run_subclass, with_spec
+    from hermes_rl.runs.opening import Launch
+    from hermes_rl.runs.progress import Progress
+
+    write(tmp_path)
+    spec = load_spec(tmp_path / "spec.yaml", mode="process", environ={})
+    spec = spec.model_copy(update={"process": spec.process.model_copy(update={"workers": 2})})
+
+    class Own(compile_spec(spec)):  # type: ignore[misc]
+        async def get_next_item(self) -> Any:
+            return None
+
+    launch = Launch("process", tmp_path / "run", progress=Progress(quiet=True))
+    with pytest.raises(UserError, match="workers: this environment has code of its own"):
+        await run_subclass(with_spec(Own, spec, "process"), launch)
+
+
+# ------------------------------------------------------------------ what dies
+
+
+@contextmanager
+def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The program as a process, which is ended with its workers."""
+    with (folder / "said.txt").open("ab") as said:
+        run = subprocess.Popen(
+            [sys.executable, "-m", "hermes_rl.cli.main", "run", "spec.yaml", *arguments],
+            cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            preexec_fn=listen_to_ctrl_c,
+        )  # fmt: skip
+    try:
+        yield run
+    finally:
+        run.kill()
+        run.wait()
+
+
+def workers(run: subprocess.Popen[bytes]) -> list[int]:
+    """The ids of a run's workers."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == run.pid and b"hermes_rl.runs.worker" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def alive(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def sleepers(word: str) -> list[int]:
+    """Processes whose command line has a word: commands in sandboxes, seen from outside."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"sleep\0{word}\0".encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def until(true: Any, seconds: float = 45.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def played(folder: Path) -> int:
+    path = folder / "run" / "rollouts.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def said(folder: Path) -> str:
+    return (folder / "said.txt").read_text()
+
+
+OUT = ("--out", "run", "--workers")
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_worker_costs_only_what_it_was_playing(tmp_path: Path) -> None:
+    write(tmp_path, groups=12, command="sleep 0.2; echo {{ n }} > /tmp/n")
+    with started(tmp_path, "process", *OUT, "2", "--set", "process.concurrency=4") as run:
+        until(lambda: played(tmp_path) >= 4)
+        os.kill(workers(run)[0], signal.SIGKILL)
+        assert run.wait(90) == 0, said(tmp_path)
+    assert said(tmp_path).count("has died (it was ended by SIGKILL") == 1
+    lost = json.loads((tmp_path / "run" / "run.json").read_text())["retried"]["workers"]
+    assert lost["died"] == 1 and 1 <= lost["rollouts"] <= 4
+    assert "workers that died: 1" in said(tmp_path)
+    write(tmp_path / "calm", groups=12, command="sleep 0.2; echo {{ n }} > /tmp/n")
+    assert hermes("run", "spec.yaml", "process", "--out", "run", cwd=tmp_path / "calm").returncode == 0
+    calm = groups(tmp_path / "calm" / "run")
+    found = groups(tmp_path / "run")
+    assert len(found) == 12
+    both = found.keys() & calm.keys()
+    assert {name: found[name]["scores"] for name in both} == {name: calm[name]["scores"] for name in both}
+
+
+@pytest.mark.timeout(180)
+def test_a_killed_run_takes_its_workers_and_sandboxes_along_and_goes_on_with_another_number(tmp_path: Path) -> None:
+    mark = f"{os.getpid()}.5"
+    write(
+        tmp_path, groups=8, command=f"test -e /tmp/no || sleep 0.1; sleep {mark} & echo {{{{ n }}}} > /tmp/n; sleep 0.5"
+    )
+    with started(tmp_path, "process", *OUT, "2", "--set", "process.concurrency=4") as run:
+        until(lambda: played(tmp_path) >= 2 and sleepers(mark))
+        of_the_run = workers(run)
+        assert len(of_the_run) == 2
+        os.kill(run.pid, signal.SIGKILL)
+        until(lambda: not any(map(alive, of_the_run)) and not sleepers(mark))
+    for number in ("3", "1"):
+        done = hermes("run", "spec.yaml", "process", *OUT, number, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert len(groups(tmp_path / "run")) == 8
+    assert "8 were there already" in done.stdout
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_releases_what_workers_hold(tmp_path: Path) -> None:
+    mark = f"{os.getpid()}.25"
+    write(tmp_path, command=f"sleep {mark}")
+    with started(tmp_path, "process", *OUT, "2", "--set", "process.concurrency=4") as run:
+        until(lambda: len(sleepers(mark)) >= 2)
+        of_the_run = workers(run)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(60) == 130, said(tmp_path)
+    assert not any(map(alive, of_the_run))
+    until(lambda: not sleepers(mark))
+    assert "has died" not in said(tmp_path)
+    assert "Traceback" not in said(tmp_path)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("a reward", "3 workers died one after the other while they had rollout"),
+        ("the start", "workers ended one after the other before they had played anything"),
+    ],
+)
+def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, where: str, words: str) -> None:
+    write(tmp_path)
+    if where == "a reward":
+        change(tmp_path, "    return len(written) / 10", "    import os; os.kill(os.getpid(), 9)")
+        change(tmp_path, "items: [", 'items: [{"n": 99}, ')
+    else:
+        ends = 'import os, sys\nif sys.argv[0] == "-c":\n    os._exit(3)\n'
+        (tmp_path / "code.py").write_text(ends + CODE)
+    done = hermes("run", "spec.yaml", "process", *OUT, "2", "--set", "process.concurrency=2", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_twenty_kills_of_workers_and_of_the_run_lose_nothing(tmp_path: Path) -> None:
+    write(tmp_path, groups=60, command="sleep 0.05; echo {{ n }} > /tmp/n")
+    random, seen = Random(7), set[int]()
+    more = ("process", *OUT)
+    for kill in range(20):
+        with started(tmp_path, *more, str(2 + kill % 2), "--set", "process.concurrency=6") as run:
+            until(lambda: len(workers(run)) >= 2 or run.poll() is not None)
+            before = played(tmp_path)
+            until(lambda before=before: played(tmp_path) > before or run.poll() is not None)
+            time.sleep(random.uniform(0, 0.3))
+            seen.update(workers(run))
+            victims = workers(run) if kill % 2 else [run.pid]
+            for victim in victims[:1]:
+                os.kill(victim, signal.SIGKILL)
+            time.sleep(random.uniform(0, 1.0))
+            seen.update(workers(run))
+    until(lambda: not any(map(alive, seen)))
+    done = hermes("run", "spec.yaml", *more, "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(groups(tmp_path / "run")) == 60
+    found = lines(tmp_path / "run" / "rollouts.jsonl")
+    assert len({line["id"] for line in found}) == len(found), "each rollout once"
+    calm = tmp_path / "calm"
+    write(calm, groups=60, command="sleep 0.05; echo {{ n }} > /tmp/n")
+    assert hermes("run", "spec.yaml", "process", "--out", "run", cwd=calm).returncode == 0
+    expected = groups(calm / "run")
+    for name, line in groups(tmp_path / "run").items():
+        if name in expected:
+            assert line["scores"] == expected[name]["scores"]

@@ -27,7 +27,7 @@ from hermes_rl.runs.provenance import provenance
 from hermes_rl.runs.regrading import Grading, bring_up_to_date
 from hermes_rl.runs.run import Plan, PlaysGroups, RowSource, Run, RunBudget
 from hermes_rl.runs.store import RolloutStore
-from hermes_rl.runs.workers import Lost, Workers, open_workers, require_shares
+from hermes_rl.runs.workers import DeadWorkers, Workers, open_workers, require_shares
 from hermes_rl.sandbox.bubblewrap import require_bubblewrap
 from hermes_rl.sandbox.none import WARNING
 from hermes_rl.servers.exactness import engines, require_reachable
@@ -63,7 +63,7 @@ class Retried:
 
     rollouts: int = 0
     calls: Mapping[str, int] = field(default_factory=dict)
-    workers: Lost = field(default_factory=Lost)
+    workers: DeadWorkers = field(default_factory=DeadWorkers)
 
     @property
     def words(self) -> str:
@@ -107,7 +107,9 @@ class SpecRun:
         calls = Counter({role: server.retries for role, server in self.compiled.roles.items() if server.retries})
         if self.workers is not None:
             calls.update(self.workers.retries)
-        return Retried(self.run.runner.replayed, calls, self.workers.lost if self.workers is not None else Lost())
+        return Retried(
+            self.run.runner.replayed, calls, self.workers.lost if self.workers is not None else DeadWorkers()
+        )
 
 
 @dataclass

@@ -64,7 +64,7 @@ ANSWER = b'{"id": '
 
 
 @dataclass(frozen=True)
-class Lost:
+class DeadWorkers:
     """Workers that died, and rollouts that were played again because of it."""
 
     processes: int = 0
@@ -373,9 +373,9 @@ class Workers:
         return found
 
     @property
-    def lost(self) -> Lost:
+    def lost(self) -> DeadWorkers:
         """What dead workers have cost."""
-        return Lost(self._died, self._replayed)
+        return DeadWorkers(self._died, self._replayed)
 
     def _heard(self, process: _Process, said: dict[str, Any]) -> None:
         if "log" in said:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -18,8 +19,10 @@ import pytest
 
 from hermes_rl.errors import UserError
 from hermes_rl.spec.load import load_spec
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.cli.test_run import environment, hermes, listen_to_ctrl_c
 from tests.cli.test_run import lines as lines_of
+from tests.runs.faulty_model import FaultyModel
 
 SPEC = """
 name: played-by-workers
@@ -134,6 +137,43 @@ def test_a_trainer_is_served_and_evaluated_with_workers(tmp_path: Path) -> None:
     assert len(got) == len(set(got)) >= 4, "every group once, also over the restart"
     assert all(line["exact"] for line in lines(tmp_path / "got.jsonl"))
     assert (tmp_path / "run" / "eval" / "step-2" / "metrics.json").exists()
+
+
+CHAT = """
+dataset: {items: ITEMS}
+prompt: {user: "Do {{ n }}"}
+tools: [{python: "code.py:shout"}]
+agent: {max_tokens: 50, temperature: 1.0}
+rewards: {number: {fn: "code.py:number"}}
+servers: {policy: {type: openai, base_url: URL, model: faulty, tokenizer: TOKENIZER, timeout: 2}}
+process: {groups: 12, group_size: 2, concurrency: 6}
+"""
+CHAT_CODE = '''
+def shout(text: str, times: int) -> str:
+    """Shout."""
+    return text.upper() * times
+
+def number(result):
+    return float(result.final_response.rsplit(" ", 1)[1])
+'''
+
+
+async def test_a_chat_server_that_fails_now_and_then_gives_the_same_with_workers(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(CHAT_CODE)
+    async with FaultyModel(faults=0.15) as model:
+        text = CHAT.replace("URL", model.url).replace("TOKENIZER", str(small_tokenizer_path()))
+        (tmp_path / "spec.yaml").write_text(text.replace("ITEMS", json.dumps([{"n": n} for n in range(20)])))
+        for number in ("1", "2"):
+            more = ["--out", number, "--workers", number]
+            done = await asyncio.to_thread(hermes, "run", "spec.yaml", "process", *more, cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+    one, two = groups(tmp_path / "1"), groups(tmp_path / "2")
+    both = one.keys() & two.keys()
+    assert len(both) >= 8 and all(one[name]["tokens"] for name in both)
+    assert {name: one[name] for name in both} == {name: two[name] for name in both}
+    said = json.loads((tmp_path / "2" / "run.json").read_text())
+    assert said["retried"]["calls"]["policy"] > 0, "what workers send again is counted"
+    assert set(said["lost"]["policies"]) >= {"faulty"}
 
 
 def test_a_reward_that_raises_is_lost_as_in_one_process(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from statistics import fmean, pstdev
@@ -281,6 +281,8 @@ class Rollout:
     """One value per turn, where a reward gives credit to turns."""
     teacher: list[TokenLogprobs] | None = None
     """What a teacher says of each of its sequences; None where none was asked."""
+    line: Mapping[str, Any] | None = None
+    """Its record as the process has made it that played it for this one; None where this one did."""
     no_tokens: str | None = None
     """Why an encoder could not give it any sequences; None where none has tried, or it could."""
 

@@ -44,6 +44,8 @@ ROLLOUT_KEYS = (
 def rollout_record(rollout: Rollout) -> dict[str, Any]:
     """Return the JSON form of a finished rollout; times in seconds, rounded to the microsecond."""
     result = rollout.result
+    if rollout.line is not None:
+        return {**rollout.line, **_outcome(rollout)}  # its tokens are packed already
     return {
         "id": rollout.id,
         "row_key": rollout.key.row.key,
@@ -51,17 +53,13 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "epoch": rollout.key.epoch,
         "index": rollout.key.index,
         "attempt": rollout.key.attempt,
-        "state": str(rollout.state),
+        **_outcome(rollout),
         "messages": result.messages if result else [],
-        "rewards": {name: value.record() for name, value in rollout.rewards.items()},
-        "score": rollout.score,
-        "ending": str(rollout.ending),
         "turns": result.turns_used if result else 0,
         "usage": result.usage.record() if result else {},
         "tool_errors": [asdict(error) for error in result.tool_errors] if result else [],
         "timings": {name: round(seconds, 6) for name, seconds in rollout.timings.items()},
         "policy": rollout.policy,
-        "error": rollout.error,
         "played": str(result.ending) if result else None,
         "row_digest": rollout.key.row.digest[:DIGITS],
         "prompt_length": result.prompt_length if result else 0,
@@ -72,6 +70,17 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "tools": list(result.tool_schemas) if result and rollout.key.index == 0 else None,
         **({"artifacts": rollout.artifacts} if rollout.artifacts else {}),
         **({"image": rollout.image} if rollout.image else {}),
+    }
+
+
+def _outcome(rollout: Rollout) -> dict[str, Any]:
+    """Return what the comparison with its group may still change."""
+    return {
+        "state": str(rollout.state),
+        "rewards": {name: value.record() for name, value in rollout.rewards.items()},
+        "score": rollout.score,
+        "ending": str(rollout.ending),
+        "error": rollout.error,
     }
 
 

@@ -51,7 +51,7 @@ def main(descriptor: int) -> None:
 def _end_with(descriptor: int) -> None:
     """End this process some time after the other end was closed, even where its event loop has stopped."""
     waiting = select.poll()
-    waiting.register(descriptor, select.POLLRDHUP)
+    waiting.register(descriptor, getattr(select, "POLLRDHUP", select.POLLHUP))
     waiting.poll()
     time.sleep(GRACE)
     os._exit(1)

@@ -316,7 +316,7 @@ class Workers:
         """
         said, size = await self._answered(f"rollout {key.id}", "play", key, split)
         rollout = await _off_the_loop(size, lambda: rollout_of(said["line"], key))
-        rollout.no_tokens = said.get("no_tokens")
+        rollout.line, rollout.no_tokens = said["line"], said.get("no_tokens")
         if "tokens" in said and rollout.result is not None:
             sequences = [unpacked(one) for one in said["tokens"]]
             rollout.result.managed_state = ManagedState(lambda: sequences)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -18,6 +19,9 @@ from typing import Any
 import pytest
 
 from hermes_rl.errors import UserError
+from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.process import run_process
+from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.cli.test_run import environment, hermes, listen_to_ctrl_c
@@ -188,6 +192,10 @@ def test_a_reward_that_raises_is_lost_as_in_one_process(tmp_path: Path) -> None:
         lost = json.loads((tmp_path / number / "run.json").read_text())["lost"]
         assert lost["rate"] == 1.0 and set(lost["causes"]) == {"reward_failure"}
         assert {line["state"] for line in lines(tmp_path / number / "rollouts.jsonl")} == {"failed"}
+    of_one, of_two = rollouts(tmp_path / "1"), rollouts(tmp_path / "2")
+    both = of_one.keys() & of_two.keys()
+    assert len(both) >= 6, "failed attempts included"
+    assert {name: of_one[name] for name in both} == {name: of_two[name] for name in both}
     assert "not this one" in said[0] and "max_failures (1)" in said[0]
     assert said[0].partition("The last")[0] == said[1].partition("The last")[0]
 
@@ -223,8 +231,6 @@ def test_a_server_that_takes_fewer_calls_than_there_are_workers_is_refused(tmp_p
 
 async def test_code_of_ones_own_beside_the_spec_is_refused(tmp_path: Path) -> None:
     from hermes_rl.env.spec_env import compile_spec, run_subclass, with_spec
-    from hermes_rl.runs.opening import Launch
-    from hermes_rl.runs.progress import Progress
 
     write(tmp_path)
     spec = load_spec(tmp_path / "spec.yaml", mode="process", environ={})
@@ -258,13 +264,13 @@ def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         run.wait()
 
 
-def workers(run: subprocess.Popen[bytes]) -> list[int]:
+def workers(run: int) -> list[int]:
     """The ids of a run's workers."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == run.pid and b"hermes_rl.runs.worker" in (folder / "cmdline").read_bytes():
+            if parent == run and b"hermes_rl.runs.worker" in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
     return found
 
@@ -309,7 +315,7 @@ def test_a_killed_worker_costs_only_what_it_was_playing(tmp_path: Path) -> None:
     write(tmp_path, groups=12, command="sleep 0.2; echo {{ n }} > /tmp/n")
     with started(tmp_path, "process", *OUT, "2", "--set", "process.concurrency=4") as run:
         until(lambda: played(tmp_path) >= 4)
-        os.kill(workers(run)[0], signal.SIGKILL)
+        os.kill(workers(run.pid)[0], signal.SIGKILL)
         assert run.wait(90) == 0, said(tmp_path)
     assert said(tmp_path).count("has died (it was ended by SIGKILL") == 1
     lost = json.loads((tmp_path / "run" / "run.json").read_text())["retried"]["workers"]
@@ -332,7 +338,7 @@ def test_a_killed_run_takes_its_workers_and_sandboxes_along_and_goes_on_with_ano
     )
     with started(tmp_path, "process", *OUT, "2", "--set", "process.concurrency=4") as run:
         until(lambda: played(tmp_path) >= 2 and sleepers(mark))
-        of_the_run = workers(run)
+        of_the_run = workers(run.pid)
         assert len(of_the_run) == 2
         os.kill(run.pid, signal.SIGKILL)
         until(lambda: not any(map(alive, of_the_run)) and not sleepers(mark))
@@ -349,7 +355,7 @@ def test_ctrl_c_releases_what_workers_hold(tmp_path: Path) -> None:
     write(tmp_path, command=f"sleep {mark}")
     with started(tmp_path, "process", *OUT, "2", "--set", "process.concurrency=4") as run:
         until(lambda: len(sleepers(mark)) >= 2)
-        of_the_run = workers(run)
+        of_the_run = workers(run.pid)
         run.send_signal(signal.SIGINT)
         assert run.wait(60) == 130, said(tmp_path)
     assert not any(map(alive, of_the_run))
@@ -380,32 +386,51 @@ def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, where: str
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.timeout(120)
+async def test_a_worker_that_says_nothing_any_more_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes_rl.runs.workers.SILENT", 3.0)
+    monkeypatch.setattr("hermes_rl.runs.workers.EXIT", 1.0)
+    write(tmp_path, command="sleep 0.3; echo {{ n }} > /tmp/n")
+    spec = load_spec(tmp_path / "spec.yaml", mode="process", environ={})
+    spec = spec.model_copy(update={"process": spec.process.model_copy(update={"workers": 2, "concurrency": 2})})
+    told = io.StringIO()
+    playing = asyncio.create_task(run_process(spec, Launch("process", tmp_path / "run", progress=Progress(told))))
+    while played(tmp_path) < 2:
+        await asyncio.sleep(0.05)
+    os.kill(workers(os.getpid())[0], signal.SIGSTOP)
+    await playing
+    assert "has died (it said nothing any more)" in told.getvalue()
+    assert len(groups(tmp_path / "run")) == 6
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_twenty_kills_of_workers_and_of_the_run_lose_nothing(tmp_path: Path) -> None:
-    write(tmp_path, groups=60, command="sleep 0.05; echo {{ n }} > /tmp/n")
+    write(tmp_path, groups=150, command="sleep 0.3; echo {{ n }} > /tmp/n")
     random, seen = Random(7), set[int]()
     more = ("process", *OUT)
     for kill in range(20):
-        with started(tmp_path, *more, str(2 + kill % 2), "--set", "process.concurrency=6") as run:
-            until(lambda: len(workers(run)) >= 2 or run.poll() is not None)
+        with started(tmp_path, *more, str(2 + kill % 2), "--set", "process.concurrency=3") as run:
             before = played(tmp_path)
-            until(lambda before=before: played(tmp_path) > before or run.poll() is not None)
+            until(lambda run=run: len(workers(run.pid)) >= 2)
+            until(lambda before=before: played(tmp_path) > before)
             time.sleep(random.uniform(0, 0.3))
-            seen.update(workers(run))
-            victims = workers(run) if kill % 2 else [run.pid]
-            for victim in victims[:1]:
-                os.kill(victim, signal.SIGKILL)
-            time.sleep(random.uniform(0, 1.0))
-            seen.update(workers(run))
+            seen.update(workers(run.pid))
+            assert run.poll() is None, "there is something left to play"
+            os.kill(workers(run.pid)[0] if kill % 2 else run.pid, signal.SIGKILL)
+            if kill % 2:
+                until(lambda kill=kill: said(tmp_path).count("has died") > kill // 2)
+            time.sleep(random.uniform(0, 0.5))
+            seen.update(workers(run.pid))
     until(lambda: not any(map(alive, seen)))
     done = hermes("run", "spec.yaml", *more, "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert len(groups(tmp_path / "run")) == 60
+    assert len(groups(tmp_path / "run")) == 150
     found = lines(tmp_path / "run" / "rollouts.jsonl")
     assert len({line["id"] for line in found}) == len(found), "each rollout once"
+    assert said(tmp_path).count("has died") >= 10
     calm = tmp_path / "calm"
-    write(calm, groups=60, command="sleep 0.05; echo {{ n }} > /tmp/n")
+    write(calm, groups=150, command="sleep 0.3; echo {{ n }} > /tmp/n")
     assert hermes("run", "spec.yaml", "process", "--out", "run", cwd=calm).returncode == 0
     expected = groups(calm / "run")
     for name, line in groups(tmp_path / "run").items():

@@ -37,6 +37,7 @@ class Opening:
         number: which of the workers this is, from 0.
         count: how many there are; each takes that part of the calls that a server may have at a time.
         artifacts: where artifacts of sandboxes are kept.
+        silent: seconds after which a worker that says nothing is taken for dead.
         level: from which level on it sends what hermes_rl logs.
     """
 
@@ -46,6 +47,7 @@ class Opening:
     number: int
     count: int
     artifacts: Path | None
+    silent: float
     level: int = WARNING
 
 

@@ -13,6 +13,7 @@ import logging
 import os
 import pickle
 import select
+import signal
 import socket
 import threading
 import time
@@ -162,6 +163,9 @@ class _Worker:
     async def _tell_how_it_does(self, compiled: CompiledSpec) -> None:
         """Tell again and again what the run's admission looks at; the run hears by it that this worker lives."""
         while not self._gone:
+            # The kernel ends a process that does not come here any more: code that never lets go of the interpreter
+            # would outlive a run that was killed.
+            signal.setitimer(signal.ITIMER_REAL, self._opening.silent)
             used = {"cpu": processor_seconds(), "descriptors": open_descriptors()}
             await self._send({"waiting": compiled.policy.waiting, **used})
             await asyncio.sleep(LOOK)

@@ -103,9 +103,8 @@ async def open_workers(
         return
     level = logging.getLogger("hermes_rl").getEffectiveLevel()
     artifacts = compiled.artifact_folder
-    workers = Workers(
-        [Opening(spec, mode, environ, n, number, artifacts, level) for n in range(number)], compiled, note
-    )
+    openings = [Opening(spec, mode, environ, n, number, artifacts, SILENT, level) for n in range(number)]
+    workers = Workers(openings, compiled, note)
     try:
         await workers.start()
         yield workers

@@ -240,6 +240,9 @@ async def test_code_of_ones_own_beside_the_spec_is_refused(tmp_path: Path) -> No
         async def get_next_item(self) -> Any:
             return None
 
+    env = compile_spec(spec.model_copy(update={"serve": spec.serve.model_copy(update={"workers": 2})}))
+    with pytest.raises(UserError, match=r"serve\.workers: only `hermes-rl run` starts workers"):
+        await env(*env.config_init()).setup()
     launch = Launch("process", tmp_path / "run", progress=Progress(quiet=True))
     with pytest.raises(UserError, match="workers: this environment has code of its own"):
         await run_subclass(with_spec(Own, spec, "process"), launch)
@@ -249,11 +252,12 @@ async def test_code_of_ones_own_beside_the_spec_is_refused(tmp_path: Path) -> No
 
 
 @contextmanager
-def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def started(folder: Path, *arguments: str, silent: float = 300.0) -> Iterator[subprocess.Popen[bytes]]:
     """The program as a process, which is ended with its workers."""
+    program = f"import hermes_rl.runs.workers as w; w.SILENT = {silent}; from hermes_rl.cli.main import main; main()"
     with (folder / "said.txt").open("ab") as said:
         run = subprocess.Popen(
-            [sys.executable, "-m", "hermes_rl.cli.main", "run", "spec.yaml", *arguments],
+            [sys.executable, "-c", program, "run", "spec.yaml", *arguments],
             cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=said, stderr=said,
             preexec_fn=listen_to_ctrl_c,
         )  # fmt: skip
@@ -401,6 +405,19 @@ async def test_a_worker_that_says_nothing_any_more_is_replaced(tmp_path: Path, m
     await playing
     assert "has died (it said nothing any more)" in told.getvalue()
     assert len(groups(tmp_path / "run")) == 6
+
+
+@pytest.mark.timeout(120)
+def test_code_that_never_lets_go_of_the_interpreter_does_not_outlive_the_run(tmp_path: Path) -> None:
+    write(tmp_path)
+    hangs = "open('hangs', 'w').close(); import re; re.match('(a+)+$', 'a' * 64 + 'b')"
+    change(tmp_path, "    return len(written) / 10", f"    {hangs}")
+    with started(tmp_path, "process", *OUT, "2", "--set", "process.concurrency=2", silent=8.0) as run:
+        until((tmp_path / "hangs").exists)
+        of_the_run = workers(run.pid)
+        assert len(of_the_run) == 2
+        os.kill(run.pid, signal.SIGKILL)
+        until(lambda: not any(map(alive, of_the_run)))
 
 
 @pytest.mark.slow

@@ -263,7 +263,7 @@ class HermesAgentLoop:
         if self.options.task_timeout is not None:
             runtime.time_left = TimeLeft(self.options.task_timeout - result.timings.working)
         if result.transcript is not None and result.transcript.turns:
-            result.managed_state = ManagedState(result.transcript)
+            result.managed_state = ManagedState(result.transcript.sequences)
         elif isinstance(self.server, CompletionAdapter):
             result.managed_state = self.server.state()
         return result

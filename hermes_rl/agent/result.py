@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -27,7 +27,7 @@ from hermes_rl.servers.base import (
     chat_body,
 )
 from hermes_rl.servers.transport import is_context_overflow
-from hermes_rl.tokens.transcript import MASKED_LOGPROB, Transcript
+from hermes_rl.tokens.transcript import MASKED_LOGPROB, TokenSequence, Transcript
 from hermes_rl.tools.base import ToolError
 
 # ------------------------------------- Foreign servers: objects with an OpenAI-style `chat_completion(**kwargs)`
@@ -272,8 +272,8 @@ class ManagedState(Mapping[str, list[Node]]):
     It makes the nodes when they are asked for: as lists of Python numbers they take several times the memory.
     """
 
-    def __init__(self, transcript: Transcript) -> None:
-        self._transcript = transcript
+    def __init__(self, sequences: Callable[[], Iterable[TokenSequence]]) -> None:
+        self.sequences = sequences
 
     def __getitem__(self, key: str) -> list[Node]:
         if key != "nodes":
@@ -285,7 +285,7 @@ class ManagedState(Mapping[str, list[Node]]):
                 sequence.logprobs or [MASKED_LOGPROB] * len(sequence),
                 {"turns": [span.turn for span in sequence.spans]},
             )
-            for sequence in self._transcript.sequences()
+            for sequence in self.sequences()
         ]
 
     def __iter__(self) -> Iterator[str]:

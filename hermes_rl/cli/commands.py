@@ -36,12 +36,14 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")] = False,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that play; as the mode's `workers`.")] = None,
 ) -> None:
     """Play rollouts of a spec."""
     from hermes_rl.cli.running import RunRequest, run_spec
 
     flags = tuple(context.args)
-    request = RunRequest(spec, mode, tuple(sets or ()), flags, out, fresh, demo, quiet, verbose, env_file)
+    sets = [*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ())]
+    request = RunRequest(spec, mode, tuple(sets), flags, out, fresh, demo, quiet, verbose, env_file)
     raise typer.Exit(run_spec(request))
 
 

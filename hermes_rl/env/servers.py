@@ -356,7 +356,9 @@ class ManagedServer:
 
     def get_state(self) -> dict[str, Any]:
         """``{"nodes": […]}``: every sequence so far, with tokens, masked_tokens and logprobs."""
-        return {"nodes": [node for one in self._transcripts if one.turns for node in ManagedState(one)["nodes"]]}
+        return {
+            "nodes": [node for one in self._transcripts if one.turns for node in ManagedState(one.sequences)["nodes"]]
+        }
 
     def reset(self) -> None:
         """Forget what was sampled."""

@@ -33,7 +33,7 @@ from hermes_rl.runs.evaluate import (
     run_evaluate,
     write_evaluation,
 )
-from hermes_rl.runs.opening import Launch, OwnCode, SpecRun, budget_of, open_run, plan_of, require_effect
+from hermes_rl.runs.opening import Launch, OwnCode, SpecRun, budget_of, open_run, plan_of, require_effect, workers_of
 from hermes_rl.runs.process import Processing, run_process
 from hermes_rl.runs.progress import mode_of
 from hermes_rl.runs.run import PlaysGroups, RowSource, Run
@@ -73,6 +73,8 @@ class SpecEnv(HermesAgentBaseEnv):
     def __init__(self, config: Any, server_configs: Any, slurm: bool = False, testing: bool = False) -> None:
         self._require_no_hook_that_the_spec_answers()
         self._compiled = CompiledSpec(self.spec, self.environ)
+        self._own_servers = False
+        """Whether the policy's servers are others than those of the spec."""
         self._wandb_mode = mode_of(self.spec.wandb) if self.spec.wandb else None
         super().__init__(config, server_configs, slurm, testing)
         self.wandb_project = self.spec.wandb.project if self.spec.wandb else None
@@ -95,7 +97,8 @@ class SpecEnv(HermesAgentBaseEnv):
 
     def _make_server(self, configs: list[APIServerConfig]) -> HermesServerManager:
         """Return the spec's own policy; other servers given to the constructor take its place."""
-        if configs != server_configs(self.spec):
+        self._own_servers = configs != server_configs(self.spec)
+        if self._own_servers:
             self._compiled.roles[POLICY] = create_client(POLICY, [server_config(config) for config in configs])
         return HermesServerManager(
             configs,
@@ -110,10 +113,10 @@ class SpecEnv(HermesAgentBaseEnv):
     def _own_code(self) -> OwnCode:
         """Return the environment for a run, with the code of a subclass where there is any."""
         if self._mode == "evaluate":
-            return OwnCode(self._compiled, self._compiled)
+            return OwnCode(self._compiled, self._compiled, servers=self._own_servers)
         items = RowSource(items_of(self, pauses=self._mode == "serve"))
         own_items = type(self).get_next_item is not SpecEnv.get_next_item
-        return OwnCode(self._compiled, self._environment(), items if own_items else None)
+        return OwnCode(self._compiled, self._environment(), items if own_items else None, self._own_servers)
 
     def _use(self, opened: SpecRun) -> None:
         """Be part of a run: its record is the environment's."""
@@ -127,6 +130,10 @@ class SpecEnv(HermesAgentBaseEnv):
 
     async def setup(self) -> None:
         """Load the rows of training and evaluation; may wait for a hub."""
+        if self._opened is None and workers_of(self.spec, self._mode) > 1:
+            raise UserError(
+                f"{self._mode}.workers: only `hermes-rl run` starts workers; leave it out in a program of your own"
+            )
         source = RowSource(await asyncio.to_thread(load_rows, self.spec, "train", notify=logger.warning))
         if self._mode != "evaluate":
             await self._compiled.open(await source.require_first("train"))
@@ -180,7 +187,8 @@ class SpecEnv(HermesAgentBaseEnv):
                 stack.enter_context(closing(store))
                 store.clear()
                 budget = budget_of(self.spec, "evaluate")
-                run = Run(self._compiled, self._evaluation_rows, plan, store=store, budget=budget)
+                workers = self._opened.workers if self._opened is not None else None
+                run = Run(self._compiled, self._evaluation_rows, plan, store=store, budget=budget, workers=workers)
                 found = await evaluate(run, EvaluatePlan.of(self.spec))
             await asyncio.to_thread(write_evaluation, found, directory)
         if self._mode == "evaluate":

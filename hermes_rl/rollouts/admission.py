@@ -157,10 +157,16 @@ class DescriptorShare:
         return self._left - (open_rollouts - self._open) > self._limit // 2
 
 
+class Carries(Protocol):
+    """Whether the file descriptors that there are carry another rollout."""
+
+    def carry(self, open_rollouts: int) -> bool: ...
+
+
 class Fixed:
     """As many rollouts as were asked for."""
 
-    def __init__(self, concurrency: int, descriptors: DescriptorShare | None = None) -> None:
+    def __init__(self, concurrency: int, descriptors: Carries | None = None) -> None:
         self.concurrency = concurrency
         self._descriptors = descriptors or DescriptorShare()
 
@@ -186,7 +192,7 @@ class Adaptive:
         used: Callable[[], float] | None = None,
         free: Callable[[], float] | None = None,
         cores: int | None = None,
-        descriptors: DescriptorShare | None = None,
+        descriptors: Carries | None = None,
     ) -> None:
         self._descriptors = descriptors or DescriptorShare(clock=clock)
         self._calls, self._clock = calls, clock
@@ -223,13 +229,21 @@ class Adaptive:
 Admission = Fixed | Adaptive
 
 
-def admission(concurrency: int | None, policy: object) -> Admission:
-    """Return a number of rollouts where one is asked for, else as many as are carried; the policy is told which."""
+def admission(
+    concurrency: int | None,
+    policy: object,
+    used: Callable[[], float] | None = None,
+    descriptors: Carries | None = None,
+) -> Admission:
+    """Return a number of rollouts where one is asked for, else as many as are carried; the policy is told which.
+
+    `used` and `descriptors` are those of other processes that play, where this one does not.
+    """
     if concurrency is None:
-        return Adaptive(policy if isinstance(policy, Calls) else None)
+        return Adaptive(policy if isinstance(policy, Calls) else None, used=used, descriptors=descriptors)
     if isinstance(policy, Calls):
         policy.fix()
-    return Fixed(max(1, concurrency))
+    return Fixed(max(1, concurrency), descriptors)
 
 
 def raise_descriptor_limit() -> None:

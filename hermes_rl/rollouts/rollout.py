@@ -10,7 +10,7 @@ import hashlib
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from statistics import fmean, pstdev
@@ -281,6 +281,10 @@ class Rollout:
     """One value per turn, where a reward gives credit to turns."""
     teacher: list[TokenLogprobs] | None = None
     """What a teacher says of each of its sequences; None where none was asked."""
+    line: Mapping[str, Any] | None = None
+    """Its record as the process has made it that played it for this one; None where this one did."""
+    no_tokens: str | None = None
+    """Why an encoder could not give it any sequences; None where none has tried, or it could."""
 
     @property
     def sequence(self) -> TokenSequence | None:
@@ -478,10 +482,12 @@ class Encoder:
             return
         if result.transcript is not None and result.transcript.turns:
             rollout.sequences = result.transcript.sequences()
-        elif self.tokenizer is None:
-            self._missing[rollout.id] = self.missing or "there is no tokenizer"
-        else:
+        elif rollout.no_tokens is None and self.tokenizer is not None:
             await asyncio.to_thread(self._render, self.tokenizer, rollout, result)
+        elif rollout.no_tokens is None:
+            rollout.no_tokens = self.missing or "there is no tokenizer"
+        if rollout.no_tokens is not None:
+            self._missing[rollout.id] = rollout.no_tokens
 
     async def encode_group(self, group: Group) -> None:
         """Give every member its sequences, and the group its certificate."""
@@ -499,6 +505,4 @@ class Encoder:
             sampled_from=result.prompt_length,
             turns=turns,
         )
-        rollout.sequences = encoded.sequences
-        if encoded.reason is not None:
-            self._missing[rollout.id] = encoded.reason
+        rollout.sequences, rollout.no_tokens = encoded.sequences, encoded.reason

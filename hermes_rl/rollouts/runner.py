@@ -46,6 +46,18 @@ class Recorded(Protocol):
         ...
 
 
+class Elsewhere(Protocol):
+    """Other processes that play; `hermes_rl.runs.workers.Workers` has some on this machine."""
+
+    async def play(self, key: RolloutKey, split: str) -> Rollout:
+        """Play one attempt, with its tokens and the teacher's word; raises what ends the run."""
+        ...
+
+    async def compare(self, rollouts: list[Rollout]) -> None:
+        """Add the rewards that need the whole group. Raises Failure."""
+        ...
+
+
 class Unrecorded:
     """The record of a run that keeps none."""
 
@@ -79,6 +91,7 @@ class RolloutRunner:
         mark: tells its rollouts from others of the same groups; see `RolloutKey`.
         exclusive: held while a group of that id is played, so that the same group asked for again meanwhile waits, and
             is taken from the record.
+        elsewhere: plays in the place of this process, which then decides and records only.
     """
 
     def __init__(
@@ -96,8 +109,9 @@ class RolloutRunner:
         replays: int = REPLAYS,
         mark: str = "",
         exclusive: Callable[[str], AbstractAsyncContextManager[Any]] = nullcontext,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        self.environment = environment
+        self.environment, self.split, self.elsewhere = environment, split, elsewhere
         self.options = options or environment.options(split)
         self.slots = nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
         self.policy = policy if policy is not None else environment.policy
@@ -176,9 +190,7 @@ class RolloutRunner:
         first = self.store.attempts(key)
         for attempt in range(first, first + self.replays + 1):
             async with self.slots:
-                rollout = await self.play(replace(key, attempt=attempt))
-                if self.teacher is not None and rollout.error is None:
-                    await self._teach(rollout, self.teacher)
+                rollout = await self._attempted(replace(key, attempt=attempt))
             self.on_played(rollout)
             last = not rollout.ending.rule.retried or attempt == first + self.replays
             if not last:
@@ -200,6 +212,23 @@ class RolloutRunner:
         if rollout.state is RolloutState.WAITING and not self.environment.has_group_rewards:
             self._score(rollout)  # the rewards that compared its group are no longer in the spec
             self.store.record(rollout)
+        return rollout
+
+    async def attempt(self, key: RolloutKey) -> Rollout:
+        """Play one attempt for a runner in another process: with its tokens, and not recorded."""
+        rollout = await self._attempted(key)
+        if rollout.error is None and self.encode is not None:
+            await self.encode(rollout)
+        return rollout
+
+    async def _attempted(self, key: RolloutKey) -> Rollout:
+        if self.elsewhere is not None:
+            rollout = await self.elsewhere.play(key, self.split)
+            take_up(self.environment, rollout)
+            return rollout
+        rollout = await self.play(key)
+        if self.teacher is not None and rollout.error is None:
+            await self._teach(rollout, self.teacher)
         return rollout
 
     async def play(self, key: RolloutKey) -> Rollout:
@@ -284,7 +313,9 @@ class RolloutRunner:
 
     async def _compare(self, group: Group) -> None:
         try:
-            await self.environment.grade_group(group.rollouts)
+            await (self.elsewhere.compare if self.elsewhere is not None else self.environment.grade_group)(
+                group.rollouts
+            )
             for rollout in group.rollouts:
                 self._score(rollout)
         except Failure as failure:

@@ -7,6 +7,7 @@ lies there to what the spec says now, describes the run, and gives a `SpecRun` t
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from hermes_rl.runs.provenance import provenance
 from hermes_rl.runs.regrading import Grading, bring_up_to_date
 from hermes_rl.runs.run import Plan, PlaysGroups, RowSource, Run, RunBudget
 from hermes_rl.runs.store import RolloutStore
+from hermes_rl.runs.workers import DeadWorkers, Workers, open_workers, require_shares
 from hermes_rl.sandbox.bubblewrap import require_bubblewrap
 from hermes_rl.sandbox.none import WARNING
 from hermes_rl.servers.exactness import engines, require_reachable
@@ -61,17 +63,20 @@ class Retried:
 
     rollouts: int = 0
     calls: Mapping[str, int] = field(default_factory=dict)
+    workers: DeadWorkers = field(default_factory=DeadWorkers)
 
     @property
     def words(self) -> str:
         """In words; empty where nothing was done again."""
         calls = ", ".join(f"{role} {count}" for role, count in self.calls.items())
         found = [f"rollouts played again: {self.rollouts}"] if self.rollouts else []
-        return "; ".join(found + ([f"calls sent again: {calls}"] if calls else []))
+        found += [f"calls sent again: {calls}"] if calls else []
+        return "; ".join(found + ([self.workers.words] if self.workers.processes else []))
 
     def record(self) -> dict[str, Any]:
         """For `run.json`."""
-        return {"rollouts": self.rollouts, "calls": dict(self.calls)}
+        lost = {"workers": self.workers.record()} if self.workers.processes else {}
+        return {"rollouts": self.rollouts, "calls": dict(self.calls), **lost}
 
 
 @dataclass
@@ -85,6 +90,8 @@ class SpecRun:
     encoder: Encoder
     log: WandbLog
     progress: Progress
+    workers: Workers | None = None
+    """The processes that play; None where this one does."""
 
     @property
     def directory(self) -> RunDirectory:
@@ -97,20 +104,25 @@ class SpecRun:
     @property
     def retried(self) -> Retried:
         """What was done again so far."""
-        calls = {role: server.retries for role, server in self.compiled.roles.items() if server.retries}
-        return Retried(self.run.runner.replayed, calls)
+        calls = Counter({role: server.retries for role, server in self.compiled.roles.items() if server.retries})
+        if self.workers is not None:
+            calls.update(self.workers.retries)
+        return Retried(
+            self.run.runner.replayed, calls, self.workers.lost if self.workers is not None else DeadWorkers()
+        )
 
 
 @dataclass
 class OwnCode:
     """What a class that was made of a spec does by its own code, instead of the spec or beside it.
 
-    `rows` are the items that it hands out; None: the spec's rows.
+    `rows` are the items that it hands out; None: the spec's rows. `servers`: it has other ones than the spec names.
     """
 
     compiled: CompiledSpec
     environment: Environment
     rows: RowSource | None = None
+    servers: bool = False
 
 
 def require_runnable(spec: Spec, launch: Launch, compiled: CompiledSpec | None = None) -> CompiledSpec:
@@ -153,6 +165,10 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
     """
     compiled = require_runnable(spec, launch, own.compiled if own is not None else None)
     split: Split = "eval" if launch.mode == "evaluate" else "train"
+    count = workers_of(spec, launch.mode)
+    if count > 1:
+        _require_plain(own)
+        require_shares(spec, count)
     async with compiled:
         await require_reachable("policy", compiled.policy.configs)
         for role in compiled.roles.values():
@@ -162,7 +178,7 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
             await require_reachable(compiled.teacher.role.name, compiled.teacher.role.configs)
             await asyncio.to_thread(require_same_tokenizer, spec)
             await compiled.teacher.probe()
-        encoder = await _encoder(spec, split)
+        encoder = await encoder_of(spec, split)
         if encoder.missing is not None:
             launch.progress.note(f"WARNING: the groups will have messages and no tokens. {encoder.missing}")
         source = RowSource(rows)
@@ -171,7 +187,10 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
         with RunDirectory.choose(spec, launch.mode, launch.out, fresh=launch.fresh) as directory:
             compiled.artifact_folder = directory.artifacts
             _say_what_is_new(directory, spec, launch)
-            async with open_records(directory, compiled, rows, launch.mode, plan.size, launch.progress) as records:
+            async with (
+                open_records(directory, compiled, rows, launch.mode, plan.size, launch.progress) as records,
+                open_workers(spec, launch.mode, count, compiled, launch.environ, launch.progress.note) as workers,
+            ):
                 directory.describe(spec, await _described(compiled, launch.mode, rows, encoder, records.grading))
                 # A trainer that is served names the project itself, once it has registered.
                 logging = wandb_log(spec, directory.path) if launch.mode != "serve" else nullcontext(WandbLog(None))
@@ -184,8 +203,9 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                         encoder=encoder if split == "train" else None,
                         budget=budget_of(spec, launch.mode),
                         progress=launch.progress,
+                        workers=workers,
                     )
-                    opened = SpecRun(spec, compiled, run, records, encoder, log, launch.progress)
+                    opened = SpecRun(spec, compiled, run, records, encoder, log, launch.progress, workers)
                     launch.progress.further = lambda: opened.retried.words
                     try:
                         yield opened
@@ -268,6 +288,25 @@ def in_flight(spec: Spec, mode: Mode) -> int | None:
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
+def workers_of(spec: Spec, mode: Mode) -> int:
+    """How many processes play; 1 is this one alone."""
+    section = spec.evaluate if mode == "evaluate" else spec.process if mode == "process" else spec.serve
+    return section.workers
+
+
+def _require_plain(own: OwnCode | None) -> None:
+    """Refuse workers for a class with code of its own: they play the spec alone.
+
+    Raises:
+        UserError: the class has some.
+    """
+    if own is not None and (own.environment is not own.compiled or own.rows is not None or own.servers):
+        raise UserError(
+            "workers: this environment has code of its own beside the spec, which runs in one process alone; leave "
+            "`workers` out, or set it to 1"
+        )
+
+
 _OF_A_TRAINER = "it is about a trainer, and only serve has one: leave it out"
 _WITHOUT_EFFECT: Mapping[str, tuple[tuple[Mode, ...], str]] = {
     "max_token_length": (
@@ -324,7 +363,8 @@ def generation_params(spec: Spec, mode: Mode) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-async def _encoder(spec: Spec, split: Split) -> Encoder:
+async def encoder_of(spec: Spec, split: Split) -> Encoder:
+    """Return what gives the rollouts of a split their tokens, with the policy's tokenizer."""
     name = tokenizer_of(spec)
     if name is None and not spec.servers["policy"][0].kind.embedded:
         return Encoder(None, "The policy names neither a model nor a tokenizer; set servers.policy.tokenizer")

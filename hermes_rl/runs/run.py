@@ -37,6 +37,7 @@ from hermes_rl.runs.groups import group_lines
 from hermes_rl.runs.losses import Losses
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.store import RolloutStore
+from hermes_rl.runs.workers import Workers
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.threads import in_thread
 
@@ -315,6 +316,7 @@ class Run:
         progress: where the user is told what happens.
         policy: another policy than the environment's own.
         runner: another runner than one for this plan.
+        workers: other processes that play; None: this one does.
     """
 
     def __init__(
@@ -329,6 +331,7 @@ class Run:
         progress: Progress | None = None,
         policy: ChatServer | None = None,
         runner: RolloutRunner | None = None,
+        workers: Workers | None = None,
     ) -> None:
         self.environment, self.plan, self.store, self.encoder = environment, plan, store, encoder
         self.rows = rows if isinstance(rows, RowSource) else RowSource(rows)
@@ -337,7 +340,10 @@ class Run:
         self.quarantine = Quarantine()
         self.losses = Losses()
         self.curriculum = Curriculum(plan.prefer_differing)
-        self.admission = admission(plan.concurrency, policy or environment.policy)
+        if workers is None:
+            self.admission = admission(plan.concurrency, policy or environment.policy)
+        else:
+            self.admission = workers.admission(plan.concurrency)
         self.runner = runner or RolloutRunner(
             environment,
             split=plan.split,
@@ -346,6 +352,7 @@ class Run:
             store=store,
             encode=encoder.encode if encoder is not None else None,
             replays=plan.replays,
+            elsewhere=workers,
         )
         self.runner.on_played = self._played
         self.on_played: list[Callable[[Rollout], None]] = []

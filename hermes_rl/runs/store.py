@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from hermes_rl.agent.result import AgentResult, Timings, ToolCall, Usage, reasoning_of
+from hermes_rl.agent.result import AgentResult, ManagedState, Timings, ToolCall, Usage, reasoning_of
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
@@ -44,6 +44,8 @@ ROLLOUT_KEYS = (
 def rollout_record(rollout: Rollout) -> dict[str, Any]:
     """Return the JSON form of a finished rollout; times in seconds, rounded to the microsecond."""
     result = rollout.result
+    if rollout.line is not None:
+        return {**rollout.line, **_outcome(rollout)}  # its tokens are packed already
     return {
         "id": rollout.id,
         "row_key": rollout.key.row.key,
@@ -51,17 +53,13 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "epoch": rollout.key.epoch,
         "index": rollout.key.index,
         "attempt": rollout.key.attempt,
-        "state": str(rollout.state),
+        **_outcome(rollout),
         "messages": result.messages if result else [],
-        "rewards": {name: value.record() for name, value in rollout.rewards.items()},
-        "score": rollout.score,
-        "ending": str(rollout.ending),
         "turns": result.turns_used if result else 0,
         "usage": result.usage.record() if result else {},
         "tool_errors": [asdict(error) for error in result.tool_errors] if result else [],
         "timings": {name: round(seconds, 6) for name, seconds in rollout.timings.items()},
         "policy": rollout.policy,
-        "error": rollout.error,
         "played": str(result.ending) if result else None,
         "row_digest": rollout.key.row.digest[:DIGITS],
         "prompt_length": result.prompt_length if result else 0,
@@ -72,6 +70,17 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "tools": list(result.tool_schemas) if result and rollout.key.index == 0 else None,
         **({"artifacts": rollout.artifacts} if rollout.artifacts else {}),
         **({"image": rollout.image} if rollout.image else {}),
+    }
+
+
+def _outcome(rollout: Rollout) -> dict[str, Any]:
+    """Return what the comparison with its group may still change."""
+    return {
+        "state": str(rollout.state),
+        "rewards": {name: value.record() for name, value in rollout.rewards.items()},
+        "score": rollout.score,
+        "ending": str(rollout.ending),
+        "error": rollout.error,
     }
 
 
@@ -133,11 +142,15 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
         UserError: the line lacks something.
     """
     try:
+        sequences = None if line.get("sequences") is None else [unpacked(one) for one in line["sequences"]]
+        result = None if line.get("played", "") is None else result_of(line)
+        if result is not None and sequences is not None and line.get("sampled"):
+            result.managed_state = ManagedState(lambda: sequences)
         return Rollout(
             replace(key, attempt=line["attempt"], epoch=line["epoch"]),
             0,
             Ending(line["ending"]),
-            result_of(line),
+            result,
             state=RolloutState(line["state"]),
             rewards={name: reward_of(value) for name, value in line["rewards"].items()},
             score=line["score"],
@@ -145,7 +158,7 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
             timings=dict(line.get("timings") or {}),
             artifacts=dict(line.get("artifacts") or {}),
             image=line.get("image"),
-            sequences=None if line.get("sequences") is None else [unpacked(one) for one in line["sequences"]],
+            sequences=sequences,
             teacher=None if line.get("teacher") is None else [TokenLogprobs.unpacked(one) for one in line["teacher"]],
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -158,7 +171,8 @@ def result_of(line: Mapping[str, Any]) -> AgentResult:
     said = messages[line.get("prompt_length", 0) :]
     written = written_calls(said)
     policy = line.get("policy") or {}
-    ending = Ending(line["ending"])
+    # A rollout that a reward or its server failed had ended before, and so its rewards see it.
+    ending = Ending(line.get("played") or line["ending"])
     return AgentResult(
         messages=messages,
         turns_used=line.get("turns", 0),

@@ -218,6 +218,7 @@ class Dataset(Source):
 # ``serve``, ``process``, ``evaluate``, ``budget`` and ``wandb``: how much is played, and where it goes
 
 _CONCURRENCY = "Rollouts in flight at a time; default: found by itself."
+_WORKERS = "Processes that play; each has its own sandboxes and connections."
 
 
 class Serve(Section):
@@ -247,6 +248,7 @@ class Serve(Section):
     )
     drop_uniform: bool = Field(True, description="Leave out groups in which every score is the same.")
     concurrency: int | None = Field(None, ge=1, description=_CONCURRENCY)
+    workers: int = Field(1, ge=1, le=256, description=_WORKERS)
     allow_inexact: bool = Field(
         False,
         description="Send groups whose tokens were not recorded as sampled; they train on a reconstruction.",
@@ -260,6 +262,7 @@ class Process(Section):
     groups: int = Field(100, ge=1, description="Groups that are written.")
     drop_uniform: bool = Field(False, description="Leave out groups in which every score is the same.")
     concurrency: int | None = Field(None, ge=1, description=_CONCURRENCY)
+    workers: int = Field(1, ge=1, le=256, description=_WORKERS)
     format: Literal["atropos", "sft", "dpo"] = Field("atropos", description="What is written.")
 
 
@@ -269,6 +272,7 @@ class Evaluate(Section):
     limit: int | None = Field(None, ge=1, description="At most this many rows; default: all.")
     rollouts: int = Field(1, ge=1, description="Rollouts per row.")
     concurrency: int | None = Field(None, ge=1, description=_CONCURRENCY)
+    workers: int = Field(1, ge=1, le=256, description=_WORKERS)
     agent: Late[AgentOverrides] = Field(
         AgentOverrides.model_construct(), description="What the agent does differently in evaluation."
     )

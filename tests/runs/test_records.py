@@ -10,9 +10,10 @@ import pytest
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
+from hermes_rl.errors import RewardFailure, SandboxFailure
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.groups import group_lines
-from hermes_rl.runs.store import rollout_record
+from hermes_rl.runs.store import rollout_of, rollout_record
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.tokens.transcript import TokenSequence
 
@@ -82,3 +83,22 @@ def test_a_rollout_is_recorded_with_what_the_rewards_said() -> None:
 def test_a_rollout_that_never_began_has_every_key(key: str) -> None:
     empty: dict[str, Any] = rollout_record(Rollout(RolloutKey(ROW, "row:0", 0, 1), seed=0))
     assert key in empty
+
+
+def test_a_rollout_that_a_reward_failed_is_read_with_the_ending_that_its_rewards_saw() -> None:
+    played = rollout(0, 0.0, tokens())
+    assert played.result is not None
+    played.result.ending, played.result.finished_naturally = Ending.FINISHED, True
+    played.fail(RewardFailure("it raised"))
+    read = rollout_of(rollout_record(played), played.key)
+    assert read.ending is Ending.REWARD_FAILURE and read.result is not None
+    assert read.result.ending is Ending.FINISHED and read.result.finished_naturally
+    assert rollout_record(read) == rollout_record(played)
+
+
+def test_a_rollout_that_had_no_sandbox_is_read_without_a_conversation() -> None:
+    failed = Rollout(RolloutKey(ROW, "row:0", 0, 2), seed=1)
+    failed.fail(SandboxFailure("none was left"))
+    read = rollout_of(rollout_record(failed), failed.key)
+    assert read.result is None
+    assert rollout_record(read) == rollout_record(failed)

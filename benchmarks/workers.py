@@ -1,0 +1,102 @@
+"""What worker processes bring where sandboxes are the bottleneck: a command in a sandbox for each tool turn.
+
+    python benchmarks/workers.py [--groups N] [--turns N] [--repetitions N]
+
+A scripted policy plays, so that no model is waited for. Three ways, in turns: one process, two workers, and two
+independent runs side by side with half of the groups each, which is the most that two processes can bring. Times are
+from the first rollout on record to the last, so that starting is left out, and all are told as ratios to one process in
+the same repetition: on a machine that does other things too, only those mean something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from report import machine, say, spread, table
+
+SIZE = 4
+SPEC = """
+name: workers
+dataset: {items: ITEMS}
+prompt: {user: "Do {{ n }}"}
+toolsets: [terminal]
+rewards: {right: {fn: exact_match, args: {target: "{{ n }}"}}}
+solution: {turns: TURNS}
+agent: {max_turns: 50}
+servers: {policy: {type: scripted, deviate: 0.25}}
+process: {group_size: 4, concurrency: 16}
+"""
+WAYS = {"one process": (1, 1), "2 workers": (1, 2), "two runs side by side": (2, 1)}
+"""How many runs, and how many workers each has."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=50, help="groups of four (default: 50)")
+    parser.add_argument("--turns", type=int, default=4, help="tool turns of a rollout (default: 4)")
+    parser.add_argument("--repetitions", type=int, default=3, help="of everything (default: 3)")
+    options = parser.parse_args()
+    took: dict[str, list[float]] = {name: [] for name in WAYS}
+    for repetition in range(options.repetitions):
+        order = list(WAYS)
+        for name in order[repetition % 3 :] + order[: repetition % 3]:
+            took[name].append(seconds(options.groups, options.turns, *WAYS[name]))
+    rollouts = options.groups * SIZE
+    say(f"{options.groups} groups of {SIZE}, {options.turns} commands each, {options.repetitions} repetitions.")
+    say(f"{machine()}.\n")
+    rows = [
+        [
+            name,
+            spread([rollouts / one for one in measured], 1),
+            spread([base / one for base, one in zip(took["one process"], measured, strict=True)]),
+        ]
+        for name, measured in took.items()
+    ]
+    say(table(["", "rollouts per second", "times as fast as one process"], rows))
+
+
+def seconds(groups: int, turns: int, runs: int, workers: int) -> float:
+    """Seconds from the moment at which all runs play until the last of them has its groups, for all groups."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        items = json.dumps([{"n": n} for n in range(100)])
+        call = {"tools": [{"name": "terminal", "args": {"command": "ls / | sort | md5sum"}}]}
+        spec = SPEC.replace("ITEMS", items).replace("TURNS", json.dumps([*[call] * turns, {"say": "{{ n }}"}]))
+        (folder / "spec.yaml").write_text(spec)
+        command = [sys.executable, "-m", "hermes_rl.cli.main", "run", "spec.yaml", "process", "--quiet"]
+        command += ["--set", f"process.groups={groups // runs}", "--workers", str(workers)]
+        playing = [
+            subprocess.Popen(
+                [*command, "--out", f"run-{number}", "--set", f"seed={number}"], cwd=folder, stdout=subprocess.DEVNULL
+            )
+            for number in range(runs)
+        ]
+        files = [folder / f"run-{number}" / "rollouts.jsonl" for number in range(runs)]
+        try:
+            while not all(file.exists() and file.stat().st_size for file in files):
+                time.sleep(0.01)
+                if any(run.poll() for run in playing):
+                    raise SystemExit("a run has failed")
+            began, before = time.monotonic(), sum(map(count, files))
+            while sum(map(count, files)) < groups // runs * runs * SIZE:
+                time.sleep(0.01)
+            took = time.monotonic() - began
+        finally:
+            for run in playing:
+                run.wait()
+        return took * groups * SIZE / (groups // runs * runs * SIZE - before)
+
+
+def count(file: Path) -> int:
+    """Rollouts on record."""
+    return file.read_bytes().count(b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 
@@ -54,3 +55,12 @@ async def test_work_on_large_texts_is_done_one_at_a_time() -> None:
 
     await asyncio.gather(*(one_at_a_time(work) for _ in range(8)))
     assert (most, running) == (1, 0)
+
+
+async def test_threads_take_turns_sooner_while_such_work_is_done() -> None:
+    before = sys.getswitchinterval()
+    seen = await asyncio.gather(*(one_at_a_time(sys.getswitchinterval) for _ in range(4)))
+    with pytest.raises(ZeroDivisionError):
+        await one_at_a_time(lambda: 1 // 0)
+    assert max(seen) < before
+    assert sys.getswitchinterval() == before

@@ -7,6 +7,8 @@ import sys
 import threading
 import time
 
+import pytest
+
 from hermes_rl import threads
 from hermes_rl.threads import in_thread, one_at_a_time
 

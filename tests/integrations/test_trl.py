@@ -425,15 +425,17 @@ def test_every_sequence_of_a_group_goes_into_the_queue_which_holds_playing_back(
 
 @pytest.mark.usefixtures("installed")
 def test_groups_that_are_too_old_or_uniform_are_left_out_and_counted(tmp_path: Path) -> None:
-    sampler = Sampler(wrong=0.3, version=1)
+    sampler = Sampler(wrong=0.1, version=1)  # 43 of 100 groups of eight are uniform
     given = {"policy": sampler.policy(), "drop_uniform": True}
     with HermesWorker(spec_in(tmp_path), configuration(queue_maxsize=100), **given) as worker:
         worker.update_model_version(2)
         worker.start()
-        samples = list(taken(worker, 40))
+        samples, parts = list(taken(worker, 8)), []
+        while not any(uniform for uniform, _ in parts) and len(samples) < 800:
+            samples += taken(worker, 8)
+            parts += [one["hermes_rl/zero_variance_frac"] for one in told(worker)]
         assert {one.model_version for one in samples} == {1}
         assert all(one.metrics["reward_std"] > 0 for one in samples)
-        parts = [one["hermes_rl/zero_variance_frac"] for one in told(worker)]
         assert sum(uniform for uniform, _ in parts) > 0
         assert all(whole == uniform + 1 for uniform, whole in parts)
         worker.update_model_version(5)

@@ -81,6 +81,33 @@ def _canonical_other(value: Any) -> Any:
     )
 
 
+# ------------------------------------------------------------------------------------- What people read of a row
+
+LONGEST = 1 << 16
+"""Characters of one text of a row that are kept for people to read."""
+
+
+def readable_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row's values as JSON has them, for people: long texts are cut, and what is no text is named."""
+    return {str(name): _readable(value) for name, value in columns.items()}
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= LONGEST else f"{value[:LONGEST]}… ({len(value)} characters)"
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _readable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_readable(item) for item in value]
+    if isinstance(value, bytes | bytearray):
+        return f"({len(value)} bytes)"
+    return _readable(str(value)) if isinstance(value, _SHOWN) else f"({type(value).__name__})"
+
+
+_SHOWN = (float, date, time, timedelta, Decimal, UUID, set, frozenset)
+
 # ---------------------------------------------------------------------------------------------------------- Rows
 
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hermes_rl.agent.result import AgentResult, ManagedState, Timings, ToolCall, Usage, reasoning_of
-from hermes_rl.data.rows import Row
+from hermes_rl.data.rows import Row, readable_columns
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.environment import Environment
@@ -68,6 +68,8 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "sampled": _sampled(rollout),
         **({"teacher": [one.packed() for one in rollout.teacher]} if rollout.teacher is not None else {}),
         "tools": list(result.tool_schemas) if result and rollout.key.index == 0 else None,
+        # Once for each group, for people to read; what is played comes from the dataset.
+        **({"row": readable_columns(rollout.key.row.columns)} if rollout.key.index == 0 else {}),
         **({"artifacts": rollout.artifacts} if rollout.artifacts else {}),
         **({"image": rollout.image} if rollout.image else {}),
     }

@@ -1,0 +1,246 @@
+"""`RunRecord`: a run directory as people look at it, while the run goes on and afterwards.
+
+Owns finding runs, and an index of `rollouts.jsonl`: of each line it reads the few hundred bytes before and behind the
+conversation, keeps what tables and statistics need, and reads a line as a whole when somebody looks at that rollout.
+Everything blocks; on an event loop it belongs into a thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.errors import UserError
+from hermes_rl.rollouts.rollout import RolloutState
+from hermes_rl.runs.store import ROLLOUTS, Line
+
+CONVERSATION, TURNS, SEQUENCES = b', "messages": [', b'], "turns": ', b', "sequences": '
+"""Where, in a line of `runs.store.rollout_record`, the conversation begins, has ended, and where tokens begin."""
+DEEPEST = 4
+"""Folders below the one that is named in which runs are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSummary:
+    """What tables and statistics need of one line of `rollouts.jsonl`.
+
+    Attributes:
+        id: of the rollout; each attempt has its own.
+        row_key: which row it was played from.
+        group: rollouts with the same are compared with each other.
+        epoch: pass over the rows, from 0.
+        index: place in its group.
+        attempt: how often this place was played before.
+        state: `scored`, `left_out`, `failed` or `waiting`.
+        score: None where it has none.
+        rewards: value of each reward by name; None where it gave none.
+        ending: how the rollout ended.
+        error: why there is no score.
+        turns: model calls.
+        prompt_tokens: of all calls together.
+        completion_tokens: of all calls together.
+        calls: of tools.
+        call_errors: calls of tools that failed.
+        seconds: by phase (`total`, `generation`, `tools`, `sandbox`, `rewards`, `queue`).
+        model: of the policy's server; None where none answered.
+        begin: where the line begins in its file, in bytes.
+    """
+
+    id: str
+    row_key: str
+    group: str
+    epoch: int
+    index: int
+    attempt: int
+    state: str
+    score: float | None
+    rewards: Mapping[str, float | None]
+    ending: str
+    error: str | None
+    turns: int
+    prompt_tokens: int
+    completion_tokens: int
+    calls: int
+    call_errors: int
+    seconds: Mapping[str, float]
+    model: str | None
+    begin: int
+
+    @property
+    def final(self) -> bool:
+        """True where nothing of it is played or scored any more."""
+        return RolloutState(self.state).final
+
+
+class RunRecord:
+    """The run in a directory; call `refresh` to see what was written since.
+
+    Args:
+        path: of the run directory, or of a file in it.
+
+    Raises:
+        UserError: there is no run, or its files cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path if path.is_dir() else path.parent
+        if not (self.path / "run.json").is_file():
+            below = list(find_runs(self.path))
+            there = ": " + ", ".join(map(str, below[:5])) if below else ""
+            raise UserError(
+                f"{path} is no run directory: it has no run.json{'; there are runs below it' + there if below else ''}"
+            )
+        self.rollouts: list[RolloutSummary] = []
+        """Every line, failed attempts included, in the order in which they ended."""
+        self.torn = 0
+        """Lines that cannot be read."""
+        self._read = 0
+        """Bytes of the file that are in the index."""
+        self._file: tuple[int, int] | None = None
+        self._by_id: dict[str, int] = {}
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What `run.json` says now."""
+        try:
+            said = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.path / 'run.json'} cannot be read: {error}") from error
+        return said if isinstance(said, dict) else {}
+
+    @property
+    def spec_text(self) -> str:
+        """The resolved spec as it ran, as YAML."""
+        try:
+            return (self.path / "spec.yaml").read_text(encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{self.path / 'spec.yaml'} cannot be read: {error.strerror}") from error
+
+    def refresh(self, most: int | None = None) -> int:
+        """Read what was written since the last time, and return how many lines that are.
+
+        A file that was written anew, as by regrading, is read from its beginning.
+
+        Args:
+            most: lines to read at once; None: all that are there.
+        """
+        try:
+            file = (self.path / ROLLOUTS).open("rb")
+        except FileNotFoundError:
+            return 0
+        with file:
+            found = os.fstat(file.fileno())
+            if self._file != (found.st_dev, found.st_ino) or found.st_size < self._read:
+                self.rollouts, self._by_id, self._read, self.torn = [], {}, 0, 0
+                self._file = (found.st_dev, found.st_ino)
+            file.seek(self._read)
+            added = 0
+            while most is None or added < most:
+                line = file.readline()
+                if not line.endswith(b"\n"):
+                    break  # nothing more, or a line that is being written
+                self._take(line)
+                self._read += len(line)
+                added += 1
+            return added
+
+    def _take(self, line: bytes) -> None:
+        try:
+            summary = summary_of(line, self._read)
+        except (ValueError, KeyError, TypeError):
+            self.torn += 1
+            return
+        self._by_id[summary.id] = len(self.rollouts)
+        self.rollouts.append(summary)
+
+    def summary(self, rollout: str) -> RolloutSummary:
+        """Return what is known of a rollout.
+
+        Raises:
+            UserError: there is none with this id.
+        """
+        try:
+            return self.rollouts[self._by_id[rollout]]
+        except KeyError:
+            raise UserError(f"{self.path} has no rollout {rollout!r}") from None
+
+    def line(self, rollout: str) -> Line:
+        """Return the whole line of a rollout, as `docs/runs.md` has it."""
+        with (self.path / ROLLOUTS).open("rb") as file:
+            file.seek(self.summary(rollout).begin)
+            found: Line = json.loads(file.readline())
+            return found
+
+    def members(self, group: str) -> list[RolloutSummary]:
+        """Return the rollouts of a group in their order, of each place the one that counts."""
+        counting = {one.index: one for one in self.counting() if one.group == group}
+        return [counting[index] for index in sorted(counting)]
+
+    def counting(self) -> Iterator[RolloutSummary]:
+        """Yield of each place the rollout that counts: the one that is final, else the last that was played."""
+        places: dict[tuple[str, int], RolloutSummary] = {}
+        for one in self.rollouts:
+            known = places.get((one.group, one.index))
+            if known is None or not known.final:
+                places[one.group, one.index] = one
+        yield from places.values()
+
+    def row(self, group: str) -> dict[str, Any] | None:
+        """Return the row of a group with what its prompt and rewards saw of it; None where it was not recorded."""
+        first = next((one for one in self.rollouts if one.group == group and one.index == 0), None)
+        return None if first is None else self.line(first.id).get("row")
+
+
+def summary_of(line: bytes, begin: int) -> RolloutSummary:
+    """Return what is known of a line; only what stands before and behind its conversation is parsed.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is no line of this form.
+    """
+    head, _, rest = line.partition(CONVERSATION)
+    # Quotation marks within a text of JSON are escaped, so that these are keys of the line, or of a tool's schema.
+    tokens = rest.rfind(SEQUENCES)
+    end = rest.rfind(TURNS, 0, tokens)
+    try:
+        said = json.loads(head + b"}")
+        behind = json.loads(b"{" + rest[end + 3 : tokens] + b"}")
+        usage, timings = behind["usage"], behind["timings"]
+    except (ValueError, KeyError):
+        said = behind = json.loads(line)
+        usage, timings = said["usage"], said["timings"]
+    return RolloutSummary(
+        id=said["id"],
+        row_key=said["row_key"],
+        group=said["group"],
+        epoch=said["epoch"],
+        index=said["index"],
+        attempt=said["attempt"],
+        state=said["state"],
+        score=said["score"],
+        rewards={name: record["value"] for name, record in said["rewards"].items()},
+        ending=said["ending"],
+        error=said["error"],
+        turns=behind["turns"],
+        prompt_tokens=usage.get("prompt_tokens") or 0,
+        completion_tokens=usage.get("completion_tokens") or 0,
+        calls=len(behind["tool_calls"]),
+        call_errors=len(behind["tool_errors"]),
+        seconds=timings,
+        model=(behind["policy"] or {}).get("model") if behind["policy"] else None,
+        begin=begin,
+    )
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    """Yield the run directories in a folder and below it, the latest first."""
+    found = [
+        path.parent
+        for depth in range(DEEPEST + 1)
+        for path in folder.glob("/".join(["*"] * depth + ["run.json"]))
+        if path.is_file()
+    ]
+    yield from sorted(found, key=lambda run: (run / "run.json").stat().st_mtime, reverse=True)

@@ -163,6 +163,25 @@ def _briskly() -> Iterator[None]:
                 sys.setswitchinterval(first)
 
 
+async def made_in_thread(make: Callable[[], T], unmake: Callable[[T], object]) -> T:
+    """Return what `make` makes in a thread; where the caller is cancelled meanwhile, it is unmade once it is there.
+
+    The thread cannot be stopped, and nobody else knows what it has made: a folder, a descriptor.
+    """
+    making = asyncio.get_running_loop().run_in_executor(None, make)
+
+    def end(made: asyncio.Future[T]) -> None:
+        if made.exception() is None:
+            unmake(made.result())
+
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(end)
+        await asyncio.wait([making])
+        raise
+
+
 async def one_at_a_time(work: Callable[..., T], *given: Any, **more: Any) -> T:
     """Do work on a large text in a thread, while no other such work is done.
 

@@ -22,6 +22,7 @@ DOORS = {
     "math_verify": "scoring/",
     "openai": "env/",
     "typer": "cli/",
+    "rich": "cli/",
     "aiohttp": ("servers/", "trainers/", "env/", "cli/", "sandbox/docker_engine.py"),
     "jinja2": ("spec/", "tokens/"),
     "yaml": ("spec/", "runs/directory.py", "env/program.py"),

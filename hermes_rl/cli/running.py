@@ -8,12 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hermes_rl.cli.echo import echo
+from hermes_rl.cli.live import progress_of, restore_terminal
 from hermes_rl.cli.options import environment, with_policy
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
@@ -86,13 +87,13 @@ def run_spec(request: RunRequest) -> int:
     """
     raise_descriptor_limit()
     environ = environment(request.env_file)
-    progress = Progress(quiet=request.quiet)
+    progress = progress_of(f"{Path(request.spec).stem} · {request.mode}", quiet=request.quiet)
     spec = with_policy(lambda more: _load(request, environ, more), environ)
     if spec.demo:
         progress.note("demo: a scripted policy plays; no model, network or container is used")
     launch = Launch(request.mode, request.out, request.fresh, environ, progress)
     try:
-        with rare_full_collections(), logged() if request.verbose else nullcontext():
+        with rare_full_collections(), logged(progress.say, verbose=request.verbose):
             return _MODES[request.mode](spec, launch)
     except KeyboardInterrupt:
         progress.note(f"interrupted; {_AFTERWARDS[request.mode]}")
@@ -102,19 +103,29 @@ def run_spec(request: RunRequest) -> int:
 
 
 @contextmanager
-def logged() -> Iterator[None]:
-    """Write what hermes_rl logs at INFO and above to stderr, with the time."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+def logged(say: Callable[[str], None], *, verbose: bool) -> Iterator[None]:
+    """Say what hermes_rl logs: warnings as they are, and where it is to be `verbose` everything from INFO on."""
+    handler = _Saying(say, logging.INFO if verbose else logging.WARNING)
+    if verbose:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("hermes_rl")
     before = logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(handler.level)
     try:
         yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
+
+
+class _Saying(logging.Handler):
+    def __init__(self, say: Callable[[str], None], level: int) -> None:
+        super().__init__(level)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(self.format(record))
 
 
 def _load(request: RunRequest, environ: Mapping[str, str], more: tuple[str, ...]) -> Spec:
@@ -138,6 +149,7 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
         def end() -> None:
             nonlocal asked
             if asked:
+                restore_terminal()
                 sys.stderr.write("interrupted again; what is complete is kept\n")
                 sys.stderr.flush()
                 os._exit(INTERRUPTED)

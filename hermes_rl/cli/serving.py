@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hermes_rl import open_env
@@ -59,7 +59,7 @@ def serve_rollouts(request: RolloutsRequest) -> int:
         idle=request.idle,
         drain=request.drain,
     )
-    with rare_full_collections(), logged() if request.verbose else nullcontext():
+    with rare_full_collections(), logged(partial(echo, err=True), verbose=request.verbose):
         return asyncio.run(serve(spec, options, environ, echo))
 
 

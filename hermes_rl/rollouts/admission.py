@@ -168,10 +168,10 @@ class Fixed:
 
     def __init__(self, concurrency: int, descriptors: Carries | None = None) -> None:
         self.concurrency = concurrency
-        self._descriptors = descriptors or DescriptorShare()
+        self.descriptors = descriptors or DescriptorShare()
 
     def admits(self, open_rollouts: int) -> bool:
-        return open_rollouts < self.concurrency and self._descriptors.carry(open_rollouts)
+        return open_rollouts < self.concurrency and self.descriptors.carry(open_rollouts)
 
 
 class Adaptive:
@@ -194,7 +194,7 @@ class Adaptive:
         cores: int | None = None,
         descriptors: Carries | None = None,
     ) -> None:
-        self._descriptors = descriptors or DescriptorShare(clock=clock)
+        self.descriptors = descriptors or DescriptorShare(clock=clock)
         self._calls, self._clock = calls, clock
         self._used, self._free = used or processor_seconds, free or free_memory
         self._cores = cores or len(os.sched_getaffinity(0))
@@ -207,7 +207,7 @@ class Adaptive:
     def admits(self, open_rollouts: int) -> bool:
         """Whether another rollout may begin."""
         self._look(open_rollouts)
-        if not self._descriptors.carry(open_rollouts):
+        if not self.descriptors.carry(open_rollouts):
             return False
         if open_rollouts < self._cores:
             return True  # less would leave cores idle, whatever was measured

@@ -22,10 +22,11 @@ from hermes_rl.rollouts.rollout import Encoder
 from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.exact import renderer_of, require_same_tokenizer, tokenizer_of
 from hermes_rl.runs.groups import GroupsFile
-from hermes_rl.runs.progress import Progress, WandbLog, wandb_log
+from hermes_rl.runs.progress import Progress, RunStatus, WandbLog, wandb_log
 from hermes_rl.runs.provenance import provenance
 from hermes_rl.runs.regrading import Grading, bring_up_to_date
 from hermes_rl.runs.run import Plan, PlaysGroups, RowSource, Run, RunBudget
+from hermes_rl.runs.run_log import run_log
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.workers import DeadWorkers, Workers, open_workers, require_shares
 from hermes_rl.sandbox.bubblewrap import require_bubblewrap
@@ -111,6 +112,35 @@ class SpecRun:
             self.run.runner.replayed, calls, self.workers.lost if self.workers is not None else DeadWorkers()
         )
 
+    def status(self) -> RunStatus:
+        """Return how the run does (`hermes_rl.runs.progress.Watched`)."""
+        run, workers = self.run, self.workers
+        return RunStatus(
+            in_flight=run.runner.open,
+            concurrency=run.concurrency,
+            phases=run.runner.phases if workers is None else workers.phases,
+            waiting_calls=self.compiled.policy.waiting if workers is None else workers.waiting,
+            tokens=run.budget.tokens,
+            cost=run.budget.cost,
+            failures=run.losses.all.causes,
+            again=self.retried.words,
+            paused=run.paused,
+        )
+
+    def pause(self, paused: bool) -> None:
+        """Begin nothing new while it is paused."""
+        self.run.paused = paused
+        self.run.wake()
+
+    def finish(self) -> None:
+        """Begin nothing new, and end with what is in flight."""
+        self.run.budget.ended = "you asked for it"
+        self.run.wake()
+
+    def set_concurrency(self, rollouts: int) -> None:
+        """Keep so many rollouts in flight."""
+        self.run.set_concurrency(rollouts)
+
 
 @dataclass
 class OwnCode:
@@ -184,7 +214,10 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
         source = RowSource(rows)
         await compiled.open(await source.require_first(split))
         plan, environment = plan_of(spec, launch.mode), own.environment if own is not None else compiled
-        with RunDirectory.choose(spec, launch.mode, launch.out, fresh=launch.fresh) as directory:
+        with (
+            RunDirectory.choose(spec, launch.mode, launch.out, fresh=launch.fresh) as directory,
+            run_log(directory.path, launch.progress, launch.environ),
+        ):
             compiled.artifact_folder = directory.artifacts
             _say_what_is_new(directory, spec, launch)
             async with (
@@ -206,9 +239,9 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                         workers=workers,
                     )
                     opened = SpecRun(spec, compiled, run, records, encoder, log, launch.progress, workers)
-                    launch.progress.further = lambda: opened.retried.words
                     try:
-                        yield opened
+                        with launch.progress.watching(opened):
+                            yield opened
                     finally:
                         directory.add_images(compiled.images)
                         directory.add({"retried": opened.retried.record(), "lost": run.losses.record()})

@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -167,7 +168,8 @@ class _Worker:
             # would outlive a run that was killed.
             signal.setitimer(signal.ITIMER_REAL, self._opening.silent)
             used = {"cpu": processor_seconds(), "descriptors": open_descriptors()}
-            await self._send({"waiting": compiled.policy.waiting, **used})
+            phases = sum((runner.phases for runner in self._runners.values()), Counter[str]())
+            await self._send({"waiting": compiled.policy.waiting, "phases": phases, **used})
             await asyncio.sleep(LOOK)
 
     def _retries(self) -> dict[str, int]:

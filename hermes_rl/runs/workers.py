@@ -146,6 +146,7 @@ class _Process:
         """Requests that it has answered."""
         self.waiting = 0
         self.descriptors = 0
+        self.phases: Counter[str] = Counter()
         self.seconds = 0.0
         """Of processor time."""
         self.retries: Counter[str] = Counter()
@@ -238,6 +239,7 @@ class _Process:
         said = json.loads(message)
         self.waiting, self.descriptors = said.get("waiting", self.waiting), said.get("descriptors", self.descriptors)
         self.seconds = said.get("cpu", self.seconds)
+        self.phases = Counter(said.get("phases", self.phases))
         self.ready = self.ready or "ready" in said
         if "raised" in said:
             self.error = _error(*said["raised"])
@@ -357,6 +359,11 @@ class Workers:
 
     def __len__(self) -> int:
         return len(self._living)
+
+    @property
+    def phases(self) -> Counter[str]:
+        """What the rollouts that are played are at."""
+        return sum((process.phases for process in self._living), Counter())
 
     def _processor_seconds(self) -> float:
         return processor_seconds() + self._seconds_of_dead + sum(process.seconds for process in self._living)

@@ -12,6 +12,8 @@ import typer
 Mode = Literal["serve", "process", "evaluate"]
 Kind = Literal["specs", "toolsets", "tools", "distributions", "rewards", "parsers", "renderers", "sandboxes"]
 
+Starter = Literal["tools", "swe", "game", "judge", "user", "mcp"]
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -116,6 +118,18 @@ def doctor(
     if security:
         checks += examine_security()
     raise typer.Exit(print_checks(checks, as_json=as_json))
+
+
+@app.command()
+def init(
+    name: Annotated[str, typer.Argument(help="Of the environment, and of the new folder.")],
+    kind: Annotated[Starter, typer.Option(help="What it is like.")] = "tools",
+) -> None:
+    """Make files to start an environment from: a spec, rewards with a test, and rows."""
+    from hermes_rl.cli.starting import start
+
+    for line in start(name, kind, Path()):
+        _print(line)
 
 
 @app.command()

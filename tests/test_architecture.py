@@ -16,6 +16,7 @@ PACKAGE = ROOT / "hermes_rl"
 DOORS = {
     "atroposlib": "env/",
     "wandb": "runs/progress.py",
+    "pyarrow": "runs/parquet.py",
     "datasets": ("data/hub.py", "integrations/"),
     "transformers": "tokens/hub.py",
     "tokenizers": "tokens/",

@@ -101,7 +101,10 @@ def _write_format(opened: SpecRun) -> None:
     kind, groups = opened.spec.process.format, opened.records.groups_file
     assert groups is not None
     tokenizer = opened.encoder.tokenizer
-    for path, count in write_format(kind, opened.directory, opened.store, opened.compiled, groups.journal, tokenizer):
+    rewards = list(opened.spec.rewards)
+    for path, count in write_format(
+        kind, opened.directory, opened.store, opened.compiled, groups.journal, tokenizer, rewards
+    ):
         opened.progress.note(f"{count} rows for {kind} in {path}")
 
 

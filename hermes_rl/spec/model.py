@@ -263,7 +263,7 @@ class Process(Section):
     drop_uniform: bool = Field(False, description="Leave out groups in which every score is the same.")
     concurrency: int | None = Field(None, ge=1, description=_CONCURRENCY)
     workers: int = Field(1, ge=1, le=256, description=_WORKERS)
-    format: Literal["atropos", "sft", "dpo"] = Field("atropos", description="What is written.")
+    format: Literal["atropos", "sft", "dpo", "parquet"] = Field("atropos", description="What is written.")
 
 
 class Evaluate(Section):

@@ -1,4 +1,4 @@
-"""`process.format: parquet`: a table of what was written, for pandas, polars and `datasets`; the only importer of pyarrow.
+"""`process.format: parquet`: a table for pandas, polars and `datasets`. The only importer of pyarrow.
 
 A row is one sequence of a rollout, or a rollout where its tokens are not known. Columns have one type in every row, so
 that each library reads the file as it is: rewards are a column each, what differs in shape is JSON as text.

@@ -47,6 +47,7 @@ class RolloutSummary:
         call_errors: calls of tools that failed.
         seconds: by phase (`total`, `generation`, `tools`, `sandbox`, `rewards`, `queue`).
         model: of the policy's server; None where none answered.
+        row_digest: of the row's content.
         begin: where the line begins in its file, in bytes.
     """
 
@@ -68,6 +69,7 @@ class RolloutSummary:
     call_errors: int
     seconds: Mapping[str, float]
     model: str | None
+    row_digest: str
     begin: int
 
     @property
@@ -231,6 +233,7 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
         call_errors=len(behind["tool_errors"]),
         seconds=timings,
         model=(behind["policy"] or {}).get("model") if behind["policy"] else None,
+        row_digest=behind["row_digest"],
         begin=begin,
     )
 

@@ -24,6 +24,7 @@ DOORS = {
     "typer": "cli/",
     "aiohttp": ("servers/", "trainers/", "env/", "cli/", "sandbox/docker_engine.py"),
     "jinja2": ("spec/", "tokens/"),
+    "rich": ("cli/", "runs/progress.py"),
     "yaml": ("spec/", "runs/directory.py", "env/program.py"),
     "mcp": "tools/mcp_client.py",
     "mcp_types": "tools/mcp_client.py",

@@ -1,4 +1,4 @@
-"""The commands `run | validate | list | schema | doctor | regrade | rollouts | openenv`: arguments, and who works.
+"""The commands `run | validate | list | schema | doctor | regrade | compare | rollouts | openenv`: who does the work.
 
 Annotations are not postponed here: Typer would evaluate the text of each several times at every start.
 """
@@ -128,6 +128,28 @@ def regrade(
     from hermes_rl.cli.running import regrade_run
 
     raise typer.Exit(regrade_run(run_directory, tuple(sets or ()), env_file))
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="A B [C…]", help="Run directories; each is compared with A.")],
+    success: Annotated[float | None, typer.Option(help="Score of a pass; default: A's evaluate.success.")] = None,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Also where the runs are graded differently.")] = False,
+    fail_if_worse: Annotated[
+        bool, typer.Option("--fail-if-worse", help="Status 1 where the 95 % interval of B - A lies below 0.")
+    ] = False,
+    margin: Annotated[
+        float, typer.Option(help="With --fail-if-worse: status 1 where the interval lies below -MARGIN.")
+    ] = 0.0,
+    limit: Annotated[int, typer.Option(min=0, help="Fixed and broken rows that are listed.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    no_pager: Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")] = False,
+) -> None:
+    """Compare runs row by row: what is better, what is worse, and what may be chance."""
+    from hermes_rl.cli.comparing import CompareRequest, compare_paths
+
+    request = CompareRequest(runs, success, anyway, fail_if_worse, margin, limit, as_json, not no_pager)
+    raise typer.Exit(compare_paths(request))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)

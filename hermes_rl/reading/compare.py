@@ -6,19 +6,22 @@ differences: rollouts of one row may depend on each other as they like (Miller, 
 section 4.2). Rollouts without a score are never 0: a row that is graded in one run only is left out and counted, and
 bounds say what the difference could be if everything had been graded.
 
-The functions are pure. Settings that make runs incomparable are found by `hermes_rl.reading.settings`.
+`compare` is pure and knows no files. `compare_runs` reads two run directories, with what
+`hermes_rl.reading.settings` says of them.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.reading.record import RolloutSummary
+from hermes_rl.reading.record import RolloutSummary, RunRecord
+from hermes_rl.reading.settings import contrast, model_of, spec_of, success_of
 from hermes_rl.rollouts.rollout import RolloutState
 from hermes_rl.runs.metrics import mean
 
@@ -384,3 +387,89 @@ def _bounds(a: Rows, b: Rows, span: tuple[float, float]) -> tuple[float, float] 
         return mean([y - x for x, y in pairs if x is not None and y is not None])
 
     return difference(high, low), difference(low, high)
+
+
+# ---------------------------------------------------------------------------------------------- Run directories
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Two run directories: what they are, what their settings allow to conclude, and how they differ.
+
+    Attributes:
+        a: path of the first.
+        b: path of the second.
+        model_a: who played in the first.
+        model_b: who played in the second.
+        refusals: why the scores of the two do not mean the same; empty where they do.
+        warnings: what else differs beside the model.
+        found: the differences.
+    """
+
+    a: str
+    b: str
+    model_a: str
+    model_b: str
+    refusals: tuple[str, ...]
+    warnings: tuple[str, ...]
+    found: Comparison
+
+    @property
+    def verdict(self) -> str:
+        """What can be concluded, as one sentence."""
+        score = self.found.score
+        if score.low is None or score.high is None:
+            return "one row says nothing about others"
+        if score.low > 0:
+            return "B is better than A, beyond chance"
+        if score.high < 0:
+            return "B is worse than A, beyond chance"
+        return "no difference beyond chance"
+
+    def record(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {**asdict(self), "verdict": self.verdict}
+
+
+def compare_runs(a: RunRecord, b: RunRecord, success: float | None = None) -> RunComparison:
+    """Compare two run directories that were read (`RunRecord.refresh`).
+
+    Args:
+        a: the run that is compared with.
+        b: the run that is looked at.
+        success: score from which a rollout passes; None: as the first run's spec says.
+
+    Raises:
+        UserError: nothing can be compared, or a file cannot be read.
+    """
+    settings, described = contrast(a, b), a.described
+    clamp = ((described.get("grading") or {}).get("scoring") or {}).get("clamp")
+    counting = list(a.counting()), list(b.counting())
+    found = compare(
+        *counting,
+        success=success_of(spec_of(a)) if success is None else success,
+        span=(float(clamp[0]), float(clamp[1])) if clamp else (0.0, 1.0),
+    )
+    return RunComparison(
+        str(a.path),
+        str(b.path),
+        model_of(described),
+        model_of(b.described),
+        settings.refusals,
+        (*settings.warnings, *_other_rows(*map(by_row, counting))),
+        found,
+    )
+
+
+def _other_rows(a: Rows, b: Rows) -> Iterable[str]:
+    """Yield what differs between the rows of two runs and between how often they were played."""
+    sizes = [Counter(map(len, rows.values())).most_common(1)[0][0] for rows in (a, b)]
+    if sizes[0] != sizes[1]:
+        yield f"most rows have {sizes[0]} rollouts in A and {sizes[1]} in B"
+    changed = sum(a[key][0].row_digest != b[key][0].row_digest for key in a if key in b)
+    if changed:
+        yield f"rows with the same key in both runs and other content: {changed}"
+    for name, own, other in (("A", a, b), ("B", b, a)):
+        alone = sum(key not in other for key in own)
+        if alone:
+            yield f"rows that are only in {name}, and are left out: {alone}"

@@ -89,6 +89,8 @@ class RunRecord:
     """
 
     def __init__(self, path: Path) -> None:
+        if not path.exists():
+            raise UserError(f"there is no run at {path}: no such directory")
         self.path = path if path.is_dir() else path.parent
         if not (self.path / "run.json").is_file():
             below = list(find_runs(self.path))
@@ -195,6 +197,14 @@ class RunRecord:
         """Return the row of a group with what its prompt and rewards saw of it; None where it was not recorded."""
         first = next((one for one in self.rollouts if one.group == group and one.index == 0), None)
         return None if first is None else self.line(first.id).get("row")
+
+    def label(self, row_key: str, length: int = 50) -> str:
+        """Return a few words by which people know a row: its first text; empty where it was not recorded."""
+        group = next((one.group for one in self.rollouts if one.row_key == row_key and one.index == 0), None)
+        row = self.row(group) if group is not None else None
+        text = next((value for value in (row or {}).values() if isinstance(value, str) and value.strip()), "")
+        words = " ".join(text.split())
+        return words if len(words) <= length else words[: length - 1] + "…"
 
 
 def summary_of(line: bytes, begin: int) -> RolloutSummary:

@@ -1,4 +1,4 @@
-"""The commands `run | validate | list | schema | doctor | regrade | compare | rollouts | openenv`: who does the work.
+"""The commands `run | validate | list | schema | doctor | regrade | show | compare | rollouts | openenv`.
 
 Annotations are not postponed here: Typer would evaluate the text of each several times at every start.
 """
@@ -128,6 +128,32 @@ def regrade(
     from hermes_rl.cli.running import regrade_run
 
     raise typer.Exit(regrade_run(run_directory, tuple(sets or ()), env_file))
+
+
+@app.command()
+def show(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    rollout: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="A rollout: its id, how it begins, or its number.")
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="List those that do not pass, the worst first.")] = False,
+    ending: Annotated[str | None, typer.Option(help="List those that ended so.")] = None,
+    tool: Annotated[str | None, typer.Option(help="List those that called it; with ID, only its calls.")] = None,
+    prompt: Annotated[bool, typer.Option("--prompt", help="With ID: exactly what the model got.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="With ID: the tokens that are trained on.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Long texts too.")] = False,
+    sort: Annotated[str, typer.Option(help="number, score, turns, tokens, seconds or errors.")] = "number",
+    limit: Annotated[int, typer.Option(min=0, help="Rollouts that are listed; 0: all.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    no_pager: Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")] = False,
+) -> None:
+    """Show a run, or why one of its rollouts failed."""
+    from hermes_rl.cli.showing import ShowRequest, show_run
+
+    request = ShowRequest(
+        run_directory, rollout, failed, ending, tool, prompt, tokens, full, sort, limit, as_json, not no_pager
+    )
+    raise typer.Exit(show_run(request))
 
 
 @app.command()

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hermes_rl.cli.echo import echo
-from hermes_rl.cli.screen import BAD, DIM, GOOD, HEAD, safe, show, table
+from hermes_rl.cli.screen import BAD, DIM, GOOD, HEAD, counted, safe, show, table
 from hermes_rl.errors import UserError
 from hermes_rl.reading.compare import ChangedRow, Difference, RunComparison, compare_runs
 from hermes_rl.reading.record import RunRecord
@@ -85,7 +85,7 @@ def _parts(one: RunComparison, a: RunRecord, b: RunRecord, request: CompareReque
     yield Text()
     yield _differences([found.score, found.passes])
     yield Text()
-    rows = f"{found.score.rows} rows" if found.score.rows != 1 else "1 row"
+    rows = counted(found.score.rows, "row")
     style = {True: GOOD, False: BAD}[found.score.difference > 0] if found.score.beyond_chance else HEAD
     yield safe(f"{one.verdict}; both graded {rows}", style)
     if found.score.detectable is not None:
@@ -98,10 +98,8 @@ def _parts(one: RunComparison, a: RunRecord, b: RunRecord, request: CompareReque
             "yellow",
         )
     yield Text()
-    yield safe(
-        f"{len(found.fixed)} rows fixed, {len(found.broken)} broken (a pass is a score of {found.success:g} or more); "
-        f"sign test p = {found.p:.3g}"
-    )
+    changed = f"{counted(len(found.fixed), 'row')} fixed, {len(found.broken)} broken"
+    yield safe(f"{changed} (a pass scores {found.success:g} or more); sign test p = {found.p:.3g}")
     if found.fixed or found.broken:
         yield from _rows(found.fixed, found.broken, a, b, request.limit)
     yield Text()

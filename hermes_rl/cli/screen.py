@@ -14,9 +14,11 @@ import sys
 from collections.abc import Iterable
 
 from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from hermes_rl.cli.echo import echo
 from hermes_rl.visible import visible
 
 WIDE = 200
@@ -50,21 +52,42 @@ def show(parts: Iterable[RenderableType], *, pager: bool = False) -> None:
         width=None if terminal else WIDE, highlight=False, markup=False, emoji=False, soft_wrap=not terminal
     )
     try:
-        if not (pager and terminal and sys.stdin.isatty()):
-            for part in parts:
-                console.print(part)
-            sys.stdout.flush()
-            return
         with console.capture() as captured:
             for part in parts:
                 console.print(part)
         text = captured.get()
-        if text.count("\n") < console.height or not _paged(text):
+        if not terminal:
+            text = "".join(f"{line.rstrip()}\n" for line in text.split("\n")[:-1])
+        paged = pager and terminal and sys.stdin.isatty() and text.count("\n") >= console.height
+        if not (paged and _paged(text)):
             sys.stdout.write(text)
             sys.stdout.flush()
     except BrokenPipeError:
         # Who read, as `head`, has enough. What is left in the buffer must not raise again at the end of the process.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def show_exactly(text: str, *, pager: bool = False) -> None:
+    """Print a text, in a pipe or a file character by character, but for what a terminal would obey (`visible`)."""
+    if sys.stdout.isatty():
+        show([safe(text)], pager=pager)
+    else:
+        echo(text)
+
+
+def heading(title: str) -> Text:
+    """Return a line that begins a part of what is shown."""
+    return Text.assemble(safe("── ", DIM), safe(title, HEAD), safe(" ──", DIM))
+
+
+def indented(text: Text) -> Padding:
+    """Return a text two columns to the right."""
+    return Padding(text, (0, 0, 0, 2), expand=False)
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number with its noun, which takes an `s` in the plural."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _paged(text: str) -> bool:

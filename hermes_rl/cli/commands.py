@@ -1,4 +1,4 @@
-"""The commands `run | validate | list | schema | doctor | regrade | show | compare | rollouts | openenv`.
+"""The commands `run | validate | list | schema | doctor | regrade | render | show | compare | rollouts | openenv`.
 
 Annotations are not postponed here: Typer would evaluate the text of each several times at every start.
 """
@@ -128,6 +128,31 @@ def regrade(
     from hermes_rl.cli.running import regrade_run
 
     raise typer.Exit(regrade_run(run_directory, tuple(sets or ()), env_file))
+
+
+@app.command(context_settings=_FLAGS, epilog=_EPILOG)
+def render(
+    context: typer.Context,
+    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.")],
+    row: Annotated[str, typer.Option(help="A row's key, or its place in the order of play, from 0.")] = "0",
+    split: Annotated[
+        Literal["train", "eval"] | None, typer.Option(help="Among which rows; default: train, where there are any.")
+    ] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Token by token, with ids.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="As `run --demo`: the dataset's sample, the small template.")
+    ] = False,
+    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    no_pager: Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")] = False,
+) -> None:
+    """Show exactly what the model is sent for a row, tools included; no model is asked."""
+    from hermes_rl.cli.options import Options
+    from hermes_rl.cli.rendering import RenderRequest, render_spec
+
+    options = Options(tuple(sets or ()), tuple(context.args), env_file)
+    raise typer.Exit(render_spec(RenderRequest(spec, options, row, split, tokens, demo, as_json, not no_pager)))
 
 
 @app.command()

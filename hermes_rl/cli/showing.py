@@ -489,15 +489,15 @@ def message_parts(
     """Yield messages and tools as a chat server is sent them."""
     if missing:
         yield safe(f"as messages, because there is no text of it: {missing}", NOTE)
-    yield heading(counted(len(tools or ()), "tool"))
-    for tool in tools or ():
-        yield safe(json.dumps(tool, indent=2, ensure_ascii=False))
     for message in messages:
         yield heading(str(message.get("role")))
         yield safe(_content(message.get("content")))
         rest = {key: value for key, value in message.items() if key not in ("role", "content")}
         if rest:
             yield safe(json.dumps(rest, indent=2, ensure_ascii=False))
+    yield heading(counted(len(tools or ()), "tool"))
+    for tool in tools or ():
+        yield safe(json.dumps(tool, indent=2, ensure_ascii=False))
 
 
 def _token_parts(tokens: RecordedTokens, full: bool) -> Iterator[RenderableType]:

@@ -26,6 +26,7 @@ DOORS = {
     "rich": "cli/",
     "aiohttp": ("servers/", "trainers/", "env/", "cli/", "sandbox/docker_engine.py"),
     "jinja2": ("spec/", "tokens/"),
+    "rich": ("cli/", "runs/progress.py"),
     "yaml": ("spec/", "runs/directory.py", "env/program.py"),
     "mcp": "tools/mcp_client.py",
     "mcp_types": "tools/mcp_client.py",

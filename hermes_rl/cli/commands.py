@@ -1,4 +1,4 @@
-"""The commands `run | validate | list | schema | doctor | regrade | rollouts | openenv`: arguments, and who works.
+"""The commands `run | validate | list | schema | doctor | regrade | render | show | compare | rollouts | openenv`.
 
 Annotations are not postponed here: Typer would evaluate the text of each several times at every start.
 """
@@ -142,6 +142,79 @@ def regrade(
     from hermes_rl.cli.running import regrade_run
 
     raise typer.Exit(regrade_run(run_directory, tuple(sets or ()), env_file))
+
+
+@app.command(context_settings=_FLAGS, epilog=_EPILOG)
+def render(
+    context: typer.Context,
+    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.")],
+    row: Annotated[str, typer.Option(help="A row's key, or its place in the order of play, from 0.")] = "0",
+    split: Annotated[
+        Literal["train", "eval"] | None, typer.Option(help="Among which rows; default: train, where there are any.")
+    ] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Token by token, with ids.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="As `run --demo`: the dataset's sample, the small template.")
+    ] = False,
+    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    no_pager: Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")] = False,
+) -> None:
+    """Show exactly what the model is sent for a row, tools included; no model is asked."""
+    from hermes_rl.cli.options import Options
+    from hermes_rl.cli.rendering import RenderRequest, render_spec
+
+    options = Options(tuple(sets or ()), tuple(context.args), env_file)
+    raise typer.Exit(render_spec(RenderRequest(spec, options, row, split, tokens, demo, as_json, not no_pager)))
+
+
+@app.command()
+def show(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    rollout: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="A rollout: its id, how it begins, or its number.")
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="List those that do not pass, the worst first.")] = False,
+    ending: Annotated[str | None, typer.Option(help="List those that ended so.")] = None,
+    tool: Annotated[str | None, typer.Option(help="List those that called it; with ID, only its calls.")] = None,
+    prompt: Annotated[bool, typer.Option("--prompt", help="With ID: exactly what the model got.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="With ID: the tokens that are trained on.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Long texts too.")] = False,
+    sort: Annotated[str, typer.Option(help="number, score, turns, tokens, seconds or errors.")] = "number",
+    limit: Annotated[int, typer.Option(min=0, help="Rollouts that are listed; 0: all.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    no_pager: Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")] = False,
+) -> None:
+    """Show a run, or why one of its rollouts failed."""
+    from hermes_rl.cli.showing import ShowRequest, show_run
+
+    request = ShowRequest(
+        run_directory, rollout, failed, ending, tool, prompt, tokens, full, sort, limit, as_json, not no_pager
+    )
+    raise typer.Exit(show_run(request))
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="A B [C…]", help="Run directories; each is compared with A.")],
+    success: Annotated[float | None, typer.Option(help="Score of a pass; default: A's evaluate.success.")] = None,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Also where the runs are graded differently.")] = False,
+    fail_if_worse: Annotated[
+        bool, typer.Option("--fail-if-worse", help="Status 1 where the 95 % interval of B - A lies below 0.")
+    ] = False,
+    margin: Annotated[
+        float, typer.Option(help="With --fail-if-worse: status 1 where the interval lies below -MARGIN.")
+    ] = 0.0,
+    limit: Annotated[int, typer.Option(min=0, help="Fixed and broken rows that are listed.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    no_pager: Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")] = False,
+) -> None:
+    """Compare runs row by row: what is better, what is worse, and what may be chance."""
+    from hermes_rl.cli.comparing import CompareRequest, compare_paths
+
+    request = CompareRequest(runs, success, anyway, fail_if_worse, margin, limit, as_json, not no_pager)
+    raise typer.Exit(compare_paths(request))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)

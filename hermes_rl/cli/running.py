@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -17,6 +18,7 @@ from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of, restore_terminal
 from hermes_rl.cli.options import environment, with_policy
 from hermes_rl.rollouts.admission import raise_descriptor_limit
+from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
 from hermes_rl.runs.metrics import BY, COUNT
 from hermes_rl.runs.opening import Launch, require_effect
@@ -172,7 +174,7 @@ def _process(spec: Spec, launch: Launch) -> int:
     summary, directory = run_interruptible(run_process(spec, launch))
     launch.progress.end()
     echo(_process_words(spec, summary))
-    echo(f"run directory: {directory.path}")
+    _say_where(directory, launch)
     return 0 if summary.stopped is None else 1
 
 
@@ -201,7 +203,7 @@ def _evaluate(spec: Spec, launch: Launch) -> int:
     launch.progress.end()
     for line in evaluation_lines(found):
         echo(line)
-    echo(f"run directory: {directory.path}")
+    _say_where(directory, launch)
     if not found.reliable:
         echo(
             "error: more than 2 % of the rollouts could not be graded, see `error` in rollouts.jsonl",
@@ -236,8 +238,14 @@ def _serve(spec: Spec, launch: Launch) -> int:
     directory = run_interruptible(run_serve(spec, launch))
     launch.progress.end()
     echo(f"the trainer has had its {spec.serve.total_steps} steps")
-    echo(f"run directory: {directory.path}")
+    _say_where(directory, launch)
     return 0
+
+
+def _say_where(directory: RunDirectory, launch: Launch) -> None:
+    """Say where everything is, and how to look at it."""
+    echo(f"run directory: {directory.path}")
+    launch.progress.note(f"next: hermes-rl show {shlex.quote(str(directory.path))} --failed")
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -45,8 +45,10 @@ class RolloutSummary:
         completion_tokens: of all calls together.
         calls: of tools.
         call_errors: calls of tools that failed.
+        tools: names of the tools that it called.
         seconds: by phase (`total`, `generation`, `tools`, `sandbox`, `rewards`, `queue`).
         model: of the policy's server; None where none answered.
+        row_digest: of the row's content.
         begin: where the line begins in its file, in bytes.
     """
 
@@ -66,8 +68,10 @@ class RolloutSummary:
     completion_tokens: int
     calls: int
     call_errors: int
+    tools: tuple[str, ...]
     seconds: Mapping[str, float]
     model: str | None
+    row_digest: str
     begin: int
 
     @property
@@ -87,6 +91,8 @@ class RunRecord:
     """
 
     def __init__(self, path: Path) -> None:
+        if not path.exists():
+            raise UserError(f"there is no run at {path}: no such directory")
         self.path = path if path.is_dir() else path.parent
         if not (self.path / "run.json").is_file():
             below = list(find_runs(self.path))
@@ -175,6 +181,28 @@ class RunRecord:
             found: Line = json.loads(file.readline())
             return found
 
+    def number(self, rollout: str) -> int:
+        """Return which line of the file a rollout is, from 1: a short name for it."""
+        return self._by_id[rollout] + 1
+
+    def matching(self, words: str) -> list[RolloutSummary]:
+        """Return the rollouts that somebody may mean: by id, by number of the line, or by how the id begins.
+
+        Raises:
+            UserError: there is none.
+        """
+        if words in self._by_id:
+            return [self.rollouts[self._by_id[words]]]
+        number = words.removeprefix("#")
+        if number.isdecimal() and 1 <= int(number) <= len(self.rollouts):
+            return [self.rollouts[int(number) - 1]]
+        if found := [one for one in self.rollouts if one.id.startswith(words)]:
+            return found
+        raise UserError(
+            f"{self.path} has no rollout {words!r}: give an id, how one begins, or a number from 1 to "
+            f"{len(self.rollouts)}, as `hermes-rl show {self.path}` lists them"
+        )
+
     def members(self, group: str) -> list[RolloutSummary]:
         """Return the rollouts of a group in their order, of each place the one that counts."""
         counting = {one.index: one for one in self.counting() if one.group == group}
@@ -193,6 +221,14 @@ class RunRecord:
         """Return the row of a group with what its prompt and rewards saw of it; None where it was not recorded."""
         first = next((one for one in self.rollouts if one.group == group and one.index == 0), None)
         return None if first is None else self.line(first.id).get("row")
+
+    def label(self, row_key: str, length: int = 50) -> str:
+        """Return a few words by which people know a row: its first text; empty where it was not recorded."""
+        group = next((one.group for one in self.rollouts if one.row_key == row_key and one.index == 0), None)
+        row = self.row(group) if group is not None else None
+        text = next((value for value in (row or {}).values() if isinstance(value, str) and value.strip()), "")
+        words = " ".join(text.split())
+        return words if len(words) <= length else words[: length - 1] + "…"
 
 
 def summary_of(line: bytes, begin: int) -> RolloutSummary:
@@ -229,8 +265,10 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
         completion_tokens=usage.get("completion_tokens") or 0,
         calls=len(behind["tool_calls"]),
         call_errors=len(behind["tool_errors"]),
+        tools=tuple(dict.fromkeys(call["name"] for call in behind["tool_calls"])),
         seconds=timings,
         model=(behind["policy"] or {}).get("model") if behind["policy"] else None,
+        row_digest=behind["row_digest"],
         begin=begin,
     )
 

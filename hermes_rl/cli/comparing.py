@@ -1,0 +1,141 @@
+"""`hermes-rl compare`: two runs or more, in words and tables; the statistics are `hermes_rl.reading.compare`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hermes_rl.cli.echo import echo
+from hermes_rl.cli.screen import BAD, DIM, GOOD, HEAD, counted, safe, show, table
+from hermes_rl.errors import UserError
+from hermes_rl.reading.compare import ChangedRow, Difference, RunComparison, compare_runs
+from hermes_rl.reading.record import RunRecord
+
+
+@dataclass(frozen=True)
+class CompareRequest:
+    """The words of `hermes-rl compare`."""
+
+    runs: Sequence[Path]
+    success: float | None = None
+    anyway: bool = False
+    fail_if_worse: bool = False
+    margin: float = 0.0
+    limit: int = 10
+    as_json: bool = False
+    pager: bool = True
+
+
+def compare_paths(request: CompareRequest) -> int:
+    """Compare the first run with each other one; returns the exit status.
+
+    Raises:
+        UserError: there is no such run, or the runs cannot be compared.
+    """
+    if len(request.runs) < 2:
+        raise UserError("compare needs two runs: hermes-rl compare A B, each a run directory")
+    if request.margin and not request.fail_if_worse:
+        raise UserError("--margin says how much worse --fail-if-worse lets pass; give both")
+    if request.margin < 0:
+        raise UserError("--margin is 0 or more: how much worse B may be")
+    first, *others = [_read(path) for path in request.runs]
+    found = [(compare_runs(first, other, request.success), other) for other in others]
+    refused = [one for one, _ in found if one.refusals]
+    if refused and not request.anyway:
+        raise UserError(
+            f"{refused[0].a} (A) and {refused[0].b} (B) are graded differently, so their scores do not mean the same:\n"
+            + "\n".join(f"  {text}" for text in refused[0].refusals)
+            + "\n`hermes-rl regrade RUN --set …` grades a run anew without playing; --anyway compares them all the same"
+        )
+    if request.as_json:
+        echo(json.dumps([one.record() for one, _ in found], indent=2, ensure_ascii=False))
+    else:
+        parts = (part for one, other in found for part in _parts(one, first, other, request))
+        show(parts, pager=request.pager)
+    worse = [one for one, _ in found if one.found.worse(request.margin)]
+    if worse and request.fail_if_worse:
+        by = f" by more than {request.margin:g}" if request.margin else ""
+        for one in worse:
+            echo(f"error: {one.b} is worse than {one.a}{by}, beyond chance", err=True)
+        return 1
+    return 0
+
+
+def _read(path: Path) -> RunRecord:
+    record = RunRecord(path)
+    record.refresh()
+    if not record.rollouts:
+        raise UserError(f"{record.path} has no rollout yet")
+    return record
+
+
+def _parts(one: RunComparison, a: RunRecord, b: RunRecord, request: CompareRequest) -> Iterator[RenderableType]:
+    found = one.found
+    yield safe(f"A  {one.a}  ({one.model_a})")
+    yield safe(f"B  {one.b}  ({one.model_b})")
+    for text in (*one.refusals, *one.warnings):
+        yield safe(f"warning: {text}", "yellow")
+    yield Text()
+    yield _differences([found.score, found.passes])
+    yield Text()
+    rows = counted(found.score.rows, "row")
+    style = {True: GOOD, False: BAD}[found.score.difference > 0] if found.score.beyond_chance else HEAD
+    yield safe(f"{one.verdict}; both graded {rows}", style)
+    if found.score.detectable is not None:
+        yield safe(f"four times in five, {rows} would show a true difference of {found.score.detectable:.3g} or more")
+    if found.bounds is not None:
+        low, high = found.bounds
+        yield safe(
+            f"without a score: {found.ungraded_a} rollouts in A, {found.ungraded_b} in B; graded, they could make the "
+            f"difference {low:+.3f} to {high:+.3f}",
+            "yellow",
+        )
+    yield Text()
+    changed = f"{counted(len(found.fixed), 'row')} fixed, {len(found.broken)} broken"
+    yield safe(f"{changed} (a pass scores {found.success:g} or more); sign test p = {found.p:.3g}")
+    if found.fixed or found.broken:
+        yield from _rows(found.fixed, found.broken, a, b, request.limit)
+    yield Text()
+    yield _differences([one for one in found.measures if one.a or one.b])
+    yield safe("* beyond chance: the interval does not hold 0", DIM)
+    yield Text()
+
+
+def _differences(differences: Sequence[Difference]) -> Table:
+    made = table("mean of", "A", "B", "B - A", "95 % interval", right=("A", "B", "B - A", "95 % interval"))
+    for one in differences:
+        style = "" if one.beyond_chance else DIM if one.difference == 0 else ""
+        interval = "" if one.low is None else f"{_number(one.low, True)} to {_number(one.high or 0.0, True)}"
+        mark = " *" if one.beyond_chance else "  "
+        made.add_row(
+            safe(one.name), _number(one.a), _number(one.b), _number(one.difference, True), interval + mark, style=style
+        )
+    return made
+
+
+def _number(value: float, signed: bool = False) -> str:
+    sign = "+" if signed else ""
+    return f"{value:{sign}.1f}" if abs(value) >= 100 else f"{value:{sign}.3f}"
+
+
+def _rows(
+    fixed: Sequence[ChangedRow], broken: Sequence[ChangedRow], a: RunRecord, b: RunRecord, limit: int
+) -> Iterator[RenderableType]:
+    made, example = table("", "A", "B", "row", "rollout in A", "rollout in B", right=("A", "B")), ""
+    for name, rows, style in (("broken", broken, BAD), ("fixed", fixed, GOOD)):
+        for row in rows[:limit]:
+            label, counts = a.label(row.row_key, 30) or row.row_key, (f"{row.a}/{row.of}", f"{row.b}/{row.of}")
+            made.add_row(Text(name, style), *counts, safe(label), safe(row.shown_a), safe(row.shown_b))
+            example = example or shlex.join(["hermes-rl", "show", str(b.path), row.shown_b])
+        if len(rows) > limit:
+            made.add_row(Text(name, style), "", "", Text(f"… and {len(rows) - limit} more", DIM), "", "")
+    yield made
+    if example:
+        yield safe(example, DIM)

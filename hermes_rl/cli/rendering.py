@@ -1,0 +1,110 @@
+"""`hermes-rl render`: exactly what the model is sent first, for a row of a spec; no model is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+
+from hermes_rl.cli.echo import echo
+from hermes_rl.cli.options import Options, policy_of
+from hermes_rl.cli.running import run_interruptible
+from hermes_rl.cli.screen import DIM, GOOD, heading, safe, show, show_exactly, table
+from hermes_rl.cli.showing import message_parts
+from hermes_rl.data.load import Split, load_rows
+from hermes_rl.errors import UserError
+from hermes_rl.rollouts.compiled import CompiledSpec
+from hermes_rl.runs.rendered import Rendered, find_row, placeholders, render_row
+from hermes_rl.spec.load import load_spec
+from hermes_rl.spec.model import Spec
+from hermes_rl.spec.overrides import parse_extra_args
+
+ANY_SERVER = 'servers.policy={"type": "openai", "base_url": "http://localhost/v1", "model": "MODEL"}'
+"""Stands for the policy where the spec names none: every chat server is sent the same messages and tools."""
+
+
+@dataclass(frozen=True)
+class RenderRequest:
+    """The words of `hermes-rl render`."""
+
+    spec: str
+    options: Options
+    row: str = "0"
+    split: Split | None = None
+    tokens: bool = False
+    demo: bool = False
+    as_json: bool = False
+    pager: bool = True
+
+
+def render_spec(request: RenderRequest) -> int:
+    """Render a row's first request; returns the exit status.
+
+    Raises:
+        UserError: the command line or the spec is wrong, or there is no such row.
+        RunError: a server of tools cannot be started.
+    """
+    environ = request.options.environ()
+    spec = _load(request, ())
+    if "policy" not in spec.servers:
+        named = policy_of(environ)
+        if named is None and request.tokens:
+            raise UserError(
+                "the spec names no policy, and so no tokenizer: name one, as in --openai.server_type vllm "
+                "--openai.base_url http://localhost:8000/v1 --openai.model_name MODEL; or give --demo"
+            )
+        if named is None:
+            echo("the spec names no policy: this is what a chat server is sent, whatever its model (MODEL)", err=True)
+        spec = _load(request, (named or ANY_SERVER,))
+    found = run_interruptible(_rendered(spec, request))
+    if request.as_json:
+        echo(json.dumps(found.record(), indent=2, ensure_ascii=False))
+        return 0
+    if found.exact and found.text is None:
+        raise UserError(f"the text cannot be rendered: {found.missing}\n--json shows messages and tools")
+    if request.tokens:
+        show(_token_parts(found), pager=request.pager)
+    elif found.text is not None:
+        show_exactly(found.text, pager=request.pager)
+    else:
+        show(_request_parts(found), pager=request.pager)
+    return 0
+
+
+def _load(request: RenderRequest, more: tuple[str, ...]) -> Spec:
+    given = request.options
+    overrides = parse_extra_args(given.flags, [*given.sets, *more])
+    return load_spec(request.spec, overrides=overrides, demo=request.demo, environ=given.environ())
+
+
+async def _rendered(spec: Spec, request: RenderRequest) -> Rendered:
+    only = spec.dataset.eval is not None and spec.dataset.eval.only
+    split: Split = request.split or ("eval" if only else "train")
+    rows = await asyncio.to_thread(load_rows, spec, split, notify=lambda text: echo(text, err=True))
+    row = await asyncio.to_thread(find_row, rows, request.row, split)
+    async with CompiledSpec(spec, placeholders(spec, request.options.environ())) as compiled:
+        if spec.user is not None and spec.user.opens:
+            echo("the simulated user speaks first: its words come behind these messages", err=True)
+        return await render_row(compiled, row, split, with_text=request.tokens)
+
+
+def _request_parts(found: Rendered) -> Iterator[RenderableType]:
+    body = found.body
+    yield heading(f"POST {(found.config.base_url or '').rstrip('/')}/chat/completions, row {found.row.key}")
+    rest = {name: value for name, value in body.items() if name not in ("messages", "tools")}
+    yield safe(json.dumps(rest, indent=2, ensure_ascii=False))
+    yield from message_parts(body["messages"], body.get("tools"))
+
+
+def _token_parts(found: Rendered) -> Iterator[RenderableType]:
+    if found.text is None:
+        raise UserError(f"there are no tokens: {found.missing}")
+    sent = "what the server is sent" if found.exact else "the server gets messages and may have another template"
+    yield safe(f"{len(found.ids)} tokens of {found.tokenizer}: {sent}", DIM)
+    made = table("place", "id", "token", right=("place", "id"))
+    for place, (token, piece) in enumerate(zip(found.ids, found.pieces, strict=True)):
+        made.add_row(str(place), str(token), safe(repr(piece), GOOD))
+    yield made

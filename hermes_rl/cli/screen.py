@@ -1,0 +1,108 @@
+"""Tables, colours and the pager of commands whose results people read.
+
+Colours and the pager are for terminals: what goes into a file or a pipe is plain text of any width. `NO_COLOR` and
+`TERM=dumb` are honoured. Texts that are not ours go through `safe` first: rich would obey what is in them.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from hermes_rl.cli.echo import echo
+from hermes_rl.visible import visible
+
+WIDE = 200
+"""Columns where nobody sees the edge: a pipe or a file."""
+GOOD, BAD, DIM, HEAD = "green", "red", "dim", "bold"
+"""Styles."""
+
+
+def safe(text: object, style: str = "") -> Text:
+    """Return any text so that a terminal only shows it, tabs as spaces."""
+    return Text(visible(str(text)).expandtabs(4), style=style)
+
+
+def table(*columns: str, right: Iterable[str] = ()) -> Table:
+    """Return an empty table without frames; the columns in `right` hold numbers."""
+    numbers, made = set(right), Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=HEAD)
+    for name in columns:
+        made.add_column(name, justify="right" if name in numbers else "left", no_wrap=name in numbers)
+    return made
+
+
+def show(parts: Iterable[RenderableType], *, pager: bool = False) -> None:
+    """Print the parts to stdout; on a terminal, what is longer than it goes through the user's pager.
+
+    Args:
+        parts: texts and tables, one below the other.
+        pager: False: never.
+    """
+    terminal = sys.stdout.isatty()
+    console = Console(
+        width=None if terminal else WIDE, highlight=False, markup=False, emoji=False, soft_wrap=not terminal
+    )
+    try:
+        with console.capture() as captured:
+            for part in parts:
+                console.print(part)
+        text = captured.get()
+        if not terminal:
+            text = "".join(f"{line.rstrip()}\n" for line in text.split("\n")[:-1])
+        paged = pager and terminal and sys.stdin.isatty() and text.count("\n") >= console.height
+        if not (paged and _paged(text)):
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Who read, as `head`, has enough. What is left in the buffer must not raise again at the end of the process.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def show_exactly(text: str, *, pager: bool = False) -> None:
+    """Print a text, in a pipe or a file character by character, but for what a terminal would obey (`visible`)."""
+    if sys.stdout.isatty():
+        show([safe(text)], pager=pager)
+    else:
+        echo(text)
+
+
+def heading(title: str) -> Text:
+    """Return a line that begins a part of what is shown."""
+    return Text.assemble(safe("── ", DIM), safe(title, HEAD), safe(" ──", DIM))
+
+
+def indented(text: Text) -> Padding:
+    """Return a text two columns to the right."""
+    return Padding(text, (0, 0, 0, 2), expand=False)
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number with its noun, which takes an `s` in the plural."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _paged(text: str) -> bool:
+    """Show a text in the pager that `PAGER` names, else in `less`; False where there is none."""
+    command = shlex.split(os.environ.get("PAGER", "less")) or ["cat"]
+    environ = {"LESS": "FRX", **os.environ}  # as git does: colours, and no pager for what fits on the screen
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pager's while it is open
+    try:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, env=environ) as process:
+            try:
+                process.communicate(text.encode("utf-8", "replace"))
+            except BrokenPipeError:
+                process.wait()
+    except OSError:
+        return False
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return process.returncode != 127

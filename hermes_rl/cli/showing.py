@@ -1,0 +1,532 @@
+"""`hermes-rl show`: a run, or one of its rollouts, in the terminal; what is read is `hermes_rl.reading`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hermes_rl.agent.result import reasoning_of
+from hermes_rl.cli.echo import echo
+from hermes_rl.cli.screen import BAD, DIM, GOOD, HEAD, counted, heading, indented, safe, show, show_exactly, table
+from hermes_rl.endings import Ending
+from hermes_rl.errors import UserError
+from hermes_rl.reading.record import RolloutSummary, RunRecord
+from hermes_rl.reading.settings import spec_of, success_of
+from hermes_rl.reading.summary import (
+    SORTS,
+    RowSummary,
+    RunSummary,
+    Sort,
+    Spread,
+    chosen,
+    has_passed,
+    looked_at,
+    rule_of,
+    summarise,
+    weights_of,
+    why,
+)
+from hermes_rl.reading.tokens import RecordedTokens, tokens_of
+from hermes_rl.runs.store import Line
+from hermes_rl.spec.suggest import choices
+
+LONGEST = 2_000
+"""Characters of a text that are shown without --full."""
+NOTE = "yellow"
+TOOL = "cyan"
+
+
+@dataclass(frozen=True)
+class ShowRequest:
+    """The words of `hermes-rl show`."""
+
+    run: Path
+    rollout: str | None = None
+    failed: bool = False
+    ending: str | None = None
+    tool: str | None = None
+    prompt: bool = False
+    tokens: bool = False
+    full: bool = False
+    sort: str = "number"
+    limit: int = 20
+    as_json: bool = False
+    pager: bool = True
+
+
+def show_run(request: ShowRequest) -> int:
+    """Show a run or a rollout of it; returns the exit status.
+
+    Raises:
+        UserError: there is no such run or rollout, or an option does not fit.
+    """
+    if request.ending is not None and request.ending not in list(Ending):
+        raise UserError(f"--ending: there is no ending {request.ending!r}{choices(request.ending, list(Ending))}")
+    if request.sort not in SORTS:
+        raise UserError(f"--sort: {request.sort!r} is none of {', '.join(SORTS)}")
+    record = RunRecord(request.run)
+    record.refresh()
+    if request.rollout is None:
+        if request.prompt or request.tokens:
+            raise UserError(f"--prompt and --tokens are about one rollout: hermes-rl show {record.path} ID")
+        return _show_run(record, request)
+    found = record.matching(request.rollout)
+    if len(found) == 1:
+        return _show_rollout(record, found[0], request)
+    if request.as_json:
+        raise UserError(f"{len(found)} rollouts begin with {request.rollout!r}: " + _several(one.id for one in found))
+    parts: list[RenderableType] = [
+        safe(f"{len(found)} rollouts begin with {request.rollout!r}"),
+        _table(record, found, success_of(spec_of(record)), request.limit),
+    ]
+    show(parts, pager=request.pager)
+    return 0
+
+
+def _several(ids: Iterable[str]) -> str:
+    first = list(ids)
+    return ", ".join(first[:5]) + (", …" if len(first) > 5 else "")
+
+
+# ------------------------------------------------------------------------------------------------ A run as a whole
+
+
+def _show_run(record: RunRecord, request: ShowRequest) -> int:
+    found = summarise(record)
+    rollouts = chosen(
+        record,
+        found.success,
+        failed=request.failed,
+        ending=request.ending,
+        tool=request.tool,
+        sort=_sort(request.sort),
+    )
+    if request.as_json:
+        listed = [asdict(one) | {"number": record.number(one.id)} for one in rollouts]
+        echo(json.dumps({"summary": found.record(), "rollouts": listed}, indent=2, ensure_ascii=False))
+        return 0
+    filtered = request.failed or request.ending is not None or request.tool is not None
+    parts: list[RenderableType] = [_head(found)]
+    if not filtered:
+        parts += _overview(record, found)
+    parts += _listed(record, found, rollouts, request, filtered)
+    show(parts, pager=request.pager)
+    return 0
+
+
+def _sort(name: str) -> Sort:
+    return next(one for one in get_args(Sort) if one == name)
+
+
+def _head(found: RunSummary) -> RenderableType:
+    name = f"{found.name} {found.mode}" + (" (demo)" if found.demo else "")
+    lines = [Text.assemble(safe(name, HEAD), safe(f"  {found.model}  started {found.started}"))]
+    played = f"{counted(found.rollouts, 'rollout')} of {counted(found.rows, 'row')} in {counted(found.groups, 'group')}"
+    without = [
+        f"{count} {what}"
+        for count, what in (
+            (found.rollouts - found.graded - found.left_out - found.waiting, "could not be graded"),
+            (found.left_out, "left out by `endings`"),
+            (found.waiting, "wait for their group"),
+            (sum(found.again.values()), "attempts played again"),
+            (found.unreadable, "lines cannot be read"),
+        )
+        if count
+    ]
+    lines.append(safe("; ".join([played, *without])))
+    if found.score is not None:
+        interval = f", 95 % interval {found.interval[0]:.3f} to {found.interval[1]:.3f}" if found.interval else ""
+        passed = f"; {found.passed} of {found.graded} pass (a score of {found.success:g} or more)"
+        lines.append(safe(f"mean score {found.score.mean:.3f}{interval}{passed}"))
+    parts: list[RenderableType] = [*lines]
+    for cause in found.failures:
+        parts.append(safe(f"without a score: {cause.count} × {cause.ending} ({rule_of(cause.ending)})", NOTE))
+        parts.append(indented(safe(f"{cause.id}: {_cut(cause.error or 'it gives no reason', 300)}")))
+    return Group(*parts, Text())
+
+
+def _overview(record: RunRecord, found: RunSummary) -> Iterator[RenderableType]:
+    yield _endings(found)
+    yield Text()
+    for name, spreads in (
+        ("reward", found.rewards),
+        ("per rollout", found.counts),
+        ("seconds", found.seconds),
+    ):
+        if spreads:
+            yield _spreads(name, spreads)
+            yield Text()
+    for name, rows in (("worst rows", found.worst), ("slowest rows", found.slowest)):
+        if rows and found.rows > 1:
+            yield _row_table(name, record, rows)
+            yield Text()
+
+
+def _endings(found: RunSummary) -> RenderableType:
+    made = table("ending", "rollouts", "", right=("rollouts",))
+    for ending, count in found.endings.items():
+        made.add_row(safe(ending), str(count), safe(rule_of(ending), DIM))
+    return made
+
+
+def _spreads(name: str, spreads: Mapping[str, Spread]) -> Table:
+    made = table(name, "mean", "least", "most", "of", right=("mean", "least", "most", "of"))
+    for key, one in spreads.items():
+        if name == "reward" or one.most >= 0.001:
+            numbers = (
+                f"{number:.2f}" if name == "seconds" else _number(number) for number in (one.mean, one.least, one.most)
+            )
+            made.add_row(safe(key), *numbers, str(one.count))
+    return made
+
+
+def _row_table(name: str, record: RunRecord, rows: Sequence[RowSummary]) -> Table:
+    made = table(name, "score", "passed", "s", "see", right=("score", "passed", "s"))
+    for row in rows:
+        passed = f"{row.passed}/{row.graded}" + (f" ({row.ungraded} ungraded)" if row.ungraded else "")
+        label = record.label(row.row_key, 40) or row.row_key
+        score = "-" if row.score is None else _number(row.score)
+        made.add_row(safe(label), score, passed, f"{row.seconds:.1f}", f"#{record.number(row.shown)}")
+    return made
+
+
+def _listed(
+    record: RunRecord, found: RunSummary, rollouts: Sequence[RolloutSummary], request: ShowRequest, filtered: bool
+) -> Iterator[RenderableType]:
+    if not rollouts:
+        yield Text("no such rollout" if filtered else "no rollout has ended yet")
+        return
+    yield _table(record, rollouts, found.success, request.limit)
+    if 0 < request.limit < len(rollouts):
+        yield safe(f"… and {len(rollouts) - request.limit} more (--limit 0 lists all)", DIM)
+    path = shlex.quote(str(record.path))
+    further = f"hermes-rl show {path} {record.number(rollouts[0].id)}"
+    if not filtered and found.passed < found.graded + len(found.failures):
+        further = f"hermes-rl show {path} --failed"
+    yield safe(f"next: {further}", DIM)
+
+
+def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float, limit: int) -> Table:
+    made = table("#", "score", "ending", "turns", "calls", "tokens", "s", "id", "row", right=_NUMBERS)
+    for one in rollouts[: limit or None]:
+        score = Text("-" if one.score is None else _number(one.score), GOOD if has_passed(one, success) else BAD)
+        calls = f"{one.calls}" + (f" ({one.call_errors} failed)" if one.call_errors else "")
+        seconds = f"{one.seconds.get('total', 0.0):.1f}"
+        made.add_row(
+            str(record.number(one.id)),
+            score,
+            safe(one.ending, "" if Ending(one.ending).finished_naturally else NOTE),
+            str(one.turns),
+            calls,
+            str(one.completion_tokens),
+            seconds,
+            safe(one.id),
+            safe(record.label(one.row_key, 30)),
+        )
+    return made
+
+
+_NUMBERS = ("#", "score", "turns", "calls", "tokens", "s")
+
+
+def _number(value: float) -> str:
+    if value == int(value) and abs(value) < 1e6:
+        return f"{value:.0f}"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+# ------------------------------------------------------------------------------------------------- One rollout
+
+
+def _show_rollout(record: RunRecord, one: RolloutSummary, request: ShowRequest) -> int:
+    line = record.line(one.id)
+    line["row"] = record.row(one.group)
+    first = next((other for other in record.rollouts if other.group == one.group and other.index == 0), None)
+    line["tools"] = line["tools"] or (record.line(first.id)["tools"] if first is not None else None)
+    if request.prompt or request.tokens:
+        return _show_tokens(record, line, request)
+    if request.as_json:
+        echo(json.dumps(line, indent=2, ensure_ascii=False))
+        return 0
+    shown = _Rollout(record, one, line, request)
+    show(shown.parts(), pager=request.pager)
+    return 0
+
+
+class _Rollout:
+    """One rollout and what is asked of it."""
+
+    def __init__(self, record: RunRecord, one: RolloutSummary, line: Line, request: ShowRequest) -> None:
+        self.record, self.one, self.line, self.request = record, one, line, request
+        self.described, self.spec = record.described, spec_of(record)
+        self.success, self.weights = success_of(self.spec), weights_of(record.described)
+
+    def parts(self) -> Iterator[RenderableType]:
+        yield from self._head()
+        yield from self._row()
+        yield from self._conversation()
+        yield from self._rewards()
+        yield from self._facts()
+
+    def _head(self) -> Iterator[RenderableType]:
+        one, passed = self.one, has_passed(self.one, self.success)
+        score = "no score" if one.score is None else f"score {_number(one.score)}"
+        yield Text.assemble(
+            safe(one.id, HEAD),
+            f"  #{self.record.number(one.id)} of {len(self.record.rollouts)}  ",
+            safe(score, GOOD if passed else BAD),
+            safe(f"  {one.ending}  {one.turns} turns  {one.model or ''}"),
+        )
+        reasons = list(why(self.line, self.weights, self.success))
+        for number, reason in enumerate(reasons):
+            yield Text.assemble(("why: " if number == 0 else "     "), safe(_cut(reason, 500), BAD))
+        others = [other for other in self.record.members(one.group) if other.id != one.id]
+        if others:
+            scores = ", ".join(
+                f"#{self.record.number(other.id)} {'-' if other.score is None else _number(other.score)}"
+                for other in others[:16]
+            )
+            yield safe(f"others of its group: {scores}" + (", …" if len(others) > 16 else ""), DIM)
+        again = [
+            other
+            for other in self.record.rollouts
+            if (other.group, other.index) == (one.group, one.index) and other.id != one.id
+        ]
+        for other in again:
+            yield safe(f"attempt {other.attempt}: #{self.record.number(other.id)} {other.ending}", DIM)
+
+    def _row(self) -> Iterator[RenderableType]:
+        yield heading(f"row {self.one.row_key}")
+        row = self.line["row"]
+        if row is None:
+            yield safe("the row was not recorded; the conversation shows what its prompt holds", DIM)
+            return
+        rewards, made = looked_at(self.spec, row), Table(box=None, show_header=False, pad_edge=False)
+        made.add_column(no_wrap=True)
+        made.add_column()
+        for name, value in row.items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            by = f"  ← {', '.join(rewards[name])} looks at this" if name in rewards else ""
+            made.add_row(safe(name, HEAD if by else ""), Text.assemble(safe(self._short(text)), safe(by, DIM)))
+        yield made
+
+    def _conversation(self) -> Iterator[RenderableType]:
+        line, tool = self.line, self.request.tool
+        errors = {(error["turn"], error["tool_name"]) for error in line["tool_errors"]}
+        failed = {(call["turn"], call["id"]) for call in line["tool_calls"] if call.get("error")}
+        seconds = {(call["turn"], call["id"]): call["seconds"] for call in line["tool_calls"]}
+        names: dict[str, str] = {}
+        turn = 0
+        for place, message in enumerate(line["messages"]):
+            role = str(message.get("role"))
+            if role == "assistant" and place >= line["prompt_length"]:
+                turn += 1
+            calls = message.get("tool_calls") or ()
+            names |= {call["id"]: call["function"]["name"] for call in calls}
+            name = names.get(str(message.get("tool_call_id")))
+            if tool is not None and tool not in ([name] if role == "tool" else [c["function"]["name"] for c in calls]):
+                continue
+            if role == "tool":
+                key = (turn, str(message.get("tool_call_id")))
+                bad = key in failed or (turn, name) in errors
+                took = f" {seconds[key]:.2f} s" if key in seconds else ""
+                title = f"{name or 'tool'}{took}" + (" (failed)" if bad else "")
+                yield Text.assemble(safe(f"← {title}", BAD if bad else TOOL))
+                yield self._body(_content(message.get("content")))
+                continue
+            yield heading(f"{role}, turn {turn}" if role == "assistant" and turn else role)
+            yield from self._said(message, calls)
+
+    def _said(self, message: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+        if reasoning := reasoning_of(message):
+            yield safe("(reasoning)", DIM)
+            yield self._body(reasoning, "dim italic")
+        if content := _content(message.get("content")):
+            yield safe(self._short(content))
+        for call in calls:
+            yield safe(f"→ {call['function']['name']}", TOOL)
+            yield self._body(_arguments(call["function"]["arguments"]))
+
+    def _rewards(self) -> Iterator[RenderableType]:
+        line = self.line
+        if not line["rewards"]:
+            return
+        yield heading("rewards")
+        made = table("reward", "value", "weight", "reason and metrics", right=("value", "weight"))
+        for name, value in line["rewards"].items():
+            weight = self.weights.get(name, 1.0)
+            number = value["value"]
+            more = [f"{key} {_number(found)}" for key, found in (value.get("metrics") or {}).items()]
+            per_turn = value.get("per_turn")
+            more += [f"per turn {', '.join(map(_number, per_turn))}"] if per_turn else []
+            made.add_row(
+                safe(name),
+                Text(
+                    "-" if number is None else _number(number), "" if number is None else GOOD if number >= 1 else BAD
+                ),
+                "gate" if weight is None else _number(weight),
+                safe(self._short("; ".join([value.get("reason") or "", *more]).strip("; "))),
+            )
+        yield made
+
+    def _facts(self) -> Iterator[RenderableType]:
+        line = self.line
+        yield heading("end")
+        facts = {"ending": f"{line['ending']}: {rule_of(line['ending'])}"}
+        if line["error"]:
+            facts["error"] = str(line["error"])
+        for error in line["tool_errors"]:
+            facts[f"tool error, turn {error['turn']}"] = f"{error['tool_name']}: {error['error']}"
+        facts["seconds"] = ", ".join(f"{name} {seconds:.2f}" for name, seconds in line["timings"].items())
+        facts["tokens"] = f"prompt {self.one.prompt_tokens}, completion {self.one.completion_tokens}"
+        policy = line.get("policy") or {}
+        sampling = policy.get("sampling")
+        if policy:
+            facts["policy"] = f"{policy.get('type')} {policy.get('model') or ''}".strip()
+        if sampling:
+            facts["sampling"] = json.dumps(sampling, ensure_ascii=False)
+        if policy.get("version") is not None:
+            facts["weights"] = str(policy["version"])
+        for name, artifact in (line.get("artifacts") or {}).items():
+            facts[f"artifact {name}"] = json.dumps(artifact, ensure_ascii=False)
+        if line.get("image"):
+            facts["image"] = str(line["image"])
+        made = Table(box=None, show_header=False, pad_edge=False)
+        made.add_column(no_wrap=True)
+        made.add_column()
+        for name, text in facts.items():
+            made.add_row(safe(name), safe(self._short(text), BAD if name == "error" else ""))
+        yield made
+        run = shlex.quote(str(self.record.path))
+        number = self.record.number(self.one.id)
+        yield safe(f"next: hermes-rl show {run} {number} --prompt | --tokens | --json", DIM)
+
+    def _body(self, text: str, style: str = "") -> RenderableType:
+        return indented(safe(self._short(text), style))
+
+    def _short(self, text: str) -> str:
+        return text if self.request.full else _cut(text, LONGEST)
+
+
+def _content(content: object) -> str:
+    """Return what a message says, with what is no text by its kind."""
+    if isinstance(content, list):
+        parts = [part if isinstance(part, dict) else {"text": str(part)} for part in content]
+        return "\n".join(str(part["text"]) if "text" in part else f"({part.get('type')})" for part in parts)
+    return "" if content is None else str(content)
+
+
+def _arguments(arguments: object) -> str:
+    """Return the arguments of a call, one per line where they are JSON; texts as they are."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return str(arguments)
+    if not isinstance(arguments, dict):
+        return json.dumps(arguments, ensure_ascii=False)
+    lines = []
+    for name, value in arguments.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        lines.append(f"{name}: {text}" if "\n" not in text else f"{name}:\n{text}")
+    return "\n".join(lines)
+
+
+def _cut(text: str, most: int) -> str:
+    """Return the beginning and the end of a text that is too long, as what counts is often at its end."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters are left out (--full shows them) …\n{text[-half:]}"
+
+
+# ------------------------------------------------------------------------------- What the model got, and its tokens
+
+
+def _show_tokens(record: RunRecord, line: Line, request: ShowRequest) -> int:
+    tokens = tokens_of(record, line)
+    if tokens is None and request.tokens:
+        raise UserError(
+            "this rollout has no tokens: only process and serve record them, where the policy's tokenizer can be had "
+            f"(this run: {record.described.get('mode')}); --prompt shows its messages"
+        )
+    prompt = line["messages"][: line["prompt_length"]]
+    if request.as_json:
+        found = {"messages": prompt, "tools": line["tools"]}
+        if tokens is not None:
+            start = _first_prompt(tokens)
+            text = None if tokens.tokenizer is None else tokens.text(start)
+            found |= {"text": text, "tokens": tokens.records() if request.tokens else start}
+        echo(json.dumps(found, indent=2, ensure_ascii=False))
+        return 0
+    if request.tokens:
+        assert tokens is not None
+        show(_token_parts(tokens, request.full), pager=request.pager)
+    elif tokens is not None and tokens.tokenizer is not None:
+        show_exactly(tokens.text(_first_prompt(tokens)), pager=request.pager)
+    else:
+        show(message_parts(prompt, line["tools"], tokens.missing if tokens else None), pager=request.pager)
+    return 0
+
+
+def _first_prompt(tokens: RecordedTokens) -> list[int]:
+    """Return the tokens in front of the first that was sampled."""
+    sequence = min(tokens.sequences, key=lambda one: one.spans[0].turn if one.spans else 1 << 30)
+    return sequence.tokens[: sequence.spans[0].start] if sequence.spans else sequence.tokens
+
+
+def message_parts(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, missing: str | None = None
+) -> Iterator[RenderableType]:
+    """Yield messages and tools as a chat server is sent them."""
+    if missing:
+        yield safe(f"as messages, because there is no text of it: {missing}", NOTE)
+    for message in messages:
+        yield heading(str(message.get("role")))
+        yield safe(_content(message.get("content")))
+        rest = {key: value for key, value in message.items() if key not in ("role", "content")}
+        if rest:
+            yield safe(json.dumps(rest, indent=2, ensure_ascii=False))
+    yield heading(counted(len(tools or ()), "tool"))
+    for tool in tools or ():
+        yield safe(json.dumps(tool, indent=2, ensure_ascii=False))
+
+
+def _token_parts(tokens: RecordedTokens, full: bool) -> Iterator[RenderableType]:
+    if tokens.missing:
+        yield safe(f"ids only: {tokens.missing}", NOTE)
+    for number, sequence in enumerate(tokens.sequences, 1):
+        yield heading(
+            f"sequence {number} of {len(tokens.sequences)}: {len(sequence)} tokens, {sequence.trained_length} trained"
+        )
+        end, taken = 0, 0
+        for span in sequence.spans:
+            yield from _context(tokens, sequence.ids[end : span.start], full)
+            before, after = tokens.version(span.turn)
+            weights = "" if before is None else f", weights {before}" + (f" to {after}" if after != before else "")
+            yield safe(f"turn {span.turn + 1}: {span.stop - span.start} tokens{weights}", HEAD)
+            made = table("place", "id", "logprob", "token", right=("place", "id", "logprob"))
+            for place in range(span.start, span.stop):
+                token = sequence.ids[place]
+                logprob = "" if sequence.sampled is None else f"{sequence.sampled[taken]:.4f}"
+                taken += 1
+                text = "" if tokens.tokenizer is None else repr(tokens.text([token]))
+                made.add_row(str(place), str(token), logprob, safe(text, GOOD))
+            yield made
+            end = span.stop
+        yield from _context(tokens, sequence.ids[end:], full)
+
+
+def _context(tokens: RecordedTokens, ids: Sequence[int], full: bool) -> Iterator[RenderableType]:
+    if len(ids):
+        text = tokens.text(ids)
+        yield safe(f"{len(ids)} tokens of context, not trained", DIM)
+        yield indented(safe(text if full else _cut(text, 400), DIM))

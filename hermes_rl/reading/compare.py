@@ -1,0 +1,475 @@
+"""Two runs over the same rows: what differs, and whether it is more than chance.
+
+Everything is paired by row. A row's value is the mean over its graded rollouts, and the difference of two runs is the
+mean over rows of B's value minus A's. Rows are what is drawn at random, so the interval is Student's t over the rows'
+differences: rollouts of one row may depend on each other as they like (Miller, "Adding Error Bars to Evals", 2024,
+section 4.2). Rollouts without a score are never 0: a row that is graded in one run only is left out and counted, and
+bounds say what the difference could be if everything had been graded.
+
+`compare` is pure and knows no files. `compare_runs` reads two run directories, with what
+`hermes_rl.reading.settings` says of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+from hermes_rl.errors import UserError
+from hermes_rl.reading.record import RolloutSummary, RunRecord
+from hermes_rl.reading.settings import contrast, model_of, spec_of, success_of
+from hermes_rl.rollouts.rollout import RolloutState
+from hermes_rl.runs.metrics import mean
+
+CONFIDENCE = 0.95
+"""Of every interval."""
+POWER = 0.8
+"""With which the smallest detectable difference would be found."""
+
+Samples = Mapping[str, Sequence[float]]
+"""A quantity of a run: its values by row."""
+
+# ---------------------------------------------------------------------------------------------------- Statistics
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One quantity in two runs, over the rows that have it in both.
+
+    Attributes:
+        name: of the quantity.
+        rows: how many rows have it in both runs.
+        a: mean over these rows in A.
+        b: mean over these rows in B.
+        difference: b - a.
+        low: lower end of the 95 % interval of the difference; None where it cannot be told.
+        high: upper end.
+        detectable: the smallest true difference that this many rows would show in four of five comparisons; None where
+            it cannot be told.
+    """
+
+    name: str
+    rows: int
+    a: float
+    b: float
+    difference: float
+    low: float | None
+    high: float | None
+    detectable: float | None
+
+    @property
+    def beyond_chance(self) -> bool:
+        """True where the interval does not hold 0."""
+        return self.low is not None and self.high is not None and not self.low <= 0.0 <= self.high
+
+
+def paired(name: str, a: Samples, b: Samples, span: tuple[float, float] | None = None) -> Difference | None:
+    """Return the difference of a quantity; None where no row has it in both runs.
+
+    Where all rows differ by the same amount, as where none differs, their spread says nothing. The interval then comes
+    from the most rows of another kind that may have been missed: with n rows alike, another row differs with a chance
+    below 1 - 0.025^(1/n), at a confidence of 97.5 % (Clopper and Pearson, 1934), and by no more than `span` allows.
+
+    Args:
+        name: of the quantity.
+        a: values of the first run by row.
+        b: values of the second run by row.
+        span: the lowest and the highest value that are possible; None where nobody knows.
+    """
+    common = [row for row in a if a[row] and b.get(row)]
+    if not common:
+        return None
+    before, after = [mean(a[row]) for row in common], [mean(b[row]) for row in common]
+    differences = [y - x for x, y in zip(before, after, strict=True)]
+    count, centre = len(common), mean(differences)
+    spread = math.fsum((one - centre) ** 2 for one in differences)
+    low = high = detectable = None
+    if spread > 1e-18 * max(1.0, centre**2) * count:
+        error, degrees = math.sqrt(spread / (count - 1) / count), count - 1
+        half = t_quantile(0.5 + CONFIDENCE / 2, degrees) * error
+        low, high = centre - half, centre + half
+        detectable = half + t_quantile(POWER, degrees) * error
+    elif span is not None:
+        missed, width = 1.0 - ((1.0 - CONFIDENCE) / 2) ** (1 / count), span[1] - span[0]
+        low, high = centre - missed * (width + centre), centre + missed * (width - centre)
+    return Difference(name, count, mean(before), mean(after), centre, low, high, detectable)
+
+
+def sign_test(fixed: int, broken: int) -> float:
+    """Return the two-sided p-value of the exact sign test, which is McNemar's exact test with one rollout per row.
+
+    The hypothesis: for each row it is as likely that B passes more often than A as that A passes more often than B.
+    So it is where both runs are of one model, whatever a row's difficulty, and however its rollouts depend on each
+    other. Rows without a difference say nothing about it. Of `n` rows that differ, the smaller of the two counts is
+    then binomial(n, 1/2), and the p-value is twice the chance of so small a count or a smaller one, and at most 1.
+    """
+    count, fewer = fixed + broken, min(fixed, broken)
+    total, term = 0, 1
+    for k in range(fewer + 1):
+        total += term
+        term = term * (count - k) // (k + 1)
+    chance: float = 2 * total / 2**count  # integers, so that it is exact for any count
+    return min(1.0, chance)
+
+
+@lru_cache(maxsize=256)
+def t_quantile(probability: float, degrees: int) -> float:
+    """Return the quantile of Student's t distribution for a probability of at least one half, by bisection."""
+    if not 0.5 <= probability < 1.0 or degrees < 1:
+        raise ValueError(
+            f"a quantile needs 0.5 <= probability < 1 and a degree of freedom, not {probability}, {degrees}"
+        )
+    low, high = 0.0, 1.0
+    while _t_upper(high, degrees) > 1.0 - probability:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if _t_upper(middle, degrees) > 1.0 - probability else (low, middle)
+    return (low + high) / 2
+
+
+def _t_upper(t: float, degrees: int) -> float:
+    """Return P(T > t) for t >= 0: half of I_x(degrees/2, 1/2) at x = degrees / (degrees + t²); A. & S. 26.7.1."""
+    return 0.5 * incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
+
+
+def incomplete_beta(a: float, b: float, x: float) -> float:
+    """Return the regularised incomplete beta function I_x(a, b).
+
+    By its continued fraction (DLMF 8.17.22), evaluated by Lentz's method as in Numerical Recipes 6.4; the symmetry
+    I_x(a, b) = 1 - I_(1-x)(b, a) is used where it converges faster.
+    """
+    if x <= 0.0 or x >= 1.0:
+        return 0.0 if x <= 0.0 else 1.0
+    if x > (a + 1) / (a + b + 2):
+        return 1.0 - incomplete_beta(b, a, 1.0 - x)
+    front = math.exp(
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    )  # x^a (1-x)^b / B(a, b)
+    tiny = 1e-300
+    fraction, c, d = 1.0, 1.0, 0.0
+    for step in range(10_000):
+        m = step // 2
+        if step == 0:
+            numerator = 1.0
+        elif step % 2 == 0:
+            numerator = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        else:
+            numerator = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        d = 1.0 / (1.0 + numerator * d or tiny)
+        c = 1.0 + numerator / c or tiny
+        fraction *= c * d
+        if abs(1.0 - c * d) < 1e-15:
+            break
+    return front * (fraction - 1.0) / a
+
+
+# ------------------------------------------------------------------------------------------------ Comparing runs
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedRow:
+    """A row that passes more often in one run than in the other.
+
+    `a` and `b` are how often it passed in `of` rollouts of each run; `shown_a` and `shown_b` are ids of rollouts that
+    show the change: of a broken row one of A that passed and one of B that did not, of a fixed row the other way.
+    """
+
+    row_key: str
+    a: int
+    b: int
+    of: int
+    shown_a: str
+    shown_b: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What B does otherwise than A.
+
+    Attributes:
+        score: the difference of the mean scores.
+        passes: the difference of the shares of rollouts that pass, whose score is at least `success`.
+        success: see there.
+        p: of `sign_test` over the fixed and broken rows.
+        fixed: rows that pass more often in B, those with the largest change first.
+        broken: rows that pass less often in B, likewise.
+        measures: the differences of rewards, turns, tokens, calls and seconds.
+        rows: how many rows both runs have.
+        only_a: rows that B has not.
+        only_b: rows that A has not.
+        left_out: rows that both have and that are graded in one of them at most.
+        ungraded_a: rollouts of A without a score that nobody chose to leave out, in rows that both have.
+        ungraded_b: likewise of B.
+        bounds: what the difference of the scores could be if these had been graded; None where all were.
+    """
+
+    score: Difference
+    passes: Difference
+    success: float
+    p: float
+    fixed: tuple[ChangedRow, ...]
+    broken: tuple[ChangedRow, ...]
+    measures: tuple[Difference, ...]
+    rows: int
+    only_a: int
+    only_b: int
+    left_out: int
+    ungraded_a: int
+    ungraded_b: int
+    bounds: tuple[float, float] | None
+
+    def worse(self, margin: float = 0.0) -> bool:
+        """Say whether B is worse by more than `margin`, beyond chance: the whole interval lies below -margin."""
+        return self.score.high is not None and self.score.high < -margin
+
+    def record(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return asdict(self)
+
+
+def compare(
+    a: Iterable[RolloutSummary],
+    b: Iterable[RolloutSummary],
+    *,
+    success: float = 1.0,
+    span: tuple[float, float] = (0.0, 1.0),
+) -> Comparison:
+    """Compare the rollouts of two runs, of each place the one that counts (`RunRecord.counting`).
+
+    Args:
+        a: rollouts of the run that is compared with.
+        b: rollouts of the run that is looked at.
+        success: score from which a rollout passes.
+        span: the lowest and the highest score that are possible.
+
+    Raises:
+        UserError: they have no row in common, or none that is graded in both.
+    """
+    before, after = by_row(a), by_row(b)
+    common = [row for row in before if row in after]
+    if not common:
+        raise UserError(
+            f"the runs have no row in common: the first has {len(before)} rows, the second {len(after)}. Rows are the "
+            "same where their keys are, so compare runs of one dataset and split"
+        )
+    left, right = {row: before[row] for row in common}, {row: after[row] for row in common}
+    scores = _values(left, _score), _values(right, _score)
+    known = [value for one in scores for values in one.values() for value in values]
+    span = min(span[0], *known, span[0]), max(span[1], *known, span[1])
+    score = paired("score", *scores, span)
+    passed = partial(_passed, success)
+    passes = paired("pass", _values(left, passed), _values(right, passed), (0.0, 1.0))
+    if score is None or passes is None:
+        raise UserError(f"the runs have {len(common)} rows in common, and none of them has a score in both")
+    changed = [row for row in (_changed(key, left[key], right[key], success) for key in common) if row is not None]
+    changed.sort(key=lambda row: (-abs(row.b - row.a) / row.of, row.row_key))
+    fixed = tuple(row for row in changed if row.b > row.a)
+    broken = tuple(row for row in changed if row.b < row.a)
+    return Comparison(
+        score=score,
+        passes=passes,
+        success=success,
+        p=sign_test(len(fixed), len(broken)),
+        fixed=fixed,
+        broken=broken,
+        measures=tuple(_measures(left, right)),
+        rows=len(common),
+        only_a=len(before) - len(common),
+        only_b=len(after) - len(common),
+        left_out=len(common) - score.rows,
+        ungraded_a=sum(map(_ungraded, _flat(left))),
+        ungraded_b=sum(map(_ungraded, _flat(right))),
+        bounds=_bounds(left, right, span),
+    )
+
+
+Rows = Mapping[str, Sequence[RolloutSummary]]
+Quantity = Callable[[RolloutSummary], float | None]
+
+
+def by_row(rollouts: Iterable[RolloutSummary]) -> dict[str, list[RolloutSummary]]:
+    """Return the rollouts of each row, of all epochs, in the order of their places."""
+    found: dict[str, list[RolloutSummary]] = {}
+    for one in rollouts:
+        found.setdefault(one.row_key, []).append(one)
+    for row in found.values():
+        row.sort(key=lambda one: (one.epoch, one.index))
+    return found
+
+
+def _values(rows: Rows, of: Quantity) -> dict[str, list[float]]:
+    return {
+        key: [value for rollout in row if rollout.score is not None and (value := of(rollout)) is not None]
+        for key, row in rows.items()
+    }
+
+
+def _score(rollout: RolloutSummary) -> float | None:
+    return rollout.score
+
+
+def _passed(success: float, rollout: RolloutSummary) -> float:
+    return float(rollout.score is not None and rollout.score >= success)
+
+
+def _flat(rows: Rows) -> list[RolloutSummary]:
+    return [one for row in rows.values() for one in row]
+
+
+def _ungraded(rollout: RolloutSummary) -> bool:
+    return rollout.score is None and rollout.state != RolloutState.LEFT_OUT
+
+
+def _changed(key: str, a: Sequence[RolloutSummary], b: Sequence[RolloutSummary], success: float) -> ChangedRow | None:
+    """Return the row where it passes more often in one run; the first rollouts of each, as many of one as of the other.
+
+    With more of one than of the other, two runs of one model would differ more often one way than the other way.
+    """
+    graded = [[one for one in side if one.score is not None] for side in (a, b)]
+    of = min(map(len, graded))
+    left, right = graded[0][:of], graded[1][:of]
+    won = [sum(one.score is not None and one.score >= success for one in side) for side in (left, right)]
+    if won[0] == won[1]:
+        return None
+    best, worst = (
+        max(left if won[1] < won[0] else right, key=_known),
+        min(left if won[1] > won[0] else right, key=_known),
+    )
+    shown = (best, worst) if won[1] < won[0] else (worst, best)
+    return ChangedRow(key, won[0], won[1], of, shown[0].id, shown[1].id)
+
+
+def _known(rollout: RolloutSummary) -> float:
+    assert rollout.score is not None
+    return rollout.score
+
+
+def _measures(a: Rows, b: Rows) -> Iterable[Difference]:
+    names = dict.fromkeys(name for rollout in _flat(a) + _flat(b) for name in rollout.rewards)
+    of: dict[str, Quantity] = {f"reward/{name}": partial(_reward, name) for name in names}
+    of |= {
+        "turns": lambda one: one.turns,
+        "tool_calls": lambda one: one.calls,
+        "tool_errors": lambda one: one.call_errors,
+        "prompt_tokens": lambda one: one.prompt_tokens,
+        "completion_tokens": lambda one: one.completion_tokens,
+        "seconds": lambda one: one.seconds.get("total"),
+    }
+    for name, value in of.items():
+        found = paired(name, _values(a, value), _values(b, value))
+        if found is not None:
+            yield found
+
+
+def _reward(name: str, rollout: RolloutSummary) -> float | None:
+    return rollout.rewards.get(name)
+
+
+def _bounds(a: Rows, b: Rows, span: tuple[float, float]) -> tuple[float, float] | None:
+    """Return what the difference could be over all rows of both, if what has no score had any within `span`."""
+    if not any(map(_ungraded, _flat(a) + _flat(b))):
+        return None
+    low, high = span
+
+    def filled(row: Sequence[RolloutSummary], missing: float) -> float | None:
+        values = [missing if one.score is None else one.score for one in row if one.score is not None or _ungraded(one)]
+        return mean(values) if values else None
+
+    def difference(missing_a: float, missing_b: float) -> float:
+        pairs = ((filled(a[key], missing_a), filled(b[key], missing_b)) for key in a)
+        return mean([y - x for x, y in pairs if x is not None and y is not None])
+
+    return difference(high, low), difference(low, high)
+
+
+# ---------------------------------------------------------------------------------------------- Run directories
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Two run directories: what they are, what their settings allow to conclude, and how they differ.
+
+    Attributes:
+        a: path of the first.
+        b: path of the second.
+        model_a: who played in the first.
+        model_b: who played in the second.
+        refusals: why the scores of the two do not mean the same; empty where they do.
+        warnings: what else differs beside the model.
+        found: the differences.
+    """
+
+    a: str
+    b: str
+    model_a: str
+    model_b: str
+    refusals: tuple[str, ...]
+    warnings: tuple[str, ...]
+    found: Comparison
+
+    @property
+    def verdict(self) -> str:
+        """What can be concluded, as one sentence."""
+        score = self.found.score
+        if score.low is None or score.high is None:
+            return "one row says nothing about others"
+        if score.low > 0:
+            return "B is better than A, beyond chance"
+        if score.high < 0:
+            return "B is worse than A, beyond chance"
+        return "no difference beyond chance"
+
+    def record(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {**asdict(self), "verdict": self.verdict}
+
+
+def compare_runs(a: RunRecord, b: RunRecord, success: float | None = None) -> RunComparison:
+    """Compare two run directories that were read (`RunRecord.refresh`).
+
+    Args:
+        a: the run that is compared with.
+        b: the run that is looked at.
+        success: score from which a rollout passes; None: as the first run's spec says.
+
+    Raises:
+        UserError: nothing can be compared, or a file cannot be read.
+    """
+    settings, described = contrast(a, b), a.described
+    clamp = ((described.get("grading") or {}).get("scoring") or {}).get("clamp")
+    counting = list(a.counting()), list(b.counting())
+    found = compare(
+        *counting,
+        success=success_of(spec_of(a)) if success is None else success,
+        span=(float(clamp[0]), float(clamp[1])) if clamp else (0.0, 1.0),
+    )
+    return RunComparison(
+        str(a.path),
+        str(b.path),
+        model_of(described),
+        model_of(b.described),
+        settings.refusals,
+        (*settings.warnings, *_other_rows(*map(by_row, counting))),
+        found,
+    )
+
+
+def _other_rows(a: Rows, b: Rows) -> Iterable[str]:
+    """Yield what differs between the rows of two runs and between how often they were played."""
+    sizes = [Counter(map(len, rows.values())).most_common(1)[0][0] for rows in (a, b)]
+    if sizes[0] != sizes[1]:
+        yield f"most rows have {sizes[0]} rollouts in A and {sizes[1]} in B"
+    changed = sum(a[key][0].row_digest != b[key][0].row_digest for key in a if key in b)
+    if changed:
+        yield f"rows with the same key in both runs and other content: {changed}"
+    for name, own, other in (("A", a, b), ("B", b, a)):
+        alone = sum(key not in other for key in own)
+        if alone:
+            yield f"rows that are only in {name}, and are left out: {alone}"

@@ -1,0 +1,312 @@
+"""What a run shows as a whole, which of its rollouts somebody asks for, and why one of them failed.
+
+Everything is over the rollouts that count, of each place one (`RunRecord.counting`); attempts that infrastructure
+failed and that were played again are told apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from hermes_rl.endings import RULES, Ending
+from hermes_rl.reading.compare import CONFIDENCE, by_row, t_quantile
+from hermes_rl.reading.record import RolloutSummary, RunRecord
+from hermes_rl.reading.settings import model_of, spec_of, success_of
+from hermes_rl.rollouts.rollout import RolloutState
+from hermes_rl.runs.metrics import clustered_stderr, mean
+
+PHASES = ("queue", "sandbox", "generation", "tools", "rewards", "total")
+"""Of a rollout's time, in their order."""
+Sort = Literal["number", "score", "turns", "tokens", "seconds", "errors"]
+SORTS: tuple[Sort, ...] = get_args(Sort)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A quantity over the rollouts that have it."""
+
+    mean: float
+    least: float
+    most: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Return None where no rollout has it."""
+        found = [value for value in values if value is not None]
+        return cls(mean(found), min(found), max(found), len(found)) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCause:
+    """What kept rollouts from being graded: how they ended, how often, and what the first of them said."""
+
+    ending: str
+    count: int
+    error: str | None
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowSummary:
+    """A row with the mean of its scores, None where it has none, and the mean of its seconds."""
+
+    row_key: str
+    score: float | None
+    passed: int
+    graded: int
+    ungraded: int
+    seconds: float
+    shown: str
+    """The id of its worst rollout."""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run as a whole.
+
+    Attributes:
+        path: of the run directory.
+        name: of the spec.
+        mode: in which it was played.
+        demo: whether the scripted policy played without model, network and containers.
+        model: who played.
+        started: when, as `run.json` says.
+        success: score from which a rollout passes.
+        rows: how many rows were begun.
+        groups: how many groups were begun.
+        rollouts: how many places were played.
+        graded: how many of them have a score.
+        passed: how many of these pass.
+        left_out: how many the spec's `endings` leave out.
+        waiting: how many wait for a reward that compares them with their group.
+        score: mean, lowest and highest score; None where nothing is graded.
+        interval: of the mean, 95 %, clustered by row; None with fewer than two rows, or where all are alike.
+        endings: how many ended how.
+        failures: why others have no score, the most frequent first.
+        again: attempts that infrastructure failed and that were played again, by ending.
+        rewards: each by its name.
+        counts: turns, tokens, tool calls and their errors, per rollout.
+        seconds: by phase, per rollout.
+        worst: the rows with the lowest score.
+        slowest: the rows that took longest.
+        unreadable: lines of the record that cannot be read.
+    """
+
+    path: str
+    name: str
+    mode: str
+    demo: bool
+    model: str
+    started: str
+    success: float
+    rows: int
+    groups: int
+    rollouts: int
+    graded: int
+    passed: int
+    left_out: int
+    waiting: int
+    score: Spread | None
+    interval: tuple[float, float] | None
+    endings: Mapping[str, int]
+    failures: tuple[FailureCause, ...]
+    again: Mapping[str, int]
+    rewards: Mapping[str, Spread]
+    counts: Mapping[str, Spread]
+    seconds: Mapping[str, Spread]
+    worst: tuple[RowSummary, ...]
+    slowest: tuple[RowSummary, ...]
+    unreadable: int
+
+    def record(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return asdict(self)
+
+
+def summarise(record: RunRecord, listed: int = 5) -> RunSummary:
+    """Sum up a run that was read; `listed` rows are named at most as worst and as slowest.
+
+    Raises:
+        UserError: run.json or spec.yaml cannot be read.
+    """
+    described, success = record.described, success_of(spec_of(record))
+    counting = list(record.counting())
+    graded = [one for one in counting if one.score is not None]
+    rows = by_row(counting)
+    summaries = [_row(key, found, success) for key, found in rows.items()]
+    failed, places = [one for one in counting if _has_failed(one)], {one.id for one in counting}
+    names = dict.fromkeys(name for one in graded for name in one.rewards)
+    counts: dict[str, Callable[[RolloutSummary], float]] = {
+        "turns": lambda one: one.turns,
+        "prompt tokens": lambda one: one.prompt_tokens,
+        "completion tokens": lambda one: one.completion_tokens,
+        "tool calls": lambda one: one.calls,
+        "tool errors": lambda one: one.call_errors,
+    }
+    return RunSummary(
+        path=str(record.path),
+        name=str(described.get("name") or "?"),
+        mode=str(described.get("mode") or "?"),
+        demo=bool(described.get("demo")),
+        model=model_of(described),
+        started=str(described.get("started") or "?"),
+        success=success,
+        rows=len(rows),
+        groups=len({one.group for one in counting}),
+        rollouts=len(counting),
+        graded=len(graded),
+        passed=sum(has_passed(one, success) for one in graded),
+        left_out=sum(one.state == RolloutState.LEFT_OUT for one in counting),
+        score=Spread.of(one.score for one in graded),
+        interval=_interval(list(by_row(graded).values())),
+        endings=dict(Counter(one.ending for one in counting).most_common()),
+        failures=tuple(_failures(failed)),
+        waiting=sum(one.state == RolloutState.WAITING for one in counting),
+        again=dict(Counter(one.ending for one in record.rollouts if one.id not in places and _has_failed(one))),
+        rewards=_spreads({name: [one.rewards.get(name) for one in graded] for name in names}),
+        counts=_spreads({name: [of(one) for one in graded] for name, of in counts.items()}),
+        seconds=_spreads({phase: [one.seconds.get(phase) for one in graded] for phase in PHASES}),
+        worst=tuple(sorted((one for one in summaries if _is_bad(one)), key=_badness)[:listed]),
+        slowest=tuple(sorted(summaries, key=lambda one: -one.seconds)[:listed]),
+        unreadable=record.torn,
+    )
+
+
+def has_passed(rollout: RolloutSummary, success: float) -> bool:
+    """Say whether a rollout is solved; one without a score is not."""
+    return rollout.score is not None and rollout.score >= success
+
+
+def chosen(
+    record: RunRecord,
+    success: float,
+    *,
+    failed: bool = False,
+    ending: str | None = None,
+    tool: str | None = None,
+    sort: Sort = "number",
+) -> list[RolloutSummary]:
+    """Return the rollouts that are asked for, attempts that were played again included where they are failures.
+
+    Args:
+        record: the run.
+        success: score from which a rollout passes.
+        failed: only those that do not pass, or have no score; those that nobody graded first, then the lowest scores.
+        ending: only those that ended so.
+        tool: only those that called this tool.
+        sort: by what; where `failed`, by score unless another is asked for.
+    """
+    found = [
+        one
+        for one in record.rollouts
+        if (not failed or (not has_passed(one, success) and one.state != RolloutState.LEFT_OUT))
+        and ending in (None, one.ending)
+        and (tool is None or tool in one.tools)
+    ]
+    keys: dict[Sort, Callable[[RolloutSummary], float]] = {
+        "score": lambda one: -1e300 if one.score is None else one.score,
+        "turns": lambda one: -one.turns,
+        "tokens": lambda one: -one.completion_tokens,
+        "seconds": lambda one: -one.seconds.get("total", 0.0),
+        "errors": lambda one: -one.call_errors,
+    }
+    wanted: Sort = "score" if failed and sort == "number" else sort
+    return found if wanted == "number" else sorted(found, key=keys[wanted])
+
+
+def weights_of(described: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return what each reward counts in the score, by the `run.json` of a run; None for a gate."""
+    scoring = (described.get("grading") or {}).get("scoring") or {}
+    return {one["name"]: None if one.get("gate") else one.get("weight") for one in scoring.get("weightings") or ()}
+
+
+def why(line: Mapping[str, Any], weights: Mapping[str, float | None], success: float) -> Iterator[str]:
+    """Yield why a rollout did not pass, the most likely reason first; nothing where it did."""
+    ending = Ending(line["ending"])
+    if line["score"] is None:
+        whose = "the policy's doing" if ending.graded else "not the policy's doing, so it is no 0"
+        yield f"it has no score: {ending.rule.what} ({ending}; {whose})"
+        if line["error"]:
+            yield str(line["error"])
+        return
+    if line["score"] >= success:
+        return
+    for name, value in line["rewards"].items():
+        weight = weights.get(name, 1.0)
+        if weight == 0 or value["value"] is None or value["value"] >= 1.0 or (weight is not None and weight < 0):
+            continue
+        reason = f": {value['reason']}" if value.get("reason") else ""
+        yield f"{name} gave {value['value']:.4g}{reason}"
+    if not ending.finished_naturally:
+        yield f"it ended before it was done: {ending.rule.what} ({ending})"
+    if line["tool_errors"]:
+        last = line["tool_errors"][-1]
+        calls = len(line["tool_calls"])
+        yield f"{len(line['tool_errors'])} of {calls} tool calls failed, the last: {last['tool_name']}: {last['error']}"
+
+
+def looked_at(spec: Mapping[str, Any], columns: Iterable[str]) -> dict[str, list[str]]:
+    """Return which rewards look at which columns of a row by name, as far as their arguments say."""
+    found: dict[str, list[str]] = {}
+    for name, reward in (spec.get("rewards") or {}).items():
+        words = set(re.findall(r"\w+", " ".join(re.findall(r"\{[{%].*?[%}]\}", str((reward or {}).get("args")), re.S))))
+        for column in columns:
+            if column in words:
+                found.setdefault(column, []).append(name)
+    return found
+
+
+def _has_failed(rollout: RolloutSummary) -> bool:
+    return rollout.state == RolloutState.FAILED
+
+
+def _failures(failed: Sequence[RolloutSummary]) -> Iterator[FailureCause]:
+    for ending, count in Counter(one.ending for one in failed).most_common():
+        first = next(one for one in failed if one.ending == ending)
+        yield FailureCause(ending, count, first.error, first.id)
+
+
+def _interval(rows: Sequence[Sequence[RolloutSummary]]) -> tuple[float, float] | None:
+    scores = [[one.score for one in row if one.score is not None] for row in rows]
+    error = clustered_stderr(scores)
+    centre = mean([score for row in scores for score in row]) if error is not None else 0.0
+    if error is None or error <= 1e-9 * max(1.0, abs(centre)):
+        return None  # rows that are all alike say nothing about how much others differ
+    half = t_quantile(0.5 + CONFIDENCE / 2, len(scores) - 1) * error
+    return centre - half, centre + half
+
+
+def _spreads(values: Mapping[str, Iterable[float | None]]) -> dict[str, Spread]:
+    return {name: found for name, given in values.items() if (found := Spread.of(given)) is not None}
+
+
+def _row(key: str, rollouts: Sequence[RolloutSummary], success: float) -> RowSummary:
+    scores = [one.score for one in rollouts if one.score is not None]
+    worst = min(rollouts, key=lambda one: -1e300 if one.score is None else one.score)
+    return RowSummary(
+        row_key=key,
+        score=mean(scores) if scores else None,
+        passed=sum(score >= success for score in scores),
+        graded=len(scores),
+        ungraded=sum(map(_has_failed, rollouts)),
+        seconds=mean([one.seconds.get("total", 0.0) for one in rollouts]),
+        shown=worst.id,
+    )
+
+
+def _is_bad(row: RowSummary) -> bool:
+    return row.passed < row.graded or row.ungraded > 0
+
+
+def _badness(row: RowSummary) -> tuple[float, float, int]:
+    return (row.passed / row.graded if row.graded else -1.0, row.score or 0.0, -row.ungraded)
+
+
+def rule_of(ending: str) -> str:
+    """Return what an ending means, in words."""
+    return RULES[Ending(ending)].what

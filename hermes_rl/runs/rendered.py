@@ -1,0 +1,190 @@
+"""What the policy is sent first for a row: messages and tools, and the text and tokens that are made of them.
+
+The first request is made by the same loop that plays, and caught where a model would be asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from hermes_rl.agent.loop import HermesAgentLoop
+from hermes_rl.data.load import Rows, Split
+from hermes_rl.data.rows import Row
+from hermes_rl.errors import UserError
+from hermes_rl.rollouts.compiled import CompiledSpec
+from hermes_rl.rollouts.rollout import RolloutKey
+from hermes_rl.runs.exact import renderer_of, tokenizer_of
+from hermes_rl.runs.opening import plan_of
+from hermes_rl.servers.base import ChatReply, ChatRequest, ServerConfig, chat_body
+from hermes_rl.spec.model import Mode, Spec
+from hermes_rl.tokens.load import load_tokenizer
+from hermes_rl.tokens.rendering import history_named, next_prompt
+from hermes_rl.tokens.tokenizer import TemplateRefused
+from hermes_rl.tokens.transcript import Transcript
+
+SEARCHED = 100_000
+"""Rows among which a key is looked for."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """The first request for a row.
+
+    Attributes:
+        row: what the prompt was made from.
+        request: what a chat server gets.
+        config: of the policy's first server.
+        exact: True where the text is what the server gets, as token ids; False where it gets messages and tools.
+        text: what the chat template of the policy's tokenizer makes of it; None where nobody can tell.
+        ids: the tokens of the text.
+        pieces: the text of each token.
+        tokenizer: whose.
+        missing: why there is no text.
+    """
+
+    row: Row
+    request: ChatRequest
+    config: ServerConfig
+    exact: bool
+    text: str | None = None
+    ids: tuple[int, ...] = ()
+    pieces: tuple[str, ...] = ()
+    tokenizer: str | None = None
+    missing: str | None = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON that a chat server is sent."""
+        found: dict[str, Any] = json.loads(json.dumps(chat_body(self.request, self.config), default=dict))
+        return found
+
+    def record(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        rest = {name: value for name, value in self.body.items() if name not in ("messages", "tools")}
+        return {
+            "row_key": self.row.key,
+            "messages": self.body["messages"],
+            "tools": self.body.get("tools", []),
+            "request": rest,
+            "sent_as": "tokens" if self.exact else "messages",
+            "text": self.text,
+            "tokens": list(self.ids) if self.ids else None,
+            "tokenizer": self.tokenizer,
+            "missing": self.missing,
+        }
+
+
+class _AskedError(Exception):
+    """The model was about to be asked."""
+
+    def __init__(self, request: ChatRequest) -> None:
+        super().__init__("the model was about to be asked")
+        self.request = request
+
+
+class _Catching:
+    """Stands where the policy stands, and asks nobody."""
+
+    async def chat(self, request: ChatRequest) -> ChatReply:
+        raise _AskedError(request)
+
+
+def find_row(rows: Rows, wanted: str, split: Split) -> Row:
+    """Return a row by its key, by its place from 0 in the order of play, or by how its key begins.
+
+    Raises:
+        UserError: there is none, or several begin so.
+    """
+    begins = []
+    for row in islice(rows, SEARCHED):
+        if row.key == wanted:
+            return row
+        if row.key.startswith(wanted):
+            begins.append(row)
+    if wanted.isdecimal():
+        try:
+            return rows[int(wanted)]
+        except IndexError:
+            pass
+    if len(begins) == 1:
+        return begins[0]
+    if begins:
+        raise UserError(f"--row: {len(begins)} rows begin with {wanted!r}: {', '.join(one.key for one in begins[:5])}")
+    count = rows.length if rows.length is not None else "endless"
+    other = "; --split eval looks among the rows for evaluation" if split == "train" else ""
+    raise UserError(f"--row: there is no row {wanted!r}: give a key, or a place from 0 (rows: {count}){other}")
+
+
+async def render_row(compiled: CompiledSpec, row: Row, split: Split, *, with_text: bool) -> Rendered:
+    """Return the first request for a row; nothing is asked, and no sandbox is started unless a tool's server needs one.
+
+    Args:
+        compiled: the spec, with a policy.
+        row: which row.
+        split: whose settings of the agent apply.
+        with_text: also render what only the server renders, where its tokenizer can be had.
+
+    Raises:
+        UserError: a template or a tool does not work; RunError: a server of tools cannot be started.
+    """
+    spec, mode = compiled.spec, _mode(split)
+    size = plan_of(spec, mode).size
+    key = RolloutKey(row, row.key if split == "eval" else f"{row.key}:0", 0, size)
+    options, policy = compiled.options(split), spec.servers["policy"][0]
+    if policy.kind.token_level:
+        options = replace(options, logprobs=False)  # it always gives them; a chat server has to be asked
+    async with compiled.runtime(key) as runtime:
+        seed = key.seed(spec.seed) if options.seeded else None
+        loop = HermesAgentLoop(
+            _Catching(), runtime.toolkit.schemas, task_id=runtime.task_id, options=replace(options, seed=seed)
+        )
+        try:
+            await loop.run(compiled.prompt(row))
+            raise AssertionError("a rollout begins with a model call")
+        except _AskedError as asked:
+            request = asked.request
+    found = Rendered(row, request, compiled.policy.configs[0], exact=policy.kind.exact)
+    if not (found.exact or with_text):
+        return found
+    return await asyncio.to_thread(_with_text, spec, found)
+
+
+def _mode(split: Split) -> Mode:
+    return "evaluate" if split == "eval" else "process"
+
+
+def _with_text(spec: Spec, found: Rendered) -> Rendered:
+    messages, tools = list(found.request.messages), found.request.tools
+    try:
+        if found.exact:
+            renderer = renderer_of(spec)
+            tokenizer, ids = renderer.tokenizer, next_prompt(renderer, Transcript(), messages, tools).ids.tolist()
+            text = tokenizer.decode(ids)
+        else:
+            name = tokenizer_of(spec)
+            if name is None:
+                return replace(found, missing="the policy names neither a model nor a tokenizer")
+            tokenizer = load_tokenizer(name)
+            text = tokenizer.render(history_named(messages), tools, add_generation_prompt=True)
+            ids = tokenizer.encode(text)
+    except (UserError, TemplateRefused) as error:
+        return replace(found, missing=str(error))
+    pieces = tuple(tokenizer.decode([one]) for one in ids)
+    return replace(found, text=text, ids=tuple(ids), pieces=pieces, tokenizer=tokenizer.name)
+
+
+def placeholders(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment, with a word for each key of a server that is not set, as nobody is asked."""
+    wanted = [
+        variable
+        for servers in spec.servers.values()
+        for server in servers
+        for variable in (getattr(server, "api_key_env", None), *(getattr(server, "headers_env", None) or {}).values())
+        if variable
+    ]
+    return {**dict.fromkeys(wanted, "not-needed"), **{name: value for name, value in environ.items() if value.strip()}}

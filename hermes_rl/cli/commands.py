@@ -1,4 +1,6 @@
-"""The commands `run | validate | list | schema | doctor | regrade | rollouts | openenv`: arguments, and who works.
+"""The commands `run | validate | list | schema | doctor | regrade | report | rollouts | openenv`.
+
+Their arguments are here; who works is another module, which is loaded when it is asked for.
 
 Annotations are not postponed here: Typer would evaluate the text of each several times at every start.
 """
@@ -128,6 +130,16 @@ def regrade(
     from hermes_rl.cli.running import regrade_run
 
     raise typer.Exit(regrade_run(run_directory, tuple(sets or ()), env_file))
+
+
+@app.command()
+def report(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+) -> None:
+    """Write the report.html of a run anew: one page that can be opened, kept and sent."""
+    from hermes_rl.reading.report import write_report
+
+    _print(str(write_report(run_directory)))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)

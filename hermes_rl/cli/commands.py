@@ -1,4 +1,4 @@
-"""The commands `run | validate | list | schema | doctor | regrade | report | rollouts | openenv`.
+"""The commands `run | validate | list | schema | doctor | regrade | report | view | rollouts | openenv`.
 
 Their arguments are here; who works is another module, which is loaded when it is asked for.
 
@@ -140,6 +140,19 @@ def report(
     from hermes_rl.reading.report import write_report
 
     _print(str(write_report(run_directory)))
+
+
+@app.command()
+def view(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUN]...", help="Run directories, or folders with runs: ./outputs.")
+    ] = None,
+    listen: Annotated[str, typer.Option(help="HOST:PORT; the port 0 is any that is free.")] = "127.0.0.1:0",
+) -> None:
+    """Look at runs in a browser, also while they go on."""
+    from hermes_rl.cli.viewing import view_runs
+
+    raise typer.Exit(view_runs(runs or [], listen))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)

@@ -1,4 +1,4 @@
-"""The commands `run | validate | list | schema | doctor | regrade | render | show | compare | rollouts | openenv`.
+"""The commands of `hermes-rl`: their arguments. Who works is another module, which is loaded when it is asked for.
 
 Annotations are not postponed here: Typer would evaluate the text of each several times at every start.
 """
@@ -142,6 +142,29 @@ def regrade(
     from hermes_rl.cli.running import regrade_run
 
     raise typer.Exit(regrade_run(run_directory, tuple(sets or ()), env_file))
+
+
+@app.command()
+def report(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+) -> None:
+    """Write the report.html of a run anew: one page that can be opened, kept and sent."""
+    from hermes_rl.reading.report import write_report
+
+    _print(str(write_report(run_directory)))
+
+
+@app.command()
+def view(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUN]...", help="Run directories, or folders with runs: ./outputs.")
+    ] = None,
+    listen: Annotated[str, typer.Option(help="HOST:PORT; the port 0 is any that is free.")] = "127.0.0.1:0",
+) -> None:
+    """Look at runs in a browser, also while they go on."""
+    from hermes_rl.cli.viewing import view_runs
+
+    raise typer.Exit(view_runs(runs or [], listen))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)

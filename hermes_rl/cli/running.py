@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of, restore_terminal
 from hermes_rl.cli.options import environment, with_policy
+from hermes_rl.reading.report import write_report_or_say
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
@@ -41,7 +42,9 @@ def regrade_run(path: Path, sets: tuple[str, ...], env_file: Path | None) -> int
         RunError: a judge could not be asked.
     """
     overrides = parse_extra_args((), sets)
-    done = run_interruptible(regrade(RegradeRequest(path, overrides, environment(env_file), Progress())))
+    progress = Progress()
+    done = run_interruptible(regrade(RegradeRequest(path, overrides, environment(env_file), progress)))
+    write_report_or_say(path, progress.note)
     for line in _words(done):
         echo(line)
     return 0
@@ -93,7 +96,7 @@ def run_spec(request: RunRequest) -> int:
     spec = with_policy(lambda more: _load(request, environ, more), environ)
     if spec.demo:
         progress.note("demo: a scripted policy plays; no model, network or container is used")
-    launch = Launch(request.mode, request.out, request.fresh, environ, progress)
+    launch = Launch(request.mode, request.out, request.fresh, environ, progress, write_report_or_say)
     try:
         with rare_full_collections(), logged(progress.say, verbose=request.verbose):
             return _MODES[request.mode](spec, launch)

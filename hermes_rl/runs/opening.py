@@ -34,17 +34,22 @@ from hermes_rl.sandbox.none import WARNING
 from hermes_rl.servers.exactness import engines, require_reachable
 from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.model import Mode, Spec
+from hermes_rl.threads import in_thread
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What the user asked for beside the spec. `environ` is where the keys of servers are."""
+    """What the user asked for beside the spec. `environ` is where the keys of servers are.
+
+    `at_end` is called with the run directory and what tells the user, in a thread, when the run has ended in any way.
+    """
 
     mode: Mode
     out: Path | None = None
     fresh: bool = False
     environ: Mapping[str, str] | None = None
     progress: Progress = field(default_factory=Progress)
+    at_end: Callable[[Path, Callable[[str], None]], None] | None = None
 
 
 @dataclass
@@ -245,6 +250,8 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                     finally:
                         directory.add_images(compiled.images)
                         directory.add({"retried": opened.retried.record(), "lost": run.losses.record()})
+                        if (at_end := launch.at_end) is not None:
+                            await in_thread(lambda: at_end(directory.path, launch.progress.note))
 
 
 @asynccontextmanager

@@ -32,7 +32,7 @@ DOORS = {
     "toolsets": "tools/hermes_worker.py",
     "tools": ("tools/hermes_worker.py", "sandbox/remote_worker.py"),
     "renderers": "tokens/families.py",
-    "ray": (),
+    "ray": "runs/cluster.py",
     "fastapi": "service/",
     "starlette": "service/",
     "uvicorn": "service/",

@@ -35,6 +35,7 @@ from hermes_rl.tools.artifacts import TakenArtifact
 from hermes_rl.version import __version__
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 LOCAL = "local"
 """The address of a cluster that is started on this machine, and ends with the run."""
@@ -95,6 +96,7 @@ async def open_cluster(
     """
     try:
         import ray
+        import ray.exceptions  # a folder that is called ray has none
     except ImportError:
         raise UserError("--ray needs Ray, which is not installed: pip install 'hermes-rl[ray]'") from None
     if ray.is_initialized():
@@ -157,6 +159,8 @@ def _require_reachable(address: str) -> None:
 
 def _connect(ray: ModuleType, address: str, folder: str | None) -> None:
     logging.getLogger("ray").setLevel(logging.CRITICAL)
+    # Ray has no switch for what it prints to stdout when a node dies; the results of the command line are there.
+    vars(ray)["_private"].worker.print_to_stdstream = _log
     more: dict[str, Any] = {"runtime_env": {"working_dir": folder}} if folder is not None else {}
     if address == LOCAL:
         more |= {"include_dashboard": False, "object_store_memory": STORE}
@@ -167,6 +171,11 @@ def _connect(ray: ModuleType, address: str, folder: str | None) -> None:
             f"--ray {address}: Ray {ray.__version__} cannot connect: {str(error).strip()}\nThis program has to run on "
             "a node of the cluster, with the Ray and the Python that the cluster has"
         ) from error
+
+
+def _log(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
+    """Take what Ray would print."""
+    log.info("Ray: %s", "\n".join(data["lines"]))
 
 
 class Cluster:
@@ -367,10 +376,12 @@ class ActorHandle(WorkerHandle):
 
 
 def _words(error: Exception) -> str:
-    """Return why an actor is gone, as Ray says it, in one line."""
+    """Return why an actor is gone, as Ray says it, in a few words."""
+    if type(error).__name__ == "ActorUnavailableError":
+        return "its process or its node is gone"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = next((line for line in lines if "because" in line), lines[0] if lines else type(error).__name__)
-    return telling[:300].rstrip(".")
+    return telling.rpartition("because ")[2].partition(". ")[0].rstrip(".")[:300]
 
 
 def _unfit(error: Exception) -> UserError | RunError | None:

@@ -70,15 +70,16 @@ def _files(top: Path) -> Iterator[Path]:
     """Files below a folder that travel; links are followed, and what they lead to travels in their place."""
     for name, folders, files in os.walk(top, followlinks=True):
         here = Path(name)
-        folders[:] = [one for one in folders if one[0] != "." and one not in _LEFT and not _is_made(here / one)]
+        folders[:] = [one for one in folders if one[0] != "." and one not in _LEFT and not _is_left(here / one)]
         for file in files:
             if file[0] != "." and not file.endswith(".env") and (here / file).is_file():
                 yield here / file
 
 
-def _is_made(folder: Path) -> bool:
-    """Whether a folder is a run directory, or an environment of Python."""
-    return any((folder / mark).exists() for mark in ("run.json", "rollouts.jsonl", "pyvenv.cfg"))
+def _is_left(folder: Path) -> bool:
+    """Whether a folder is a run directory, an environment of Python, or a link to a folder that it is in itself."""
+    made = any((folder / mark).exists() for mark in ("run.json", "rollouts.jsonl", "pyvenv.cfg"))
+    return made or folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def pack(value: Any, folders: Sequence[Path]) -> bytes:

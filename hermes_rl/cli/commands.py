@@ -39,13 +39,17 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")] = False,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that play; as the mode's `workers`.")] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="[HOST:PORT]", help="Play on a Ray cluster; without an address one is started here."),
+    ] = None,
 ) -> None:
     """Play rollouts of a spec."""
     from hermes_rl.cli.running import RunRequest, run_spec
 
     flags = tuple(context.args)
     sets = [*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ())]
-    request = RunRequest(spec, mode, tuple(sets), flags, out, fresh, demo, quiet, verbose, env_file)
+    request = RunRequest(spec, mode, tuple(sets), flags, out, fresh, demo, quiet, verbose, env_file, ray)
     raise typer.Exit(run_spec(request))
 
 

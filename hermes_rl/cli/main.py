@@ -31,11 +31,12 @@ def status(arguments: list[str] | None = None) -> int:
 
     from hermes_rl.cli.commands import app
     from hermes_rl.cli.echo import echo
+    from hermes_rl.cli.options import with_address
 
     # Typer brings a click of its own in some versions, so the class is found through Typer.
     click_exception: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
     try:
-        result: Any = app(arguments, standalone_mode=False)
+        result: Any = app(with_address(sys.argv[1:] if arguments is None else arguments), standalone_mode=False)
     except click_exception as error:
         error.show()
         return 2

@@ -23,12 +23,13 @@ from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
 from hermes_rl.runs.metrics import BY, COUNT
 from hermes_rl.runs.opening import Launch, require_effect
-from hermes_rl.runs.process import ProcessSummary, rare_full_collections, run_process
+from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.regrade import Regraded, RegradeRequest, regrade
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.overrides import parse_extra_args
+from hermes_rl.threads import rare_full_collections
 from hermes_rl.tokens.hub import without_advice
 
 # ----------------- `hermes-rl regrade`: from the command line to the run directory, and what came of it in words
@@ -81,6 +82,7 @@ class RunRequest:
     quiet: bool = False
     verbose: bool = False
     env_file: Path | None = None
+    ray: str | None = None
 
 
 def run_spec(request: RunRequest) -> int:
@@ -96,7 +98,7 @@ def run_spec(request: RunRequest) -> int:
     spec = with_policy(lambda more: _load(request, environ, more), environ)
     if spec.demo:
         progress.note("demo: a scripted policy plays; no model, network or container is used")
-    launch = Launch(request.mode, request.out, request.fresh, environ, progress, write_report_or_say)
+    launch = Launch(request.mode, request.out, request.fresh, environ, progress, request.ray, write_report_or_say)
     try:
         with rare_full_collections(), logged(progress.say, verbose=request.verbose):
             return _MODES[request.mode](spec, launch)

@@ -13,9 +13,9 @@ from hermes_rl.cli.options import Options
 from hermes_rl.cli.running import logged
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.admission import raise_descriptor_limit
-from hermes_rl.runs.process import rare_full_collections
 from hermes_rl.service.serving import ServiceOptions, serve, serve_app
 from hermes_rl.spec.load import load_spec
+from hermes_rl.threads import rare_full_collections
 from hermes_rl.tokens.hub import without_advice
 
 

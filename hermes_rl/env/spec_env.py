@@ -131,7 +131,7 @@ class SpecEnv(HermesAgentBaseEnv):
 
     async def setup(self) -> None:
         """Load the rows of training and evaluation; may wait for a hub."""
-        if self._opened is None and workers_of(self.spec, self._mode) > 1:
+        if self._opened is None and workers_of(self.spec, self._mode) != 1:
             raise UserError(
                 f"{self._mode}.workers: only `hermes-rl run` starts workers; leave it out in a program of your own"
             )

@@ -793,6 +793,11 @@ class Spec(Section):
         return self._origin.root.mark.source.folder if self._origin else Path.cwd()
 
     @property
+    def folders(self) -> frozenset[Path]:
+        """The folders of all files that the spec was read from."""
+        return self._origin.folders if self._origin else frozenset()
+
+    @property
     def source(self) -> str:
         """The file as the user named it."""
         return self._origin.root.mark.source.name if self._origin else "spec"

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from hermes_rl.cli.options import with_address
+from hermes_rl.cli.main import with_address
 
 TEXT = (Path(__file__).parents[1] / "docs" / "scale.md").read_text()
 

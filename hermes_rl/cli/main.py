@@ -7,7 +7,9 @@ and messages go to stderr, results to stdout. Wrong input never shows a tracebac
 from __future__ import annotations
 
 import gc
+import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from hermes_rl.errors import HermesRLError, UserError
@@ -31,7 +33,6 @@ def status(arguments: list[str] | None = None) -> int:
 
     from hermes_rl.cli.commands import app
     from hermes_rl.cli.echo import echo
-    from hermes_rl.cli.options import with_address
 
     # Typer brings a click of its own in some versions, so the class is found through Typer.
     click_exception: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -47,6 +48,19 @@ def status(arguments: list[str] | None = None) -> int:
         echo(f"error: {error}" if "\n" not in str(error) else str(error), err=True)
         return 2 if isinstance(error, UserError) else 1
     return result if isinstance(result, int) else 0
+
+
+def with_address(arguments: Sequence[str]) -> list[str]:
+    """Return the words of a command line with `--ray` as `--ray=local` where no address follows it.
+
+    Typer knows no option whose value may be left out.
+    """
+    words = list(arguments)
+    for place, word in enumerate(words):
+        following = words[place + 1] if place + 1 < len(words) else ""
+        if word == "--ray" and following != "auto" and re.fullmatch(r".+:\d+/?", following) is None:
+            words[place] = "--ray=local"
+    return words
 
 
 if __name__ == "__main__":

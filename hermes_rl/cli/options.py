@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -61,19 +60,6 @@ def separated(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
         if "=" not in word and rest and not rest[0].startswith("--"):
             flags.append(rest.pop(0))
     return specs, tuple(flags)
-
-
-def with_address(arguments: Sequence[str]) -> list[str]:
-    """Return the words of a command line with `--ray` as `--ray=local` where no address follows it.
-
-    Typer knows no option whose value may be left out.
-    """
-    words = list(arguments)
-    for place, word in enumerate(words):
-        following = words[place + 1] if place + 1 < len(words) else ""
-        if word == "--ray" and following != "auto" and re.fullmatch(r".+:\d+/?", following) is None:
-            words[place] = "--ray=local"
-    return words
 
 
 # ------------------------------------------------------------------------- The policy, where the spec names none

@@ -236,7 +236,7 @@ class Cluster:
         room = await self._room()
         wanted = max(1, min(room, self._most))
         if self._follows and wanted != self.number:
-            self._note(f"the Ray cluster has {self._what_there_is} now: {wanted} workers instead of {self.number}")
+            self._note(f"the Ray cluster has {self._what_there_is} now; workers: {wanted}, not {self.number}")
             self.number = wanted
 
     def handle(self, number: int, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> WorkerHandle:

@@ -105,20 +105,20 @@ async def open_cluster(
     # The kernel ends what Ray starts here together with the thread that started it, so that thread has to stay.
     thread = ThreadPoolExecutor(1, thread_name_prefix="hermes-rl-ray")
     in_it = partial(asyncio.get_running_loop().run_in_executor, thread)
-    with tempfile.TemporaryDirectory(prefix="hermes-rl-spec-") as made:
-        folders: tuple[Path, ...] = ()
-        if address != LOCAL:
-            await in_it(_require_reachable, address)
-            staging = partial(stage, opening.spec.folders, Path(made), _keys(opening), note)
-            folders = await asyncio.to_thread(staging)
-        try:
-            await in_it(_connect, ray, address, made if folders else None)
-            cluster = Cluster(ray, opening, address, number, note, folders)
-            await cluster.begin()
-            yield cluster
-        finally:
-            await in_it(ray.shutdown)
-            thread.shutdown(wait=False)
+    try:
+        with tempfile.TemporaryDirectory(prefix="hermes-rl-spec-") as made:
+            folders: tuple[Path, ...] = ()
+            if address != LOCAL:
+                await in_it(_require_reachable, address)
+                staging = partial(stage, opening.spec.folders, Path(made), _keys(opening), note)
+                folders = await asyncio.to_thread(staging)
+            await in_it(_connect, ray, address, made if folders else None)  # the head has the files then
+        cluster = Cluster(ray, opening, address, number, note, folders)
+        await cluster.begin()
+        yield cluster
+    finally:
+        await in_it(ray.shutdown)
+        thread.shutdown(wait=False)
 
 
 def _require_hidden_key(spec: Spec) -> None:

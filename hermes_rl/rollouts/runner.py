@@ -48,7 +48,7 @@ class Recorded(Protocol):
 
 
 class Elsewhere(Protocol):
-    """Other processes that play; `hermes_rl.runs.workers.Workers` has some on this machine."""
+    """Other processes that play, here or elsewhere; `hermes_rl.runs.workers.Workers` has some."""
 
     async def play(self, key: RolloutKey, split: str) -> Rollout:
         """Play one attempt, with its tokens and the teacher's word; raises what ends the run."""

@@ -105,20 +105,20 @@ async def open_cluster(
     # The kernel ends what Ray starts here together with the thread that started it, so that thread has to stay.
     thread = ThreadPoolExecutor(1, thread_name_prefix="hermes-rl-ray")
     in_it = partial(asyncio.get_running_loop().run_in_executor, thread)
-    with tempfile.TemporaryDirectory(prefix="hermes-rl-spec-") as made:
-        folders: tuple[Path, ...] = ()
-        if address != LOCAL:
-            await in_it(_require_reachable, address)
-            staging = partial(stage, opening.spec.folders, Path(made), _keys(opening), note)
-            folders = await asyncio.to_thread(staging)
-        try:
-            await in_it(_connect, ray, address, made if folders else None)
-            cluster = Cluster(ray, opening, address, number, note, folders)
-            await cluster.begin()
-            yield cluster
-        finally:
-            await in_it(ray.shutdown)
-            thread.shutdown(wait=False)
+    try:
+        with tempfile.TemporaryDirectory(prefix="hermes-rl-spec-") as made:
+            folders: tuple[Path, ...] = ()
+            if address != LOCAL:
+                await in_it(_require_reachable, address)
+                staging = partial(stage, opening.spec.folders, Path(made), _keys(opening), note)
+                folders = await asyncio.to_thread(staging)
+            await in_it(_connect, ray, address, made if folders else None)  # the head has the files then
+        cluster = Cluster(ray, opening, address, number, note, folders)
+        await cluster.begin()
+        yield cluster
+    finally:
+        await in_it(ray.shutdown)
+        thread.shutdown(wait=False)
 
 
 def _require_hidden_key(spec: Spec) -> None:
@@ -236,7 +236,7 @@ class Cluster:
         room = await self._room()
         wanted = max(1, min(room, self._most))
         if self._follows and wanted != self.number:
-            self._note(f"the Ray cluster has {self._what_there_is} now: {wanted} workers instead of {self.number}")
+            self._note(f"the Ray cluster has {self._what_there_is} now; workers: {wanted}, not {self.number}")
             self.number = wanted
 
     def handle(self, number: int, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> WorkerHandle:

@@ -1,7 +1,7 @@
 """`WorkerHandle`: one worker as the run sees it, whether it is a process of this machine or an actor of a Ray cluster.
 
 Owns which requests it has not answered, and what it last said of itself. How a request gets to it is up to the
-subclass: `ProcessHandle` of `local_process`, `ActorHandle` of `cluster`.
+subclass: `ProcessHandle` of `worker_process`, `ActorHandle` of `cluster`.
 """
 
 from __future__ import annotations

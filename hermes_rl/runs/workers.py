@@ -432,14 +432,19 @@ class Workers:
                     )
                 )
                 return
-            self._died += 1
-            self._replayed += handle.lost
-            self._seconds_of_dead += handle.seconds
-            self._retries_of_dead.update(handle.retries)
-            again = f", and the {handle.lost} rollouts that it had are played again" if handle.lost else ""
-            self._note(f"{handle.name} has died ({handle.ended}): another takes its place{again}")
+            if handle.placed:  # else it was to run on a machine that has gone, and has not even begun
+                self._bury(handle)
             self._handles[number] = self._source.handle(number, self._heard)
             self._share()
+
+    def _bury(self, handle: WorkerHandle) -> None:
+        """Count a dead worker, and what it has cost."""
+        self._died += 1
+        self._replayed += handle.lost
+        self._seconds_of_dead += handle.seconds
+        self._retries_of_dead.update(handle.retries)
+        again = f", and the {handle.lost} rollouts that it had are played again" if handle.lost else ""
+        self._note(f"{handle.name} has died ({handle.ended}): another takes its place{again}")
 
     def _give_up(self, error: Exception) -> None:
         self._error = error

@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 
 from hermes_rl.cli.main import status
-from hermes_rl.cli.options import separated, with_policy
+from hermes_rl.cli.options import separated, with_address, with_policy
 from hermes_rl.errors import UserError
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
@@ -67,6 +67,21 @@ def test_words_are_specs_or_flags_with_their_values() -> None:
     specs, flags = separated(words)
     assert specs == ["a.yaml", "b.yaml", "c.yaml"]
     assert flags == ("--openai.model_name", "m", "--env.x=1", "--env.use_wandb", "--env.y", "-1")
+
+
+@pytest.mark.parametrize(
+    ("typed", "taken"),
+    [
+        ("--ray", "--ray=local"),
+        ("--ray --workers 2", "--ray=local --workers 2"),
+        ("--ray 10.0.0.1:6379 --quiet", "--ray 10.0.0.1:6379 --quiet"),
+        ("--ray auto", "--ray auto"),
+        ("--ray=head:1", "--ray=head:1"),
+        ("--ray spec.yaml process", "--ray=local spec.yaml process"),
+    ],
+)
+def test_the_address_of_a_ray_cluster_may_be_left_out(typed: str, taken: str) -> None:
+    assert with_address(typed.split()) == taken.split()
 
 
 def test_validate_takes_the_options_of_run(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:

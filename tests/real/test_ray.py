@@ -117,6 +117,7 @@ def test_a_cluster_that_loses_a_node_and_gets_another_gives_what_one_process_giv
         write(tmp_path / name, evaluation=True)
         items = json.dumps([{"n": n} for n in range(ROLLOUTS // 2)])
         change(tmp_path / name, json.dumps([{"n": n} for n in range(5)]), items)
+        change(tmp_path / name, "evaluate: {rollouts: 2}", "evaluate: {rollouts: 2, concurrency: 16}")
     cluster.do("add")
     with started(tmp_path / "ray", "evaluate", "--out", "run", "--ray", cluster.address) as run:
         until(lambda: played(tmp_path / "ray") >= ROLLOUTS // 4, 120)
@@ -126,12 +127,11 @@ def test_a_cluster_that_loses_a_node_and_gets_another_gives_what_one_process_giv
         assert run.wait(400) == 0, said(tmp_path / "ray")
     told = said(tmp_path / "ray")
     assert "2 nodes with 2 CPU; workers: 2, each with 1 CPU" in told
-    assert told.count("has died") == 1 and "raylet" not in told
+    assert told.count("has died (") == 1 and "raylet" not in told
     lost = json.loads((tmp_path / "ray" / "run" / "run.json").read_text())["retried"]["workers"]
-    assert lost["died"] == 1 and 1 <= lost["rollouts"] < ROLLOUTS / 4
-    more = ["--set", "evaluate.workers=1"]
-    program = [str(ray_python()), "-m", "hermes_rl.cli.main", "run", "spec.yaml", "evaluate", "--out", "run", *more]
-    subprocess.run(program, cwd=tmp_path / "undisturbed", env=OWN, check=True, capture_output=True, timeout=400)
+    assert lost["died"] == 1 and 1 <= lost["rollouts"] <= 16
+    done = on_ray("run", "spec.yaml", "evaluate", "--out", "run", cwd=tmp_path / "undisturbed", seconds=400)
+    assert done.returncode == 0, done.stderr
     one, ray = (tmp_path / name / "run" for name in ("undisturbed", "ray"))
     assert len(lines(ray / "rollouts.jsonl")) == ROLLOUTS
     assert rollouts(one) == rollouts(ray)
@@ -170,7 +170,7 @@ def test_a_node_that_joins_plays_too(tmp_path: Path, cluster: RayCluster) -> Non
         cluster.do("add")
         assert run.wait(200) == 0, said(tmp_path)
     assert "1 node with 1 CPU; workers: 1" in said(tmp_path)
-    assert "2 nodes with 2 CPU now: 2 workers instead of 1" in said(tmp_path)
+    assert "2 nodes with 2 CPU now; workers: 2, not 1" in said(tmp_path)
     assert len(list(pids.iterdir())) == 2, "both workers have played"
     assert len(groups(tmp_path / "run")) == 150
 

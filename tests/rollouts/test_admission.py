@@ -82,6 +82,14 @@ def test_no_more_begin_than_the_memory_carries() -> None:
     assert machine.run(5) <= FIRST
 
 
+def test_machines_that_come_and_go_count_from_then_on() -> None:
+    machine, cores = Machine(free=0.0, places=0), [4]
+    machine.admission._cores = lambda: cores[0]
+    assert machine.run(1) == 4
+    cores[0] = 16
+    assert machine.run(1) == 16
+
+
 def test_the_cores_are_never_left_idle() -> None:
     assert Machine(free=0.0, places=0).run(1) == 4
 

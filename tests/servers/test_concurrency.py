@@ -11,6 +11,8 @@ from random import Random
 
 import pytest
 
+from hermes_rl.servers.base import ServerConfig
+from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.pool import Limiter
 from tests.servers.virtual_time import VirtualLoop, simulated
 
@@ -101,6 +103,35 @@ def test_it_never_exceeds_its_cap_and_a_fixed_one_never_moves() -> None:
     assert (limiter.limit, server.most) == (50, 50)
     _, limiter, _ = play([10], lambda loop: Limiter(50, fixed=True, clock=loop.time))
     assert limiter.limit == 50
+
+
+async def test_another_cap_holds_at_once_and_calls_beyond_it_are_finished() -> None:
+    limiter = Limiter(4, fixed=True)
+    for _ in range(4):
+        await limiter.acquire()
+    limiter.bound(2)
+    waits = asyncio.create_task(limiter.acquire())
+    await asyncio.sleep(0)
+    limiter.release()
+    limiter.release()
+    await asyncio.sleep(0)
+    assert (limiter.in_flight, limiter.waiting) == (2, 1), "two are what it may have"
+    limiter.bound(3)
+    await asyncio.wait_for(waits, 1)
+    assert (limiter.in_flight, limiter.limit) == (3, 3)
+
+
+async def test_the_parts_of_several_workers_are_the_whole() -> None:
+    config = ServerConfig("openai", "http://127.0.0.1:9/v1", "m", max_concurrency=10)
+    async with create_client("policy", [config]) as role:
+        role.fix()
+        parts = []
+        for number in range(3):
+            role.share(number, 3)
+            parts.append(role.places)
+        assert sorted(parts) == [3, 3, 4]
+        role.share(0, 1)
+        assert role.places == 10
 
 
 async def test_a_cancelled_call_gives_its_place_back() -> None:

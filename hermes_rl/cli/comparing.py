@@ -122,6 +122,8 @@ def _differences(differences: Sequence[Difference]) -> Table:
 
 def _number(value: float, signed: bool = False) -> str:
     sign = "+" if signed else ""
+    if 0 < abs(value) < 0.001:
+        return f"{value:{sign}.2g}"
     return f"{value:{sign}.1f}" if abs(value) >= 100 else f"{value:{sign}.3f}"
 
 

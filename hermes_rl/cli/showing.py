@@ -180,7 +180,7 @@ def _endings(found: RunSummary) -> RenderableType:
 def _spreads(name: str, spreads: Mapping[str, Spread]) -> Table:
     made = table(name, "mean", "least", "most", "of", right=("mean", "least", "most", "of"))
     for key, one in spreads.items():
-        if name == "reward" or one.most >= 0.001:
+        if name == "reward" or one.most > (0.001 if name == "seconds" else 0):
             numbers = (
                 f"{number:.2f}" if name == "seconds" else _number(number) for number in (one.mean, one.least, one.most)
             )
@@ -387,6 +387,8 @@ class _Rollout:
             facts[f"tool error, turn {error['turn']}"] = f"{error['tool_name']}: {error['error']}"
         facts["seconds"] = ", ".join(f"{name} {seconds:.2f}" for name, seconds in line["timings"].items())
         facts["tokens"] = f"prompt {self.one.prompt_tokens}, completion {self.one.completion_tokens}"
+        if self.one.cost is not None:
+            facts["cost"] = f"{self.one.cost:.6g} $"
         policy = line.get("policy") or {}
         sampling = policy.get("sampling")
         if policy:

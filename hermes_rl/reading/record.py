@@ -43,6 +43,7 @@ class RolloutSummary:
         turns: model calls.
         prompt_tokens: of all calls together.
         completion_tokens: of all calls together.
+        cost: of all calls together in US dollars; None where a server does not tell.
         calls: of tools.
         call_errors: calls of tools that failed.
         tools: names of the tools that it called.
@@ -66,6 +67,7 @@ class RolloutSummary:
     turns: int
     prompt_tokens: int
     completion_tokens: int
+    cost: float | None
     calls: int
     call_errors: int
     tools: tuple[str, ...]
@@ -263,6 +265,7 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
         turns=behind["turns"],
         prompt_tokens=usage.get("prompt_tokens") or 0,
         completion_tokens=usage.get("completion_tokens") or 0,
+        cost=usage.get("cost"),
         calls=len(behind["tool_calls"]),
         call_errors=len(behind["tool_errors"]),
         tools=tuple(dict.fromkeys(call["name"] for call in behind["tool_calls"])),

@@ -407,9 +407,7 @@ class _Rollout:
         for name, text in facts.items():
             made.add_row(safe(name), safe(self._short(text), BAD if name == "error" else ""))
         yield made
-        run = shlex.quote(str(self.record.path))
-        number = self.record.number(self.one.id)
-        yield safe(f"next: hermes-rl show {run} {number} --prompt | --tokens | --json", DIM)
+        yield safe("also: --prompt (what the model got), --tokens (what is trained on), --json (everything)", DIM)
 
     def _body(self, text: str, style: str = "") -> RenderableType:
         return indented(safe(self._short(text), style))

@@ -37,13 +37,20 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")] = False,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that play; as the mode's `workers`.")] = None,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Say what it would do; play and write nothing.")] = False,
+    sample: Annotated[
+        int, typer.Option(min=0, help="With --dry-run: play so many rows into a temporary folder, and measure.")
+    ] = 0,
+    prices: Annotated[Path | None, typer.Option(help="With --dry-run: JSON, $ for a million tokens by model.")] = None,
 ) -> None:
     """Play rollouts of a spec."""
     from hermes_rl.cli.running import RunRequest, run_spec
 
     flags = tuple(context.args)
     sets = [*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ())]
-    request = RunRequest(spec, mode, tuple(sets), flags, out, fresh, demo, quiet, verbose, env_file)
+    request = RunRequest(
+        spec, mode, tuple(sets), flags, out, fresh, demo, quiet, verbose, env_file, dry, sample, prices
+    )
     raise typer.Exit(run_spec(request))
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import environment, with_policy
+from hermes_rl.errors import UserError
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
@@ -77,6 +78,9 @@ class RunRequest:
     quiet: bool = False
     verbose: bool = False
     env_file: Path | None = None
+    dry: bool = False
+    sample: int = 0
+    prices: Path | None = None
 
 
 def run_spec(request: RunRequest) -> int:
@@ -93,6 +97,10 @@ def run_spec(request: RunRequest) -> int:
     if spec.demo:
         progress.note("demo: a scripted policy plays; no model, network or container is used")
     launch = Launch(request.mode, request.out, request.fresh, environ, progress)
+    if request.dry:
+        return _plan(spec, launch, request)
+    if request.sample or request.prices is not None:
+        raise UserError("--sample and --prices are about --dry-run; add it")
     try:
         with rare_full_collections(), logged() if request.verbose else nullcontext():
             return _MODES[request.mode](spec, launch)
@@ -101,6 +109,20 @@ def run_spec(request: RunRequest) -> int:
         return INTERRUPTED
     finally:
         progress.end()
+
+
+def _plan(spec: Spec, launch: Launch, request: RunRequest) -> int:
+    from hermes_rl.cli.planning import plan_lines
+    from hermes_rl.reading.dry_run import dry_run, prices_of
+
+    policy = next(iter(spec.servers.get("policy", ())), None)
+    model = None if policy is None else policy.model or policy.type
+    price = None if request.prices is None else prices_of(request.prices, model)
+    found = run_interruptible(dry_run(spec, launch, request.sample, price))
+    launch.progress.end()
+    for line in plan_lines(found):
+        echo(line)
+    return 0
 
 
 @contextmanager

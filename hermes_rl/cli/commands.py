@@ -166,7 +166,7 @@ def render(
 def show(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     rollout: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="A rollout: its id, how it begins, or its number.")
+        str | None, typer.Argument(metavar="ID", help="A rollout: its id, how it begins, or its number.")
     ] = None,
     failed: Annotated[bool, typer.Option("--failed", help="List those that do not pass, the worst first.")] = False,
     ending: Annotated[str | None, typer.Option(help="List those that ended so.")] = None,

@@ -165,9 +165,9 @@ async def hermes_rl(options: argparse.Namespace, folder: Path, tools: str = NOOP
     from hermes_rl.data.load import load_rows
     from hermes_rl.rollouts.compiled import CompiledSpec
     from hermes_rl.rollouts.rollout import Encoder, Group
-    from hermes_rl.runs.process import rare_full_collections
     from hermes_rl.runs.progress import Progress
     from hermes_rl.spec.load import parse_spec
+    from hermes_rl.threads import rare_full_collections
 
     class Noted(Progress):
         """When each group ended."""

@@ -24,9 +24,9 @@ from report import machine, say, table
 from hermes_rl.data.load import load_rows
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Encoder, Group
-from hermes_rl.runs.process import rare_full_collections
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import parse_spec
+from hermes_rl.threads import rare_full_collections
 
 SIZE = 4
 SPEC = """

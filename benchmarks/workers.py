@@ -3,7 +3,8 @@
     python benchmarks/workers.py [--groups N] [--turns N] [--repetitions N]
 
 A scripted policy plays, so that no model is waited for. Three ways, in turns: one process, two workers, and two
-independent runs side by side with half of the groups each, which is the most that two processes can bring. Times are
+independent runs side by side with half of the groups each, which is the most that two processes can bring; and where
+Ray is installed two actors of a Ray cluster, which is started on this machine, as a fourth. Times are
 from the first rollout on record to the last, so that starting is left out, and all are told as ratios to one process in
 the same repetition: on a machine that does other things too, only those mean something.
 """
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from report import machine, say, spread, table
@@ -32,8 +34,14 @@ agent: {max_turns: 50}
 servers: {policy: {type: scripted, deviate: 0.25}}
 process: {group_size: 4, concurrency: 16}
 """
-WAYS = {"one process": (1, 1), "2 workers": (1, 2), "two runs side by side": (2, 1)}
-"""How many runs, and how many workers each has."""
+WAYS: dict[str, tuple[int, list[str]]] = {
+    "one process": (1, ["--workers", "1"]),
+    "2 workers": (1, ["--workers", "2"]),
+    "two runs side by side": (2, ["--workers", "1"]),
+}
+"""How many runs, and the options of each."""
+if find_spec("ray") is not None:
+    WAYS["2 actors of a Ray cluster"] = (1, ["--workers", "2", "--ray"])
 
 
 def main() -> None:
@@ -45,7 +53,7 @@ def main() -> None:
     took: dict[str, list[float]] = {name: [] for name in WAYS}
     for repetition in range(options.repetitions):
         order = list(WAYS)
-        for name in order[repetition % 3 :] + order[: repetition % 3]:
+        for name in order[repetition % len(WAYS) :] + order[: repetition % len(WAYS)]:
             took[name].append(seconds(options.groups, options.turns, *WAYS[name]))
     rollouts = options.groups * SIZE
     say(f"{options.groups} groups of {SIZE}, {options.turns} commands each, {options.repetitions} repetitions.")
@@ -55,13 +63,14 @@ def main() -> None:
             name,
             spread([rollouts / one for one in measured], 1),
             spread([base / one for base, one in zip(took["one process"], measured, strict=True)]),
+            spread([base / one for base, one in zip(took["2 workers"], measured, strict=True)]),
         ]
         for name, measured in took.items()
     ]
-    say(table(["", "rollouts per second", "times as fast as one process"], rows))
+    say(table(["", "rollouts per second", "times as fast as one process", "as 2 workers"], rows))
 
 
-def seconds(groups: int, turns: int, runs: int, workers: int) -> float:
+def seconds(groups: int, turns: int, runs: int, options: list[str]) -> float:
     """Seconds from the moment at which all runs play until the last of them has its groups, for all groups."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -70,7 +79,7 @@ def seconds(groups: int, turns: int, runs: int, workers: int) -> float:
         spec = SPEC.replace("ITEMS", items).replace("TURNS", json.dumps([*[call] * turns, {"say": "{{ n }}"}]))
         (folder / "spec.yaml").write_text(spec)
         command = [sys.executable, "-m", "hermes_rl.cli.main", "run", "spec.yaml", "process", "--quiet"]
-        command += ["--set", f"process.groups={groups // runs}", "--workers", str(workers)]
+        command += ["--set", f"process.groups={groups // runs}", *options]
         playing = [
             subprocess.Popen(
                 [*command, "--out", f"run-{number}", "--set", f"seed={number}"], cwd=folder, stdout=subprocess.DEVNULL

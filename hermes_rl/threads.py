@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
+import gc
 import os
 import queue
 import sys
@@ -163,6 +164,25 @@ def _briskly() -> Iterator[None]:
                 sys.setswitchinterval(first)
 
 
+async def made_in_thread(make: Callable[[], T], unmake: Callable[[T], object]) -> T:
+    """Return what `make` makes in a thread; where the caller is cancelled meanwhile, it is unmade once it is there.
+
+    The thread cannot be stopped, and nobody else knows what it has made: a folder, a descriptor.
+    """
+    making = asyncio.get_running_loop().run_in_executor(None, make)
+
+    def end(made: asyncio.Future[T]) -> None:
+        if made.exception() is None:
+            unmake(made.result())
+
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(end)
+        await asyncio.wait([making])
+        raise
+
+
 async def one_at_a_time(work: Callable[..., T], *given: Any, **more: Any) -> T:
     """Do work on a large text in a thread, while no other such work is done.
 
@@ -172,3 +192,26 @@ async def one_at_a_time(work: Callable[..., T], *given: Any, **more: Any) -> T:
     async with _one.here():
         with _briskly():
             return await asyncio.to_thread(work, *given, **more)
+
+
+RARE = (2_000, 5, 1_000)
+"""Thresholds of the three generations. Young garbage is found as ever; all objects are looked at once in ten million
+new ones, which is some ten thousand rollouts."""
+
+
+@contextlib.contextmanager
+def rare_full_collections() -> Iterator[None]:
+    """Within it the event loop is not stopped by full collections, which find next to nothing here.
+
+    Such a one looks at every object that there is. With thousands of rollouts in flight that takes half a second, and
+    Python's own thresholds ask for it each time that a quarter more have begun. What is there already (the program
+    itself) is never looked at.
+    """
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(*RARE)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from hermes_rl import threads
-from hermes_rl.threads import in_thread, one_at_a_time
+from hermes_rl.threads import in_thread, made_in_thread, one_at_a_time
 
 
 async def test_a_thread_that_has_ended_its_work_does_more() -> None:
@@ -40,6 +40,36 @@ async def test_work_is_not_lost_where_a_thread_is_about_to_end() -> None:
             await asyncio.sleep(0.0004 + number % 5 * 0.0001)
     finally:
         threads.IDLE = before
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_what_a_thread_makes_for_somebody_who_is_cancelled_is_unmade(times: int) -> None:
+    begun, go_on, unmade = threading.Event(), threading.Event(), list[str]()
+
+    def make() -> str:
+        begun.set()
+        go_on.wait(10)
+        return "a folder"
+
+    waiting = asyncio.create_task(made_in_thread(make, unmade.append))
+    assert await asyncio.to_thread(begun.wait, 10)
+    for _ in range(times):
+        waiting.cancel()
+        await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    async with asyncio.timeout(10):
+        while not unmade:
+            await asyncio.sleep(0)
+    assert unmade == ["a folder"]
+    assert await made_in_thread(make, unmade.append) == "a folder"
+    assert len(unmade) == 1
+
+
+async def test_what_a_thread_cannot_make_is_said_where_it_is_waited_for() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await made_in_thread(lambda: 1 // 0, print)
 
 
 async def test_work_on_large_texts_is_done_one_at_a_time() -> None:

@@ -369,9 +369,11 @@ class HermesAgentLoop:
     async def _act(self, calls: list[dict[str, Any]], result: AgentResult, runtime: ToolRuntime) -> None:
         """Run the calls of one turn and append their answers in order."""
         started, starting = time.perf_counter(), runtime.start_seconds
+        runtime.phase = "tools"
         outcomes = await execute_calls(
             calls, self.toolkit, runtime, turn=result.turns_used, tool_timeout=self._tool_timeout(result)
         )
+        runtime.phase = "model"
         if self.options.results is not None:
             outcomes = self.options.results.apply(outcomes)
         # The start of the sandbox on first use is not the agent's working time.

@@ -12,6 +12,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
+from hermes_rl.rollouts.sandboxes import keep_artifacts
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.exact import require_same_tokenizer
 from hermes_rl.runs.opening import budget_of, open_records, require_machine
@@ -118,7 +120,7 @@ class Env:
             await asyncio.to_thread(require_same_tokenizer, self.spec)
             if self._record is not None:
                 self._directory = self._stack.enter_context(RunDirectory.choose(self.spec, "process", self._record))
-                self._compiled.artifact_folder = self._directory.artifacts
+                self._compiled.keep = partial(keep_artifacts, self._directory.artifacts)
             for rows in self._rows.values():
                 first = await RowSource(rows).first()
                 if first is not None:

@@ -1,4 +1,4 @@
-"""The commands `run | validate | list | schema | doctor | regrade | render | show | compare | rollouts | openenv`.
+"""The commands of `hermes-rl`: their arguments. Who works is another module, which is loaded when it is asked for.
 
 Annotations are not postponed here: Typer would evaluate the text of each several times at every start.
 """
@@ -11,6 +11,8 @@ import typer
 
 Mode = Literal["serve", "process", "evaluate"]
 Kind = Literal["specs", "toolsets", "tools", "distributions", "rewards", "parsers", "renderers", "sandboxes"]
+
+Starter = Literal["tools", "swe", "game", "judge", "user", "mcp"]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,6 +39,10 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")] = False,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that play; as the mode's `workers`.")] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="[HOST:PORT]", help="Play on a Ray cluster; without an address one is started here."),
+    ] = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="Say what it would do; play and write nothing.")] = False,
     sample: Annotated[
         int, typer.Option(min=0, help="With --dry-run: play so many rows into a temporary folder, and measure.")
@@ -49,7 +55,7 @@ def run(
     flags = tuple(context.args)
     sets = [*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ())]
     request = RunRequest(
-        spec, mode, tuple(sets), flags, out, fresh, demo, quiet, verbose, env_file, dry, sample, prices
+        spec, mode, tuple(sets), flags, out, fresh, demo, quiet, verbose, env_file, ray, dry, sample, prices
     )
     raise typer.Exit(run_spec(request))
 
@@ -126,6 +132,18 @@ def doctor(
 
 
 @app.command()
+def init(
+    name: Annotated[str, typer.Argument(help="Of the environment, and of the new folder.")],
+    kind: Annotated[Starter, typer.Option(help="What it is like.")] = "tools",
+) -> None:
+    """Make files to start an environment from: a spec, rewards with a test, and rows."""
+    from hermes_rl.cli.starting import start
+
+    for line in start(name, kind, Path()):
+        _print(line)
+
+
+@app.command()
 def regrade(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in --set rewards.a.weight=2.")] = None,
@@ -135,6 +153,29 @@ def regrade(
     from hermes_rl.cli.running import regrade_run
 
     raise typer.Exit(regrade_run(run_directory, tuple(sets or ()), env_file))
+
+
+@app.command()
+def report(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+) -> None:
+    """Write the report.html of a run anew: one page that can be opened, kept and sent."""
+    from hermes_rl.reading.report import write_report
+
+    _print(str(write_report(run_directory)))
+
+
+@app.command()
+def view(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUN]...", help="Run directories, or folders with runs: ./outputs.")
+    ] = None,
+    listen: Annotated[str, typer.Option(help="HOST:PORT; the port 0 is any that is free.")] = "127.0.0.1:0",
+) -> None:
+    """Look at runs in a browser, also while they go on."""
+    from hermes_rl.cli.viewing import view_runs
+
+    raise typer.Exit(view_runs(runs or [], listen))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)

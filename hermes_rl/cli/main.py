@@ -1,4 +1,4 @@
-"""The command line: `hermes-rl run | validate | list | schema | doctor | regrade | rollouts`.
+"""The command line: `hermes-rl run | validate | list | schema | doctor | regrade | report | view | rollouts`.
 
 Owns the process and its exit status: 0 done, 1 the run failed, 2 the user's input is wrong, 130 after Ctrl-C. Progress
 and messages go to stderr, results to stdout. Wrong input never shows a traceback; a bug always does.
@@ -7,7 +7,9 @@ and messages go to stderr, results to stdout. Wrong input never shows a tracebac
 from __future__ import annotations
 
 import gc
+import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from hermes_rl.errors import HermesRLError, UserError
@@ -35,7 +37,7 @@ def status(arguments: list[str] | None = None) -> int:
     # Typer brings a click of its own in some versions, so the class is found through Typer.
     click_exception: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
     try:
-        result: Any = app(arguments, standalone_mode=False)
+        result: Any = app(with_address(sys.argv[1:] if arguments is None else arguments), standalone_mode=False)
     except click_exception as error:
         error.show()
         return 2
@@ -46,6 +48,19 @@ def status(arguments: list[str] | None = None) -> int:
         echo(f"error: {error}" if "\n" not in str(error) else str(error), err=True)
         return 2 if isinstance(error, UserError) else 1
     return result if isinstance(result, int) else 0
+
+
+def with_address(arguments: Sequence[str]) -> list[str]:
+    """Return the words of a command line with `--ray` as `--ray=local` where no address follows it.
+
+    Typer knows no option whose value may be left out.
+    """
+    words = list(arguments)
+    for place, word in enumerate(words):
+        following = words[place + 1] if place + 1 < len(words) else ""
+        if word == "--ray" and following != "auto" and re.fullmatch(r".+:\d+/?", following) is None:
+            words[place] = "--ray=local"
+    return words
 
 
 if __name__ == "__main__":

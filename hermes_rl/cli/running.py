@@ -9,25 +9,28 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hermes_rl.cli.echo import echo
+from hermes_rl.cli.live import progress_of, restore_terminal
 from hermes_rl.cli.options import environment, with_policy
 from hermes_rl.errors import UserError
+from hermes_rl.reading.report import write_report_or_say
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
 from hermes_rl.runs.metrics import BY, COUNT
 from hermes_rl.runs.opening import Launch, require_effect
-from hermes_rl.runs.process import ProcessSummary, rare_full_collections, run_process
+from hermes_rl.runs.process import ProcessSummary, run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.regrade import Regraded, RegradeRequest, regrade
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.overrides import parse_extra_args
+from hermes_rl.threads import rare_full_collections
 from hermes_rl.tokens.hub import without_advice
 
 # ----------------- `hermes-rl regrade`: from the command line to the run directory, and what came of it in words
@@ -41,7 +44,9 @@ def regrade_run(path: Path, sets: tuple[str, ...], env_file: Path | None) -> int
         RunError: a judge could not be asked.
     """
     overrides = parse_extra_args((), sets)
-    done = run_interruptible(regrade(RegradeRequest(path, overrides, environment(env_file), Progress())))
+    progress = Progress()
+    done = run_interruptible(regrade(RegradeRequest(path, overrides, environment(env_file), progress)))
+    write_report_or_say(path, progress.note)
     for line in _words(done):
         echo(line)
     return 0
@@ -78,6 +83,7 @@ class RunRequest:
     quiet: bool = False
     verbose: bool = False
     env_file: Path | None = None
+    ray: str | None = None
     dry: bool = False
     sample: int = 0
     prices: Path | None = None
@@ -92,17 +98,17 @@ def run_spec(request: RunRequest) -> int:
     """
     raise_descriptor_limit()
     environ = environment(request.env_file)
-    progress = Progress(quiet=request.quiet)
+    progress = progress_of(f"{Path(request.spec).stem} · {request.mode}", quiet=request.quiet)
     spec = with_policy(lambda more: _load(request, environ, more), environ)
     if spec.demo:
         progress.note("demo: a scripted policy plays; no model, network or container is used")
-    launch = Launch(request.mode, request.out, request.fresh, environ, progress)
+    launch = Launch(request.mode, request.out, request.fresh, environ, progress, request.ray, write_report_or_say)
     if request.dry:
         return _plan(spec, launch, request)
     if request.sample or request.prices is not None:
         raise UserError("--sample and --prices are about --dry-run; add it")
     try:
-        with rare_full_collections(), logged() if request.verbose else nullcontext():
+        with rare_full_collections(), logged(progress.say, verbose=request.verbose):
             return _MODES[request.mode](spec, launch)
     except KeyboardInterrupt:
         progress.note(f"interrupted; {_AFTERWARDS[request.mode]}")
@@ -126,19 +132,29 @@ def _plan(spec: Spec, launch: Launch, request: RunRequest) -> int:
 
 
 @contextmanager
-def logged() -> Iterator[None]:
-    """Write what hermes_rl logs at INFO and above to stderr, with the time."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+def logged(say: Callable[[str], None], *, verbose: bool) -> Iterator[None]:
+    """Say what hermes_rl logs: warnings as they are, and where it is to be `verbose` everything from INFO on."""
+    handler = _Saying(say, logging.INFO if verbose else logging.WARNING)
+    if verbose:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("hermes_rl")
     before = logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(handler.level)
     try:
         yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
+
+
+class _Saying(logging.Handler):
+    def __init__(self, say: Callable[[str], None], level: int) -> None:
+        super().__init__(level)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(self.format(record))
 
 
 def _load(request: RunRequest, environ: Mapping[str, str], more: tuple[str, ...]) -> Spec:
@@ -162,6 +178,7 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
         def end() -> None:
             nonlocal asked
             if asked:
+                restore_terminal()
                 sys.stderr.write("interrupted again; what is complete is kept\n")
                 sys.stderr.flush()
                 os._exit(INTERRUPTED)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hermes_rl import open_env
@@ -13,9 +13,9 @@ from hermes_rl.cli.options import Options
 from hermes_rl.cli.running import logged
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.admission import raise_descriptor_limit
-from hermes_rl.runs.process import rare_full_collections
 from hermes_rl.service.serving import ServiceOptions, serve, serve_app
 from hermes_rl.spec.load import load_spec
+from hermes_rl.threads import rare_full_collections
 from hermes_rl.tokens.hub import without_advice
 
 
@@ -59,7 +59,7 @@ def serve_rollouts(request: RolloutsRequest) -> int:
         idle=request.idle,
         drain=request.drain,
     )
-    with rare_full_collections(), logged() if request.verbose else nullcontext():
+    with rare_full_collections(), logged(partial(echo, err=True), verbose=request.verbose):
         return asyncio.run(serve(spec, options, environ, echo))
 
 

@@ -21,6 +21,7 @@ from hermes_rl.env.serve import EnvHooks, atropos_trainer, registration, require
 from hermes_rl.env.servers import HermesServerManager, server_config
 from hermes_rl.env.settings import env_config, server_configs
 from hermes_rl.errors import RunError, UserError
+from hermes_rl.reading.report import write_report_or_say
 from hermes_rl.rollouts.admission import Curriculum
 from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
 from hermes_rl.runs.deliveries import DELIVERIES, DeliveryLog
@@ -130,7 +131,7 @@ class SpecEnv(HermesAgentBaseEnv):
 
     async def setup(self) -> None:
         """Load the rows of training and evaluation; may wait for a hub."""
-        if self._opened is None and workers_of(self.spec, self._mode) > 1:
+        if self._opened is None and workers_of(self.spec, self._mode) != 1:
             raise UserError(
                 f"{self._mode}.workers: only `hermes-rl run` starts workers; leave it out in a program of your own"
             )
@@ -218,7 +219,7 @@ class SpecEnv(HermesAgentBaseEnv):
         if flags:
             changes = parse_extra_args(flags, ()).over(spec.overrides)
             spec = load_spec(spec.source, overrides=changes, demo=spec.demo, environ=cls.environ, mode=chosen)
-        launch = Launch(chosen, environ=cls.environ)
+        launch = Launch(chosen, environ=cls.environ, at_end=write_report_or_say)
         if chosen == "serve":
             directory = await run_serve(spec, launch, with_spec(cls, spec, chosen))
         elif overridden(cls):

@@ -245,7 +245,7 @@ async def _sampled(spec: Spec, launch: Launch, rows: int) -> Measured:
         }
     )
     with TemporaryDirectory(prefix="hermes-rl-sample-") as folder:
-        own = replace(launch, mode=mode, out=Path(folder) / "run", fresh=False)
+        own = replace(launch, mode=mode, out=Path(folder) / "run", fresh=False, ray=None, at_end=None)
         await (run_evaluate(small, own) if mode == "evaluate" else run_process(small, own))
         record = RunRecord(Path(folder) / "run")
         record.refresh()

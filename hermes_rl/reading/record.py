@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from sys import intern
+from typing import Any, BinaryIO
 
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import RolloutState
@@ -22,6 +24,8 @@ CONVERSATION, TURNS, SEQUENCES = b', "messages": [', b'], "turns": ', b', "seque
 """Where, in a line of `runs.store.rollout_record`, the conversation begins, has ended, and where tokens begin."""
 DEEPEST = 4
 """Folders below the one that is named in which runs are looked for."""
+ToolUse = tuple[str, int, int]
+"""A tool's name, how often a rollout called it, and how many of these calls failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class RolloutSummary:
         cost: of all calls together in US dollars; None where a server does not tell.
         calls: of tools.
         call_errors: calls of tools that failed.
-        tools: names of the tools that it called.
+        tools: which tools were called, by name.
         seconds: by phase (`total`, `generation`, `tools`, `sandbox`, `rewards`, `queue`).
         model: of the policy's server; None where none answered.
         row_digest: of the row's content.
@@ -70,7 +74,7 @@ class RolloutSummary:
     cost: float | None
     calls: int
     call_errors: int
-    tools: tuple[str, ...]
+    tools: tuple[ToolUse, ...]
     seconds: Mapping[str, float]
     model: str | None
     row_digest: str
@@ -106,10 +110,19 @@ class RunRecord:
         """Every line, failed attempts included, in the order in which they ended."""
         self.torn = 0
         """Lines that cannot be read."""
+        self.generation = 0
+        """How often the file was begun: another number means that what was known of it holds no more."""
+        self.size = 0
+        """Bytes of the file when it was last looked at."""
         self._read = 0
         """Bytes of the file that are in the index."""
         self._file: tuple[int, int] | None = None
         self._by_id: dict[str, int] = {}
+
+    @property
+    def share_read(self) -> float:
+        """How much of the file is in the index, from 0 to 1."""
+        return self._read / self.size if self.size else 1.0
 
     @property
     def described(self) -> dict[str, Any]:
@@ -145,6 +158,8 @@ class RunRecord:
             if self._file != (found.st_dev, found.st_ino) or found.st_size < self._read:
                 self.rollouts, self._by_id, self._read, self.torn = [], {}, 0, 0
                 self._file = (found.st_dev, found.st_ino)
+                self.generation += 1
+            self.size = found.st_size
             file.seek(self._read)
             added = 0
             while most is None or added < most:
@@ -165,6 +180,10 @@ class RunRecord:
         self._by_id[summary.id] = len(self.rollouts)
         self.rollouts.append(summary)
 
+    def has(self, rollout: str) -> bool:
+        """Return True where a rollout with this id was read."""
+        return rollout in self._by_id
+
     def summary(self, rollout: str) -> RolloutSummary:
         """Return what is known of a rollout.
 
@@ -176,10 +195,27 @@ class RunRecord:
         except KeyError:
             raise UserError(f"{self.path} has no rollout {rollout!r}") from None
 
+    def open(self) -> BinaryIO:
+        """Open the file of rollouts, as it was when it was last looked at.
+
+        Raises:
+            UserError: it is gone, or was written anew since then.
+        """
+        try:
+            file = (self.path / ROLLOUTS).open("rb")
+        except OSError as error:
+            raise UserError(f"{self.path / ROLLOUTS} cannot be read: {error.strerror}") from error
+        found = os.fstat(file.fileno())
+        if self._file != (found.st_dev, found.st_ino):
+            file.close()
+            raise UserError(f"{self.path / ROLLOUTS} was written anew; read it again")
+        return file
+
     def line(self, rollout: str) -> Line:
         """Return the whole line of a rollout, as `docs/runs.md` has it."""
-        with (self.path / ROLLOUTS).open("rb") as file:
-            file.seek(self.summary(rollout).begin)
+        begin = self.summary(rollout).begin
+        with self.open() as file:
+            file.seek(begin)
             found: Line = json.loads(file.readline())
             return found
 
@@ -252,36 +288,65 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
         usage, timings = said["usage"], said["timings"]
     return RolloutSummary(
         id=said["id"],
-        row_key=said["row_key"],
-        group=said["group"],
+        row_key=intern(said["row_key"]),
+        group=intern(said["group"]),
         epoch=said["epoch"],
         index=said["index"],
         attempt=said["attempt"],
-        state=said["state"],
+        state=intern(said["state"]),
         score=said["score"],
-        rewards={name: record["value"] for name, record in said["rewards"].items()},
-        ending=said["ending"],
-        error=said["error"],
+        rewards={intern(name): record["value"] for name, record in said["rewards"].items()},
+        ending=intern(said["ending"]),
+        error=intern(said["error"]) if said["error"] else None,
         turns=behind["turns"],
         prompt_tokens=usage.get("prompt_tokens") or 0,
         completion_tokens=usage.get("completion_tokens") or 0,
         cost=usage.get("cost"),
         calls=len(behind["tool_calls"]),
         call_errors=len(behind["tool_errors"]),
-        tools=tuple(dict.fromkeys(call["name"] for call in behind["tool_calls"])),
-        seconds=timings,
-        model=(behind["policy"] or {}).get("model") if behind["policy"] else None,
+        tools=_tools(behind),
+        seconds={intern(name): seconds for name, seconds in timings.items()},
+        model=intern(behind["policy"].get("model") or "") or None if behind["policy"] else None,
         row_digest=behind["row_digest"],
         begin=begin,
     )
 
 
+_known_tools: dict[tuple[ToolUse, ...], tuple[ToolUse, ...]] = {}
+"""Most rollouts of a run use the same tools equally often, so that one entry stands for all of them."""
+MOST_KNOWN = 10_000
+
+
+def _tools(behind: Mapping[str, Any]) -> tuple[ToolUse, ...]:
+    calls = Counter(str(call["name"]) for call in behind["tool_calls"])
+    errors = Counter(str(error["tool_name"]) for error in behind["tool_errors"])
+    # A call that names no tool, or whose arguments cannot be read, is an error without a call.
+    found = tuple((name, calls[name], errors[name]) for name in sorted({*calls, *errors}))
+    if len(_known_tools) > MOST_KNOWN:
+        _known_tools.clear()
+    return _known_tools.setdefault(found, found)
+
+
 def find_runs(folder: Path) -> Iterator[Path]:
-    """Yield the run directories in a folder and below it, the latest first."""
-    found = [
-        path.parent
-        for depth in range(DEEPEST + 1)
-        for path in folder.glob("/".join(["*"] * depth + ["run.json"]))
-        if path.is_file()
-    ]
-    yield from sorted(found, key=lambda run: (run / "run.json").stat().st_mtime, reverse=True)
+    """Yield the run directories in a folder and below it, the latest first; what lies within a run is not looked at."""
+    found = sorted(_runs_below(folder, DEEPEST), reverse=True)
+    yield from (path for _, path in found)
+
+
+def _runs_below(folder: Path, depth: int) -> Iterator[tuple[float, Path]]:
+    try:
+        described = (folder / "run.json").stat()
+    except OSError:
+        pass
+    else:
+        yield described.st_mtime, folder
+        return
+    if depth == 0:
+        return
+    try:
+        with os.scandir(folder) as entries:
+            below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return  # it is gone, or may not be read
+    for path in below:
+        yield from _runs_below(Path(path), depth - 1)

@@ -207,7 +207,7 @@ def chosen(
         for one in record.rollouts
         if (not failed or (not has_passed(one, success) and one.state != RolloutState.LEFT_OUT))
         and ending in (None, one.ending)
-        and (tool is None or tool in one.tools)
+        and (tool is None or any(tool == name for name, _, _ in one.tools))
     ]
     keys: dict[Sort, Callable[[RolloutSummary], float]] = {
         "score": lambda one: -1e300 if one.score is None else one.score,

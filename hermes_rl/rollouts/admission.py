@@ -168,10 +168,10 @@ class Fixed:
 
     def __init__(self, concurrency: int, descriptors: Carries | None = None) -> None:
         self.concurrency = concurrency
-        self._descriptors = descriptors or DescriptorShare()
+        self.descriptors = descriptors or DescriptorShare()
 
     def admits(self, open_rollouts: int) -> bool:
-        return open_rollouts < self.concurrency and self._descriptors.carry(open_rollouts)
+        return open_rollouts < self.concurrency and self.descriptors.carry(open_rollouts)
 
 
 class Adaptive:
@@ -181,6 +181,7 @@ class Adaptive:
         calls: the policy's server; None where it does not tell.
         used: seconds of processor time that this program and its ended children have used.
         free: share of the memory that is free.
+        cores: how many there are; machines may come and go.
         descriptors: that this process may open.
     """
 
@@ -191,25 +192,25 @@ class Adaptive:
         clock: Callable[[], float] = time.monotonic,
         used: Callable[[], float] | None = None,
         free: Callable[[], float] | None = None,
-        cores: int | None = None,
+        cores: Callable[[], int] | None = None,
         descriptors: Carries | None = None,
     ) -> None:
-        self._descriptors = descriptors or DescriptorShare(clock=clock)
+        self.descriptors = descriptors or DescriptorShare(clock=clock)
         self._calls, self._clock = calls, clock
         self._used, self._free = used or processor_seconds, free or free_memory
-        self._cores = cores or len(os.sched_getaffinity(0))
+        self._cores = cores or usable_cores
         self._looked = clock()
         self._before = self._used()
         self._busy = 0.0
         self._memory = self._free()
-        self._ceiling = self._first = FIRST * self._cores
+        self._ceiling = FIRST * self._cores()
 
     def admits(self, open_rollouts: int) -> bool:
         """Whether another rollout may begin."""
         self._look(open_rollouts)
-        if not self._descriptors.carry(open_rollouts):
+        if not self.descriptors.carry(open_rollouts):
             return False
-        if open_rollouts < self._cores:
+        if open_rollouts < self._cores():
             return True  # less would leave cores idle, whatever was measured
         waiting = self._calls.waiting if self._calls is not None else 0
         carried = self._busy < BUSY and self._memory > RESERVE
@@ -220,10 +221,10 @@ class Adaptive:
         if now - self._looked < LOOK:
             return
         used = self._used()
-        self._busy = 0.5 * self._busy + 0.5 * (used - self._before) / (now - self._looked) / self._cores
+        self._busy = 0.5 * self._busy + 0.5 * (used - self._before) / (now - self._looked) / self._cores()
         self._looked, self._before = now, used
         self._memory = self._free()
-        self._ceiling = max(self._first, int(open_rollouts * GROWTH) + 1)
+        self._ceiling = max(FIRST * self._cores(), int(open_rollouts * GROWTH) + 1)
 
 
 Admission = Fixed | Adaptive
@@ -232,15 +233,19 @@ Admission = Fixed | Adaptive
 def admission(
     concurrency: int | None,
     policy: object,
+    *,
     used: Callable[[], float] | None = None,
+    free: Callable[[], float] | None = None,
+    cores: Callable[[], int] | None = None,
     descriptors: Carries | None = None,
 ) -> Admission:
     """Return a number of rollouts where one is asked for, else as many as are carried; the policy is told which.
 
-    `used` and `descriptors` are those of other processes that play, where this one does not.
+    `used`, `free`, `cores` and `descriptors` are those of other processes that play, where this one does not.
     """
     if concurrency is None:
-        return Adaptive(policy if isinstance(policy, Calls) else None, used=used, descriptors=descriptors)
+        calls = policy if isinstance(policy, Calls) else None
+        return Adaptive(calls, used=used, free=free, cores=cores, descriptors=descriptors)
     if isinstance(policy, Calls):
         policy.fix()
     return Fixed(max(1, concurrency), descriptors)
@@ -271,6 +276,11 @@ def processor_seconds() -> float:
     """Of this program, and of its children that have ended: sandboxes among them."""
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def free_memory() -> float:

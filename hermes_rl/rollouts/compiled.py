@@ -28,16 +28,16 @@ from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.agent.user import SimulatedUser, user_id
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.errors import RunError, UserError
+from hermes_rl.errors import UserError
 from hermes_rl.plugins import load_object, place_of
 from hermes_rl.rollouts.environment import EndingPolicy
 from hermes_rl.rollouts.model_handle import ModelHandle
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.rollouts.sandboxes import (
     ArtifactSandboxes,
+    Keep,
     RewardSandboxes,
     Tooling,
-    keep_artifacts,
     reward_args,
     sandbox_config,
 )
@@ -270,8 +270,8 @@ class CompiledSpec:
         self.grader = _grader(spec, self.roles)
         self.pool = Pool()
         """Sandboxes that wait for the next rollout, or the next fresh one of a reward."""
-        self.artifact_folder: Path | None = None
-        """Where artifacts are kept; None where a run keeps none."""
+        self.keep: Keep | None = None
+        """Keeps the artifacts of a rollout, by its id, and describes them; None where a run keeps none."""
         self.images: dict[str, set[str]] = {}
         """Digests of the images that graded rollouts were played in, by the name that the spec has for each."""
         self._folder = spec.folder
@@ -399,8 +399,8 @@ class CompiledSpec:
         result = _played(rollout).for_rewards()
         sandboxes = RewardSandboxes(runtime, self.grader.ordered, self._only_kept())
         taken = await sandboxes.take(self._artifacts(rollout.key.row), self.spec.command_timeout)
-        if self.artifact_folder is not None and taken:
-            rollout.artifacts = await _kept(self.artifact_folder, rollout.id, taken)
+        if self.keep is not None and taken:
+            rollout.artifacts = await asyncio.to_thread(self.keep, rollout.id, taken)
         rollout.image = runtime.image_digest
         if rollout.image is not None:
             self.images.setdefault(runtime.config.image or "(default)", set()).add(rollout.image)
@@ -473,13 +473,6 @@ class CompiledSpec:
         self.policy.forget(key.id)
         if self.spec.user is not None:
             self.roles[self.spec.user.server].forget(user_id(key.id))
-
-
-async def _kept(folder: Path, rollout: str, taken: Mapping[str, TakenArtifact]) -> dict[str, Any]:
-    try:
-        return await asyncio.to_thread(keep_artifacts, folder, rollout, taken)
-    except OSError as error:
-        raise RunError(f"artifacts cannot be written to {folder}: {error.strerror}") from error
 
 
 def _played(rollout: Rollout) -> AgentResult:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
@@ -123,6 +124,12 @@ class RolloutRunner:
         """Members of started groups that have not ended."""
         self.replayed = 0
         """Rollouts that were played again, as infrastructure failed them."""
+        self._playing: set[ToolRuntime] = set()
+
+    @property
+    def phases(self) -> Counter[str]:
+        """What the rollouts that this process is playing are at; one whose machine is being made is not among them."""
+        return Counter(runtime.phase for runtime in self._playing)
 
     def start(
         self,
@@ -237,8 +244,12 @@ class RolloutRunner:
         started = time.perf_counter()
         try:
             async with self.environment.runtime(key) as runtime:
-                await self._converse(rollout, runtime)
-                await self._grade(rollout, runtime)
+                self._playing.add(runtime)
+                try:
+                    await self._converse(rollout, runtime)
+                    await self._grade(rollout, runtime)
+                finally:
+                    self._playing.discard(runtime)
         except Failure as failure:
             if rollout.state is RolloutState.FAILED:
                 rollout.fail(failure)
@@ -280,7 +291,7 @@ class RolloutRunner:
             rollout.error = f"the spec drops rollouts that end with {rollout.ending}"
             rollout.state = RolloutState.LEFT_OUT
             return
-        started = time.perf_counter()
+        started, runtime.phase = time.perf_counter(), "rewards"
         await runtime.settle()
         await self.environment.grade(rollout, runtime)
         rollout.timings |= {"sandbox": runtime.start_seconds, "rewards": time.perf_counter() - started}

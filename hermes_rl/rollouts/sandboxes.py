@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from hermes_rl.data.rows import Row
-from hermes_rl.errors import Problem, SandboxFailure, UserError
+from hermes_rl.errors import Problem, RunError, SandboxFailure, UserError
 from hermes_rl.sandbox.base import ResourceLimits, SandboxConfig, SandboxFile
 from hermes_rl.scoring.grader import GradedReward
 from hermes_rl.spec.model import File, Mcp, SandboxSection, Spec, ToolSection, Toolsets
@@ -37,15 +37,22 @@ from hermes_rl.tools.recording import Recorder, Replay
 # agent could lead elsewhere.
 
 
+Keep = Callable[[str, Mapping[str, TakenArtifact]], dict[str, Any]]
+"""Keeps the artifacts of a rollout, whose id it is given, and returns what its record says of them; blocks."""
+
+
 def keep_artifacts(folder: Path, rollout: str, artifacts: Mapping[str, TakenArtifact]) -> dict[str, Any]:
     """Write a rollout's artifacts below `folder` and describe them, as its record does; blocks.
 
-    An attempt of an earlier run under the same id is replaced.
+    An attempt of an earlier run under the same id is replaced. Raises RunError where they cannot be written.
     """
     own = folder / quote(rollout, safe=":")
     shutil.rmtree(own, ignore_errors=True)
-    own.mkdir(parents=True)
-    return {name: _keep(own / quote(name, safe=""), artifact, folder.parent) for name, artifact in artifacts.items()}
+    try:
+        own.mkdir(parents=True)
+        return {name: _keep(own / quote(name, safe=""), each, folder.parent) for name, each in artifacts.items()}
+    except OSError as error:
+        raise RunError(f"artifacts cannot be written to {folder}: {error.strerror}") from error
 
 
 def kept_artifacts(run: Path, record: Mapping[str, Any], names: Iterable[str]) -> dict[str, TakenArtifact]:

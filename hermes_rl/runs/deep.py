@@ -16,6 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -25,6 +26,7 @@ from hermes_rl.data.load import Split, load_rows
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.compiled import CompiledSpec, gold_turns, has_solution
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
+from hermes_rl.rollouts.sandboxes import keep_artifacts
 from hermes_rl.runs.exact import uses_tools
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.runs.store import rollout_record
@@ -83,7 +85,7 @@ async def examine(spec: Spec, keep: Path | None = None) -> DeepReport:
         report.warnings.append("there is no solution, so it was not shown that a right answer scores well")
     with tempfile.TemporaryDirectory(prefix="hermes-rl-deep-") as folder:
         async with _Probe(spec, sample) as probe:
-            probe.artifact_folder = Path(folder) / "artifacts"
+            probe.keep = partial(keep_artifacts, Path(folder) / "artifacts")
             await probe.open(sample[0])
             run = Run(probe, sample[:ROWS], Plan(size=len(KINDS), split=split, repeat=False, whole=False, replays=0))
             groups = [group async for group in run.groups()]

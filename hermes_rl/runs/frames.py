@@ -8,12 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
-from logging import WARNING
-from pathlib import Path
-
-from hermes_rl.spec.model import Mode, Spec
 
 MOST = 1 << 30
 """Bytes of one message; a rollout takes kilobytes to megabytes."""
@@ -24,31 +18,6 @@ _LENGTH = struct.Struct(">I")
 
 class FrameTooLargeError(ValueError):
     """A message is longer than any that makes sense."""
-
-
-@dataclass(frozen=True)
-class Opening:
-    """What a worker is told first. It travels over the socket, since it holds keys.
-
-    Attributes:
-        spec: what is played.
-        mode: in which mode the run is.
-        environ: where the keys of servers are looked up; None: the worker's own environment.
-        number: which of the workers this is, from 0.
-        count: how many there are; each takes that part of the calls that a server may have at a time.
-        artifacts: where artifacts of sandboxes are kept.
-        silent: seconds after which a worker that says nothing is taken for dead.
-        level: from which level on it sends what hermes_rl logs.
-    """
-
-    spec: Spec
-    mode: Mode
-    environ: Mapping[str, str] | None
-    number: int
-    count: int
-    artifacts: Path | None
-    silent: float
-    level: int = WARNING
 
 
 def framed(message: bytes) -> bytes:

@@ -20,17 +20,19 @@ from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, token_advantages, turn_advantages
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.journal import Journal, cannot_write
+from hermes_rl.runs.parquet import write_table
 from hermes_rl.runs.store import RolloutStore, rollout_of
 from hermes_rl.tokens.rendering import for_template, history_named
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB, TokenLogprobs, TokenSequence, ids, numbers
 
-# ----------------- Files for supervised and preference training, made from the rollouts of a run of process mode
+# ----------------- Files for other tools and trainers, made from the rollouts of a run of process mode
 # The shapes are those that TRL and Axolotl load (docs/tokens.md). Messages are what chat templates take: arguments
 # are objects, and there are no keys without a value, since templates ask which keys are there. A rollout of several
 # sequences is several rows.
 
 FILES: Mapping[str, tuple[str, ...]] = {"sft": ("sft.jsonl",), "dpo": ("dpo.jsonl", "dpo-text.jsonl")}
+TABLE = "rollouts.parquet"
 _KEPT = ("role", "tool_call_id", "name", "reasoning_content")
 
 
@@ -76,9 +78,13 @@ def write_format(
     environment: Environment,
     groups: Journal,
     tokenizer: Tokenizer | None,
+    rewards: Sequence[str],
 ) -> list[tuple[Path, int]]:
     """Write the files anew from the groups that are there; returns each and its number of rows. Blocks."""
     names = dict.fromkeys(line["group"] for line in groups.read(*GROUP_KEYS))
+    if kind == "parquet":
+        table = directory.path / TABLE
+        return [(table, write_table(table, (_group(name, store, environment) for name in names), rewards))]
     makers: list[Callable[[Group], Iterator[dict[str, Any]]]]
     if kind == "sft":
         # A trainer asks the first row whether there are tokens, and takes the others for the same.

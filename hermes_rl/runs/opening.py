@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,16 @@ from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder
+from hermes_rl.rollouts.sandboxes import keep_artifacts
 from hermes_rl.runs.directory import RunDirectory, changed_parts
-from hermes_rl.runs.exact import renderer_of, require_same_tokenizer, tokenizer_of
+from hermes_rl.runs.exact import require_same_tokenizer
 from hermes_rl.runs.groups import GroupsFile
-from hermes_rl.runs.progress import Progress, WandbLog, wandb_log
+from hermes_rl.runs.player import Opening, encoder_of
+from hermes_rl.runs.progress import Progress, RunStatus, WandbLog, wandb_log
 from hermes_rl.runs.provenance import provenance
 from hermes_rl.runs.regrading import Grading, bring_up_to_date
 from hermes_rl.runs.run import Plan, PlaysGroups, RowSource, Run, RunBudget
+from hermes_rl.runs.run_log import run_log
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.workers import DeadWorkers, Workers, open_workers, require_shares
 from hermes_rl.sandbox.bubblewrap import require_bubblewrap
@@ -33,17 +37,24 @@ from hermes_rl.sandbox.none import WARNING
 from hermes_rl.servers.exactness import engines, require_reachable
 from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.model import Mode, Spec
+from hermes_rl.threads import in_thread
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What the user asked for beside the spec. `environ` is where the keys of servers are."""
+    """What the user asked for beside the spec.
+
+    `environ` is where the keys of servers are, `ray` the address of the Ray cluster that plays, or `local`. `at_end` is
+    called with the run directory and what tells the user, in a thread, when the run has ended in any way.
+    """
 
     mode: Mode
     out: Path | None = None
     fresh: bool = False
     environ: Mapping[str, str] | None = None
     progress: Progress = field(default_factory=Progress)
+    ray: str | None = None
+    at_end: Callable[[Path, Callable[[str], None]], None] | None = None
 
 
 @dataclass
@@ -111,6 +122,35 @@ class SpecRun:
             self.run.runner.replayed, calls, self.workers.lost if self.workers is not None else DeadWorkers()
         )
 
+    def status(self) -> RunStatus:
+        """Return how the run does (`hermes_rl.runs.progress.Watched`)."""
+        run, workers = self.run, self.workers
+        return RunStatus(
+            in_flight=run.runner.open,
+            concurrency=run.concurrency,
+            phases=run.runner.phases if workers is None else workers.phases,
+            waiting_calls=self.compiled.policy.waiting if workers is None else workers.waiting,
+            tokens=run.budget.tokens,
+            cost=run.budget.cost,
+            failures=run.losses.all.causes,
+            again=self.retried.words,
+            paused=run.paused,
+        )
+
+    def pause(self, paused: bool) -> None:
+        """Begin nothing new while it is paused."""
+        self.run.paused = paused
+        self.run.wake()
+
+    def finish(self) -> None:
+        """Begin nothing new, and end with what is in flight."""
+        self.run.budget.ended = "you asked for it"
+        self.run.wake()
+
+    def set_concurrency(self, rollouts: int) -> None:
+        """Keep so many rollouts in flight."""
+        self.run.set_concurrency(rollouts)
+
 
 @dataclass
 class OwnCode:
@@ -165,10 +205,10 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
     """
     compiled = require_runnable(spec, launch, own.compiled if own is not None else None)
     split: Split = "eval" if launch.mode == "evaluate" else "train"
-    count = workers_of(spec, launch.mode)
-    if count > 1:
+    count = workers_of(spec, launch.mode, launch.ray)
+    if count != 1 or launch.ray is not None:
         _require_plain(own)
-        require_shares(spec, count)
+        require_shares(spec, count or 1)
     async with compiled:
         await require_reachable("policy", compiled.policy.configs)
         for role in compiled.roles.values():
@@ -184,12 +224,22 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
         source = RowSource(rows)
         await compiled.open(await source.require_first(split))
         plan, environment = plan_of(spec, launch.mode), own.environment if own is not None else compiled
-        with RunDirectory.choose(spec, launch.mode, launch.out, fresh=launch.fresh) as directory:
-            compiled.artifact_folder = directory.artifacts
+        with (
+            RunDirectory.choose(spec, launch.mode, launch.out, fresh=launch.fresh) as directory,
+            run_log(directory.path, launch.progress, launch.environ),
+        ):
+            compiled.keep = partial(keep_artifacts, directory.artifacts)
             _say_what_is_new(directory, spec, launch)
             async with (
                 open_records(directory, compiled, rows, launch.mode, plan.size, launch.progress) as records,
-                open_workers(spec, launch.mode, count, compiled, launch.environ, launch.progress.note) as workers,
+                open_workers(
+                    Opening(spec, launch.mode, launch.environ),
+                    count,
+                    compiled,
+                    directory.artifacts,
+                    launch.progress.note,
+                    launch.ray,
+                ) as workers,
             ):
                 directory.describe(spec, await _described(compiled, launch.mode, rows, encoder, records.grading))
                 # A trainer that is served names the project itself, once it has registered.
@@ -206,12 +256,14 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                         workers=workers,
                     )
                     opened = SpecRun(spec, compiled, run, records, encoder, log, launch.progress, workers)
-                    launch.progress.further = lambda: opened.retried.words
                     try:
-                        yield opened
+                        with launch.progress.watching(opened):
+                            yield opened
                     finally:
                         directory.add_images(compiled.images)
                         directory.add({"retried": opened.retried.record(), "lost": run.losses.record()})
+                        if (at_end := launch.at_end) is not None:
+                            await in_thread(lambda: at_end(directory.path, launch.progress.note))
 
 
 @asynccontextmanager
@@ -288,9 +340,11 @@ def in_flight(spec: Spec, mode: Mode) -> int | None:
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
-def workers_of(spec: Spec, mode: Mode) -> int:
-    """How many processes play; 1 is this one alone."""
+def workers_of(spec: Spec, mode: Mode, ray: str | None = None) -> int | None:
+    """How many workers play; 1 is this process alone, and None is as many as the Ray cluster has room for."""
     section = spec.evaluate if mode == "evaluate" else spec.process if mode == "process" else spec.serve
+    if ray is not None and section.workers == 1 and not spec.is_written((mode, "workers")):
+        return None
     return section.workers
 
 
@@ -361,19 +415,6 @@ def generation_params(spec: Spec, mode: Mode) -> dict[str, Any]:
     agent = spec.agent_for(mode)
     given = {"temperature": agent.temperature, "top_p": agent.top_p, "max_tokens": agent.max_tokens}
     return {name: value for name, value in given.items() if value is not None}
-
-
-async def encoder_of(spec: Spec, split: Split) -> Encoder:
-    """Return what gives the rollouts of a split their tokens, with the policy's tokenizer."""
-    name = tokenizer_of(spec)
-    if name is None and not spec.servers["policy"][0].kind.embedded:
-        return Encoder(None, "The policy names neither a model nor a tokenizer; set servers.policy.tokenizer")
-    if spec.servers["policy"][0].kind.token_level:
-        renderer = await asyncio.to_thread(renderer_of, spec)
-        return Encoder(renderer.tokenizer)
-    if split == "eval":
-        return Encoder(None)
-    return await asyncio.to_thread(Encoder.load, name)
 
 
 async def _described(

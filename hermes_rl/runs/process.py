@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
-from collections.abc import Iterator, Set
-from contextlib import aclosing, contextmanager
+from collections.abc import Set
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,29 +20,6 @@ from hermes_rl.runs.run import MakesLines, Run
 from hermes_rl.spec.model import Spec
 
 # ---------------------------------------------------------------------------- How often Python looks for garbage
-
-RARE = (2_000, 5, 1_000)
-"""Thresholds of the three generations. Young garbage is found as ever; all objects are looked at once in ten million
-new ones, which is some ten thousand rollouts."""
-
-
-@contextmanager
-def rare_full_collections() -> Iterator[None]:
-    """Within it the event loop is not stopped by full collections, which find next to nothing here.
-
-    Such a one looks at every object that there is. With thousands of rollouts in flight that takes half a second, and
-    Python's own thresholds ask for it each time that a quarter more have begun. What is there already (the program
-    itself) is never looked at.
-    """
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(*RARE)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
-
 
 # -------------------------------------------------------------------------------------------------- Process mode
 
@@ -101,7 +77,10 @@ def _write_format(opened: SpecRun) -> None:
     kind, groups = opened.spec.process.format, opened.records.groups_file
     assert groups is not None
     tokenizer = opened.encoder.tokenizer
-    for path, count in write_format(kind, opened.directory, opened.store, opened.compiled, groups.journal, tokenizer):
+    rewards = list(opened.spec.rewards)
+    for path, count in write_format(
+        kind, opened.directory, opened.store, opened.compiled, groups.journal, tokenizer, rewards
+    ):
         opened.progress.note(f"{count} rows for {kind} in {path}")
 
 

@@ -11,11 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO
 
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import Group
+from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.readable import readable
 from hermes_rl.runs.training import TrainingMetrics
 from hermes_rl.spec.model import Spec, Wandb
@@ -179,6 +181,56 @@ EVERY = 5.0
 """Seconds between two lines where stderr is no terminal."""
 
 
+@dataclass(frozen=True)
+class RunStatus:
+    """How a run does at this moment.
+
+    Attributes:
+        in_flight: rollouts that have begun and not ended.
+        concurrency: how many there are to be; None: as many as the machine and the servers carry.
+        phases: of those in flight, how many are at what (`hermes_rl.tools.base.Phase`).
+        waiting_calls: that have no place at a server of the policy's yet.
+        tokens: that the policy's servers have read and written for this start of the run.
+        cost: in US dollars, as far as the servers tell it.
+        failures: groups and rollouts that were not graded, by cause.
+        again: what was done again, in words; empty where nothing was.
+        paused: whether nothing new begins for now.
+    """
+
+    in_flight: int
+    concurrency: int | None
+    phases: Mapping[str, int]
+    waiting_calls: int
+    tokens: int
+    cost: float
+    failures: Mapping[str, int]
+    again: str
+    paused: bool
+
+
+class Watched(Protocol):
+    """A run that somebody watches, and may steer; `hermes_rl.runs.opening.SpecRun` is one."""
+
+    @property
+    def directory(self) -> RunDirectory: ...
+
+    def status(self) -> RunStatus:
+        """Return how the run does."""
+        ...
+
+    def pause(self, paused: bool) -> None:
+        """Begin nothing new while it is paused."""
+        ...
+
+    def finish(self) -> None:
+        """Begin nothing new, and end with what is in flight."""
+        ...
+
+    def set_concurrency(self, rollouts: int) -> None:
+        """Keep so many rollouts in flight."""
+        ...
+
+
 class Progress:
     """Counts groups and prints one line now and then; on a terminal the line is rewritten in place."""
 
@@ -188,11 +240,21 @@ class Progress:
         self.total: int | None = None
         self.what = "groups"
         self.scores: list[float] = []
-        self.further: Callable[[], str] = str
-        """Gives more to say in the line; empty where there is nothing."""
+        self.watched: Watched | None = None
+        self.noted: Callable[[str], None] | None = None
+        """Told of every note as well."""
         self._inline = self.stream.isatty()
         self._open_line = False
         self._last = time.monotonic()
+
+    @contextmanager
+    def watching(self, watched: Watched) -> Iterator[None]:
+        """Watch a run as long as it is open."""
+        self.watched = watched
+        try:
+            yield
+        finally:
+            self.watched = None
 
     def begin(self, total: int | None, done: int = 0, *, what: str = "groups", further: int = 0) -> None:
         """Say how much there is to do, and how much of it is there already; `further` rollouts of unfinished ones."""
@@ -212,13 +274,20 @@ class Progress:
         if self.quiet or (now - self._last < (0.1 if self._inline else EVERY) and not last):
             return
         self._last = now
-        self._show(" · ".join(filter(None, [text, f"mean score {self.mean()}", self.further()])))
+        again = self.watched.status().again if self.watched is not None else ""
+        self._show(" · ".join(filter(None, [text, f"mean score {self.mean()}", again])))
 
     def mean(self) -> str:
         return f"{sum(self.scores) / len(self.scores):.3f}" if self.scores else "–"
 
     def note(self, message: str) -> None:
         """Something that the user should know, even with --quiet."""
+        self.say(message)
+        if self.noted is not None:
+            self.noted(message)
+
+    def say(self, message: str) -> None:
+        """Show a line, whatever it is about."""
         self.end()
         print(visible(message), file=self.stream, flush=True)
 

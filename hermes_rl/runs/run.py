@@ -29,7 +29,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from hermes_rl.data.load import Split
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import RunError
-from hermes_rl.rollouts.admission import LOOK, Curriculum, Quarantine, admission
+from hermes_rl.rollouts.admission import LOOK, Admission, Curriculum, Fixed, Quarantine, admission
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
@@ -168,6 +168,8 @@ class RunBudget:
     tokens: int = 0
     cost: float = 0.0
     last_failure: str = ""
+    ended: str | None = None
+    """Why somebody has ended the run early; None where nobody has."""
 
     def __post_init__(self) -> None:
         self.started = self.clock()
@@ -210,7 +212,9 @@ class RunBudget:
             )
 
     def used_up(self) -> str | None:
-        """Return the budget that ends the run cleanly, in words; None while there is room."""
+        """Return what ends the run cleanly, in words; None while there is room."""
+        if self.ended is not None:
+            return self.ended
         if self.max_tokens is not None and self.tokens >= self.max_tokens:
             return f"budget.max_tokens ({self.max_tokens}) is used up"
         if self.max_cost is not None and self.cost >= self.max_cost:
@@ -340,6 +344,7 @@ class Run:
         self.quarantine = Quarantine()
         self.losses = Losses()
         self.curriculum = Curriculum(plan.prefer_differing)
+        self.admission: Admission
         if workers is None:
             self.admission = admission(plan.concurrency, policy or environment.policy)
         else:
@@ -359,6 +364,8 @@ class Run:
         """Told of every rollout that was played, failed attempts included."""
         self.attempts = 0
         """Rollouts that this start of the run has played, failed attempts included."""
+        self.paused = False
+        """Whether nothing new begins for now; what is in flight goes on."""
         self._changed = asyncio.Event()
         self._recorded: frozenset[str] = frozenset()
         if store is not None:
@@ -400,7 +407,7 @@ class Run:
 
         try:
             while True:
-                begins = not source.exhausted and not demand.satisfied
+                begins = not source.exhausted and not demand.satisfied and not self.paused
                 begins = begins and self.admission.admits(self.runner.open) and demand.wants(len(running))
                 following = await source.take() if begins else None
                 if following is not None:
@@ -431,6 +438,17 @@ class Run:
     def wake(self) -> None:
         """Look at once whether another group may begin: the demand has changed."""
         self._changed.set()
+
+    @property
+    def concurrency(self) -> int | None:
+        """Rollouts that are to be in flight; None: as many as the machine and the servers carry."""
+        return self.admission.concurrency if isinstance(self.admission, Fixed) else None
+
+    def set_concurrency(self, rollouts: int) -> None:
+        """Keep so many rollouts in flight from now on; those that are beyond it are finished."""
+        self.admission = Fixed(max(1, rollouts), self.admission.descriptors)
+        self.runner.slots = asyncio.Semaphore(max(1, rollouts))
+        self.wake()
 
     async def lines(self, group: Group) -> list[dict[str, Any]]:
         """Return the lines of a group for a file or a trainer; see `hermes_rl.runs.groups`."""

@@ -1,9 +1,9 @@
-"""Worker processes: rollouts of one run, played on more cores than one process of Python can use.
+"""The workers of a run, which play on more cores than one process of Python can use, and on more machines than one.
 
 The run stays the only one that decides and writes. It sends a worker the key of a rollout, and gets back the line that
-the record is to have. Owns the processes: starting them, choosing one for a rollout, replacing one that died, and their
-end. A dead worker costs what it was playing, which another plays again as the same attempt, since nothing of it was
-recorded. `hermes_rl.runs.worker` is what runs in them.
+the record is to have. Owns choosing a worker for a rollout, replacing one that died, and their end. A dead worker costs
+what it was playing, which another plays again as the same attempt, since nothing of it was recorded. What a worker is,
+a process of this machine or an actor of a Ray cluster, is up to `WorkerHandle` and where it comes from.
 """
 
 from __future__ import annotations
@@ -12,55 +12,81 @@ import asyncio
 import json
 import logging
 import pickle
-import signal
-import socket
-import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from math import ceil
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from hermes_rl.agent.result import ManagedState
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, RunError, UserError
-from hermes_rl.rollouts.admission import Admission, DescriptorShare, admission, processor_seconds
+from hermes_rl.rollouts.admission import Admission, DescriptorShare, admission, processor_seconds, usable_cores
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
-from hermes_rl.runs.frames import BUFFER, Opening, framed, received
+from hermes_rl.runs.handles import CLOSING, DiedError, WorkerHandle
+from hermes_rl.runs.player import Opening, error_of
 from hermes_rl.runs.store import Line, reward_of, rollout_of, rollout_record
-from hermes_rl.spec.model import Mode, Spec
+from hermes_rl.runs.worker_process import ProcessHandle
+from hermes_rl.spec.model import Spec
 from hermes_rl.threads import one_at_a_time
 from hermes_rl.tokens.transcript import packed, unpacked
+from hermes_rl.tools.artifacts import TakenArtifact
 
 T = TypeVar("T")
 
-PROGRAM = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from hermes_rl.runs.worker import main
-main(int(sys.argv[2]))
-"""
-"""What a worker runs; its arguments are the places of modules, as this process has them, and the number of a socket."""
-START = 600.0
-"""Seconds that a worker may take to start: it loads the spec's code and its tokenizer."""
-SILENT = 300.0
-"""Seconds without a word after which a worker has stopped; it speaks several times a second."""
-CLOSING = 30.0
-"""Seconds that a worker has to release its sandboxes; it gives itself less."""
-EXIT = 5.0
-"""Seconds that a process takes, at most, to be gone once its socket is closed or it is killed."""
 DEATHS = 3
 """Workers that may die while they have one and the same rollout; as many times all of them before they have played."""
 LARGE = 1 << 16
 """Bytes of an answer from which on it is read in a thread."""
 SAME = 30.0
 """Seconds in which the same words of several workers are told once."""
-ANSWER = b'{"id": '
-"""How an answer to a request begins; everything else that a worker says is short."""
+ROOM = 600.0
+"""Seconds without any worker that can play after which the run ends: a cluster has had no room for that long."""
+LOOK = 2.0
+"""Seconds between two looks at how many workers there is room for."""
+
+
+class WorkerSource(Protocol):
+    """Where workers come from."""
+
+    number: int
+    """How many there are to be."""
+
+    def handle(self, number: int, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> WorkerHandle:
+        """Return another worker, which has not been started."""
+        ...
+
+    async def look(self) -> None:
+        """Find out again how many there are to be."""
+        ...
+
+    def explain(self) -> str:
+        """Say why no worker has a place to play at."""
+        ...
+
+
+@dataclass
+class LocalWorkers:
+    """Workers that are processes of this machine, started with the run: as many as were asked for."""
+
+    opening: Opening
+    number: int
+    artifacts: Path | None
+
+    def handle(self, number: int, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> WorkerHandle:
+        return ProcessHandle(self.opening, self.artifacts, f"worker {number + 1} of {self.number}", heard)
+
+    async def look(self) -> None:
+        """They stay as many."""
+
+    def explain(self) -> str:
+        return "no worker process has become ready"
 
 
 @dataclass(frozen=True)
@@ -80,36 +106,47 @@ class DeadWorkers:
         return {"died": self.processes, "rollouts": self.rollouts}
 
 
-class _DiedError(Exception):
-    """The worker that was asked has died."""
-
-
 @asynccontextmanager
 async def open_workers(
-    spec: Spec,
-    mode: Mode,
-    number: int,
+    opening: Opening,
+    number: int | None,
     compiled: CompiledSpec,
-    environ: Mapping[str, str] | None,
+    artifacts: Path,
     note: Callable[[str], None],
+    ray: str | None = None,
 ) -> AsyncIterator[Workers | None]:
-    """Start so many workers, and end them afterwards; None for one, which is this process itself.
+    """Start the workers of a run, and end them afterwards.
+
+    Args:
+        opening: what each of them is told.
+        number: of workers; None: as many as the Ray cluster has room for.
+        compiled: the environment as this process has it.
+        artifacts: where artifacts of sandboxes are kept.
+        note: where the user is told what happens.
+        ray: address of the Ray cluster that plays; None: this machine.
+
+    Yields:
+        The workers; None for one on this machine, which is this process itself.
 
     Raises:
         UserError, RunError: what a worker found wrong with the spec, or they cannot be started.
     """
-    if number == 1:
+    if number == 1 and ray is None:
         yield None
         return
-    level = logging.getLogger("hermes_rl").getEffectiveLevel()
-    artifacts = compiled.artifact_folder
-    openings = [Opening(spec, mode, environ, n, number, artifacts, SILENT, level) for n in range(number)]
-    workers = Workers(openings, compiled, note)
-    try:
+    async with AsyncExitStack() as stack:
+        source: WorkerSource
+        if ray is None:
+            assert number is not None
+            source = LocalWorkers(opening, number, artifacts)
+        else:
+            from hermes_rl.runs.cluster import open_cluster
+
+            source = await stack.enter_async_context(open_cluster(opening, ray, number, note))
+        workers = Workers(source, compiled, note)
+        stack.push_async_callback(workers.close)
         await workers.start()
         yield workers
-    finally:
-        await workers.close()
 
 
 def require_shares(spec: Spec, number: int) -> None:
@@ -127,150 +164,20 @@ def require_shares(spec: Spec, number: int) -> None:
                 )
 
 
-class _Process:
-    """One worker process: what it was asked and has not answered, and what it last said of itself.
-
-    Args:
-        opening: what it is told first.
-        heard: gets what it says beside its answers.
-    """
-
-    def __init__(self, opening: Opening, heard: Callable[[_Process, dict[str, Any]], None]) -> None:
-        self.opening = opening
-        self.ready = False
-        self.error: UserError | RunError | RuntimeError | None = None
-        """What it found wrong when it started."""
-        self.asked: dict[int, asyncio.Future[bytes]] = {}
-        """Requests without an answer; one that was cancelled is among them until its work has ended."""
-        self.finished = 0
-        """Requests that it has answered."""
-        self.waiting = 0
-        self.descriptors = 0
-        self.seconds = 0.0
-        """Of processor time."""
-        self.retries: Counter[str] = Counter()
-        self.lost = 0
-        """Requests that it had not answered when it died."""
-        self.ended = ""
-        """How it ended, in words."""
-        self._heard = heard
-        self._closed = False
-        self._numbers = count()
-        self._process: asyncio.subprocess.Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
-
-    @property
-    def name(self) -> str:
-        return f"worker {self.opening.number + 1} of {self.opening.count}"
-
-    async def live(self) -> None:
-        """Start the process and listen to it until it ends, however it does."""
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                self._process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-P", "-c", PROGRAM, json.dumps(sys.path), str(theirs.fileno()),
-                    pass_fds=[theirs.fileno()],
-                    stdin=asyncio.subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is for the run, which then ends its workers
-                )  # fmt: skip
-            reader, self._writer = await asyncio.open_connection(sock=ours, limit=BUFFER)
-            self.tell(self.opening)
-            if self._closed:
-                self.kill()
-            while (message := await _within(SILENT if self.ready else START, received(reader))) is not None:
-                self._take(message)
-        except TimeoutError:
-            self.ended = "it said nothing any more"
-        except OSError as error:
-            self.ended = f"it could not be started: {error}"
-        finally:
-            ours.close()
-            await self._end()
-            self.fail(_DiedError())
-
-    async def ask(self, *request: Any) -> bytes:
-        """Return the answer; where the wait is cancelled, so is the work. Raises `_DiedError`."""
-        number = next(self._numbers)
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.asked[number] = answer
-        self.tell((number, *request))
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            self.tell((number, "cancel"))
-            raise
-
-    def tell(self, message: Any) -> None:
-        """Send it a message, as long as it listens."""
-        if self._writer is not None and not self._closed and not self._writer.is_closing():
-            self._writer.write(framed(pickle.dumps(message)))
-
-    def fail(self, error: Exception) -> None:
-        """Let everybody who waits for an answer have an error."""
-        pending = [answer for answer in self.asked.values() if not answer.done()]
-        self.lost += len(pending)
-        for answer in pending:
-            answer.set_exception(error)
-
-    def close(self) -> None:
-        """Let it release what it has and end; `live` returns then. One that is still starting has nothing."""
-        if self.ready and self._writer is not None and not self._writer.is_closing():
-            with suppress(OSError):
-                self._writer.write_eof()
-        else:
-            self.kill()
-        self._closed = True
-
-    def kill(self) -> None:
-        """End it at once."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-
-    def _take(self, message: bytes) -> None:
-        """Hand an answer to whoever waits for it. Only its first bytes are looked at: it may be large."""
-        if message.startswith(ANSWER):
-            answer = self.asked.pop(int(message[len(ANSWER) : message.index(b",")]))
-            self.finished += 1
-            if not answer.done():
-                answer.set_result(message)
-            return
-        said = json.loads(message)
-        self.waiting, self.descriptors = said.get("waiting", self.waiting), said.get("descriptors", self.descriptors)
-        self.seconds = said.get("cpu", self.seconds)
-        self.ready = self.ready or "ready" in said
-        if "raised" in said:
-            self.error = _error(*said["raised"])
-        self._heard(self, said)
-
-    async def _end(self) -> None:
-        """See to it that the process is gone, and find out how it ended."""
-        if self._writer is not None:
-            self._writer.close()
-        if self._process is None:
-            return
-        try:
-            await _within(EXIT, self._process.wait())
-        except TimeoutError:
-            self.kill()
-            await self._process.wait()
-        status = self._process.returncode or 0
-        self.ended = self.ended or (f"it ended with status {status}" if status >= 0 else _killed(-status))
-
-
 class Workers:
     """The workers of a run; it answers `hermes_rl.rollouts.runner.Elsewhere` and `rollouts.admission.Calls`.
 
     Args:
-        openings: what each of them is told.
+        source: where they come from.
         compiled: the environment as this process has it.
         note: where the user is told what happens.
     """
 
-    def __init__(self, openings: Sequence[Opening], compiled: CompiledSpec, note: Callable[[str], None]) -> None:
-        self._compiled, self._note = compiled, note
-        self._living = [_Process(opening, self._heard) for opening in openings]
-        self._lives: list[asyncio.Task[None]] = []
+    def __init__(self, source: WorkerSource, compiled: CompiledSpec, note: Callable[[str], None]) -> None:
+        self._source, self._compiled, self._note = source, compiled, note
+        self._handles: dict[int, WorkerHandle] = {}
+        self._lives: dict[int, asyncio.Task[None]] = {}
+        self._looking: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._error: Exception | None = None
         """Why the workers cannot go on."""
@@ -283,27 +190,34 @@ class Workers:
         self._told: dict[str, float] = {}
 
     async def start(self) -> None:
-        """Wait until all of them can play.
+        """Wait until they can play: all processes of this machine, or the first one that a cluster has room for.
 
         Raises:
-            UserError, RunError: what one of them found wrong.
+            UserError, RunError: what one of them found wrong, or there is no room for any.
         """
-        self._lives = [asyncio.create_task(self._keep(place)) for place in range(len(self._living))]
-        while not all(process.ready for process in self._living):
+        self._fill()
+        self._looking = asyncio.create_task(self._look())
+        while not (all if isinstance(self._source, LocalWorkers) else any)(
+            handle.ready for handle in self._handles.values()
+        ):
             await self._change()
 
     async def close(self) -> None:
         """End them, with what they are playing, and wait until what they held is released."""
         self._closing = True
-        for process in self._living:
-            process.close()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        for handle in self._handles.values():
+            handle.close()
+        lives = list(self._lives.values())
         try:
-            if self._lives:
-                await asyncio.wait(self._lives, timeout=CLOSING)
+            if lives:
+                await asyncio.wait(lives, timeout=CLOSING)
         finally:
-            for process in self._living:
-                process.kill()
-        await asyncio.gather(*self._lives)
+            for handle in self._handles.values():
+                handle.kill()
+        await asyncio.gather(*lives)
 
     # ------------------------------------------------------------------ for the runner
 
@@ -323,9 +237,8 @@ class Workers:
 
     async def compare(self, rollouts: list[Rollout]) -> None:
         """Add the rewards that need the whole group. Raises Failure."""
-        keys = [one.key for one in rollouts]
-        members = await one_at_a_time(lambda: [(one.key, _told_of(one)) for one in rollouts])
-        said, _ = await self._answered(f"the comparison of group {keys[0].group}", "compare", members)
+        members = await one_at_a_time(lambda: pickle.dumps([(one.key, _told_of(one)) for one in rollouts]))
+        said, _ = await self._answered(f"the comparison of group {rollouts[0].key.group}", "compare", members)
         for rollout, values in zip(rollouts, said["rewards"], strict=True):
             rollout.rewards.update({name: reward_of(value) for name, value in values.items()})
         if "failed" in said:
@@ -336,30 +249,49 @@ class Workers:
 
     def admission(self, concurrency: int | None) -> Admission:
         """Return what says whether another rollout may begin, whichever of them plays it."""
-        return admission(concurrency, self, used=self._processor_seconds, descriptors=_Shared(self))
+        return admission(
+            concurrency,
+            self,
+            used=self._processor_seconds,
+            free=lambda: min((handle.free for handle in self._ready), default=1.0),
+            cores=self._cores,
+            descriptors=_Shared(self),
+        )
 
     def fix(self) -> None:
         """Give the servers as many calls at a time as they may have, whatever they say."""
         self._fixed = True
-        for process in self._living:
-            if process.ready:
-                process.tell((0, "fix"))
+        for handle in self._ready:
+            handle.tell(0, "fix")
 
     @property
     def waiting(self) -> int:
         """Calls that wait for a place at the policy's servers; while some do, further calls bring nothing."""
-        return sum(process.waiting for process in self._living)
+        return sum(handle.waiting for handle in self._ready)
 
     @property
     def descriptors(self) -> int:
         """How many descriptors the one has open that has most."""
-        return max(process.descriptors for process in self._living)
+        return max((handle.descriptors for handle in self._ready), default=0)
 
     def __len__(self) -> int:
-        return len(self._living)
+        return max(1, len(self._ready))
+
+    @property
+    def _ready(self) -> list[WorkerHandle]:
+        return [handle for handle in self._handles.values() if handle.ready]
+
+    def _cores(self) -> int:
+        """Of all machines that have a worker."""
+        return sum({handle.machine: handle.cores for handle in self._ready}.values()) or usable_cores()
+
+    @property
+    def phases(self) -> Counter[str]:
+        """What the rollouts that are played are at."""
+        return sum((handle.phases for handle in self._ready), Counter[str]())
 
     def _processor_seconds(self) -> float:
-        return processor_seconds() + self._seconds_of_dead + sum(process.seconds for process in self._living)
+        return processor_seconds() + self._seconds_of_dead + sum(handle.seconds for handle in self._handles.values())
 
     # ------------------------------------------------------------------ for the user
 
@@ -367,8 +299,8 @@ class Workers:
     def retries(self) -> Counter[str]:
         """Calls that were sent again, by the role of the server."""
         found = Counter(self._retries_of_dead)
-        for process in self._living:
-            found.update(process.retries)
+        for handle in self._handles.values():
+            found.update(handle.retries)
         return found
 
     @property
@@ -376,16 +308,23 @@ class Workers:
         """What dead workers have cost."""
         return DeadWorkers(self._died, self._replayed)
 
-    def _heard(self, process: _Process, said: dict[str, Any]) -> None:
+    def _heard(self, handle: WorkerHandle, said: Mapping[str, Any]) -> None:
         if "log" in said:
             name, level, text = said["log"]
-            logging.getLogger(name).log(level, "%s: %s", process.name, text)
+            logging.getLogger(name).log(level, "%s: %s", handle.name, text)
         elif "note" in said:
             self._pass_on(said["note"])
         elif "ready" in said:
+            self._share()
             if self._fixed:
-                process.tell((0, "fix"))
+                handle.tell(0, "fix")
             self._changed.set()
+
+    def _share(self) -> None:
+        """Give each worker that plays an equal part of the calls that servers take at a time."""
+        ready = self._ready
+        for number, handle in enumerate(ready):
+            handle.tell(0, "share", number, len(ready))
 
     def _pass_on(self, text: str) -> None:
         """Tell the user what a worker said; all of them find out that a server is down."""
@@ -398,29 +337,36 @@ class Workers:
 
     async def _answered(self, what: str, *request: Any) -> tuple[dict[str, Any], int]:
         """Return an answer and its size; that of another worker where the one that was asked dies."""
-        process = None
+        handle = None
         for _ in range(DEATHS):
-            while not (ready := [one for one in self._living if one.ready]):
+            while not (ready := self._ready):
                 await self._change()
-            process = min(ready, key=lambda one: len(one.asked))
+            handle = min(ready, key=lambda one: len(one.asked))
             if self._error is not None:
                 raise self._error
             try:
-                message = await process.ask(*request)
-            except _DiedError:
+                answer = await handle.ask(*request)
+                said = await _off_the_loop(len(answer.message), partial(json.loads, answer.message))
+                if answer.artifacts is not None and "line" in said:
+                    await one_at_a_time(self._keep_artifacts, said["line"], answer.artifacts)
+            except DiedError:
                 continue
-            said = await _off_the_loop(len(message), lambda: json.loads(message))  # noqa: B023 - done before the next
-            process.retries = Counter(said["retries"])
+            handle.retries = Counter(said["retries"])
             for name, digests in said.get("images", {}).items():
                 self._compiled.images.setdefault(name, set()).update(digests)
             if "raised" in said:
-                raise _error(*said["raised"])
-            return said, len(message)
-        assert process is not None
+                raise error_of(*said["raised"])
+            return said, len(answer.message)
+        assert handle is not None
         raise RunError(
-            f"{DEATHS} workers died one after the other while they had {what} ({process.ended}). What it does may take "
+            f"{DEATHS} workers died one after the other while they had {what} ({handle.ended}). What it does may take "
             "the worker with it; what is complete is kept"
         )
+
+    def _keep_artifacts(self, line: Line, get: Callable[[], Mapping[str, TakenArtifact]]) -> None:
+        """Write the artifacts that came with an answer, and say in its line where they are; blocks."""
+        if self._compiled.keep is not None and (taken := get()):
+            line["artifacts"] = self._compiled.keep(line["id"], taken)
 
     async def _change(self) -> None:
         """Wait until another worker is ready. Raises what keeps all of them from going on."""
@@ -430,45 +376,76 @@ class Workers:
         if self._error is not None:
             raise self._error
 
-    async def _keep(self, place: int) -> None:
-        """Keep a worker at this place; whatever goes wrong with that ends the run, which would wait for ever."""
+    def _fill(self) -> None:
+        """Let as many live as there are to be."""
+        while len(self._handles) < self._source.number:
+            number = next(number for number in count() if number not in self._handles)
+            self._handles[number] = self._source.handle(number, self._heard)
+            self._lives[number] = asyncio.create_task(self._keep(number))
+
+    async def _look(self) -> None:
+        """Follow how many there is room for; end the run where there has been none for long."""
+        without = time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK)
+            try:
+                await self._source.look()
+            except Exception as error:  # noqa: BLE001 - carried to those who wait
+                self._give_up(error)
+                return
+            self._fill()
+            without_room = [handle for handle in self._handles.values() if not handle.placed]
+            for handle in without_room[: max(0, len(self._handles) - self._source.number)]:
+                handle.close()
+            now = time.monotonic()
+            without = now if self._ready else without
+            if now - without > ROOM:
+                self._give_up(RunError(f"no worker could play for {ROOM:.0f} s: {self._source.explain()}"))
+                return
+
+    async def _keep(self, number: int) -> None:
+        """Keep a worker of this number; whatever goes wrong with that ends the run, which would wait for ever."""
         try:
-            await self._replace(place)
+            await self._replace(number)
         except Exception as error:  # noqa: BLE001 - carried to those who wait
             self._give_up(error)
 
-    async def _replace(self, place: int) -> None:
-        """Let a worker live at this place, and another one whenever it dies."""
+    async def _replace(self, number: int) -> None:
+        """Let a worker live under this number, and another one whenever it dies, while there is room for so many."""
         while True:
-            process = self._living[place]
-            await process.live()
+            handle = self._handles[number]
+            await handle.live()
             if self._closing or self._error is not None:
                 return
-            self._in_vain = 0 if process.finished else self._in_vain + 1
-            if process.error is not None:
-                self._give_up(process.error)
+            if handle.error is not None:
+                self._give_up(handle.error)
                 return
-            if self._in_vain >= DEATHS * len(self._living):
+            if handle.closed:  # there is no room for so many any more
+                del self._handles[number], self._lives[number]
+                return
+            self._in_vain = 0 if handle.finished else self._in_vain + 1
+            if self._in_vain >= DEATHS * max(1, self._source.number):
                 self._give_up(
                     RunError(
                         f"{self._in_vain} workers ended one after the other before they had played anything (the last: "
-                        f"{process.ended}). What is complete is kept; without workers the same command goes on"
+                        f"{handle.ended}). What is complete is kept; without workers the same command goes on"
                     )
                 )
                 return
             self._died += 1
-            self._replayed += process.lost
-            self._seconds_of_dead += process.seconds
-            self._retries_of_dead.update(process.retries)
-            again = f", and the {process.lost} rollouts that it had are played again" if process.lost else ""
-            self._note(f"{process.name} has died ({process.ended}): another takes its place{again}")
-            self._living[place] = _Process(process.opening, self._heard)
+            self._replayed += handle.lost
+            self._seconds_of_dead += handle.seconds
+            self._retries_of_dead.update(handle.retries)
+            again = f", and the {handle.lost} rollouts that it had are played again" if handle.lost else ""
+            self._note(f"{handle.name} has died ({handle.ended}): another takes its place{again}")
+            self._handles[number] = self._source.handle(number, self._heard)
+            self._share()
 
     def _give_up(self, error: Exception) -> None:
         self._error = error
         self._changed.set()
-        for process in self._living:
-            process.fail(error)
+        for handle in self._handles.values():
+            handle.fail(error)
 
 
 class _Shared:
@@ -482,11 +459,6 @@ class _Shared:
         return self._share.carry(ceil(open_rollouts / len(self._workers)))
 
 
-async def _within(seconds: float, work: Awaitable[T]) -> T:
-    async with asyncio.timeout(seconds):
-        return await work
-
-
 async def _off_the_loop(size: int, work: Callable[[], T]) -> T:
     return await one_at_a_time(work) if size >= LARGE else work()
 
@@ -498,15 +470,3 @@ def _told_of(rollout: Rollout) -> Line:
     if line["sequences"] is None and isinstance(state, ManagedState):
         line["sequences"] = [packed(one) for one in state.sequences()]
     return line
-
-
-def _killed(number: int) -> str:
-    memory = ", perhaps because the memory was used up" if number == signal.SIGKILL else ""
-    return f"it was ended by {signal.Signals(number).name}{memory}"
-
-
-def _error(kind: str, text: str) -> UserError | RunError | RuntimeError:
-    """Return what a worker raised as this process raises it."""
-    if kind == "bug":
-        return RuntimeError(f"in a worker: {text}")
-    return UserError(text) if kind == "user" else RunError(text)

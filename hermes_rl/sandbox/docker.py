@@ -39,6 +39,7 @@ from hermes_rl.sandbox.launcher import BOOT, helper_bundle, memory_file, own_pyt
 from hermes_rl.sandbox.packages import RUNTIME_FOLDER, runtime_folder, runtime_python
 from hermes_rl.sandbox.proxy import ENVIRONMENT, PORT, Proxy
 from hermes_rl.sandbox.seccomp import filter_program
+from hermes_rl.threads import made_in_thread
 
 # -------------------------------------------------------------------------------- the container's limits and rights
 # A limit that the engine cannot enforce is an error, unless `best_effort`.
@@ -247,16 +248,6 @@ class Rendezvous:
     def close(self) -> None:
         self._listener.close()
         shutil.rmtree(self._outer, ignore_errors=True)
-
-
-async def _make_rendezvous() -> Rendezvous:
-    """Make one in a thread; where whoever waits for it is cancelled, it is closed once it is made."""
-    making = asyncio.create_task(asyncio.to_thread(Rendezvous))
-    try:
-        return await asyncio.shield(making)
-    except asyncio.CancelledError:
-        (await making).close()
-        raise
 
 
 # -------------------------------------------------------------------------------- leftovers of killed runners
@@ -551,7 +542,7 @@ class Docker(Isolation):
 
     async def _start_container(self, code: bytes, runtime: Path) -> socket.socket:
         """Start the container and meet its helper, whose socket it gives."""
-        rendezvous = await _make_rendezvous()
+        rendezvous = await made_in_thread(Rendezvous, Rendezvous.close)
         shown = shared_folder(runtime, RUNTIME_FOLDER), shared_folder(rendezvous.folder, RENDEZVOUS_FOLDER)
         try:
             self.python = runtime_python(runtime)  # an image may have none

@@ -28,11 +28,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.helper_system import descendants
+from hermes_rl.threads import made_in_thread
 
 # -------------------------------------------------------------------------------- descriptors
 # A machine that has none left is our failure. The same `OSError` from inside a sandbox would be an answer to the agent,
@@ -69,18 +71,7 @@ async def in_memory(data: bytes) -> int:
     """See `memory_file`; a large one is filled in a thread."""
     if len(data) < IN_THREAD:
         return memory_file(data)
-    filling = asyncio.ensure_future(asyncio.to_thread(memory_file, data))
-    try:
-        return await asyncio.shield(filling)
-    except asyncio.CancelledError:
-        # The thread goes on, and then nobody else knows of its descriptor.
-        filling.add_done_callback(_close_unwanted)
-        raise
-
-
-def _close_unwanted(filling: asyncio.Future[int]) -> None:
-    if not filling.cancelled() and filling.exception() is None:
-        os.close(filling.result())
+    return await made_in_thread(partial(memory_file, data), os.close)
 
 
 def fixed_file(size: int, name: str) -> int:

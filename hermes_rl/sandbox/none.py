@@ -21,6 +21,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
 from hermes_rl.sandbox.launcher import Descriptors, LocalProcess, Program, boot_argv, ours, own_python
+from hermes_rl.threads import made_in_thread
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class NoIsolation(Isolation):
 
     async def start(self, sandbox: HelperSandbox) -> None:
         _warn()
-        await asyncio.to_thread(self._make_folders)
+        self._folder = await made_in_thread(self._make_folders, _remove)
         limits = self.config.limits
         asked = {"RLIMIT_CORE": NO_CORE, "RLIMIT_DATA": limits.memory, "RLIMIT_NOFILE": limits.open_files}
         rlimits = {name: value for name, value in asked.items() if value is not None}
@@ -83,13 +84,14 @@ class NoIsolation(Isolation):
             if self._folder is not None:
                 await asyncio.to_thread(_clear, self.id, self._folder)
 
-    def _make_folders(self) -> None:
+    def _make_folders(self) -> Path:
         with ours("the sandbox did not start"):
-            self._folder = Path(tempfile.mkdtemp(prefix="hermes-rl-"))
-            self.home = str(self._folder / "home")
+            made = Path(tempfile.mkdtemp(prefix="hermes-rl-"))
+            self.home = str(made / "home")
             self.workdir = posixpath.normpath(posixpath.join(self.home, self.config.workdir or ""))
-            for folder in (self.workdir, str(self._folder / "tmp")):
+            for folder in (self.workdir, str(made / "tmp")):
                 Path(folder).mkdir(parents=True)
+            return made
 
     def _program(self, descriptors: Descriptors) -> Program:
         argv = boot_argv(own_python(), descriptors.control, descriptors.code)
@@ -129,4 +131,8 @@ def _clear(mark: str, folder: Path) -> None:
                 os.kill(int(process.name), signal.SIGKILL)
         except OSError:
             continue  # ended meanwhile, or somebody else's
+    _remove(folder)
+
+
+def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)

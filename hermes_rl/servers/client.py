@@ -196,6 +196,12 @@ class ModelClient:
         for server in self._pool:
             server.limiter.fix()
 
+    def share(self, number: int, count: int) -> None:
+        """Use one of `count` equal parts of the calls that each server may get at a time; `number` is from 0."""
+        for server in self._pool:
+            most = server.backend.config.max_concurrency
+            server.limiter.bound(most * (number + 1) // count - most * number // count)
+
     def tell(self, say: Callable[[str], None]) -> None:
         """Send messages about servers that are down, or back, to `say`."""
         self._pool.say = lambda message: say(f"{self.name}: {message}")

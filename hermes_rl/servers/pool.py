@@ -93,6 +93,12 @@ class Limiter:
         self.limit, self.fixed = self.cap, True
         self._admit()
 
+    def bound(self, cap: int) -> None:
+        """Take another cap from now on; calls in flight beyond a smaller one are finished."""
+        self.cap = cap
+        self.limit = cap if self.fixed else min(self.limit, cap)
+        self._admit()
+
     def answered(self, seconds: float) -> None:
         """Note that a call came back after that time."""
         if self.fixed:

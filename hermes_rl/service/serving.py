@@ -70,7 +70,7 @@ async def serve(spec: Spec, options: ServiceOptions, environ: Mapping[str, str],
         UserError: the address, the token, the record or the spec is wrong.
     """
     token = _token(options.token_env, environ)
-    with contextlib.closing(_listening(options.listen, token)) as listener:
+    with contextlib.closing(listening(options.listen, token)) as listener:
         async with open_env(spec, environ=environ, record=options.record) as env:
             policies = Policies(spec, environ, frozenset(options.keys))
             service = Service(env, policies, options.most, str(options.record))
@@ -90,6 +90,29 @@ async def serve_app(
         UserError: the address or the token is wrong.
     """
     token = _token(token_env, environ)
+    with contextlib.closing(listening(listen, token)) as listener:
+        return await serve_until_told(
+            lambda ended: Gate(app, token, ended),
+            listener,
+            lambda: say(f"listening on {address_of(listener)}"),
+            ws="auto",
+        )
+
+
+async def serve_until_told(
+    gated: Callable[[Callable[[], bool]], ASGIApp],
+    listener: socket.socket,
+    begun: Callable[[], None],
+    ws: Literal["none", "auto"] = "none",
+) -> int:
+    """Serve an application until SIGTERM or Ctrl-C; returns the exit status of the process.
+
+    Args:
+        gated: makes the application with what guards it, from what says whether the process was told to end.
+        listener: where it listens; see `listening`.
+        begun: called when it does.
+        ws: whether WebSockets are understood.
+    """
     told, status = asyncio.Event(), 0
 
     def end(code: int) -> None:
@@ -98,21 +121,20 @@ async def serve_app(
         told.set()
 
     loop = asyncio.get_running_loop()
-    with contextlib.closing(_listening(listen, token)) as listener:
-        loop.add_signal_handler(signal.SIGTERM, end, 0)
-        loop.add_signal_handler(signal.SIGINT, end, INTERRUPTED)
-        server = _Server(_config(Gate(app, token, told.is_set), ws="auto"))
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            say(f"listening on {_address(listener)}")
-            waiting = asyncio.create_task(told.wait())
-            await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-        finally:
-            server.should_exit = True
-            await asyncio.gather(serving, return_exceptions=True)
-            loop.remove_signal_handler(signal.SIGTERM)
-            loop.remove_signal_handler(signal.SIGINT)
+    loop.add_signal_handler(signal.SIGTERM, end, 0)
+    loop.add_signal_handler(signal.SIGINT, end, INTERRUPTED)
+    server = _Server(_config(gated(told.is_set), ws=ws))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        begun()
+        waiting = asyncio.create_task(told.wait())
+        await asyncio.wait({waiting, serving}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+    finally:
+        server.should_exit = True
+        await asyncio.gather(serving, return_exceptions=True)
+        loop.remove_signal_handler(signal.SIGTERM)
+        loop.remove_signal_handler(signal.SIGINT)
     return status
 
 
@@ -142,7 +164,7 @@ async def _until_told(
     idle = asyncio.create_task(sessions.end_idle())
     try:
         say(f"rollouts are recorded in {options.record}")
-        say(f"listening on {_address(listener)}")
+        say(f"listening on {address_of(listener)}")
         waiting = asyncio.create_task(told.wait())
         await asyncio.wait({waiting, serving, idle}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -179,12 +201,13 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _address(listener: socket.socket) -> str:
+def address_of(listener: socket.socket) -> str:
+    """Return the address of what listens there."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _config(gate: Gate, ws: Literal["none", "auto"] = "none") -> uvicorn.Config:
+def _config(gate: ASGIApp, ws: Literal["none", "auto"] = "none") -> uvicorn.Config:
     return uvicorn.Config(
         gate,
         http=TimedProtocol,
@@ -214,7 +237,7 @@ def _token(variable: str | None, environ: Mapping[str, str]) -> str | None:
     return token
 
 
-def _listening(listen: str, token: str | None) -> socket.socket:
+def listening(listen: str, token: str | None) -> socket.socket:
     """Return a socket at the address, which nobody outside of this machine reaches unless there is a token."""
     host, colon, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")

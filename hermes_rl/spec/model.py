@@ -263,7 +263,7 @@ class Process(Section):
     drop_uniform: bool = Field(False, description="Leave out groups in which every score is the same.")
     concurrency: int | None = Field(None, ge=1, description=_CONCURRENCY)
     workers: int = Field(1, ge=1, le=256, description=_WORKERS)
-    format: Literal["atropos", "sft", "dpo"] = Field("atropos", description="What is written.")
+    format: Literal["atropos", "sft", "dpo", "parquet"] = Field("atropos", description="What is written.")
 
 
 class Evaluate(Section):
@@ -791,6 +791,11 @@ class Spec(Section):
     def folder(self) -> Path:
         """The folder that relative paths in the spec's own file start from."""
         return self._origin.root.mark.source.folder if self._origin else Path.cwd()
+
+    @property
+    def folders(self) -> frozenset[Path]:
+        """The folders of all files that the spec was read from."""
+        return self._origin.folders if self._origin else frozenset()
 
     @property
     def source(self) -> str:

@@ -46,6 +46,12 @@ class Origin:
         """Return the folder that a relative path written at `path` starts from."""
         return locate(self.root, path)[2].mark.source.folder
 
+    @property
+    def folders(self) -> frozenset[Path]:
+        """The folders of the files in which the tree was written."""
+        sources = {node.mark.source for node in (self.root, *(node for _, _, node in walk(self.root)))}
+        return frozenset(source.folder for source in sources if source.has_lines)
+
     def resolved(self) -> dict[str, Any]:
         """Return the tree as plain values, with `${VAR}` as it was written."""
         value = _as_written(self.root)

@@ -31,9 +31,9 @@ PATIENCE = 5.0
 class HubTokenizer:
     """See `tokenizer.Tokenizer`."""
 
-    def __init__(self, name_or_path: str, tokenizer: Any = None) -> None:
+    def __init__(self, name_or_path: str, tokenizer: Any = None, *, local: bool = False) -> None:
         self.name = name_or_path
-        self._tokenizer = _load(name_or_path) if tokenizer is None else tokenizer
+        self._tokenizer = _load(name_or_path, local) if tokenizer is None else tokenizer
         self._engine = _engine_of(self._tokenizer)
         self._lock = Lock()
         added = self._tokenizer.added_tokens_decoder.values()
@@ -123,13 +123,13 @@ def _engine_of(tokenizer: Any) -> Any:
     return engine
 
 
-def _load(name_or_path: str) -> Any:
+def _load(name_or_path: str, local: bool) -> Any:
     without_advice()
     try:
         with _IMPORTING:
             from transformers import AutoTokenizer
 
-        offline = not Path(name_or_path).exists() and not hub_reachable()
+        offline = local or (not Path(name_or_path).exists() and not hub_reachable())
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False, local_files_only=offline)
     except (ImportError, OSError, ValueError, KeyError) as error:
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]

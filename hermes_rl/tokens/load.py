@@ -35,14 +35,15 @@ _LOADING = Lock()
 """Servers of one model ask at once, and a library that another thread is importing cannot be used yet."""
 
 
-def load_tokenizer(name_or_path: str | None = None) -> Tokenizer:
+def load_tokenizer(name_or_path: str | None = None, *, local: bool = False) -> Tokenizer:
     """Load the tokenizer of a hub name or folder, or the small one; raises `TokenizerUnavailable`.
 
-    The first call is slow (an import, perhaps a download): make it once and in a thread.
+    The first call is slow (an import, perhaps a download): make it once and in a thread. With `local` nothing is asked
+    of the hub: the tokenizer has to be on this machine.
     """
     if name_or_path is None or Path(name_or_path) == small_tokenizer_path():
         return small_tokenizer()
-    return HubTokenizer(name_or_path)
+    return HubTokenizer(name_or_path, local=local)
 
 
 def as_tokenizer(given: Any) -> Tokenizer:

@@ -24,7 +24,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.backends import create_sandbox
@@ -347,6 +347,10 @@ class TimeLeft:
             self.seconds -= time.monotonic() - began
 
 
+Phase = Literal["model", "tools", "rewards"]
+"""What a rollout is at: its model is asked, its tools work, or its rewards do."""
+
+
 class ToolRuntime:
     """One rollout's machine and memory, shared by its tools, its rewards and `ToolContext`."""
 
@@ -380,6 +384,8 @@ class ToolRuntime:
         """Of the commands of rewards; None: as long as each takes."""
         self.start_seconds = 0.0
         """Seconds that starting the sandbox took; 0 where nothing used it."""
+        self.phase: Phase = "model"
+        """What the rollout is at, for those who watch the run."""
         self.loop: asyncio.AbstractEventLoop | None = loop or _running_loop()
         """The loop that the sandbox lives on."""
         self.factory = factory

@@ -19,7 +19,7 @@ from typing import Any
 
 from hermes_rl.errors import ToolServerFailure
 from hermes_rl.sandbox.base import Conversation, Sandbox, SandboxFile
-from hermes_rl.threads import in_thread
+from hermes_rl.threads import made_in_thread
 from hermes_rl.tools.base import ToolInputError
 from hermes_rl.tools.host_process import HostProcess
 from hermes_rl.tools.mcp_client import (
@@ -166,7 +166,7 @@ class HostServer(McpServer):
 
     async def transport(self) -> Transport:
         if self._folder is None and self.settings.files:
-            self._folder = await in_thread(self._lay)
+            self._folder = await made_in_thread(self._lay, lambda made: shutil.rmtree(made, ignore_errors=True))
         folder = self._folder or self.settings.folder
         self._process = await HostProcess.start(self.settings.command, folder, self.settings.env)
         return over_process(self._process)

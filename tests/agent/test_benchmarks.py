@@ -17,7 +17,7 @@ def run(*command: str, **more: str) -> str:
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 

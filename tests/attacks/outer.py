@@ -98,19 +98,20 @@ def lend(folder: Path, user: int) -> None:
 
 
 def reveal(paths: list[Path]) -> None:
-    """Lay an empty folder over each that only its owner may enter, with nothing in it but these paths."""
-    closed: dict[Path, list[Path]] = {}
+    """Lay an empty folder over each that only its owner may enter, with nothing in it but what these paths need."""
+    closed: dict[Path, set[Path]] = {}
     for path in paths:
-        for folder in reversed(path.parents):
+        for folder in (*reversed(path.parents), path):
             if not folder.stat().st_mode & 1:
-                closed.setdefault(folder, []).append(path)
+                closed.setdefault(folder, set()).update(path.iterdir() if folder == path else [path])
                 break
     for folder, inside in closed.items():
-        held = [(path, path.is_dir(), os.open(path, os.O_PATH)) for path in inside]
+        held = [(path, path.is_dir(), os.open(path, os.O_PATH)) for path in sorted(inside)]
         mount(b"tmpfs", os.fsencode(folder), MS_NOSUID | MS_NODEV, b"size=1m,mode=755")
         for path, is_folder, fd in held:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir() if is_folder else path.touch()
+            if not path.exists():  # a folder above it may be there by now
+                path.mkdir() if is_folder else path.touch()
             source = b"/proc/self/fd/%d" % fd
             check(libc.mount(source, os.fsencode(path), None, MS_BIND | MS_REC, None), f"bind {path}")
             os.close(fd)

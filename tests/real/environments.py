@@ -137,6 +137,11 @@ def verl_python() -> Path:
     return python_of("verl", upon=trl_python(), whole=True)
 
 
+def ray_python() -> Path:
+    """Return the Python of an environment with Ray, beside what TRL's has."""
+    return python_of("ray", upon=trl_python())
+
+
 def skyrl_python() -> Path:
     """Return the Python of an environment with SkyRL and what its generators import, beside verl's Ray."""
     return python_of("skyrl", upon=verl_python(), whole=True)

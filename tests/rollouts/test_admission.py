@@ -35,7 +35,7 @@ class Machine:
         self.rollouts = 0
         vars(self).update(given)
         self.admission = Adaptive(
-            self, clock=lambda: self.now, used=lambda: self.used, free=lambda: self.free, cores=CORES
+            self, clock=lambda: self.now, used=lambda: self.used, free=lambda: self.free, cores=lambda: CORES
         )
 
     def fix(self) -> None: ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -97,18 +96,20 @@ def slow_rows(gate: Any) -> Rows:
 
 
 async def test_a_source_that_waits_does_not_hold_up_the_loop() -> None:
-    ticks = 0
+    import threading
+
+    ticked, waited = threading.Event(), list[bool]()
 
     async def tick() -> None:
-        nonlocal ticks
-        while True:
+        for _ in range(10):
             await asyncio.sleep(0.005)
-            ticks += 1
+        ticked.set()
 
     ticking = asyncio.create_task(tick())
-    assert len([1 async for _ in run(World(), slow_rows(lambda: time.sleep(0.2)), repeat=False).groups()]) == 2
-    ticking.cancel()
-    assert ticks >= 10
+    played = run(World(), slow_rows(lambda: waited.append(ticked.wait(30))), repeat=False).groups()
+    assert len([1 async for _ in played]) == 2
+    await ticking
+    assert waited == [True]
 
 
 async def test_a_group_that_has_ended_is_handed_on_while_the_source_makes_the_next_row() -> None:

@@ -13,6 +13,7 @@ from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.groups import dpo_rows, sft_rows
 from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.parquet import write_table
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import parse_spec
@@ -154,3 +155,50 @@ async def test_templates_give_what_was_seen_and_said_of_loaded_rows(kind: str, t
             assert text == tokenizer.render(expected, tools, add_generation_prompt=False)
             if name == "small" and kind == "sft":
                 assert tokenizer.encode(text)[: len(row["input_ids"])] == row["input_ids"]
+
+
+async def test_a_table_is_read_by_pandas_polars_and_datasets_alike(tmp_path: Path) -> None:
+    import datasets
+    import pandas
+    import polars
+
+    spec = parse_spec(TEXT.format(format="parquet"))
+    _, directory = await run_process(spec, Launch("process", tmp_path / "run", progress=Progress(quiet=True)))
+    path = directory.path / "rollouts.parquet"
+    found = pandas.read_parquet(path).to_dict("records")
+    assert polars.read_parquet(path).height == len(found) == 4
+    loaded = datasets.load_dataset("parquet", data_files=str(path), cache_dir=str(tmp_path / "cache"))["train"]
+    recorded = {line["id"]: line for line in lines(directory.path / "rollouts.jsonl")}
+    written = {line["group"]: line for line in lines(directory.path / "groups.jsonl")}
+    for row, same in zip(found, loaded, strict=True):
+        line, group = recorded[row["rollout"]], written[row["group"]]
+        assert row["score"] == same["score"] == line["score"]
+        assert row["reward/right"] == line["rewards"]["right"]["value"]
+        assert list(row["tokens"]) == same["tokens"] == group["tokens"][row["index"]]
+        assert same["masks"] == group["masks"][row["index"]]
+        assert [one["role"] for one in same["messages"]] == [one["role"] for one in line["messages"]]
+        assert json.loads(same["tools"])[0]["function"]["name"] == "todo"
+    assert polars.read_ndjson(directory.path / "rollouts.jsonl", infer_schema_length=None).height == 4
+    assert len(pandas.read_json(directory.path / "rollouts.jsonl", lines=True)) == 4
+
+
+def test_what_a_rollout_lacks_is_empty_in_a_table(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    result = AgentResult(
+        messages=[{"role": "user", "content": "half a pair: \ud83d"}],
+        turns_used=0, finished_naturally=False, reasoning_per_turn=[], tool_errors=[],
+    )  # fmt: skip
+    rollout = Rollout(RolloutKey(Row("r", {}, 0, ""), "r:0", 0, 1), 0, result=result)
+    assert write_table(tmp_path / "t.parquet", [Group("r:0", rollout.key.row, [rollout])], ["right"]) == 1
+    (row,) = parquet.read_table(tmp_path / "t.parquet").to_pylist()
+    assert row["tokens"] is row["logprobs"] is row["tools"] is row["reward/right"] is row["score"] is None
+    assert row["messages"][0]["content"] == "half a pair: ?"
+    assert list(tmp_path.iterdir()) == [tmp_path / "t.parquet"]
+
+
+async def test_a_table_has_all_rewards_of_the_spec(tmp_path: Path) -> None:
+    assert write_table(tmp_path / "empty.parquet", [], ["one", "two"]) == 0
+    from pyarrow import parquet
+
+    assert {"reward/one", "reward/two"} < set(parquet.read_schema(tmp_path / "empty.parquet").names)

@@ -254,7 +254,7 @@ async def test_code_of_ones_own_beside_the_spec_is_refused(tmp_path: Path) -> No
 @contextmanager
 def started(folder: Path, *arguments: str, silent: float = 300.0) -> Iterator[subprocess.Popen[bytes]]:
     """The program as a process, which is ended with its workers."""
-    program = f"import hermes_rl.runs.workers as w; w.SILENT = {silent}; from hermes_rl.cli.main import main; main()"
+    program = f"import hermes_rl.runs.handles as p; p.SILENT = {silent}; from hermes_rl.cli.main import main; main()"
     with (folder / "said.txt").open("ab") as said:
         run = subprocess.Popen(
             [sys.executable, "-c", program, "run", "spec.yaml", *arguments],
@@ -392,8 +392,8 @@ def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, where: str
 
 @pytest.mark.timeout(120)
 async def test_a_worker_that_says_nothing_any_more_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hermes_rl.runs.workers.SILENT", 3.0)
-    monkeypatch.setattr("hermes_rl.runs.workers.EXIT", 1.0)
+    monkeypatch.setattr("hermes_rl.runs.handles.SILENT", 3.0)
+    monkeypatch.setattr("hermes_rl.runs.worker_process.EXIT", 1.0)
     write(tmp_path, command="sleep 0.3; echo {{ n }} > /tmp/n")
     spec = load_spec(tmp_path / "spec.yaml", mode="process", environ={})
     spec = spec.model_copy(update={"process": spec.process.model_copy(update={"workers": 2, "concurrency": 2})})

@@ -1,0 +1,330 @@
+"""The live panel of a run on a terminal: how far it is, what its rollouts are at, scores, failures, and keys to steer.
+
+Owns the drawing, in a thread of its own, so that a terminal that has stopped (Ctrl-S, a slow connection) never holds up
+the run; and the keyboard, whose keys arrive one by one while the panel is there. What is shown comes from
+`hermes_rl.runs.progress.Watched`. Where stderr is no terminal, `hermes_rl.runs.progress.Progress` writes lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import termios
+import threading
+import time
+import tty
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from hermes_rl.rollouts.rollout import Group as RolloutGroup
+from hermes_rl.runs.progress import Progress, RunStatus, Watched
+from hermes_rl.visible import visible
+
+EVERY = 0.5
+"""Seconds between two drawings."""
+KEPT = 2000
+"""Last values of each reward that its histogram shows."""
+RATE = 60.0
+"""Seconds over which the rate is measured."""
+BARS = "▁▂▃▄▅▆▇█"
+BINS = 10
+LAST = 2.0
+"""Seconds that the last drawing may take when the run ends; a terminal that has stopped is left alone then."""
+NAMES = 4
+"""Rewards that have a line; those of more are in the files."""
+KEYS = "p pause · f finish early · + and - how many at a time · Ctrl-C stop"
+STEP = 0.25
+"""Share by which + and - change how many rollouts are in flight."""
+
+
+class LivePanel(Progress):
+    """What a run says on a terminal: notes above, and a panel below them that is drawn anew.
+
+    Args:
+        title: what is run.
+        console: where it is drawn; default: stderr.
+        keys: descriptor of the keyboard; None where there is none.
+    """
+
+    def __init__(self, title: str, console: Console | None = None, keys: int | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False)
+        super().__init__()
+        self.title, self._keys = title, keys
+        self.values: dict[str, deque[float]] = {"score": deque(maxlen=KEPT)}
+        """The last values by name of the reward, the score first."""
+        self.done = 0
+        self.text = ""
+        """What a run without a known number of groups says of itself."""
+        self.failing: Counter[str] = Counter()
+        self._status: RunStatus | None = None
+        self._started = time.monotonic()
+        self._ends: deque[tuple[float, int]] = deque()
+        """When groups ended, and how many had by then."""
+        self._notes: deque[str] = deque()
+        self._stop: threading.Event | None = None
+        self._drawing: threading.Thread | None = None
+        self._folder = ""
+
+    # ------------------------------------------------------------------ what the run says
+
+    @contextmanager
+    def watching(self, watched: Watched) -> Iterator[None]:
+        """Draw the panel as long as the run is open."""
+        loop = asyncio.get_running_loop()
+        self._folder, self._started = str(watched.directory.path), time.monotonic()
+        looking = loop.create_task(self._look(watched))
+        with super().watching(watched), self._keyboard(loop, watched):
+            self._begin()
+            try:
+                yield
+            finally:
+                looking.cancel()
+                self.end()
+
+    async def _look(self, watched: Watched) -> None:
+        """Ask the run how it does, where nothing of it changes meanwhile."""
+        while True:
+            self._status = watched.status()
+            await asyncio.sleep(EVERY)
+
+    def step(self, done: int, group: RolloutGroup) -> None:
+        """Count a group that has ended."""
+        for rollout in group.rollouts:
+            for name, value in rollout.rewards.items():
+                if value.value is not None:
+                    self.values.setdefault(name, deque(maxlen=KEPT)).append(value.value)
+        self.done = done
+        self._take("", group.scores)
+
+    def show(self, text: str, scores: Sequence[float], *, last: bool = False) -> None:
+        """Take the scores of a group that was handed on, with what its consumer says of it."""
+        self.done += 1
+        self._take(text, scores)
+
+    def _take(self, text: str, scores: Sequence[float]) -> None:
+        now = time.monotonic()
+        self.text = text
+        self.scores += scores
+        self.values["score"].extend(scores)
+        self._ends.append((now, self.done))
+        while len(self._ends) > 2 and now - self._ends[0][0] > RATE:
+            self._ends.popleft()
+
+    def say(self, message: str) -> None:
+        """Show a line above the panel."""
+        if self._drawing is None:
+            super().say(message)
+        else:
+            self._notes.append(message)
+
+    def end(self) -> None:
+        """Take the panel away; what was noted stays."""
+        drawing, self._drawing = self._drawing, None
+        if drawing is not None and self._stop is not None:
+            self._stop.set()
+            drawing.join(LAST)
+
+    # ------------------------------------------------------------------ drawing
+
+    def _begin(self) -> None:
+        self._stop = threading.Event()
+        self._drawing = threading.Thread(target=self._draw, args=(self._stop,), name="live panel", daemon=True)
+        self._drawing.start()
+
+    def _draw(self, stop: threading.Event) -> None:
+        with suppress(OSError), Live(console=self.console, auto_refresh=False, transient=True) as live:
+            while True:
+                stopping = stop.wait(EVERY)
+                while self._notes:
+                    self.console.print(visible(self._notes.popleft()), markup=False, highlight=False, soft_wrap=True)
+                if stopping:
+                    return
+                live.update(self.panel(), refresh=True)
+
+    def panel(self) -> RenderableType:
+        """Return what is drawn."""
+        status = self._status
+        lines: list[RenderableType] = [self._head(), self._way()]
+        if status is not None:
+            lines += [self._flight(status), *self._scores(), *self._troubles(status)]
+        if self._keys is not None:
+            lines.append(Text(KEYS, style="dim"))
+        return Group(*lines)
+
+    def _head(self) -> RenderableType:
+        head = Table.grid(expand=True)
+        head.add_column(no_wrap=True)
+        head.add_column(justify="right", no_wrap=True, overflow="ellipsis")
+        head.add_row(Text(visible(self.title), style="bold"), Text(visible(self._folder), style="dim"))
+        return head
+
+    def _way(self) -> RenderableType:
+        elapsed = time.monotonic() - self._started
+        rate = self._rate()
+        said = [f"{self.done}/{self.total} {self.what}" if self.total else self.text or f"{self.done} {self.what}"]
+        if rate:
+            said.append(f"{rate * 60:.3g} a minute" if rate < 10 else f"{rate:.0f} a second")
+        said.append(duration(elapsed))
+        if rate and self.total and self.done < self.total:
+            said.append(f"{duration((self.total - self.done) / rate)} left")
+        if not self.total:
+            return Text(" · ".join(said))
+        way = Table.grid(padding=(0, 1))
+        way.add_row(ProgressBar(self.total, self.done, width=20), Text(" · ".join(said)))
+        return way
+
+    def _rate(self) -> float:
+        """Return how many groups end in a second."""
+        if len(self._ends) < 2:
+            return 0.0
+        (then, before), (_, now) = self._ends[0], self._ends[-1]
+        return (now - before) / max(time.monotonic() - then, 0.001)
+
+    def _flight(self, status: RunStatus) -> Text:
+        starting = status.in_flight - sum(status.phases.values())
+        parts = [f"{NAMES_OF_PHASES[name]} {count}" for name, count in sorted(status.phases.items()) if count]
+        parts += [f"starting or waiting {starting}"] if starting > 0 else []
+        parts += [f"{status.waiting_calls} calls wait for a server"] if status.waiting_calls else []
+        bound = "as many as fit" if status.concurrency is None else f"of {status.concurrency}"
+        text = Text(f"in flight {status.in_flight} ({bound}): {', '.join(parts) or 'nothing'}")
+        if status.paused:
+            text.append("  paused: p goes on", style="bold yellow")
+        return text
+
+    def _scores(self) -> Iterator[RenderableType]:
+        shown = {name: values for name, values in self.values.items() if values}
+        if not shown:
+            return
+        table = Table.grid(padding=(0, 2))
+        for name, values in list(shown.items())[: NAMES + 1]:
+            recent = list(values)
+            low, high = min(recent), max(recent)
+            table.add_row(
+                Text(visible(name), style="bold" if name == "score" else ""),
+                f"{sum(recent) / len(recent):.3f}",
+                Text(histogram(recent), style="cyan"),
+                Text(f"{low:g} to {high:g}", style="dim"),
+            )
+        yield table
+        if len(shown) > NAMES + 1:
+            yield Text(f"and {len(shown) - NAMES - 1} rewards more", style="dim")
+
+    def _troubles(self, status: RunStatus) -> Iterator[RenderableType]:
+        said = [f"{status.tokens:,} tokens".replace(",", "\u202f")] if status.tokens else []
+        said += [f"{status.cost:.2f} $"] if status.cost else []
+        if said:
+            yield Text(" · ".join(said))
+        if status.failures:
+            causes = ", ".join(f"{cause} {count}" for cause, count in Counter(status.failures).most_common(5))
+            yield Text(f"not graded: {causes}", style="red")
+        if status.again:
+            yield Text(status.again, style="yellow")
+
+    # ------------------------------------------------------------------ steering
+
+    @contextmanager
+    def _keyboard(self, loop: asyncio.AbstractEventLoop, watched: Watched) -> Iterator[None]:
+        """Get keys one by one, without their echo, as long as the panel is there."""
+        if self._keys is None:
+            yield
+            return
+        with unbuffered(self._keys):
+            loop.add_reader(self._keys, self._key, loop, watched)
+            try:
+                yield
+            finally:
+                loop.remove_reader(self._keys)
+
+    def _key(self, loop: asyncio.AbstractEventLoop, watched: Watched) -> None:
+        assert self._keys is not None
+        pressed = os.read(self._keys, 64).decode(errors="replace")
+        if not pressed:
+            loop.remove_reader(self._keys)  # the terminal is gone
+        for key in pressed:
+            self._steer(key, watched)
+        self._status = watched.status()
+
+    def _steer(self, key: str, watched: Watched) -> None:
+        status = watched.status()
+        if key == "p":
+            watched.pause(not status.paused)
+        elif key == "f":
+            watched.finish()
+            self.note("finishing early: nothing new begins, what is in flight is played to its end")
+        elif key in "+-":
+            now = status.concurrency or max(1, status.in_flight)
+            change = max(1, int(now * STEP))
+            watched.set_concurrency(max(1, now + (change if key == "+" else -change)))
+
+
+NAMES_OF_PHASES = {"model": "waiting for the model", "tools": "in tools", "rewards": "in rewards"}
+_restore: Callable[[], None] | None = None
+"""Gives the terminal back as it was; None while it is."""
+
+
+@contextmanager
+def unbuffered(keyboard: int) -> Iterator[None]:
+    """Let a terminal hand over each key at once and show none; Ctrl-C still interrupts."""
+    global _restore
+    before = termios.tcgetattr(keyboard)
+    _restore = lambda: termios.tcsetattr(keyboard, termios.TCSADRAIN, before)  # noqa: E731
+    try:
+        tty.setcbreak(keyboard, termios.TCSADRAIN)
+        yield
+    finally:
+        restore_terminal()
+
+
+def restore_terminal() -> None:
+    """Give the terminal back as it was, also from a handler that ends the process."""
+    global _restore
+    restore, _restore = _restore, None
+    if restore is not None:
+        with suppress(termios.error):  # it is gone
+            restore()
+        sys.stderr.write("\x1b[?25h")
+        sys.stderr.flush()
+
+
+def histogram(values: Sequence[float]) -> str:
+    """Return one character per tenth of the range, the higher the more values there are in it."""
+    low, high = min(values), max(values)
+    counts = [0] * BINS
+    for value in values:
+        counts[min(BINS - 1, int((value - low) / (high - low) * BINS)) if high > low else BINS - 1] += 1
+    most = max(counts)
+    return "".join(BARS[-(-count * len(BARS) // most) - 1] if count else " " for count in counts)
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people: ``42 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def progress_of(title: str, *, quiet: bool) -> Progress:
+    """Return what a run says while it goes on: a panel on a terminal, lines elsewhere."""
+    if quiet or not sys.stderr.isatty() or os.environ.get("TERM") in (None, "dumb"):
+        return Progress(quiet=quiet)
+    return LivePanel(title, keys=_keyboard())
+
+
+def _keyboard() -> int | None:
+    """Return the descriptor of the keyboard, where this program is the one that it types to."""
+    try:
+        number = sys.stdin.fileno()
+        return number if os.isatty(number) and os.tcgetpgrp(number) == os.getpgrp() else None
+    except (OSError, ValueError, AttributeError):
+        return None

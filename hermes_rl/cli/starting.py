@@ -1,0 +1,49 @@
+"""`hermes-rl init`: files to start an environment from, one set for each kind of task.
+
+The files are in `starters/` of a checkout. Each set is an environment that is valid and plays at once, with its
+rewards, a test of them and its rows; NAME in them becomes the name of the new one.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from hermes_rl.errors import UserError
+from hermes_rl.shipped import shipped_dir
+
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}")
+
+
+def start(name: str, kind: str, parent: Path) -> list[str]:
+    """Make the folder `name` with the files of this kind; returns what the user should hear.
+
+    Raises:
+        UserError: the name is none, or something is there already.
+    """
+    if not NAME.fullmatch(name):
+        raise UserError(f"{name!r} is no name: use small letters, digits, - and _, at most 60, such as my-environment")
+    folder = parent / name
+    partial = parent / f".{name}.partial"
+    if folder.exists():
+        raise UserError(f"{folder} is there already, and nothing was written: choose another name")
+    try:
+        shutil.copytree(shipped_dir("starters") / kind, partial, ignore=shutil.ignore_patterns("__pycache__"))
+        spec = partial / "NAME.yaml"
+        (partial / f"{name}.yaml").write_text(spec.read_text(encoding="utf-8").replace("NAME", name), encoding="utf-8")
+        spec.unlink()
+        partial.rename(folder)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror or error}; choose another place") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return [
+        f"{folder}: {', '.join(files)}",
+        "next:",
+        f"  cd {folder}",
+        f"  hermes-rl validate {name}.yaml --deep",
+        f"  hermes-rl run {name}.yaml process --demo",
+        "  pytest test_rewards.py",
+    ]

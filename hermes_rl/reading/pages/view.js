@@ -1,0 +1,769 @@
+// The pages of `hermes-rl view` and of report.html. Whatever a run has recorded becomes text of the document and nothing
+// else: elements are made by name, and no string is ever parsed as HTML.
+
+// ---------------------------------------------------------------------------------------------- Where data come from
+
+class Server {
+  live = true;
+
+  async ask(path, parameters = {}, version = null) {
+    const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== "" && value != null));
+    const headers = version === null ? {} : { "If-None-Match": version };
+    let answer;
+    try {
+      answer = await fetch(`api/${path}${query.size ? `?${query}` : ""}`, { headers, cache: "no-store" });
+    } catch {
+      throw new Error("The server does not answer: `hermes-rl view` has ended, or cannot be reached.");
+    }
+    if (answer.status === 304) return null;
+    const said = await answer.json().catch(() => ({}));
+    if (!answer.ok) throw new Error(typeof said.detail === "string" ? said.detail : `The server answered ${answer.status}.`);
+    return Object.assign(said, { version: answer.headers.get("etag") });
+  }
+
+  runs() { return this.ask("runs"); }
+  overview(run, version = null) { return this.ask(`runs/${encodeURIComponent(run)}`, {}, version); }
+  rollouts(run, query) { return this.ask(`runs/${encodeURIComponent(run)}/rollouts`, query); }
+  rollout(run, id) { return this.ask(`runs/${encodeURIComponent(run)}/rollouts/${encodeURIComponent(id)}`); }
+  tokens(run, id, sequence, begin) {
+    return this.ask(`runs/${encodeURIComponent(run)}/tokens/${encodeURIComponent(id)}`, { sequence, begin });
+  }
+  artifact(run, id, file) {
+    return `api/runs/${encodeURIComponent(run)}/artifacts/${encodeURIComponent(id)}?${new URLSearchParams({ file })}`;
+  }
+}
+
+class Report {
+  live = false;
+
+  constructor(data) { this.data = data; }
+
+  async runs() { return { runs: [this.data.overview] }; }
+  async overview() { return this.data.overview; }
+  async rollout(run, id) {
+    const found = this.data.details[id];
+    if (!found) throw new Error(`Rollout ${id} is not among the sampled ones of this file; hermes-rl view has all of them.`);
+    return found;
+  }
+  async tokens(run, id, sequence, begin) {
+    const found = (this.data.details[id].tokens ?? []).find((one) => one.sequence === Number(sequence) && one.begin === Number(begin));
+    if (!found) throw new Error("These tokens are not in this file; hermes-rl view has all of them.");
+    return found;
+  }
+  artifact() { return null; }
+
+  async rollouts(run, query) {
+    const fits = (one) => {
+      const details = this.data.details[one.id];
+      const value = query.reward ? one.rewards[query.reward] ?? null : one.score;
+      const used = details.messages.flatMap((message) => message.calls).filter((call) => !query.tool || call.name === query.tool);
+      return ["state", "ending", "group"].every((name) => !query[name] || one[name] === query[name])
+        && (!query.row || one.row_key === query.row)
+        && (!query.tool || used.length > 0)
+        && (!query.tool_errors || (query.tool ? used.some((call) => call.error) : one.call_errors > 0))
+        && (!query.reward || value !== null)
+        && (!query.least || (value !== null && value >= Number(query.least)))
+        && (!query.most || (value !== null && value <= Number(query.most)))
+        && (!query.text || JSON.stringify([details.messages, details.row, details.rewards, details.error]).toLowerCase()
+          .includes(JSON.stringify(query.text).slice(1, -1).toLowerCase()));
+    };
+    const found = this.data.rollouts.filter(fits);
+    const sort = query.sort || "ended";
+    const number = (one) => sort.startsWith("reward:") ? one.rewards[sort.slice(7)] ?? null
+      : sort === "tokens" ? one.prompt_tokens + one.completion_tokens
+      : sort === "tool_errors" ? one.call_errors : one[sort];
+    if (sort !== "ended") {
+      const sign = query.descending ? -1 : 1;
+      found.sort((a, b) => (number(a) === null) - (number(b) === null) || sign * (number(a) - number(b)));
+    } else if (query.descending) found.reverse();
+    return { rollouts: found, fit: found.length, looked: found.length, total: this.data.rollouts.length, cursor: null, sampled: true };
+  }
+}
+
+const embedded = document.getElementById("data");
+const source = embedded ? new Report(JSON.parse(embedded.textContent)) : new Server();
+
+// ------------------------------------------------------------------------------------------------- Making elements
+
+/** An element; attributes whose name begins with "on" are listeners, and null ones are left out. */
+function el(name, attributes = {}, ...children) {
+  return filled(document.createElement(name), attributes, children);
+}
+
+function svg(name, attributes = {}, ...children) {
+  return filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
+}
+
+function filled(node, attributes, children) {
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else node.setAttribute(key, value === true ? "" : value);
+  }
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+/** A link within this page; parts are run, rollout or other words of its address. */
+function link(text, parts, query = null, attributes = {}) {
+  return el("a", { href: address(parts, query), ...attributes }, text);
+}
+
+function address(parts, query = null) {
+  const given = Object.entries(query ?? {}).filter(([, value]) => value !== "" && value !== null && value !== false);
+  const asked = new URLSearchParams(given.map(([key, value]) => [key, value === true ? "1" : value]));
+  return `#${parts.map(encodeURIComponent).join("/")}${given.length ? `?${asked}` : ""}`;
+}
+
+const pre = (text, attributes = {}) => el("pre", attributes, text);
+const heading = (level, text, attributes = {}) => el(`h${level}`, attributes, text);
+
+function fold(summary, content, attributes = {}) {
+  // What is folded is drawn when it is opened: a long conversation costs no more than what is seen of it.
+  const inner = el("div");
+  const details = el("details", attributes, el("summary", {}, summary), inner);
+  const draw = () => { if (details.open && !inner.hasChildNodes()) inner.append(...[content()].flat(Infinity)); };
+  details.addEventListener("toggle", draw);
+  draw();
+  return details;
+}
+
+function scrolled(label, ...children) {
+  return el("div", { class: "scroll", role: "region", "aria-label": label, tabindex: "0" }, children);
+}
+
+// --------------------------------------------------------------------------------------------------------- Numbers
+
+const NONE = "–";
+const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+
+function count(value) { return value === null || value === undefined ? NONE : grouped.format(value); }
+
+function number(value) {
+  if (typeof value !== "number") return value === null || value === undefined ? NONE : String(value);
+  if (Number.isInteger(value)) return count(value);
+  if (Math.abs(value) >= 1000) return count(value);
+  return Math.abs(value) >= 0.001 ? String(Number(value.toPrecision(3))) : value.toExponential(1);
+}
+
+/** Scores and means of scores have three decimals, so that a column of them can be compared. */
+function score(value) { return typeof value === "number" ? value.toFixed(3) : NONE; }
+function share(part, whole) { return whole ? `${(100 * part / whole).toFixed(part && part < whole / 100 ? 1 : 0)} %` : NONE; }
+
+function duration(seconds) {
+  if (typeof seconds !== "number") return NONE;
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 100) return `${seconds.toFixed(1)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+  return `${Math.floor(seconds / 3600)} h ${Math.round(seconds % 3600 / 60)} min`;
+}
+
+function moment(seconds) {
+  return typeof seconds === "number" ? new Date(seconds * 1000).toLocaleString("sv-SE").slice(0, 16) : NONE;
+}
+
+function interval(run) {
+  return run.low === null ? "" : ` ± ${((run.high - run.low) / 2).toFixed(3)}`;
+}
+
+// ---------------------------------------------------------------------------------------------------------- Charts
+
+const FEW = 5; // different values that are told in a table, since so few bars say less
+
+function histogram(title, found, told = number, more = null) {
+  if (!found || !found.count) return el("section", { class: "card" }, heading(3, title), el("p", {}, "No values."));
+  const summary = `${count(found.count)} ${found.count === 1 ? "value" : "values"} · mean ${told(found.mean)} · median ${told(found.median)}${more ? ` · ${more}` : ""}`;
+  if (found.bars.length <= FEW && found.bars.every((bar) => bar.from === bar.to)) {
+    const rows = found.bars.map((bar) => el("tr", {}, el("th", { scope: "row" }, told(bar.from)), el("td", { class: "number" }, count(bar.count)),
+      el("td", { class: "number" }, share(bar.count, found.count)), barCell(bar.count, found.count)));
+    const card = small(title, ["Value", "Count", "Share", null], rows, "");
+    card.append(el("p", {}, summary));
+    return card;
+  }
+  const highest = Math.max(...found.bars.map((bar) => bar.count));
+  const width = 100 / found.bars.length;
+  const range = (bar) => bar.from === bar.to ? told(bar.from) : `${told(bar.from)} to ${told(bar.to)}`;
+  const bars = found.bars.map((bar, place) => {
+    const height = bar.count ? Math.max(66 * bar.count / highest, 1.5) : 0;
+    return svg("rect", { class: "bar", x: place * width + width * 0.06, y: 70 - height, width: width * 0.88, height },
+      svg("title", {}, `${range(bar)}: ${count(bar.count)}`));
+  });
+  const spoken = found.bars.filter((bar) => bar.count).map((bar) => `${range(bar)}: ${count(bar.count)}`).join("; ");
+  return el("section", { class: "card" },
+    heading(3, title),
+    svg("svg", { viewBox: "0 0 100 72", preserveAspectRatio: "none", role: "img", "aria-label": `${title}. ${spoken}` },
+      bars, svg("line", { class: "axis", x1: 0, y1: 70.5, x2: 100, y2: 70.5 })),
+    el("div", { class: "ends", "aria-hidden": "true" }, el("span", {}, told(found.least)), el("span", {}, told(found.most))),
+    el("p", {}, summary));
+}
+
+function course(parts) {
+  if (parts.length < 2) return null;
+  const values = parts.map((part) => part.mean);
+  const low = Math.min(0, ...values), high = Math.max(1, ...values);
+  const points = values.map((value, place) => `${100 * place / (values.length - 1)},${70 - 66 * (value - low) / (high - low)}`);
+  return el("section", { class: "card" },
+    heading(3, "Mean score over the run"),
+    svg("svg", { viewBox: "0 0 100 72", preserveAspectRatio: "none", role: "img",
+      "aria-label": `Mean score of ${parts.length} parts of the run, in the order in which rollouts ended: ${values.map(score).join(", ")}` },
+    svg("line", { class: "axis", x1: 0, y1: 70.5, x2: 100, y2: 70.5 }), svg("polyline", { class: "curve", points: points.join(" ") })),
+    el("div", { class: "ends", "aria-hidden": "true" }, el("span", {}, "first"), el("span", {}, "last")),
+    el("p", {}, `each point is ${parts[0].count === 1 ? "a rollout" : `${count(parts[0].count)} rollouts`} · axis from ${number(low)} to ${number(high)}`));
+}
+
+function barCell(part, whole, bad = false) {
+  const bar = el("i", { class: bad ? "bad" : null });
+  bar.style.setProperty("--share", `${whole ? 100 * part / whole : 0}%`);
+  return el("td", { class: "share", "aria-hidden": "true" }, bar);
+}
+
+/** A table of few columns in a card; the first of each row heads it. */
+function small(title, columns, rows, empty) {
+  if (!rows.length) return el("section", { class: "card" }, heading(3, title), el("p", {}, empty));
+  return el("section", { class: "card" }, heading(3, title), el("div", { class: "scroll" }, el("table", { "aria-label": title },
+    el("thead", {}, el("tr", {}, columns.map((name, place) => name === null
+      ? el("td", { "aria-hidden": "true" }) : el("th", { scope: "col", class: place ? "number" : null }, name)))),
+    el("tbody", {}, rows))));
+}
+
+// ----------------------------------------------------------------------------------------------------------- Pages
+
+const main = document.getElementById("main");
+const live = document.getElementById("live");
+let drawn = 0; // which drawing is the latest: what an older one still waits for is not shown any more
+let timer = null;
+let arrive = null; // what a page does once it is shown
+
+function place(crumbs, title) {
+  const all = source.live ? [["Runs", []], ...crumbs] : crumbs;
+  document.getElementById("crumbs").replaceChildren(...all.map(([text, parts], at) => el("li", {},
+    at === all.length - 1 ? el("span", { "aria-current": "page" }, text) : link(text, parts))));
+  document.title = title ? `${title} · hermes-rl` : "hermes-rl";
+}
+
+function failed(error) {
+  return el("p", { class: "note bad", role: "alert" }, error.message ?? String(error));
+}
+
+async function draw() {
+  const turn = ++drawn;
+  clearTimeout(timer);
+  arrive = null;
+  live.textContent = "";
+  try {
+    const [path, asked] = location.hash.slice(1).split("?");
+    let parts = path.split("/").map(decodeURIComponent).filter((part) => part !== "");
+    if (!parts.length && !source.live) parts = [source.data.overview.run];
+    const query = Object.fromEntries(new URLSearchParams(asked ?? ""));
+    const page = parts.length === 0 ? await runsPage(turn)
+      : parts.length === 1 ? await runPage(turn, parts[0], query)
+      : parts[1] === "group" && parts.length > 2 ? await groupPage(turn, parts[0], parts[2], query)
+      : await rolloutPage(turn, parts[0], parts[1]);
+    if (turn !== drawn) return;
+    main.replaceChildren(...page.flat(Infinity).filter(Boolean));
+    window.scrollTo(0, 0);
+    if (turn > 1) main.focus({ preventScroll: true });
+    arrive?.();
+  } catch (error) {
+    if (turn === drawn) main.replaceChildren(failed(error));
+  }
+}
+
+/** Look again after a while, as long as the same page is shown. */
+function later(turn, seconds, look) {
+  if (!source.live) return;
+  timer = setTimeout(async () => {
+    if (turn !== drawn) return;
+    try {
+      await look();
+    } catch (error) {
+      if (turn !== drawn) return;
+      live.textContent = error.message;
+      later(turn, 5, look);
+    }
+  }, 1000 * seconds);
+}
+
+// ------------------------------------------------------------------------------------------------------------ Runs
+
+async function runsPage(turn) {
+  place([], "");
+  const body = el("div");
+  const show = async () => {
+    const found = await source.runs();
+    if (turn !== drawn) return;
+    const key = document.activeElement?.getAttribute("href");
+    body.replaceChildren(runsTable(found.runs), found.more ? el("p", { class: "quiet" }, `${count(found.more)} older runs are not listed.`) : "");
+    if (key && document.activeElement === document.body) {
+      [...body.querySelectorAll("a")].find((one) => one.getAttribute("href") === key)?.focus();
+    }
+    later(turn, found.reading ? 0.2 : 3, show);
+  };
+  await show();
+  return [heading(1, "Runs"), body];
+}
+
+function runsTable(runs) {
+  if (!runs.length) return el("p", {}, "There is no run yet.");
+  const columns = ["Run", "Mode", "Model", "Groups", "Rollouts", "Mean score", "Failures", "Started", "Time"];
+  return scrolled("Runs", el("table", { class: "wide" },
+    el("thead", {}, el("tr", {}, columns.map((name, at) => el("th", { scope: "col", class: at > 2 ? "number" : null }, name)))),
+    el("tbody", {}, runs.map((run) => el("tr", {},
+      el("th", { scope: "row" }, link(run.spec ?? run.run, [run.run]), " ", run.running ? el("span", { class: "pill good" }, "running") : null,
+        el("div", { class: "quiet mono" }, run.path)),
+      el("td", {}, run.mode ?? NONE),
+      el("td", {}, run.model ?? NONE),
+      run.error ? el("td", { colspan: 6 }, run.error) : [
+        el("td", { class: "number" }, count(run.groups)),
+        el("td", { class: "number" }, count(run.rollouts), run.read < 1 ? el("div", { class: "quiet" }, `${share(run.read, 1)} read`) : null),
+        el("td", { class: "number" }, score(run.mean), el("span", { class: "quiet" }, interval(run))),
+        el("td", { class: "number" }, run.failed ? el("span", { class: "bad" }, count(run.failed)) : "0"),
+        el("td", { class: "number" }, moment(run.started)),
+        el("td", { class: "number" }, duration(run.seconds)),
+      ])))));
+}
+
+// ------------------------------------------------------------------------------------------------------- One run
+
+async function runPage(turn, name, query) {
+  let run = await source.overview(name);
+  if (turn !== drawn) return [];
+  place([[run.spec ?? name, [name]]], run.spec ?? name);
+  const head = el("div"), figures = el("div", { class: "cards" }), rows = el("div");
+  const show = () => {
+    head.replaceChildren(...runHead(run));
+    // What is folded open, and where the focus is, stays as it is while numbers change.
+    const focused = document.activeElement?.getAttribute("href");
+    figures.replaceChildren(...runFigures(run, name));
+    rows.replaceChildren(...runRows(run, name));
+    if (focused && document.activeElement === document.body) {
+      [...main.querySelectorAll("a")].find((one) => one.getAttribute("href") === focused)?.focus();
+    }
+    live.textContent = run.running ? "running; the numbers are kept up to date" : "";
+  };
+  show();
+  const table = await rolloutsSection(turn, name, query, run);
+  const look = async () => {
+    const found = await source.overview(name, run.version);
+    if (turn !== drawn) return;
+    if (found !== null) {
+      const anew = found.generation !== run.generation;
+      run = found;
+      show();
+      table.grown(run, anew);
+    }
+    later(turn, run.read < 1 ? 0.2 : run.running ? 2 : 5, look);
+  };
+  later(turn, run.read < 1 ? 0.2 : 2, look);
+  if (Object.keys(query).length) arrive = () => table.nodes[0].scrollIntoView();
+  return [head, heading(2, "Numbers"), figures, ...table.nodes, rows, ...runAbout(run)];
+}
+
+function runHead(run) {
+  const facts = [
+    ["Mean score", [score(run.mean), el("small", {}, interval(run))]],
+    ["Rollouts", [count(run.rollouts), el("small", {}, run.read < 1 ? ` ${source.live ? "read so far" : "are told of"} (${share(run.read, 1)})` : "")]],
+    ["Groups", count(run.groups)],
+    ["Rows", count(run.rows)],
+    ["Failures", run.failed ? el("span", { class: "bad" }, count(run.failed)) : "0"],
+    ["Tokens", count(run.tokens)],
+    ["Time", duration(run.seconds)],
+  ];
+  return [
+    heading(1, [run.spec ?? run.run, " ", run.running ? el("span", { class: "pill good" }, "running") : null]),
+    el("p", { class: "quiet" }, [run.mode, run.model, run.fingerprint, `started ${moment(run.started)}`].filter(Boolean).join(" · "),
+      el("br"), el("span", { class: "mono" }, run.path)),
+    el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
+    run.low === null ? null : el("p", { class: "quiet" },
+      `95 % interval of the mean, rows taken as independent: ${score(run.low)} to ${score(run.high)}`),
+    run.torn ? el("p", { class: "note" }, `${count(run.torn)} lines of rollouts.jsonl cannot be read and are left out.`) : null,
+    run.sampled ? el("p", { class: "note" }, run.sampled) : null,
+  ].filter(Boolean);
+}
+
+function runFigures(run, name) {
+  const ended = run.endings.map((one) => el("tr", {}, el("th", { scope: "row" }, link(one.name, [name], { ending: one.name }, { title: one.what })),
+    el("td", { class: "number" }, count(one.count)), el("td", { class: "number" }, share(one.count, run.rollouts)), barCell(one.count, run.rollouts, !one.policys)));
+  const causes = run.failures.map((one) => el("tr", {}, el("th", { scope: "row" }, link(one.name, [name, one.rollout]), el("p", {}, one.last.slice(0, 240))),
+    el("td", { class: "number" }, count(one.count))));
+  const most = Math.max(1, ...run.tools.map((one) => one.calls));
+  const tools = run.tools.map((one) => el("tr", {}, el("th", { scope: "row" }, link(one.name, [name], { tool: one.name })),
+    el("td", { class: "number" }, count(one.calls)),
+    el("td", { class: "number" }, one.errors ? link(`${count(one.errors)} (${share(one.errors, Math.max(one.calls, one.errors))})`, [name], { tool: one.name, tool_errors: true }) : "0"), barCell(one.calls, most)));
+  const longest = Math.max(0, ...run.phases.map((one) => one.seconds));
+  const phases = run.phases.map((one) => el("tr", {}, el("th", { scope: "row" }, one.name), el("td", { class: "number" }, duration(one.mean)),
+    el("td", { class: "number" }, duration(one.seconds)), barCell(one.seconds, longest)));
+  const spread = run.spread;
+  return [
+    histogram("Scores", run.scores),
+    course(run.course) ?? "",
+    histogram("Spread of scores within groups", spread, number, spread ? `${count(spread.uniform)} of ${count(spread.groups)} groups are uniform` : null),
+    run.rewards.map((one) => histogram(`Reward ${one.name}`, one)),
+    small("How rollouts ended", ["Ending", "Rollouts", "Share", null], ended, "No rollout has ended."),
+    small("Failed attempts by cause", ["Cause, and the last one", "Attempts"], causes, "No attempt failed."),
+    small("Tools", ["Tool", "Calls", "Failed", null], tools, "No tool was called."),
+    small("Time by phase", ["Phase", "Per rollout", "In total", null], phases, "No times are recorded."),
+    histogram("Turns", run.turns),
+    histogram("Prompt tokens", run.prompt_tokens),
+    histogram("Completion tokens", run.completion_tokens),
+    histogram("Time of a rollout", run.seconds_spread, duration),
+  ].flat();
+}
+
+function runRows(run, name) {
+  const rows = run.by_row.rows.map((one) => el("tr", {}, el("th", { scope: "row" }, link(one.row_key, [name], { row: one.row_key }, { class: "mono" })),
+    el("td", { class: "number" }, `${count(one.scored)} of ${count(one.rollouts)}`), el("td", { class: "number" }, score(one.mean)),
+    el("td", { class: "number" }, one.least === null ? NONE : `${number(one.least)} to ${number(one.most)}`)));
+  return [
+    heading(2, "Rows"),
+    el("p", { class: "quiet" }, `${count(run.by_row.count)} rows${run.by_row.count > run.by_row.rows.length ? `; the ${count(run.by_row.rows.length)} with the lowest means are listed` : ""}, the lowest mean first.`),
+    scrolled("Rows", el("table", { class: "wide" },
+      el("thead", {}, el("tr", {}, ["Row", "Scored", "Mean", "Scores from, to"].map((text, at) => el("th", { scope: "col", class: at ? "number" : null }, text)))),
+      el("tbody", {}, rows))),
+  ];
+}
+
+function runAbout(run) {
+  return [
+    heading(2, "About this run"),
+    fold("The spec as it ran", () => pre(run.spec_text)),
+    fold("What run.json says", () => pre(JSON.stringify(run.said, null, 2))),
+  ];
+}
+
+// --------------------------------------------------------------------------------------------- Rollouts of a run
+
+const COLUMNS = [["", "Rollout", "id"], ["", "Row", ""], ["score", "Score", "number"], ["", "Ending", ""], ["turns", "Turns", "number"],
+  ["tokens", "Tokens", "number"], ["calls", "Calls", "number"], ["tool_errors", "Failed calls", "number"], ["seconds", "Time", "number"]];
+
+async function rolloutsSection(turn, name, query, run) {
+  const list = el("div"), news = el("p", { role: "status" }), buttons = el("div", { class: "buttons" });
+  const before = []; // cursors of the pages that were shown before this one
+  let cursor = null, shown = 0;
+  const show = async (from) => {
+    buttons.querySelectorAll("button").forEach((button) => { button.disabled = true; });
+    const found = await source.rollouts(name, { ...query, cursor: from });
+    // A search in texts is done in pieces: a page that is not full goes on from where it stopped.
+    while (turn === drawn && found.cursor && found.rollouts.length < 50 && query.text) {
+      news.textContent = `${count(found.looked)} of ${count(found.fit)} rollouts searched`;
+      const more = await source.rollouts(name, { ...query, cursor: found.cursor });
+      found.rollouts.push(...more.rollouts);
+      Object.assign(found, { cursor: more.cursor, looked: more.looked });
+    }
+    if (turn !== drawn) return;
+    cursor = from;
+    shown = found.total;
+    news.replaceChildren();
+    list.replaceChildren(rolloutsTable(name, query, found, run));
+    const turnTo = (to, forward) => async () => {
+      forward ? before.push(cursor) : before.pop();
+      await show(to);
+      list.querySelector("a, button")?.focus();
+    };
+    const told = query.text ? `${count(found.rollouts.length)} found on this page`
+      : `${count(found.fit)} of ${count(found.total)} ${found.sampled ? "sampled rollouts" : "rollouts"}`;
+    buttons.replaceChildren(
+      el("button", { type: "button", disabled: !before.length, onclick: turnTo(before.at(-1), false) }, "Previous page"),
+      el("button", { type: "button", disabled: !found.cursor, onclick: turnTo(found.cursor, true) }, "Next page"),
+      el("span", { class: "quiet" }, told));
+  };
+  await show(null);
+  return {
+    nodes: [heading(2, "Rollouts"), filterForm(name, query, run), news, list, buttons],
+    grown(now, anew) {
+      const more = now.attempts - shown;
+      if (!anew && more <= 0) return;
+      if (!anew && now.read < 1) return;
+      const again = () => { before.length = 0; show(null).then(() => list.querySelector("a")?.focus()); };
+      news.replaceChildren(anew ? "The run was graded anew. " : `${count(more)} more rollouts. `,
+        el("button", { type: "button", onclick: again }, "Show them"));
+    },
+  };
+}
+
+function filterForm(name, query, run) {
+  const field = (label, id, control) => el("label", { for: id }, label, control);
+  const choice = (label, key, values, none) => field(label, `by-${key}`, el("select", { id: `by-${key}`, name: key },
+    el("option", { value: "" }, none), [...new Set([...values, query[key]].filter(Boolean))].map((value) =>
+      el("option", { value, selected: query[key] === value }, value))));
+  const sorts = ["ended", "score", "turns", "tokens", "calls", "tool_errors", "seconds", ...run.rewards.map((one) => `reward:${one.name}`)];
+  const words = { ended: "when they ended", tool_errors: "failed calls", calls: "tool calls", seconds: "time" };
+  const box = (label, key) => el("label", { class: "check" }, el("input", { type: "checkbox", name: key, value: "1", checked: Boolean(query[key]) }), label);
+  const form = el("form", { "aria-label": "Filter and sort rollouts",
+    onsubmit: (event) => {
+      event.preventDefault();
+      location.hash = address([name], Object.fromEntries(new FormData(form)));
+    } },
+    choice("Ending", "ending", run.endings.map((one) => one.name), "any"),
+    choice("State", "state", ["scored", "left_out", "failed", "waiting"], "any"),
+    choice("Tool called", "tool", run.tools.map((one) => one.name), "any"),
+    box("with failed calls", "tool_errors"),
+    choice("Value of", "reward", run.rewards.map((one) => one.name), "the score"),
+    field("from", "by-least", el("input", { id: "by-least", type: "number", step: "any", name: "least", value: query.least })),
+    field("to", "by-most", el("input", { id: "by-most", type: "number", step: "any", name: "most", value: query.most })),
+    field("Text", "by-text", el("input", { id: "by-text", type: "search", name: "text", value: query.text })),
+    field("Sort by", "by-sort", el("select", { id: "by-sort", name: "sort" }, sorts.map((value) =>
+      el("option", { value: value === "ended" ? "" : value, selected: (query.sort || "ended") === value }, words[value] ?? value.replace(":", " "))))),
+    box("descending", "descending"),
+    ["row", "group"].filter((key) => query[key]).map((key) => el("input", { type: "hidden", name: key, value: query[key] })),
+    el("button", { type: "submit" }, "Show"),
+    Object.keys(query).length ? link("Clear", [name]) : null);
+  return form;
+}
+
+function rolloutsTable(name, query, found, run) {
+  if (!found.rollouts.length) return el("p", {}, found.total ? "No rollout fits." : "No rollout has ended yet.");
+  const rewards = run.rewards.slice(0, 6).map((one) => one.name);
+  const head = ([sort, text, kind]) => {
+    const on = sort && query.sort === sort;
+    return el("th", { scope: "col", class: kind || null, "aria-sort": on ? (query.descending ? "descending" : "ascending") : null },
+      sort ? el("button", { type: "button", onclick: () => {
+        location.hash = address([name], { ...query, sort, descending: on ? !query.descending : true });
+      } }, text) : text);
+  };
+  const columns = [...COLUMNS.slice(0, 3), ...rewards.map((one) => [`reward:${one}`, one, "number"]), ...COLUMNS.slice(3)];
+  return scrolled("Rollouts", el("table", { class: "wide" },
+    el("thead", {}, el("tr", {}, columns.map(head))),
+    el("tbody", {}, found.rollouts.map((one) => el("tr", {},
+      el("th", { scope: "row", class: "id" }, link(one.id, [name, one.id], null, { class: "mono" }),
+        one.attempt ? el("span", { class: "quiet" }, ` attempt ${one.attempt + 1}`) : null),
+      el("td", {}, link(one.row_key, [name], { row: one.row_key }, { class: "mono" })),
+      el("td", { class: "number" }, scorePill(one)),
+      rewards.map((reward) => el("td", { class: "number" }, number(one.rewards[reward]))),
+      el("td", {}, one.ending, one.error ? el("div", { class: "quiet" }, one.error.slice(0, 120)) : null),
+      el("td", { class: "number" }, count(one.turns)),
+      el("td", { class: "number" }, count(one.prompt_tokens + one.completion_tokens)),
+      el("td", { class: "number" }, count(one.calls)),
+      el("td", { class: "number" }, one.call_errors ? el("span", { class: "bad" }, count(one.call_errors)) : "0"),
+      el("td", { class: "number" }, duration(one.seconds)))))));
+}
+
+function scorePill(one) {
+  if (one.score === null) return el("span", { class: one.state === "failed" ? "pill bad" : "pill" }, one.state.replace("_", " "));
+  return score(one.score);
+}
+
+// ------------------------------------------------------------------------------------------------------ A rollout
+
+async function rolloutPage(turn, name, id) {
+  const run = await source.overview(name);
+  const one = await source.rollout(name, id);
+  if (turn !== drawn) return [];
+  place([[run.spec ?? name, [name]], [id, [name, id]]], id);
+  const at = one.members.findIndex((member) => member.id === id);
+  const beside = (step, text) => one.members[at + step] && at >= 0 ? link(text, [name, one.members[at + step].id]) : null;
+  const folds = el("div");
+  folds.append(...conversation(one));
+  const all = (open) => () => folds.querySelectorAll("details").forEach((details) => { details.open = open; });
+  return [
+    heading(1, ["Rollout ", el("code", {}, id)]),
+    el("p", { class: "quiet" }, `row ${one.row_key} · member ${one.index + 1} of group `, el("span", { class: "mono" }, one.group),
+      one.attempt ? ` · attempt ${one.attempt + 1}` : "", one.policy?.model ? ` · ${one.policy.model}` : ""),
+    el("dl", { class: "facts" }, [
+      ["Score", scorePill(one)], ["Ending", one.ending], ["Turns", count(one.turns)],
+      ["Tokens", [count(one.prompt_tokens + one.completion_tokens), el("small", {}, ` (${count(one.completion_tokens)} sampled)`)]],
+      ["Tool calls", [count(one.calls), one.call_errors ? el("small", { class: "bad" }, ` (${count(one.call_errors)} failed)`) : ""]],
+      ["Time", duration(one.seconds)],
+    ].map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, value)))),
+    one.error ? el("p", { class: "note bad" }, one.error) : null,
+    one.cut ? el("p", { class: "note" }, `${count(one.cut)} entries are not shown here; rollouts.jsonl has the whole rollout.`) : null,
+    el("nav", { class: "buttons", "aria-label": "Group" },
+      beside(-1, "← previous member"), beside(1, "next member →"),
+      one.members.length > 1 ? link(`${one.members.length} members side by side`, [name, "group", one.group]) : null,
+      link("rollouts of this row", [name], { row: one.row_key })),
+    el("div", { class: "split" },
+      el("section", { "aria-labelledby": "conversation" },
+        el("div", { class: "buttons" }, heading(2, "Conversation", { id: "conversation" }),
+          el("button", { type: "button", onclick: all(true) }, "Open all"), el("button", { type: "button", onclick: all(false) }, "Fold all")),
+        folds, ...tokenViews(name, one)),
+      el("aside", { "aria-label": "Row, rewards and artifacts" }, rewardCard(one), rowCard(one), artifactCard(name, one), timeCard(one), attemptsCard(name, one))),
+  ];
+}
+
+function conversation(one) {
+  if (!one.messages.length) return [el("p", {}, "It has no conversation.")];
+  return one.messages.map((message) => el("section", { class: `message ${/^[a-z]+$/.test(message.role) ? message.role : "other"}` },
+    heading(3, [message.role, message.prompt ? " · prompt" : "", message.turn ? ` · turn ${message.turn}` : ""]),
+    message.reasoning ? fold(`Reasoning (${count(message.reasoning.length)} characters)`, () => pre(message.reasoning)) : null,
+    message.text ? pre(message.text, { class: message.text.length > 6000 ? "long" : null, tabindex: message.text.length > 6000 ? "0" : null }) : null,
+    message.calls.map(toolCall)));
+}
+
+function toolCall(call) {
+  const bare = call.error !== null && call.error !== undefined;
+  return fold([el("code", {}, `${call.name} `), el("span", { class: "quiet mono" }, call.arguments.replace(/\s+/g, " ").slice(0, 90)),
+    call.seconds === null || call.seconds === undefined ? "" : el("span", { class: "quiet" }, ` · ${duration(call.seconds)}`),
+    bare ? [" ", el("span", { class: "pill bad" }, "failed")] : ""],
+  () => [
+    heading(4, "Arguments"), pre(pretty(call.arguments), { tabindex: "0" }),
+    bare ? [heading(4, "Error"), pre(call.error)] : [],
+    heading(4, "Result"), call.result === null ? el("p", { class: "quiet" }, "The model was told nothing.") : pre(pretty(call.result), { tabindex: "0" }),
+  ]);
+}
+
+function pretty(text) {
+  try {
+    const parsed = JSON.parse(text);
+    return typeof parsed === "object" && parsed !== null ? JSON.stringify(parsed, null, 2) : text;
+  } catch {
+    return text;
+  }
+}
+
+function rewardCard(one) {
+  const rows = one.rewards.map((reward) => el("tr", {}, el("th", { scope: "row" }, reward.name,
+    reward.reason ? el("p", {}, reward.reason) : null,
+    reward.metrics ? el("p", {}, Object.entries(reward.metrics).map(([key, value]) => `${key} ${number(value)}`).join(" · ")) : null,
+    reward.per_turn ? el("p", {}, `per turn: ${reward.per_turn.map(number).join(", ")}`) : null),
+  el("td", { class: "number" }, number(reward.value))));
+  return small("Rewards", ["Reward and its reason", "Value"], rows, "No reward was called.");
+}
+
+function rowCard(one, level = 3) {
+  if (!one.row) return el("section", { class: "card" }, heading(level, "Row"), el("p", {}, "The row of this group was not recorded."));
+  const told = (value) => pre(typeof value === "string" ? value : JSON.stringify(value, null, 1));
+  return el("section", { class: "card" }, heading(level, "Row, with what is expected"), el("dl", { class: "row" },
+    Object.entries(one.row).map(([key, value]) => [
+      el("dt", {}, key, one.expected.includes(key) ? [" ", el("span", { class: "pill good" }, "expected")] : null), el("dd", {}, told(value))])));
+}
+
+function artifactCard(name, one) {
+  if (!one.artifacts.length) return null;
+  return el("section", { class: "card" }, heading(3, "Artifacts"), one.artifacts.map((artifact) => el("div", {},
+    el("p", {}, el("strong", {}, artifact.name), artifact.problem ? ` · ${artifact.problem}` : ` · ${count(artifact.bytes)} bytes in ${count(artifact.files_count ?? artifact.files.length)} files`),
+    el("ul", {}, artifact.files.map((file) => {
+      const href = source.artifact(name, one.id, file);
+      return el("li", {}, href ? el("a", { href, download: true, class: "mono" }, file) : el("span", { class: "mono" }, file));
+    })))));
+}
+
+function timeCard(one) {
+  const phases = Object.entries(one.timings).filter(([key]) => key !== "total");
+  const longest = Math.max(0, ...phases.map(([, value]) => value));
+  return small("Time by phase", ["Phase", "Time", null], phases.map(([key, value]) => el("tr", {}, el("th", { scope: "row" }, key),
+    el("td", { class: "number" }, duration(value)), barCell(value, longest))), "No times are recorded.");
+}
+
+function attemptsCard(name, one) {
+  if (one.attempts.length < 2) return null;
+  return small("Attempts at this place", ["Attempt", "State"], one.attempts.map((each) => el("tr", {}, el("th", { scope: "row" },
+    each.id === one.id ? el("code", {}, each.id) : link(each.id, [name, each.id], null, { class: "mono" })),
+  el("td", { class: "number" }, each.state))), "");
+}
+
+// --------------------------------------------------------------------------------------------- Prompt and tokens
+
+function tokenViews(name, one) {
+  const prompt = fold("The prompt exactly as the model got it", () => promptView(name, one));
+  const sequences = one.sequences.map((sequence, at) => fold(
+    `Tokens of sequence ${at + 1} of ${one.sequences.length}: ${count(sequence.tokens)}, ${count(sequence.trained)} of them trained on`,
+    () => tokenView(name, one, at)));
+  return [heading(2, "What the model saw"), prompt, sequences.length ? sequences
+    : el("p", { class: "quiet" }, "No tokens are recorded: the server rendered the messages itself, or the run only measures.")];
+}
+
+function promptView(name, one) {
+  if (one.prompt_text) return pre(one.prompt_text, { tabindex: "0" });
+  const asked = one.messages.filter((message) => message.prompt).map(({ role, text }) => ({ role, text }));
+  return [el("p", { class: "quiet" }, "As messages, and the schemas of the tools, which the server rendered by its chat template:"),
+    pre(JSON.stringify({ messages: asked, tools: one.tools }, null, 2), { tabindex: "0" })];
+}
+
+const CHUNK = 2000; // tokens that the server sends at once
+const LEVELS = [["p4", "≥ 0.9", 0.9], ["p3", "≥ 0.5", 0.5], ["p2", "≥ 0.1", 0.1], ["p1", "≥ 0.01", 0.01], ["p0", "below", 0]];
+
+function tokenView(name, one, sequence) {
+  const readout = el("p", { role: "status", class: "mono" }, "Point at a token, or use the arrow keys, to see its log-probability.");
+  const box = el("div", { class: "tokens", tabindex: "0", role: "group", "aria-label": "Tokens; the arrow keys go from one to the next" });
+  const more = el("div", { class: "buttons" });
+  let current = null;
+  const told = (span) => {
+    current?.classList.remove("current");
+    current = span;
+    current.classList.add("current");
+    readout.textContent = span.dataset.told;
+  };
+  box.addEventListener("mouseover", (event) => { if (event.target !== box) told(event.target); });
+  box.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling" }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const next = current ? current[step] : box.firstElementChild;
+    if (next) { told(next); next.scrollIntoView({ block: "nearest" }); }
+  });
+  const load = async (begin, until = null) => {
+    try {
+      const found = await source.tokens(name, one.id, sequence, begin);
+      const spans = found.tokens.map((token, at) => tokenSpan(token, found.begin + at, found.versions));
+      if (until === null) box.append(...spans);
+      else box.prepend(...spans.slice(0, until - begin));
+      if (!found.decoded) readout.textContent = `${found.why || "The run's tokenizer is not on this machine"}: ids are shown.`;
+      first = Math.min(first, found.begin);
+      if (until === null) last = found.end;
+      further(found.total);
+    } catch (error) {
+      more.replaceChildren(failed(error));
+    }
+  };
+  let first = Infinity, last = 0;
+  const further = (total) => more.replaceChildren(...[
+    first > 0 && source.live ? el("button", { type: "button", onclick: () => load(Math.max(first - CHUNK, 0), first) }, "Show tokens before") : "",
+    last < total && source.live ? el("button", { type: "button", onclick: () => load(last) }, "Show tokens behind") : "",
+    el("span", { class: "quiet" }, `tokens ${count(first + 1)} to ${count(last)} of ${count(total)}`)].filter(Boolean));
+  load(one.sequences[sequence].begin);
+  return [
+    el("ul", { class: "legend" }, el("li", {}, "context, not trained on: ", el("span", { class: "quiet" }, "grey")),
+      el("li", {}, "trained on, by probability:"), LEVELS.map(([kind, text]) => el("li", {}, el("span", { class: kind }, text))), el("li", {}, el("span", { class: "px" }, "not told"))),
+    box, readout, more];
+}
+
+function tokenSpan([text, turn, logprob], at, versions) {
+  if (turn < 0) return el("span", { class: "c", "data-told": `token ${count(at)}: context, not trained on` }, text);
+  const level = logprob === null ? "px" : LEVELS.find(([, , least]) => Math.exp(logprob) >= least)[0];
+  const [before, after] = versions[turn] ?? [null, null];
+  const weights = before === null || before === undefined ? "" : `; weights ${before === after || after === null ? before : `${before} to ${after}`}`;
+  return el("span", { class: `s ${level}`,
+    "data-told": `token ${count(at)}: trained on; log-probability ${logprob ?? "not told"}; model call ${turn + 1}${weights}` }, text);
+}
+
+// ------------------------------------------------------------------------------------------- A group side by side
+
+const BESIDE = 8;
+
+async function groupPage(turn, name, group, query) {
+  const run = await source.overview(name);
+  const found = await source.rollouts(name, { group });
+  if (!found.rollouts.length) throw new Error(`There is no group ${group} among the rollouts of this page.`);
+  const first = await source.rollout(name, found.rollouts[0].id);
+  const begin = Math.max(Number(query.from) || 0, 0);
+  const chosen = first.members.slice(begin, begin + BESIDE);
+  const members = await Promise.all(chosen.map((one) => source.rollout(name, one.id).catch((error) => ({ ...one, problem: error }))));
+  if (turn !== drawn) return [];
+  place([[run.spec ?? name, [name]], [`group ${group}`, [name, "group", group]]], group);
+  const scores = first.members.map((one) => one.score).filter((value) => value !== null);
+  const mean = scores.length ? scores.reduce((sum, value) => sum + value, 0) / scores.length : null;
+  const further = (from, text) => from >= 0 && from < first.members.length ? link(text, [name, "group", group], { from }) : null;
+  return [
+    heading(1, ["Group ", el("code", {}, group)]),
+    el("p", { class: "quiet" }, `${first.members.length} members of row ${first.row_key}; mean score ${score(mean)}${scores.length > 1 && new Set(scores).size === 1 ? "; all scores are equal" : ""}`),
+    rowCard(first, 2),
+    el("nav", { class: "buttons", "aria-label": "Members" }, begin ? further(Math.max(begin - BESIDE, 0), "← earlier members") : null, further(begin + BESIDE, "later members →")),
+    el("div", { class: "group", role: "region", "aria-label": "Members side by side", tabindex: "0" }, members.map((one) => el("article", { "aria-label": `Member ${one.index + 1}` },
+      heading(2, link(`Member ${one.index + 1}`, [name, one.id])),
+      el("p", {}, scorePill(one), ` · ${one.ending} · ${count(one.turns)} turns · ${duration(one.seconds)}`),
+      one.problem ? failed(one.problem) : [rewardCard(one), el("p"), conversation({ ...one, messages: one.messages.filter((message) => !message.prompt) })]))),
+  ];
+}
+
+// ----------------------------------------------------------------------------------------------------------- Begin
+
+document.getElementById("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+if (source.live && new URLSearchParams(location.search).has("token")) {
+  // The token is a cookie now; an address that is copied or sent does not give it away.
+  history.replaceState(null, "", location.pathname + location.hash);
+}
+window.addEventListener("hashchange", draw);
+draw();

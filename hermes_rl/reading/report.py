@@ -1,0 +1,158 @@
+"""`report.html`: a run in one file, which needs no network, no server and nothing beside it.
+
+It is the page of `hermes-rl view` with its data inside: the numbers of the whole run, and of its rollouts a sample. The
+page may load nothing and run no script but its own, whose hash stands in its policy; the data are JSON in which no tag
+can begin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.reading.overview import overview
+from hermes_rl.reading.record import RolloutSummary, RunRecord
+from hermes_rl.reading.shown import Screen, shown_prompt, shown_rollout, shown_summary, shown_tokens, tokenizer_of
+from hermes_rl.runs.journal import write_atomically
+
+logger = logging.getLogger(__name__)
+
+NAME = "report.html"
+MOST = 250_000
+"""Rollouts that a report tells of; an index takes about 1 kB for each."""
+SAMPLED = 60
+"""Rollouts that are in a report."""
+OF_EACH = 8
+"""Failures, best and worst ones among them."""
+LONGEST, OF_ROLLOUT, ROOM = 20_000, 400_000, 12_000_000
+"""Characters of one text, bytes of a rollout, and of all rollouts together."""
+TOKENS, WITH_TOKENS = 4_000, 8
+"""Tokens that are shown of a sequence, and rollouts of which they are shown."""
+POLICY = (
+    "default-src 'none'; {}; img-src data:; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
+)
+
+
+def write_report(path: Path) -> Path:
+    """Write the report of a run directory anew, and return where it lies.
+
+    Raises:
+        UserError: there is no run.
+        RunError: its directory cannot be written.
+    """
+    record = RunRecord(path)
+    record.refresh(MOST)
+    place = record.path / NAME
+    write_atomically(place, report(record))
+    return place
+
+
+def write_report_or_say(path: Path, say: Callable[[str], None]) -> None:
+    """Write the report of a run that has ended; a failure to do so is said, and is none of the run."""
+    try:
+        write_report(path)
+    except Exception as error:  # whatever is wrong with a page, the run itself is done
+        logger.debug("the report was not written", exc_info=error)
+        say(f"{NAME} was not written ({type(error).__name__}: {error}); `hermes-rl report {path}` tries again")
+
+
+def report(record: RunRecord) -> str:
+    """Return the page of a run that was read."""
+    name = record.path.resolve().name
+    chosen = sample(list(record.counting()))
+    tokenizer, why = None, ""
+    room = ROOM
+    details: dict[str, Any] = {}
+    for one in chosen:
+        screen = Screen(LONGEST, min(OF_ROLLOUT, room))
+        room -= screen.room
+        line = record.line(one.id)
+        shown = shown_rollout(record, one.id, screen)
+        if line.get("sequences") and len(details) < WITH_TOKENS:
+            if tokenizer is None and not why:
+                tokenizer, why = tokenizer_of(record.described)
+            shown["prompt_text"] = shown_prompt(line, tokenizer, screen)
+            begin = shown["sequences"][0]["begin"]
+            shown["tokens"] = [{**shown_tokens(line, 0, begin, TOKENS, tokenizer), "why": why}]
+        room += screen.room
+        details[one.id] = shown
+    told = overview(record, name)
+    told["running"] = False
+    told["sampled"] = (
+        f"This file has {len(details)} of the run's rollouts: failures, the best and the worst, one of each ending, "
+        f"and others beside them. All of them: hermes-rl view {told['path']}"
+    )
+    return page(
+        {
+            "overview": told,
+            "rollouts": Screen().value([shown_summary(one) for one in chosen]),
+            "details": details,
+        }
+    )
+
+
+def sample(rollouts: Iterable[RolloutSummary], most: int = SAMPLED) -> list[RolloutSummary]:
+    """Return the rollouts that are worth a look: of each ending one, failures, the worst, the best, then the others."""
+    rollouts = list(rollouts)
+    by_score = sorted((one for one in rollouts if one.score is not None), key=lambda one: one.score or 0.0)
+    first_of_ending = {one.ending: one for one in reversed(rollouts)}.values()
+    failures = [one for one in rollouts if one.state == "failed"]
+    best = by_score[::-1]
+    # The rest of the groups of what was chosen lets members be compared.
+    chosen: dict[str, RolloutSummary] = {}
+    for one in (*first_of_ending, *failures[:OF_EACH], *by_score[:OF_EACH], *best[:OF_EACH]):
+        chosen.setdefault(one.id, one)
+    groups = {one.group for one in chosen.values()}
+    for one in (*(other for other in rollouts if other.group in groups), *_spread(rollouts, most)):
+        if len(chosen) >= most:
+            break
+        chosen.setdefault(one.id, one)
+    kept = {one.id for one in list(chosen.values())[:most]}
+    return [one for one in rollouts if one.id in kept]
+
+
+def _spread(rollouts: list[RolloutSummary], most: int) -> Iterator[RolloutSummary]:
+    """Yield rollouts from all over the run."""
+    yield from rollouts[:: max(len(rollouts) // most, 1)]
+
+
+def page(data: Any) -> str:
+    """Return the whole file with its data."""
+    html, style, script = asset("view.html"), asset("view.css"), asset("view.js")
+    allowed = f"script-src 'sha256-{_hash(script)}'; style-src 'sha256-{_hash(style)}'"
+    parts = {
+        "<!--policy-->": f'<meta http-equiv="Content-Security-Policy" content="{POLICY.format(allowed)}">',
+        '<link rel="stylesheet" href="view.css">': f"<style>{style}</style>",
+        '<script type="module" src="view.js"></script>': (
+            f'<script type="application/json" id="data">{embedded(data)}</script>\n'
+            f'<script type="module">{script}</script>'
+        ),
+    }
+    for mark, part in parts.items():
+        before, found, after = html.partition(mark)
+        assert found, f"view.html has no {mark}"
+        html = before + part + after
+    return html
+
+
+def embedded(data: Any) -> str:
+    """Return JSON that stands in a page: no tag, comment or line of a script begins or ends in it."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def asset(name: str) -> str:
+    """Return a file of the page."""
+    return (files("hermes_rl.reading") / "pages" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

@@ -1,0 +1,226 @@
+"""The numbers of a run that its page shows: distributions, endings, failures, tools, phases and rows, as JSON.
+
+Owns what is counted and in how many bars; means and their errors are those of an evaluation (`runs.metrics`). Every
+list is bounded, however many rollouts, rewards, tools and rows a run has.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hermes_rl.endings import Ending
+from hermes_rl.reading.record import RolloutSummary
+from hermes_rl.runs.metrics import clustered_stderr, mean
+
+BARS = 20
+"""Bars of a distribution."""
+MOST = 100
+"""Rewards, tools, causes or rows that are listed."""
+SLICES = 40
+"""Parts of a run, in the order in which rollouts ended, whose mean score is shown."""
+CERTAIN = 1.96
+"""Standard errors to both sides of a mean that hold the true one in 95 of 100 cases."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and where the true one lies in 95 of 100 cases, rows being independent of each other; None: not known."""
+
+    mean: float | None
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def of(cls, rollouts: Iterable[RolloutSummary]) -> Interval:
+        """Return the mean score of rollouts."""
+        clusters: dict[str, list[float]] = defaultdict(list)
+        for one in rollouts:
+            if one.score is not None:
+                clusters[one.row_key].append(one.score)
+        if not clusters:
+            return cls(None)
+        centre = mean([score for scores in clusters.values() for score in scores])
+        error = clustered_stderr(list(clusters.values()))
+        if error is None:
+            return cls(centre)
+        return cls(centre, centre - CERTAIN * error, centre + CERTAIN * error)
+
+
+def headline(rollouts: Sequence[RolloutSummary], played: int) -> dict[str, Any]:
+    """Return what a list of runs says of one.
+
+    Args:
+        rollouts: those that count.
+        played: all of them, failed attempts included.
+    """
+    interval = Interval.of(rollouts)
+    return {
+        "rollouts": len(rollouts),
+        "groups": len({one.group for one in rollouts}),
+        "rows": len({one.row_key for one in rollouts}),
+        "scored": sum(one.score is not None for one in rollouts),
+        "failed": sum(one.state == "failed" for one in rollouts),
+        "attempts": played,
+        "model": next((one.model for one in rollouts if one.model), None),
+        "mean": interval.mean,
+        "low": interval.low,
+        "high": interval.high,
+        "tokens": sum(one.prompt_tokens + one.completion_tokens for one in rollouts),
+    }
+
+
+def numbers(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary]) -> dict[str, Any]:
+    """Return all that the page of a run shows beside its rollouts.
+
+    Args:
+        rollouts: those that count.
+        lines: all of them, failed attempts included.
+    """
+    return {
+        "scores": distribution([one.score for one in rollouts if one.score is not None]),
+        "rewards": _rewards(rollouts),
+        "spread": _spread(rollouts),
+        "endings": _endings(rollouts),
+        "failures": _failures(lines),
+        "turns": distribution([one.turns for one in rollouts]),
+        "prompt_tokens": distribution([one.prompt_tokens for one in rollouts]),
+        "completion_tokens": distribution([one.completion_tokens for one in rollouts]),
+        "seconds_spread": distribution([one.seconds.get("total", 0.0) for one in rollouts]),
+        "tools": _tools(rollouts),
+        "phases": _phases(rollouts),
+        "course": _course(rollouts),
+        "by_row": _by_row(rollouts),
+    }
+
+
+def distribution(values: Sequence[float]) -> dict[str, Any] | None:
+    """Return the bars of a distribution, with its mean, median and ends; None where there are no values.
+
+    Few different values have a bar each, so that scores of 0 and 1 are not smeared over an axis.
+    """
+    values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return None
+    least, most, different = min(values), max(values), Counter(values)
+    if len(different) <= BARS:
+        bars = [{"from": value, "to": value, "count": different[value]} for value in sorted(different)]
+    else:
+        width = (most - least) / BARS
+        places = Counter(min(int((value - least) / width), BARS - 1) for value in values)
+        bars = [
+            {"from": least + width * place, "to": least + width * (place + 1), "count": places[place]}
+            for place in range(BARS)
+        ]
+    return {
+        "bars": bars,
+        "count": len(values),
+        "mean": mean(values),
+        "median": statistics.median(values),
+        "least": least,
+        "most": most,
+    }
+
+
+def _rewards(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
+    values: dict[str, list[float]] = {}
+    for one in rollouts:
+        for name, value in one.rewards.items():
+            if value is not None and (name in values or len(values) < MOST):
+                values.setdefault(name, []).append(value)
+    return [{"name": name, **(distribution(found) or {})} for name, found in values.items()]
+
+
+def _spread(rollouts: Sequence[RolloutSummary]) -> dict[str, Any] | None:
+    """Return how much the scores within a group differ: where they do not, a trainer learns nothing from them."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for one in rollouts:
+        if one.score is not None:
+            groups[one.group].append(one.score)
+    several = [scores for scores in groups.values() if len(scores) > 1]
+    if not several:
+        return None
+    found = distribution([statistics.pstdev(scores) for scores in several])
+    return {**(found or {}), "uniform": sum(len(set(scores)) == 1 for scores in several), "groups": len(several)}
+
+
+def _endings(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
+    counts = Counter(one.ending for one in rollouts)
+    return [{"name": name, "count": count, **_told(name)} for name, count in counts.most_common(MOST)]
+
+
+def _told(ending: str) -> dict[str, Any]:
+    """Return what an ending means and whose doing it was."""
+    try:
+        rule = Ending(ending).rule
+    except ValueError:
+        return {"what": "", "policys": False}
+    return {"what": rule.what.replace("`", ""), "policys": rule.policys}
+
+
+def _failures(lines: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
+    """Return the causes of failed attempts, replayed ones included, each with its last message."""
+    failed = [one for one in lines if one.state == "failed"]
+    last = {one.ending: one for one in failed}
+    counts = Counter(one.ending for one in failed)
+    return [
+        {"name": name, "count": count, "last": last[name].error or "", "rollout": last[name].id, **_told(name)}
+        for name, count in counts.most_common(MOST)
+    ]
+
+
+def _tools(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
+    calls: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
+    users: Counter[str] = Counter()
+    for use, count in Counter(one.tools for one in rollouts).items():
+        for name, called, failed in use:
+            calls[name] += called * count
+            errors[name] += failed * count
+            users[name] += count
+    named = sorted(users, key=lambda name: (-calls[name], name))[:MOST]
+    return [{"name": name, "calls": calls[name], "errors": errors[name], "rollouts": users[name]} for name in named]
+
+
+def _phases(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
+    seconds: dict[str, float] = defaultdict(float)
+    for one in rollouts:
+        for name, value in one.seconds.items():
+            if name != "total":
+                seconds[name] += value
+    ordered = sorted(seconds, key=lambda name: -seconds[name])[:MOST]
+    return [{"name": name, "seconds": seconds[name], "mean": seconds[name] / len(rollouts)} for name in ordered]
+
+
+def _course(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
+    """Return the mean score of parts of the run, in the order in which its rollouts ended."""
+    scores = [one.score for one in rollouts if one.score is not None]
+    size = max(math.ceil(len(scores) / SLICES), 1)
+    parts = [scores[begin : begin + size] for begin in range(0, len(scores), size)]
+    return [{"count": len(part), "mean": mean(part)} for part in parts]
+
+
+def _by_row(rollouts: Sequence[RolloutSummary]) -> dict[str, Any]:
+    """Return the rows, those with the lowest mean first, and those that could not be graded before them."""
+    rows: dict[str, list[RolloutSummary]] = defaultdict(list)
+    for one in rollouts:
+        rows[one.row_key].append(one)
+    told = []
+    for key, played in rows.items():
+        scores = [one.score for one in played if one.score is not None]
+        told.append(
+            {
+                "row_key": key,
+                "rollouts": len(played),
+                "scored": len(scores),
+                "mean": mean(scores) if scores else None,
+                "least": min(scores, default=None),
+                "most": max(scores, default=None),
+            }
+        )
+    told.sort(key=lambda row: (row["mean"] is not None, row["mean"] or 0.0))
+    return {"rows": told[:MOST], "count": len(told)}

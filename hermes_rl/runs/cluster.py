@@ -1,0 +1,478 @@
+"""Workers as actors of a Ray cluster; the only module that imports Ray, and only where a run asks for it.
+
+Ray places actors, starts them on nodes that join, says when one has died, and carries requests and answers. Owns how
+an actor is asked for, what it is told, and how it holds a `Player`. Keys travel as arguments of calls, in pieces that
+are so small that Ray keeps them in memory: nothing of them is in a runtime environment, a log, or a dashboard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from hermes_rl.errors import RunError, UserError
+from hermes_rl.rollouts.admission import LOOK, raise_descriptor_limit
+from hermes_rl.runs import handles
+from hermes_rl.runs.handles import DiedError, WorkerAnswer, WorkerHandle, within
+from hermes_rl.runs.player import Opening, Player
+from hermes_rl.runs.travel import pack, stage, unpack
+from hermes_rl.spec.model import Spec
+from hermes_rl.threads import rare_full_collections
+from hermes_rl.tools.artifacts import TakenArtifact
+from hermes_rl.version import __version__
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+LOCAL = "local"
+"""The address of a cluster that is started on this machine, and ends with the run."""
+CALLS = 10_000
+"""Requests that an actor may have at a time."""
+PIECE = 1 << 16
+"""Bytes of an argument that Ray keeps in memory; what is larger goes through its object store, which may be on disk."""
+STORE = 512 << 20
+"""Bytes of the object store of a cluster that is started on this machine."""
+CONNECT = 10.0
+"""Seconds in which the head of a cluster takes a connection."""
+MOST = 256
+"""Workers that a run without a number of its own has at most."""
+ON_THE_NODE = frozenset({"bubblewrap", "docker", "singularity", "none"})
+"""Backends whose sandboxes take cores and memory of the node."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a worker asks Ray for: a core for itself, or as much as one sandbox of the spec may use."""
+
+    cpus: float
+    memory: int
+
+    @staticmethod
+    def of(spec: Spec) -> Needs:
+        limits = spec.sandbox.limits
+        here = spec.sandbox.backend in ON_THE_NODE
+        cpu = limits.cpu if here and isinstance(limits.cpu, int | float) else 1.0
+        return Needs(max(1.0, cpu), limits.memory if here and isinstance(limits.memory, int) else 0)
+
+    def room(self, node: Mapping[str, Any]) -> int:
+        """Return how many workers a node has room for, if nothing else runs on it."""
+        has = node["Resources"]
+        rooms = [int(has.get("CPU", 0) / self.cpus)]
+        rooms += [int(has.get("memory", 0) / self.memory)] if self.memory else []
+        return min(rooms)
+
+    def __str__(self) -> str:
+        memory = f" and {self.memory / 2**30:.1f} GiB of memory" if self.memory else ""
+        return f"{self.cpus:g} CPU{memory}"
+
+
+@asynccontextmanager
+async def open_cluster(
+    opening: Opening, address: str, number: int | None, note: Callable[[str], None]
+) -> AsyncIterator[Cluster]:
+    """Connect to a cluster, or start one on this machine; leave it, or end it, afterwards.
+
+    Args:
+        opening: what the workers are told.
+        address: of the head of the cluster, as HOST:PORT; `auto` or `local`.
+        number: of workers; None: as many as there is room for.
+        note: where the user is told what happens.
+
+    Raises:
+        UserError: Ray is not installed, or cannot be reached, or does not fit.
+    """
+    try:
+        import ray
+        import ray.exceptions  # a folder that is called ray has none
+    except ImportError:
+        raise UserError("--ray needs Ray, which is not installed: pip install 'hermes-rl[ray]'") from None
+    if ray.is_initialized():
+        raise UserError("--ray: this process is connected to a Ray cluster already; let it disconnect first")
+    _require_hidden_key(opening.spec)
+    # The kernel ends what Ray starts here together with the thread that started it, so that thread has to stay.
+    thread = ThreadPoolExecutor(1, thread_name_prefix="hermes-rl-ray")
+    in_it = partial(asyncio.get_running_loop().run_in_executor, thread)
+    with tempfile.TemporaryDirectory(prefix="hermes-rl-spec-") as made:
+        folders: tuple[Path, ...] = ()
+        if address != LOCAL:
+            await in_it(_require_reachable, address)
+            staging = partial(stage, opening.spec.folders, Path(made), _keys(opening), note)
+            folders = await asyncio.to_thread(staging)
+        try:
+            await in_it(_connect, ray, address, made if folders else None)
+            cluster = Cluster(ray, opening, address, number, note, folders)
+            await cluster.begin()
+            yield cluster
+        finally:
+            await in_it(ray.shutdown)
+            thread.shutdown(wait=False)
+
+
+def _require_hidden_key(spec: Spec) -> None:
+    """Refuse a key on the command line, which Ray shows in its dashboard. Raises UserError."""
+    key = spec.policy_api_key
+    if key is not None and any(key.get_secret_value() in word for word in sys.orig_argv):
+        raise UserError(
+            "--openai.api_key: Ray shows the command line in its dashboard. Put the key into a variable, and name "
+            "that: --set servers.policy.api_key_env=NAME"
+        )
+
+
+def _keys(opening: Opening) -> set[bytes]:
+    """Return the keys that the spec's servers are called with."""
+    environ = os.environ if opening.environ is None else opening.environ
+    named = {server.api_key_env for servers in opening.spec.servers.values() for server in servers}
+    return {environ[name].encode() for name in named if name is not None and environ.get(name)}
+
+
+def _require_reachable(address: str) -> None:
+    """Raise UserError where nothing listens at the address; Ray itself would try for minutes."""
+    if address == "auto":
+        return
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or "/" in host:
+        raise UserError(
+            f"--ray {address}: expected HOST:PORT of the head of the cluster, such as 10.0.0.1:6379; `auto` finds the "
+            "cluster of this machine, and --ray alone starts one"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
+    except OSError as error:
+        raise UserError(
+            f"--ray {address}: nothing answers there ({error}). `ray status` on a node of the cluster tells its "
+            "address; --ray alone starts a cluster on this machine"
+        ) from None
+
+
+def _connect(ray: ModuleType, address: str, folder: str | None) -> None:
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
+    # Ray has no switch for what it prints to stdout when a node dies; the results of the command line are there.
+    vars(ray)["_private"].worker.print_to_stdstream = _log
+    more: dict[str, Any] = {"runtime_env": {"working_dir": folder}} if folder is not None else {}
+    if address == LOCAL:
+        more |= {"include_dashboard": False, "object_store_memory": STORE}
+    try:
+        ray.init(address, log_to_driver=False, configure_logging=False, logging_level=logging.CRITICAL, **more)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UserError(
+            f"--ray {address}: Ray {ray.__version__} cannot connect: {str(error).strip()}\nThis program has to run on "
+            "a node of the cluster, with the Ray and the Python that the cluster has"
+        ) from error
+
+
+def _log(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
+    """Take what Ray would print."""
+    log.info("Ray: %s", "\n".join(data["lines"]))
+
+
+class Cluster:
+    """A Ray cluster, as where workers come from.
+
+    Args:
+        ray: the module.
+        opening: what the workers are told.
+        address: as the user gave it.
+        number: of workers; None: as many as there is room for.
+        note: where the user is told what happens.
+        folders: of the spec, that travel to the nodes.
+    """
+
+    def __init__(
+        self,
+        ray: ModuleType,
+        opening: Opening,
+        address: str,
+        number: int | None,
+        note: Callable[[str], None],
+        folders: Sequence[Path],
+    ) -> None:
+        self.number = number or 1
+        self.ray = ray
+        self.needs = Needs.of(opening.spec)
+        self.has_artifacts = bool(opening.spec.artifacts)
+        self.nodes: list[Mapping[str, Any]] = []
+        """Those that are alive."""
+        self._address, self._follows, self._note = address, number is None, note
+        self._most = min([MOST, *(one.max_concurrency for those in opening.spec.servers.values() for one in those)])
+        packed = pack(opening, folders)
+        self.pieces = [packed[start : start + PIECE] for start in range(0, len(packed), PIECE)]
+        more = {"memory": self.needs.memory} if self.needs.memory else {}
+        self._actor = ray.remote(_Actor).options(
+            num_cpus=self.needs.cpus,
+            max_concurrency=CALLS,
+            scheduling_strategy="SPREAD",
+            enable_task_events=False,  # Ray's record of calls would grow with the run
+            **more,
+        )
+
+    async def begin(self) -> None:
+        """Find out how many workers there are to be, and tell the user. Raises UserError where none can ever play."""
+        room = await self._room()
+        if self._follows:
+            self.number = max(1, min(room, self._most))
+        if room == 0 and self._address == LOCAL:
+            raise UserError(f"--ray: {self.explain()}")
+        where = "on this machine" if self._address == LOCAL else f"at {self._address}"
+        workers = f"workers: {self.number}, each with {self.needs}"
+        self._note(f"Ray cluster {where}: {self._what_there_is}; {workers}")
+        if room < self.number:
+            self._note(f"there is room for {room} of them; the others wait for nodes that join")
+
+    async def look(self) -> None:
+        """Follow nodes that join and vanish."""
+        room = await self._room()
+        wanted = max(1, min(room, self._most))
+        if self._follows and wanted != self.number:
+            self._note(f"the Ray cluster has {self._what_there_is} now: {wanted} workers instead of {self.number}")
+            self.number = wanted
+
+    def handle(self, number: int, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> WorkerHandle:
+        return ActorHandle(self, f"worker {number + 1}", heard)
+
+    def explain(self) -> str:
+        return f"a worker asks for {self.needs}, and the Ray cluster has {self._what_there_is}"
+
+    def actor(self) -> Any:
+        """Ask for another actor."""
+        return self._actor.remote()
+
+    @property
+    def _what_there_is(self) -> str:
+        nodes = len(self.nodes)
+        cpus = sum(node["Resources"].get("CPU", 0) for node in self.nodes)
+        memory = max((node["Resources"].get("memory", 0) for node in self.nodes), default=0)
+        most = f", at most {memory / 2**30:.1f} GiB of memory each" if self.needs.memory else ""
+        return f"{nodes} node{'' if nodes == 1 else 's'} with {cpus:g} CPU{most}"
+
+    async def _room(self) -> int:
+        nodes = await asyncio.to_thread(self.ray.nodes)
+        self.nodes = [node for node in nodes if node["Alive"]]
+        return sum(map(self.needs.room, self.nodes))
+
+
+class ActorHandle(WorkerHandle):
+    """A worker that is an actor of a Ray cluster.
+
+    Args:
+        cluster: where it is asked for.
+        name: what the user reads of it.
+        heard: gets what it says beside its answers.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> None:
+        super().__init__(name, heard)
+        self.placed = False
+        self._cluster = cluster
+        self._errors = cluster.ray.exceptions
+        self._actor: Any = None
+        self._closing = asyncio.Event()
+        self._waits: set[asyncio.Task[None]] = set()
+
+    async def live(self) -> None:
+        try:
+            self._actor = self._cluster.actor()
+            if await self._open():
+                await self._listen()
+                await within(handles.CLOSING, self._actor.close.remote())
+        except TimeoutError:
+            self.ended = "it said nothing any more"
+        except self._errors.RayError as error:
+            self.ended = _words(error)
+            if not self.ready and not self.closed:
+                self.error = _unfit(error)
+        finally:
+            self.kill()
+            for wait in self._waits:
+                wait.cancel()
+            self.fail(DiedError())
+
+    async def _open(self) -> bool:
+        """Wait for a place, and get ready there; False where something is wrong."""
+        found = await self._actor.place.remote()
+        self.placed = True
+        self.name = f"{self.name} (on {found['host']})"
+        if found["version"] != __version__:
+            self.error = UserError(
+                f"{found['host']} has hermes-rl {found['version']}, and this machine {__version__}: install the same "
+                "on all"
+            )
+            return False
+        self.machine = found["node"]
+        cores = [node["Resources"].get("CPU", 1) for node in self._cluster.nodes if node["NodeID"] == self.machine]
+        self.cores = max(1, int(cores[0] if cores else 1))
+        for piece in self._cluster.pieces:
+            await within(handles.START, self._actor.take.remote(piece))
+        wrong = await within(handles.START, self._actor.open.remote())
+        self._said({"raised": wrong} if wrong is not None else {"ready": True})
+        return wrong is None
+
+    async def _listen(self) -> None:
+        """Hear what the actor says, until it is to end."""
+        seconds = LOOK * max(1.0, self._cluster.number / 8)
+        closing = asyncio.create_task(self._closing.wait())
+        try:
+            while not closing.done():
+                heard = asyncio.ensure_future(within(handles.SILENT, self._actor.condition.remote(seconds)))
+                await asyncio.wait((heard, closing), return_when=asyncio.FIRST_COMPLETED)
+                if not heard.done():
+                    heard.cancel()
+                    return
+                for said in heard.result():
+                    self._said(said)
+        finally:
+            closing.cancel()
+
+    def tell(self, number: int, what: str, *given: Any) -> None:
+        if self.closed or self._actor is None:
+            return
+        if number == 0:
+            self._actor.hear.remote(what, *given)
+            return
+        answer, artifacts = self._actor.answer.options(num_returns=2).remote(number, what, *given)
+        wait = asyncio.create_task(self._wait(number, answer, artifacts))
+        self._waits.add(wait)
+        wait.add_done_callback(self._waits.discard)
+
+    async def _wait(self, number: int, answer: Any, artifacts: Any) -> None:
+        try:
+            message = await answer
+        except self._errors.RayError as error:
+            self.ended = self.ended or _words(error)
+            self.kill()  # what it has cannot be had any more; whoever waits hears of it when `live` ends
+            return
+        get = partial(self._get, artifacts) if self._cluster.has_artifacts else None
+        self._answered(number, WorkerAnswer(message, get))
+
+    def _get(self, artifacts: Any) -> Mapping[str, TakenArtifact]:
+        """Get artifacts from the node; blocks. Raises DiedError where it is gone."""
+        try:
+            return dict(self._cluster.ray.get(artifacts) or {})
+        except self._errors.RayError as error:
+            raise DiedError from error
+
+    def close(self) -> None:
+        self.closed = True
+        if self.ready:
+            self._closing.set()
+        else:
+            self.kill()
+
+    def kill(self) -> None:
+        if self._actor is not None:
+            self._cluster.ray.kill(self._actor)
+
+
+def _words(error: Exception) -> str:
+    """Return why an actor is gone, as Ray says it, in a few words."""
+    if type(error).__name__ == "ActorUnavailableError":
+        return "its process or its node is gone"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = next((line for line in lines if "because" in line), lines[0] if lines else type(error).__name__)
+    return telling.rpartition("because ")[2].partition(". ")[0].rstrip(".")[:300]
+
+
+def _unfit(error: Exception) -> UserError | RunError | None:
+    """Return what keeps every actor from starting, where that is it; None where another may do better."""
+    text = str(error)
+    if "No module named" in text:
+        missing = next(line for line in text.splitlines() if "No module named" in line).strip()
+        return UserError(f"a node of the Ray cluster has not what a worker needs ({missing}): install hermes-rl on all")
+    if type(error).__name__ == "RuntimeEnvSetupError":
+        return RunError(f"the spec's folder did not arrive on a node of the Ray cluster: {text.strip()}")
+    return None
+
+
+# ------------------------------------------------------------------------------------- what runs on the nodes
+
+
+@dataclass
+class _Actor:
+    """Holds a `Player` on an event loop of its own: Ray's is of another kind, which cannot start processes in a thread.
+
+    Its methods are what the run calls, by way of Ray.
+    """
+
+    pieces: list[bytes] = field(default_factory=list)
+    told: list[Mapping[str, Any]] = field(default_factory=list)
+    taken: dict[str, Mapping[str, TakenArtifact]] = field(default_factory=dict)
+    """Artifacts of rollouts, by their ids, that are on their way to the run."""
+
+    def __post_init__(self) -> None:
+        asyncio.set_event_loop_policy(None)
+        raise_descriptor_limit()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._play, name="hermes-rl-player", daemon=True).start()
+
+    def _play(self) -> None:
+        with rare_full_collections():
+            self._loop.run_forever()
+
+    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def place(self) -> dict[str, str]:
+        """Say where it runs, and what."""
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        return {"host": socket.gethostname(), "node": node, "version": __version__}
+
+    async def take(self, piece: bytes) -> None:
+        """Take a piece of what is to be opened."""
+        self.pieces.append(piece)
+
+    async def open(self) -> list[str] | None:
+        """Get ready to play; returns what is wrong."""
+        opening = unpack(b"".join(self.pieces), Path.cwd())
+        self.pieces.clear()
+
+        def keep(rollout: str, taken: Mapping[str, TakenArtifact]) -> dict[str, Any]:
+            self.taken[rollout] = taken
+            return {}
+
+        self._player = Player(opening, self.told.append, keep)
+        return await self._there(self._player.open())
+
+    async def answer(self, number: int, what: Any, *given: Any) -> tuple[bytes, Mapping[str, TakenArtifact] | None]:
+        """Return the answer to a request, and the artifacts of the rollout."""
+
+        async def begun() -> bytes:
+            return await self._player.answer(number, what, *given)
+
+        answer = await self._there(begun())
+        return answer, self.taken.pop(given[0].id, None) if what == "play" else None
+
+    async def hear(self, what: Any, *given: int) -> None:
+        """Do what needs no answer."""
+
+        async def heard() -> None:
+            self._player.hear(what, *given)
+
+        await self._there(heard())
+
+    async def condition(self, seconds: float) -> list[Mapping[str, Any]]:
+        """Wait that long; return how this worker does, and what it has to say."""
+
+        async def looked() -> Mapping[str, Any]:
+            return self._player.condition()
+
+        await asyncio.sleep(seconds)
+        told, self.told[:] = list(self.told), []
+        return [*told, await self._there(looked())]
+
+    async def close(self) -> None:
+        """Release everything."""
+        await self._there(self._player.close())

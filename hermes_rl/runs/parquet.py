@@ -1,0 +1,132 @@
+"""`process.format: parquet`: a table for pandas, polars and `datasets`. The only importer of pyarrow.
+
+A row is one sequence of a rollout, or a rollout where its tokens are not known. Columns have one type in every row, so
+that each library reads the file as it is: rewards are a column each, what differs in shape is JSON as text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.agent.result import reasoning_of, text_of
+from hermes_rl.rollouts.rollout import Group, Rollout
+from hermes_rl.runs.journal import cannot_write
+from hermes_rl.tokens.transcript import TokenSequence
+
+BATCH = 256
+"""Rows that are written together; so many are in memory at once."""
+
+
+def write_table(path: Path, groups: Iterable[Group], rewards: Sequence[str]) -> int:
+    """Write the rollouts of groups into a file, which is there once it is complete; returns the number of rows.
+
+    Args:
+        path: of the file.
+        groups: that were written, with their rollouts.
+        rewards: names of rewards, each of which becomes the column `reward/<name>`.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    message = {
+        "role": pyarrow.string(),
+        "content": pyarrow.string(),
+        "reasoning": pyarrow.string(),
+        "tool_calls": pyarrow.string(),
+        "tool_call_id": pyarrow.string(),
+    }
+    columns = {
+        "group": pyarrow.string(),
+        "rollout": pyarrow.string(),
+        "row_key": pyarrow.string(),
+        "index": pyarrow.int32(),
+        "sequence": pyarrow.int32(),
+        "score": pyarrow.float64(),
+        "ending": pyarrow.string(),
+        "masked": pyarrow.bool_(),
+        **{f"reward/{name}": pyarrow.float64() for name in rewards},
+        "messages": pyarrow.list_(pyarrow.struct(message)),
+        "tools": pyarrow.string(),
+        "turns": pyarrow.int32(),
+        "prompt_tokens": pyarrow.int64(),
+        "completion_tokens": pyarrow.int64(),
+        "tokens": pyarrow.list_(pyarrow.int32()),
+        "masks": pyarrow.list_(pyarrow.int32()),
+        "logprobs": pyarrow.list_(pyarrow.float64()),
+    }
+    schema = pyarrow.schema(list(columns.items()))
+    unfinished, count = path.with_suffix(".partial"), 0
+    with cannot_write(path):
+        with parquet.ParquetWriter(unfinished, schema, compression="zstd") as file:
+            for batch in _batches(row for group in groups for row in rows(group, rewards)):
+                file.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
+                count += len(batch)
+        unfinished.replace(path)
+    return count
+
+
+def rows(group: Group, rewards: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a group's rollouts, the ones that are masked included."""
+    for rollout in group.rollouts:
+        if rollout.result is None:
+            continue
+        of_rollout = _of_rollout(rollout, rewards)
+        for number, sequence in enumerate(rollout.sequences or [None]):
+            yield {**of_rollout, "sequence": number, **_of_sequence(sequence)}
+
+
+def _of_rollout(rollout: Rollout, rewards: Sequence[str]) -> dict[str, Any]:
+    result = rollout.result
+    assert result is not None
+    values = {name: rollout.rewards[name].value if name in rollout.rewards else None for name in rewards}
+    return {
+        "group": rollout.key.group,
+        "rollout": rollout.id,
+        "row_key": rollout.key.row.key,
+        "index": rollout.key.index,
+        "score": rollout.score,
+        "ending": str(rollout.ending),
+        "masked": rollout.masked,
+        **{f"reward/{name}": value for name, value in values.items()},
+        "messages": [_message(one) for one in result.messages],
+        "tools": json.dumps(list(result.tool_schemas), ensure_ascii=False) if result.tool_schemas else None,
+        "turns": result.turns_used,
+        "prompt_tokens": result.usage.prompt_tokens,
+        "completion_tokens": result.usage.completion_tokens,
+    }
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    made = {
+        "role": message["role"],
+        "content": text_of(message.get("content")),
+        "reasoning": reasoning_of(message),
+        "tool_calls": json.dumps(calls, ensure_ascii=False) if calls else None,
+        "tool_call_id": message.get("tool_call_id"),
+    }
+    # A lone surrogate, which a model can write, has no UTF-8.
+    return {name: None if text is None else text.encode("utf-8", "replace").decode() for name, text in made.items()}
+
+
+def _of_sequence(sequence: TokenSequence | None) -> dict[str, Any]:
+    if sequence is None:
+        return {}
+    return {"tokens": sequence.tokens, "masks": sequence.masks, "logprobs": sequence.logprobs}
+
+
+def _batches(made: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    batch: list[dict[str, Any]] = []
+    for row in made:
+        batch.append(row)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

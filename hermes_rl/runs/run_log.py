@@ -1,0 +1,97 @@
+"""`run.log`: what a run said and what hermes_rl logged while it was open, with the time and without secrets.
+
+It is for the person who looks later at a run that somebody else has watched, or nobody: what is on the terminal is gone
+by then. Everything that hermes_rl logs from INFO on is in it, `--verbose` or not.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from hermes_rl.runs.progress import Progress
+from hermes_rl.visible import visible
+
+NAME = "run.log"
+LARGEST = 1 << 25
+"""Bytes after which the file becomes `run.log.1`, and a new one begins."""
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+"""Variables with such a name hold secrets."""
+SHORTEST = 8
+"""Characters from which on a value is taken for a secret; shorter ones would take parts out of ordinary words."""
+
+
+@contextmanager
+def run_log(folder: Path, progress: Progress, environ: Mapping[str, str] | None) -> Iterator[None]:
+    """Write `run.log` in this folder as long as the run is open.
+
+    Args:
+        folder: the run directory.
+        progress: what it says to the user is written down too.
+        environ: where secrets are, which are not written; None: the process's own.
+    """
+    handler = _File(folder / NAME, secrets_of(os.environ if environ is None else environ), progress)
+    logger = logging.getLogger("hermes_rl")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))
+    progress.noted = handler.note
+    try:
+        yield
+    finally:
+        progress.noted = None
+        logger.setLevel(before)
+        logger.removeHandler(handler)
+        handler.close()
+
+
+def secrets_of(environ: Mapping[str, str]) -> list[str]:
+    """Return the values of variables whose names say that they hold secrets, the longest first."""
+    found = {value for name, value in environ.items() if SECRET.search(name) and len(value) >= SHORTEST}
+    return sorted(found, key=len, reverse=True)
+
+
+def redacted(text: str, secrets: Iterable[str]) -> str:
+    """Return the text with each secret as ``***``."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
+
+
+class _File(RotatingFileHandler):
+    """Writes lines as long as the file system takes them; that it does not any more is said once."""
+
+    def __init__(self, path: Path, secrets: list[str], progress: Progress) -> None:
+        self._secrets, self._progress, self._failed = secrets, progress, False
+        super().__init__(path, maxBytes=LARGEST, backupCount=1, encoding="utf-8", errors="backslashreplace", delay=True)
+        formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+        formatter.converter = time.gmtime
+        self.setFormatter(formatter)
+
+    def note(self, message: str) -> None:
+        """Write what the user was told."""
+        self.handle(logging.LogRecord("hermes_rl", logging.INFO, "", 0, message, None, None))
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redacted(visible(super().format(record)), self._secrets).replace("\n", "\n    ")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._failed:
+            super().emit(record)
+        if record.levelno >= logging.WARNING and self._alone():
+            assert logging.lastResort is not None
+            logging.lastResort.handle(record)  # as it would be without this file
+
+    def _alone(self) -> bool:
+        """Whether nobody else hears what hermes_rl logs."""
+        return logging.getLogger("hermes_rl").handlers == [self] and not logging.getLogger().handlers
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
+        self._failed = True
+        self._progress.say(f"{self.baseFilename} cannot be written any more; the run goes on without it")

@@ -1,0 +1,120 @@
+"""The folders of a spec, on their way to machines that do not have them.
+
+Owns what of them travels, and the packing of a spec so that its paths lead there: a path below one of its folders is
+packed as the part below it, and unpacked below wherever that folder has arrived.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+MOST_BYTES = 100 << 20
+"""Bytes of files that travel, at most."""
+MOST_FILES = 10_000
+"""Files that travel, at most."""
+_LEFT = frozenset({"__pycache__", "node_modules", "outputs", "venv"})
+"""Folders that stay: what is in them is made, not written."""
+
+
+def stage(
+    folders: Collection[Path], into: Path, secrets: Collection[bytes], note: Callable[[str], None]
+) -> tuple[Path, ...]:
+    """Copy folders to `into/0`, `into/1`, …; returns those that were copied, in this order; blocks.
+
+    Names that begin with a dot or end in `.env`, files that hold a secret, run directories and what is made anew stay
+    behind. Where all together is too large nothing is copied, and the user is told.
+    """
+    tops = [one for one in sorted(folders) if not any(other in one.parents for other in folders)]
+    left = Room()
+    for number, top in enumerate(tops):
+        (into / str(number)).mkdir()
+        for file in _files(top):
+            target = into / str(number) / file.relative_to(top)
+            if not left.takes(file):
+                note(
+                    f"{top} is too large to travel to the nodes of the cluster (at most {MOST_BYTES >> 20} MiB and "
+                    f"{MOST_FILES} files do): each node has to have it at the same path. Or give the spec and its code "
+                    "a folder of their own"
+                )
+                shutil.rmtree(into)
+                into.mkdir()
+                return ()
+            if any(secret in file.read_bytes() for secret in secrets):
+                note(f"{file} holds a key, so it stays on this machine")
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, target)
+    return tuple(tops)
+
+
+class Room:
+    """How much may still travel."""
+
+    def __init__(self) -> None:
+        self._bytes, self._files = MOST_BYTES, MOST_FILES
+
+    def takes(self, file: Path) -> bool:
+        """Count a file; False where it is too much."""
+        self._bytes -= file.stat().st_size
+        self._files -= 1
+        return self._bytes >= 0 and self._files >= 0
+
+
+def _files(top: Path) -> Iterator[Path]:
+    """Files below a folder that travel; links are followed, and what they lead to travels in their place."""
+    for name, folders, files in os.walk(top, followlinks=True):
+        here = Path(name)
+        folders[:] = [one for one in folders if one[0] != "." and one not in _LEFT and not _is_left(here / one)]
+        for file in files:
+            if file[0] != "." and not file.endswith(".env") and (here / file).is_file():
+                yield here / file
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether a folder is a run directory, an environment of Python, or a link to a folder that it is in itself."""
+    made = any((folder / mark).exists() for mark in ("run.json", "rollouts.jsonl", "pyvenv.cfg"))
+    return made or folder.parent.resolve().is_relative_to(folder.resolve())
+
+
+def pack(value: Any, folders: Sequence[Path]) -> bytes:
+    """Return the pickled value, in which paths below the folders lead to wherever these arrive."""
+    buffer = io.BytesIO()
+    _Packer(buffer, folders).dump(value)
+    return buffer.getvalue()
+
+
+def unpack(data: bytes, arrived: Path) -> Any:
+    """Return the value, whose paths now lead to `arrived/0`, `arrived/1`, …."""
+    return _Unpacker(io.BytesIO(data), arrived).load()
+
+
+class _Packer(pickle.Pickler):
+    def __init__(self, buffer: io.BytesIO, folders: Sequence[Path]) -> None:
+        super().__init__(buffer)
+        self._folders = [(number, str(folder)) for number, folder in enumerate(folders)]
+
+    def persistent_id(self, value: Any) -> tuple[bool, int, str] | None:
+        if not isinstance(value, str | PurePath):
+            return None
+        text = str(value)
+        for number, folder in self._folders:
+            if text == folder or text.startswith(f"{folder}/"):
+                return isinstance(value, str), number, text[len(folder) :]
+        return None
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, buffer: io.BytesIO, arrived: Path) -> None:
+        super().__init__(buffer)
+        self._arrived = arrived
+
+    def persistent_load(self, place: tuple[bool, int, str]) -> str | Path:
+        is_text, number, below = place
+        text = f"{self._arrived / str(number)}{below}"
+        return text if is_text else Path(text)

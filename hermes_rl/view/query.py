@@ -1,0 +1,169 @@
+"""Which rollouts of a run somebody wants to see, and in which order.
+
+Owns the filters, the order, and the search in texts, which reads lines of the file and so is done in pieces.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from hermes_rl.reading.record import SEQUENCES, RolloutSummary, RunRecord
+from hermes_rl.service.refusals import wrong
+
+REWARD = "reward:"
+"""Begins an order by the value of a reward, before its name."""
+ROW = b', "row": {'
+"""Where the row of a group begins in the line of its first rollout."""
+PATIENCE = 1.0
+"""Seconds of reading lines for a text, after which what was found is told."""
+_ORDERS: dict[str, Callable[[RolloutSummary], float | None]] = {
+    "score": lambda one: one.score,
+    "turns": lambda one: one.turns,
+    "tokens": lambda one: one.prompt_tokens + one.completion_tokens,
+    "calls": lambda one: one.calls,
+    "tool_errors": lambda one: one.call_errors,
+    "seconds": lambda one: one.seconds.get("total"),
+}
+ORDERS = ("ended", *_ORDERS)
+
+
+@dataclass(frozen=True)
+class RolloutQuery:
+    """What is asked for; empty texts and None ask for everything.
+
+    Attributes:
+        state: `scored`, `left_out`, `failed` or `waiting`.
+        ending: by name.
+        row: key of a row.
+        group: id of a group.
+        tool: that was called.
+        tool_errors: only rollouts in which a tool failed, or the named tool did.
+        reward: that least and most are of; without one they are of the score.
+        least: of the score, or of the reward.
+        most: of the score, or of the reward.
+        text: that is in the conversation, in its row, rewards or error; capitals of ASCII do not matter.
+        sort: one of `ORDERS`, or `reward:<name>`.
+        descending: the last, or the highest, first.
+    """
+
+    state: str = ""
+    ending: str = ""
+    row: str = ""
+    group: str = ""
+    tool: str = ""
+    tool_errors: bool = False
+    reward: str = ""
+    least: float | None = None
+    most: float | None = None
+    text: str = ""
+    sort: str = "ended"
+    descending: bool = False
+
+    @classmethod
+    def of(cls, asked: Mapping[str, str]) -> Self:
+        """Read it from the parameters of an address.
+
+        Raises:
+            Refused: one of them is not known, or is no number.
+        """
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(asked) - known):
+            raise wrong("filter", unknown[0], f"rollouts are filtered by {', '.join(sorted(known))}")
+        given: dict[str, Any] = {name: value for name, value in asked.items() if value}
+        for name in ("least", "most"):
+            if name in given:
+                given[name] = _number(name, given[name])
+        for name in ("tool_errors", "descending"):
+            if name in given:
+                given[name] = given[name] in ("1", "true", "on")
+        sort = given.get("sort", "ended")
+        if sort not in ORDERS and not sort.startswith(REWARD):
+            raise wrong("filter", "sort", f"rollouts are sorted by {', '.join(ORDERS)}, {REWARD}<name>")
+        return cls(**given)
+
+    def chosen(self, rollouts: Sequence[RolloutSummary]) -> array[int]:
+        """Return the places of the rollouts that fit, in the order that is asked for; texts are not looked at.
+
+        Rollouts without the number that is sorted by come last either way.
+        """
+        places = array("l", (place for place, one in enumerate(rollouts) if self._fits(one)))
+        if self.sort == "ended":
+            return places[::-1] if self.descending else places
+        number = self._sorted_by()
+        sign = -1 if self.descending else 1
+
+        def order(place: int) -> tuple[bool, float]:
+            value = number(rollouts[place])
+            return value is None, 0.0 if value is None else sign * value
+
+        return array("l", sorted(places, key=order))
+
+    def _sorted_by(self) -> Callable[[RolloutSummary], float | None]:
+        if self.sort.startswith(REWARD):
+            name = self.sort.removeprefix(REWARD)
+            return lambda one: one.rewards.get(name)
+        return _ORDERS[self.sort]
+
+    def _fits(self, one: RolloutSummary) -> bool:
+        named = (
+            (self.state, one.state),
+            (self.ending, one.ending),
+            (self.row, one.row_key),
+            (self.group, one.group),
+        )
+        if any(wanted and wanted != own for wanted, own in named):
+            return False
+        if self.tool or self.tool_errors:
+            uses = [use for use in one.tools if not self.tool or use[0] == self.tool]
+            if not uses or (self.tool_errors and not any(errors for _, _, errors in uses)):
+                return False
+        return self._within(one)
+
+    def _within(self, one: RolloutSummary) -> bool:
+        value = one.rewards.get(self.reward) if self.reward else one.score
+        if value is None:
+            return not self.reward and self.least is None and self.most is None
+        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+
+    def page(self, record: RunRecord, places: Sequence[int], begin: int, size: int) -> tuple[list[int], int]:
+        """Return the next places that fit, text included, and where to go on among `places`.
+
+        There may be fewer than `size`, or none, and more to come: reading for a text ends after `PATIENCE` seconds.
+        """
+        if not self.text:
+            found = list(places[begin : begin + size])
+            return found, begin + len(found)
+        words, found, at = _spellings(self.text), [], begin
+        until = time.monotonic() + PATIENCE
+        with record.open() as file:
+            while at < len(places) and len(found) < size and (at == begin or time.monotonic() < until):
+                file.seek(record.rollouts[places[at]].begin)
+                line = file.readline()
+                # Tokens are base64, and the schemas of tools are the same in each rollout.
+                end, row = line.rfind(SEQUENCES), line.rfind(ROW)
+                said = line[: end if end > 0 else None].lower() + (line[row:].lower() if row > end > 0 else b"")
+                if any(word in said for word in words):
+                    found.append(places[at])
+                at += 1
+        return found, at
+
+
+def _spellings(text: str) -> set[bytes]:
+    """Return how a text may be written in a line: characters outside of ASCII as they are, or escaped."""
+    return {json.dumps(text, ensure_ascii=plain)[1:-1].encode("utf-8", "replace").lower() for plain in (True, False)}
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise wrong("filter", name, f"{text!r} is no number")
+    return value

@@ -1,0 +1,232 @@
+"""`hermes-rl view`: the page of runs over HTTP, for the person who started it.
+
+Owns who may ask, and what a page may do. Every answer but the page itself, which holds no data, takes the token that
+the printed address has; the browser keeps it as a cookie that no script sees. Another site's page can neither ask in
+its name nor show ours in a frame, and our page loads and runs nothing but its own two files. Nothing is ever written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
+
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, JSONResponse, Response
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hermes_rl.errors import UserError
+from hermes_rl.reading.report import asset
+from hermes_rl.reading.shown import artifact_file
+from hermes_rl.service.gate import HEADERS
+from hermes_rl.service.refusals import Refused
+from hermes_rl.service.serving import address_of, listening, serve_until_told
+from hermes_rl.threads import in_thread
+from hermes_rl.view.shelf import Shelf
+
+TOKENS = 2_000
+"""Tokens of a sequence that are sent at once."""
+PAGES = {
+    "/": ("view.html", "text/html; charset=utf-8"),
+    "/view.css": ("view.css", "text/css; charset=utf-8"),
+    "/view.js": ("view.js", "text/javascript; charset=utf-8"),
+}
+"""What holds no data and is given to everybody."""
+SAFE = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Headers of every answer."""
+
+
+async def view(folders: Sequence[Path], listen: str, say: Callable[[str], None]) -> int:
+    """Serve the runs in folders until the process is told to end; returns its exit status.
+
+    Raises:
+        UserError: there is no run, or the address cannot be listened at.
+    """
+    shelf = await in_thread(lambda: Shelf(folders))
+    token = secrets.token_urlsafe(24)
+    with contextlib.closing(listening(listen, token)) as listener:
+        name = listen.rpartition(":")[0].strip("[]")
+        gate = ViewGate(make_view_app(shelf), token, name, listener.getsockname()[1])
+        return await serve_until_told(
+            lambda ended: gate, listener, lambda: say(f"look at your runs here: {address_of(listener)}/?token={token}")
+        )
+
+
+def make_view_app(shelf: Shelf) -> FastAPI:
+    """Return the application behind the gate: the page, and what it asks for."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+
+    @app.exception_handler(UserError)
+    async def refuse(request: Request, error: UserError) -> Response:
+        return JSONResponse({"error": "not_found", "detail": str(error)}, 404)
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> Response:
+        return error.response()
+
+    def page(name: str, kind: str) -> Callable[[], Any]:
+        async def give() -> Response:
+            return Response(asset(name), headers={"Content-Type": kind})
+
+        return give
+
+    for path, (name, kind) in PAGES.items():
+        app.get(path)(page(name, kind))
+    _answer_of_runs(app, shelf)
+    _answer_of_rollouts(app, shelf)
+    return app
+
+
+def _answer_of_runs(app: FastAPI, shelf: Shelf) -> None:
+    @app.get("/api/runs")
+    async def runs() -> Response:
+        return JSONResponse(await in_thread(shelf.runs))
+
+    @app.get("/api/runs/{run}")
+    async def overview(run: str, request: Request) -> Response:
+        version, found = await in_thread(lambda: shelf.overview(run))
+        if request.headers.get("if-none-match") == version:
+            return Response(status_code=304, headers={"ETag": version})
+        return JSONResponse(found, headers={"ETag": version})
+
+    @app.get("/api/runs/{run}/rollouts")
+    async def rollouts(run: str, request: Request) -> Response:
+        return JSONResponse(await in_thread(lambda: shelf.rollouts(run, request.query_params)))
+
+
+def _answer_of_rollouts(app: FastAPI, shelf: Shelf) -> None:
+    @app.get("/api/runs/{run}/rollouts/{rollout:path}")
+    async def rollout(run: str, rollout: str) -> Response:
+        return JSONResponse(await in_thread(lambda: shelf.rollout(run, rollout)))
+
+    @app.get("/api/runs/{run}/tokens/{rollout:path}")
+    async def tokens(run: str, rollout: str, sequence: int = 0, begin: int = 0) -> Response:
+        return JSONResponse(await in_thread(lambda: shelf.tokens(run, rollout, sequence, begin, TOKENS)))
+
+    @app.get("/api/runs/{run}/artifacts/{rollout:path}")
+    async def artifact(run: str, rollout: str, file: str) -> Response:
+        place = await in_thread(lambda: _artifact(shelf, run, rollout, file))
+        # A browser keeps what is an attachment of no known type as a file, whatever is in it.
+        given = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(place.name, safe='')}"}
+        return FileResponse(place, media_type="application/octet-stream", headers=given)
+
+
+def _artifact(shelf: Shelf, run: str, rollout: str, file: str) -> Path:
+    """Return a file that a rollout's line names, wherever links in the folder point to.
+
+    Raises:
+        UserError: the rollout has no such artifact.
+    """
+    folder, line = shelf.line(run, rollout)
+    own = [str(said["path"]) for said in (line.get("artifacts") or {}).values() if "path" in said]
+    named = any(file == path or file.startswith(f"{path}/") for path in own) and ".." not in Path(file).parts
+    place = artifact_file(folder, folder / file) if named else None
+    if place is None:
+        raise UserError(f"rollout {rollout} has no artifact file {file!r}")
+    return place
+
+
+class ViewGate:
+    """Lets the requests of whoever has the token through, and gives each answer its headers.
+
+    Args:
+        app: the application.
+        token: that the printed address has.
+        name: that was listened at.
+        port: that is listened at; browsers send the cookies of one port to all others.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, name: str, port: int) -> None:
+        self._app, self._token, self._name = app, token.encode(), name.lower()
+        self._cookie = f"hermes_rl_view_{port}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await receive()
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = {**SAFE}
+
+        async def safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = MutableHeaders(scope=message)
+                for name, value in headers.items():
+                    given[name] = value
+            await send(message)
+
+        try:
+            self._require_allowed(scope, headers)
+        except Refused as refused:
+            await refused.response()(scope, receive, safely)
+            return
+        await self._app(scope, receive, safely)
+
+    def _require_allowed(self, scope: Scope, headers: dict[str, str]) -> None:
+        if len(scope["headers"]) > HEADERS:
+            raise Refused(431, "too_many_headers", f"a request has at most {HEADERS} headers")
+        given = dict(scope["headers"])
+        if not self._own_name(given.get(b"host", b"").decode("latin-1")):
+            raise Refused(403, "foreign_host", "use the address that hermes-rl view has printed")
+        if scope["method"] not in ("GET", "HEAD"):
+            raise Refused(405, "read_only", "nothing can be changed here")
+        asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if scope["path"] in PAGES:
+            if self._right(asked):
+                headers["Set-Cookie"] = f"{self._cookie}={asked}; Path=/; HttpOnly; SameSite=Strict"
+            return
+        if given.get(b"sec-fetch-site", b"same-origin") not in (b"same-origin", b"none"):
+            raise Refused(403, "foreign_page", "pages of other sites are not answered")
+        if not self._right(_kept_token(given, self._cookie)):
+            raise Refused(
+                401, "unauthorized", "Open the address that hermes-rl view has printed: its token is missing."
+            )
+
+    def _right(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode("utf-8", "replace"), self._token)
+
+    def _own_name(self, host: str) -> bool:
+        """Whether a request was sent to an address, or the name that was listened at, and not to a name of a stranger.
+
+        A page of another site can have its own name resolve to this machine; a name that is none of ours tells it.
+        """
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").lower()
+        except ValueError:
+            return False
+        if name in ("localhost", self._name):
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _kept_token(headers: Mapping[bytes, bytes], cookie: str) -> str:
+    scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    if scheme.lower() == "bearer":
+        return token.strip()
+    try:
+        found = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1")).get(cookie)
+    except CookieError:
+        return ""
+    return found.value if found is not None else ""

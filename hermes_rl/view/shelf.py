@@ -1,0 +1,273 @@
+"""The runs that a viewer looks at: found below folders, indexed piece by piece, and kept within bounds.
+
+An index takes about 1 kB per rollout. Those of the runs that were looked at last are kept, up to `MOST_INDEXED`
+rollouts together; of the others only what the list of runs says. Everything here blocks, and is safe for threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.errors import UserError
+from hermes_rl.reading.overview import card, overview, running
+from hermes_rl.reading.record import RunRecord, find_runs
+from hermes_rl.reading.shown import Screen, shown_prompt, shown_rollout, shown_summary, shown_tokens, tokenizer_of
+from hermes_rl.runs.store import ROLLOUTS, Line
+from hermes_rl.service.refusals import wrong
+from hermes_rl.tokens.tokenizer import Tokenizer
+from hermes_rl.view.query import RolloutQuery
+
+PAGE = 50
+"""Rollouts of a page."""
+SLICE = 5_000
+"""Lines that are read at once, between two looks at the clock."""
+READING = 0.5
+"""Seconds that a request reads what is new in a run; what then is left is read by the next one."""
+MOST_INDEXED = 250_000
+"""Rollouts, of all runs together, whose index is kept beside that of the run that is looked at."""
+MOST_LISTED = 500
+"""Runs of a list."""
+RESCAN = 5.0
+"""Seconds after which folders are looked through again for new runs."""
+ORDERED = 8
+"""Answers to queries that are kept for their next pages: 8 bytes for each rollout that fits."""
+NUMBERS_AGAIN = 10
+"""The numbers of a run that grows are made again once this many times as long has passed as making them took."""
+
+
+@dataclass
+class OpenRun:
+    """A run that is looked at."""
+
+    name: str
+    path: Path
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    record: RunRecord | None = None
+    listed: tuple[tuple[int, ...], dict[str, Any]] | None = None
+    """What the list says, and the state of the files that it was said of."""
+    made: tuple[str, float, float, dict[str, Any]] | None = None
+    """The page: its version, when it was made, how long that took, and what it says."""
+    ordered: OrderedDict[tuple[int, int, RolloutQuery], array[int]] = field(default_factory=OrderedDict)
+    tokenizer: tuple[Tokenizer | None, str] | None = None
+
+    def read(self) -> RunRecord:
+        """Return the index, with what is new as far as there is time for it."""
+        if self.record is None:
+            self.record = RunRecord(self.path)
+        until = time.monotonic() + READING
+        while self.record.refresh(SLICE) == SLICE and time.monotonic() < until:
+            pass
+        return self.record
+
+    def state(self) -> tuple[int, ...]:
+        """Return what changes whenever the files of the run do."""
+        found = []
+        for name in ("run.json", ROLLOUTS):
+            try:
+                stat = (self.path / name).stat()
+                found += [stat.st_ino, stat.st_size, stat.st_mtime_ns]
+            except OSError:
+                found += [0, 0, 0]
+        return (*found, running(self.path))
+
+    @property
+    def indexed(self) -> int:
+        """Rollouts in the index."""
+        return len(self.record.rollouts) if self.record is not None else 0
+
+
+class Shelf:
+    """The runs in some folders.
+
+    Args:
+        folders: run directories, or folders with runs below them.
+
+    Raises:
+        UserError: one of them holds no run.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = [folder.resolve() for folder in folders]
+        self._lock = threading.Lock()
+        self._runs: OrderedDict[str, OpenRun] = OrderedDict()
+        """The one that was looked at last comes last."""
+        self._scanned = -RESCAN
+        for folder in self._folders:
+            if next(find_runs(folder), None) is None:
+                raise UserError(f"{folder} holds no run: name a run directory, or a folder with runs below it")
+        self._scan()
+
+    def _scan(self) -> list[str]:
+        """Return the names of the runs that there are, the latest first."""
+        with self._lock:
+            if time.monotonic() - self._scanned >= RESCAN or not self._runs:
+                found = list(dict.fromkeys(path for folder in self._folders for path in find_runs(folder)))
+                self._order = [_name(path) for path in found]
+                known = dict(zip(self._order, found, strict=True))
+                for name, path in known.items():
+                    self._runs.setdefault(name, OpenRun(name, path))
+                for name in set(self._runs) - set(known):
+                    del self._runs[name]
+                self._scanned = time.monotonic()
+            return list(self._order)
+
+    @contextmanager
+    def _using(self, name: str) -> Iterator[OpenRun]:
+        """Hold a run, and let go of the indexes that were not used for longest where there are too many."""
+        self._scan()
+        with self._lock:
+            run = self._runs.get(name)
+            if run is None:
+                raise UserError(f"there is no run {name!r} here")
+            self._runs.move_to_end(name)
+        with run.lock:
+            yield run
+        with self._lock:
+            others = [one for one in self._runs.values() if one is not run]
+            too_many = sum(one.indexed for one in others) - MOST_INDEXED
+            for one in others:
+                if too_many > 0 and one.indexed:
+                    too_many -= one.indexed
+                    # Whoever reads it at this moment goes on with what he has; the next one reads anew.
+                    one.record, one.made = None, None
+                    one.ordered = OrderedDict()
+
+    # ------------------------------------------------------------------ what is asked
+
+    def runs(self) -> dict[str, Any]:
+        """Return the list of runs; those that were not read yet follow, as `reading` says."""
+        names = self._scan()
+        until, cards, reading = time.monotonic() + 2 * READING, [], False
+        for name in names[:MOST_LISTED]:
+            try:
+                with self._using(name) as run:
+                    cards.append(self._card(run, read=time.monotonic() < until))
+            except UserError as error:
+                cards.append({"run": name, "error": str(error), "read": 1.0})
+            reading = reading or cards[-1]["read"] < 1
+        return {"runs": cards, "reading": reading, "more": max(len(names) - MOST_LISTED, 0)}
+
+    def _card(self, run: OpenRun, *, read: bool) -> dict[str, Any]:
+        state = run.state()
+        if run.listed is not None and run.listed[0] == state:
+            return run.listed[1]
+        if not read:
+            known = run.listed[1] if run.listed is not None else {"run": run.name, "path": str(run.path)}
+            return {**known, "read": 0.0}
+        found = card(run.read(), run.name)
+        if found["read"] >= 1:
+            run.listed = state, found
+        return found
+
+    def overview(self, name: str) -> tuple[str, dict[str, Any]]:
+        """Return the page of a run, and its version."""
+        with self._using(name) as run:
+            before = run.state()
+            record = run.read()
+            version = _version(record, before)
+            if run.made is not None and run.made[0] != version:
+                _, at, took, told = run.made
+                if told["read"] >= 1 and time.monotonic() - at < NUMBERS_AGAIN * took:
+                    return run.made[0], run.made[3]
+            if run.made is None or run.made[0] != version:
+                began = time.monotonic()
+                found = {**overview(record, name), "generation": record.generation}
+                run.made = version, time.monotonic(), time.monotonic() - began, found
+            return version, run.made[3]
+
+    def rollouts(self, name: str, asked: Mapping[str, str]) -> dict[str, Any]:
+        """Return a page of the rollouts that fit.
+
+        Raises:
+            UserError: the run is not there.
+            Refused: what is asked makes no sense.
+        """
+        asked = dict(asked)
+        cursor = asked.pop("cursor", "")
+        query = RolloutQuery.of(asked)
+        with self._using(name) as run:
+            record = run.read()
+            generation, known, begin = _cursor(cursor) or (record.generation, len(record.rollouts), 0)
+            if generation != record.generation or known > len(record.rollouts):
+                known, begin = len(record.rollouts), 0  # the run was graded anew
+            places = self._places(run, record, query, known)
+            found, looked = query.page(record, places, begin, PAGE)
+            more = f"{record.generation}-{known}-{looked}" if looked < len(places) else None
+            shown = Screen().value([shown_summary(record.rollouts[place]) for place in found])
+        return {"rollouts": shown, "fit": len(places), "looked": looked, "total": known, "cursor": more}
+
+    def _places(self, run: OpenRun, record: RunRecord, query: RolloutQuery, known: int) -> array[int]:
+        key = record.generation, known, query
+        if key not in run.ordered:
+            run.ordered[key] = query.chosen(record.rollouts[:known])
+        run.ordered.move_to_end(key)
+        while len(run.ordered) > ORDERED:
+            run.ordered.popitem(last=False)
+        return run.ordered[key]
+
+    def rollout(self, name: str, rollout: str) -> dict[str, Any]:
+        """Return a rollout."""
+        with self._using(name) as run:
+            record, screen = self._holding(run, rollout), Screen()
+            shown = shown_rollout(record, rollout, screen)
+            line = record.line(rollout)
+            shown["prompt_text"] = shown_prompt(line, self._tokenizer(run, line), screen)
+            return shown
+
+    def tokens(self, name: str, rollout: str, sequence: int, begin: int, most: int) -> dict[str, Any]:
+        """Return tokens of a rollout."""
+        with self._using(name) as run:
+            line = self._holding(run, rollout).line(rollout)
+            tokenizer = self._tokenizer(run, line)
+            why = run.tokenizer[1] if run.tokenizer is not None else ""
+            return {**shown_tokens(line, sequence, max(begin, 0), most, tokenizer), "why": why}
+
+    def line(self, name: str, rollout: str) -> tuple[Path, Line]:
+        """Return the directory of a run, and the whole line of a rollout."""
+        with self._using(name) as run:
+            return run.path, self._holding(run, rollout).line(rollout)
+
+    def _holding(self, run: OpenRun, rollout: str) -> RunRecord:
+        """Return the index of a run, read as far as this rollout is in it."""
+        record = run.read()
+        while not record.has(rollout) and record.share_read < 1 and record.refresh(SLICE):
+            pass
+        return record
+
+    def _tokenizer(self, run: OpenRun, line: Line) -> Tokenizer | None:
+        if not line.get("sequences"):
+            return None
+        if run.tokenizer is None:
+            assert run.record is not None
+            run.tokenizer = tokenizer_of(run.record.described)
+        return run.tokenizer[0]
+
+
+def _name(path: Path) -> str:
+    """Return what links call a run: the same one in each viewer, and another one for each directory."""
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:6]
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', path.name)}-{digest}"
+
+
+def _version(record: RunRecord, state: tuple[int, ...]) -> str:
+    said = repr((record.generation, len(record.rollouts), record.torn, record.share_read >= 1, state))
+    return f'"{hashlib.sha256(said.encode()).hexdigest()[:16]}"'
+
+
+def _cursor(text: str) -> tuple[int, int, int] | None:
+    if not text:
+        return None
+    parts = text.split("-")
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 15 for part in parts):
+        raise wrong("filter", "cursor", "it is none that an answer gave")
+    return int(parts[0]), int(parts[1]), int(parts[2])

@@ -1,0 +1,41 @@
+"""A Ray cluster of several nodes on this machine, as Ray's own tests have it; runs in the environment with Ray.
+
+    python ray_cluster.py FOLDER
+
+Prints the address of the head, which has one core, and then does what its input says, a word per line: `add` adds a
+node with a core, `kill` ends the newest one like a loss of power, and the end of the input ends all. Answers each word
+with `done`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ray.cluster_utils import Cluster
+
+SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20}
+
+
+def main() -> None:
+    cluster = Cluster(True, head_node_args={**SMALL, "include_dashboard": False, "temp_dir": sys.argv[1]})
+    added: list[Any] = []
+    try:
+        say(cluster.address)
+        for line in sys.stdin:
+            if line.strip() == "add":
+                added.append(cluster.add_node(**SMALL))
+            else:
+                cluster.remove_node(added.pop(), allow_graceful=False)
+            say("done")
+    finally:
+        cluster.shutdown()
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

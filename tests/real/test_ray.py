@@ -1,0 +1,351 @@
+"""Rollouts on a Ray cluster: what its nodes play is what one process plays, whatever becomes of the nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from tests.cli.test_run import environment, hermes, listen_to_ctrl_c
+from tests.real.environments import HERE, ray_python
+from tests.runs.faulty_model import FaultyModel
+from tests.runs.test_workers import change, groups, lines, played, rollouts, said, sleepers, until, write
+
+COMPONENT = "Ray"
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(400)]
+ROLLOUTS = 2_000
+"""Of the run that loses a node; each has a sandbox, and they take two minutes on two cores."""
+OWN = environment({"RAY_USAGE_STATS_ENABLED": "0"})
+SECRET = "sk-9f3b71c2-not-for-anybody"
+
+
+class RayCluster:
+    """Nodes with a core each, as processes of this machine; `ray_cluster.py` has them."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # its sockets need a short path
+        command = [str(ray_python()), str(HERE / "ray_cluster.py"), str(self.folder)]
+        self._log = (self.folder / "said").open("wb")
+        self._process = subprocess.Popen(
+            command, env=OWN, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
+        self.address = self._answer()
+
+    def do(self, word: str) -> None:
+        """Let a node join (`add`), or end the newest one (`kill`)."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.flush()
+        assert self._answer() == "done"
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        answer = self._process.stdout.readline().strip()
+        assert answer, (self.folder / "said").read_text()
+        return answer
+
+
+@pytest.fixture
+def cluster() -> Iterator[RayCluster]:
+    """A cluster of one node."""
+    one = RayCluster()
+    yield one
+    one.close()
+
+
+def on_ray(*arguments: str, cwd: Path, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run the command line where Ray is installed."""
+    return subprocess.run(
+        [str(ray_python()), "-m", "hermes_rl.cli.main", *arguments],
+        cwd=cwd, env=OWN, capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@contextmanager
+def started(folder: Path, *arguments: str, before: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """The same in the background; what it says is in said.txt."""
+    program = f"{before}\nfrom hermes_rl.cli.main import main; main()"
+    with (folder / "said.txt").open("ab") as told:
+        run = subprocess.Popen(
+            [str(ray_python()), "-c", program, "run", "spec.yaml", *arguments],
+            cwd=folder, env=OWN, stdin=subprocess.DEVNULL, stdout=told, stderr=told, preexec_fn=listen_to_ctrl_c,
+        )  # fmt: skip
+    try:
+        yield run
+    finally:
+        run.kill()
+        run.wait()
+
+
+def processes_with(word: str) -> list[int]:
+    """Ids of the processes that have a word in their command line or environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if word.encode() in (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+# ------------------------------------------------------------------ what is played
+
+
+@pytest.mark.timeout(700)
+def test_a_cluster_that_loses_a_node_and_gets_another_gives_what_one_process_gives(
+    tmp_path: Path, cluster: RayCluster
+) -> None:
+    for name in ("undisturbed", "ray"):
+        write(tmp_path / name, evaluation=True)
+        items = json.dumps([{"n": n} for n in range(ROLLOUTS // 2)])
+        change(tmp_path / name, json.dumps([{"n": n} for n in range(5)]), items)
+    cluster.do("add")
+    with started(tmp_path / "ray", "evaluate", "--out", "run", "--ray", cluster.address) as run:
+        until(lambda: played(tmp_path / "ray") >= ROLLOUTS // 4, 120)
+        cluster.do("kill")
+        until(lambda: played(tmp_path / "ray") >= ROLLOUTS // 2, 120)
+        cluster.do("add")
+        assert run.wait(400) == 0, said(tmp_path / "ray")
+    told = said(tmp_path / "ray")
+    assert "2 nodes with 2 CPU; workers: 2, each with 1 CPU" in told
+    assert told.count("has died") == 1 and "raylet" not in told
+    lost = json.loads((tmp_path / "ray" / "run" / "run.json").read_text())["retried"]["workers"]
+    assert lost["died"] == 1 and 1 <= lost["rollouts"] < ROLLOUTS / 4
+    more = ["--set", "evaluate.workers=1"]
+    program = [str(ray_python()), "-m", "hermes_rl.cli.main", "run", "spec.yaml", "evaluate", "--out", "run", *more]
+    subprocess.run(program, cwd=tmp_path / "undisturbed", env=OWN, check=True, capture_output=True, timeout=400)
+    one, ray = (tmp_path / name / "run" for name in ("undisturbed", "ray"))
+    assert len(lines(ray / "rollouts.jsonl")) == ROLLOUTS
+    assert rollouts(one) == rollouts(ray)
+    assert results(one) == results(ray)
+
+
+def results(run: Path) -> Any:
+    return json.loads((run / "metrics.json").read_text())["results"]
+
+
+def test_process_and_serve_give_the_same_as_one_process(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert hermes("run", "spec.yaml", "process", "--out", "one", cwd=tmp_path).returncode == 0
+    done = on_ray("run", "spec.yaml", "process", "--out", "ray-run", "--ray", "--workers", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert rollouts(tmp_path / "one") == rollouts(tmp_path / "ray-run")
+    assert groups(tmp_path / "one") == groups(tmp_path / "ray-run")
+    assert len(done.stdout.splitlines()) == 2, "nothing of Ray is among the results"
+    (tmp_path / "counts.py").write_text((HERE.parent / "trainers" / "counts.py").read_text())
+    serve = {"trainer": "counts.py:Counts", "group_size": 2, "eval_every": 0, "total_steps": 2}
+    change(tmp_path, "process: {", f"serve: {json.dumps(serve)}\nprocess: {{")
+    done = on_ray("run", "spec.yaml", "serve", "--out", "served", "--ray", "--workers", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(lines(tmp_path / "got.jsonl")) >= 2
+
+
+def test_a_node_that_joins_plays_too(tmp_path: Path, cluster: RayCluster) -> None:
+    write(tmp_path, groups=150, command="sleep 0.3; echo {{ n }} > /tmp/n")
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    says_who = f"    import os; open(f'{pids}/{{os.getpid()}}', 'w').close()\n    return len(written) / 10"
+    change(tmp_path, "    return len(written) / 10", says_who)
+    change(tmp_path, "groups: 150", "groups: 150, concurrency: 8")
+    with started(tmp_path, "process", "--out", "run", "--ray", cluster.address) as run:
+        until(lambda: played(tmp_path) >= 20)
+        cluster.do("add")
+        assert run.wait(200) == 0, said(tmp_path)
+    assert "1 node with 1 CPU; workers: 1" in said(tmp_path)
+    assert "2 nodes with 2 CPU now: 2 workers instead of 1" in said(tmp_path)
+    assert len(list(pids.iterdir())) == 2, "both workers have played"
+    assert len(groups(tmp_path / "run")) == 150
+
+
+def test_artifacts_come_to_the_run_directory_and_do_not_stay_in_its_memory(tmp_path: Path, cluster: RayCluster) -> None:
+    write(tmp_path, groups=100, command="head -c 2000000 /dev/zero > big; echo {{ n }} > /tmp/n")
+    change(tmp_path, "rewards:", "artifacts: {big: {path: big}, lost: {path: nothing}}\nrewards:")
+    with started(tmp_path, "process", "--out", "run", "--ray", cluster.address) as run:
+        until(lambda: played(tmp_path) >= 40, 90)
+        before = peak(run.pid)
+        until(lambda: played(tmp_path) >= 180, 200)
+        assert peak(run.pid) - before < 60 << 20, "some 200 MB have passed"
+        assert run.wait(100) == 0, said(tmp_path)
+    found = {line["id"]: line["artifacts"] for line in lines(tmp_path / "run" / "rollouts.jsonl")}
+    made = [artifacts["big"]["path"] for artifacts in found.values() if "path" in artifacts["big"]]
+    assert len(made) > 80, "half of the rollouts deviate, and not all of these leave it out"
+    assert {(tmp_path / "run" / path).stat().st_size for path in made} == {2_000_000}
+    assert all("problem" in artifacts["lost"] for artifacts in found.values())
+    done = hermes("run", "spec.yaml", "process", "--out", "one", "--set", "process.groups=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for line in lines(tmp_path / "one" / "rollouts.jsonl"):
+        assert found[line["id"]] == line["artifacts"]
+
+
+def peak(pid: int) -> int:
+    """Bytes of memory that a process has had at most."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
+# ------------------------------------------------------------------ what travels, and what does not
+
+
+async def test_code_travels_and_no_key_is_in_anything_that_ray_writes(tmp_path: Path, cluster: RayCluster) -> None:
+    folder = tmp_path / "task"
+    write(folder, groups=4)
+    async with FaultyModel(faults=0.0) as model:
+        policy = {"type": "openai", "base_url": model.url, "model": "faulty", "api_key_env": "POLICY_KEY"}
+        policy["tokenizer"] = str(small_tokenizer_path())
+        change(folder, "{type: scripted, deviate: 0.5}", json.dumps(policy))
+        change(folder, 'one.managed_state["nodes"]', "one.messages")  # a chat server tells no tokens
+        (folder / "help.py").write_text("def size(text):\n    return len(text)\n")
+        (folder / "data.txt").write_text("from afar")
+        (folder / "keys.env").write_text(f"POLICY_KEY={SECRET}\n")
+        (folder / "notes.txt").write_text(f"do not forget {SECRET}\n")
+        travelled = (
+            "    import pathlib\n    here = pathlib.Path(__file__).parent\n"
+            f"    assert str(here) != {str(folder)!r}, 'the code has travelled'\n"
+            "    assert (here / 'data.txt').read_text() == 'from afar'\n"
+            "    assert not (here / 'keys.env').exists() and not (here / 'notes.txt').exists()\n"
+            "    from_beside = size('abc')\n    return from_beside"
+        )
+        code = (folder / "code.py").read_text().replace("    return len(written) / 10", travelled)
+        (folder / "code.py").write_text(code.replace("def shout", "from help import size\n\ndef shout", 1))
+        more = ["--out", "run", "--ray", cluster.address, "--env-file", "keys.env"]
+        done = await asyncio.to_thread(on_ray, "run", "spec.yaml", "process", *more, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "notes.txt holds a key" in done.stderr
+    assert {line["state"] for line in lines(folder / "run" / "rollouts.jsonl")} == {"scored"}
+    assert [path for path in files_of(cluster.folder) if SECRET.encode() in path.read_bytes()] == []
+    found = [path for path in files_of(cluster.folder) if b"from afar" in path.read_bytes()]
+    assert found, "it is there that one has to look"
+
+
+def files_of(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+async def test_a_key_on_the_command_line_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    async with FaultyModel(faults=0.0) as model:
+        more = ["--openai.server_type", "openai", "--openai.base_url", model.url, "--openai.model_name", "faulty"]
+        more += ["--openai.api_key", SECRET, "--ray"]
+        done = await asyncio.to_thread(on_ray, "run", "spec.yaml", "process", *more, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "Ray shows the command line in its dashboard" in done.stderr and SECRET not in done.stderr
+
+
+# ------------------------------------------------------------------ what dies
+
+
+@pytest.mark.parametrize("where", ["a cluster of its own", "a cluster of somebody's"])
+def test_a_killed_run_leaves_nothing_behind_and_goes_on(tmp_path: Path, where: str) -> None:
+    own = where == "a cluster of its own"
+    cluster = None if own else RayCluster()
+    mark = f"{os.getpid()}.{3 if own else 4}"
+    write(tmp_path, groups=8, command=f"sleep {mark} & echo {{{{ n }}}} > /tmp/n; sleep 0.5")
+    try:
+        more = ["process", "--out", "run", "--ray", *([cluster.address] if cluster else [])]
+        with started(tmp_path, *more, "--workers", "1", "--set", "process.concurrency=4") as run:
+            until(lambda: played(tmp_path) >= 2 and sleepers(mark))
+            os.kill(run.pid, signal.SIGKILL)
+            until(lambda: not sleepers(mark), 60)
+            if own:
+                session = session_of(run.pid)
+                until(lambda: not processes_with(session), 60)
+        done = on_ray("run", "spec.yaml", *more, "--workers", "2" if own else "1", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "going on: " in done.stderr
+        assert len(groups(tmp_path / "run")) == 8
+        found = lines(tmp_path / "run" / "rollouts.jsonl")
+        assert len({line["id"] for line in found}) == len(found), "each rollout once"
+        assert not sleepers(mark)
+    finally:
+        if cluster is not None:
+            cluster.close()
+
+
+def session_of(pid: int) -> str:
+    """The name of the Ray session that a process began, which all its processes have in their command lines."""
+    (folder,) = Path("/tmp/ray").glob(f"session_*_{pid}")
+    return folder.name
+
+
+def test_ctrl_c_releases_what_actors_hold(tmp_path: Path, cluster: RayCluster) -> None:
+    mark = f"{os.getpid()}.75"
+    write(tmp_path, command=f"sleep {mark}")
+    with started(tmp_path, "process", "--out", "run", "--ray", cluster.address, "--workers", "1") as run:
+        until(lambda: len(sleepers(mark)) >= 2)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(60) == 130, said(tmp_path)
+    until(lambda: not sleepers(mark))
+    assert "has died" not in said(tmp_path) and "Traceback" not in said(tmp_path)
+
+
+def test_rollouts_that_take_their_actor_along_end_the_run(tmp_path: Path, cluster: RayCluster) -> None:
+    write(tmp_path)
+    change(tmp_path, "    return len(written) / 10", "    import os; os.kill(os.getpid(), 9)")
+    more = ["--out", "run", "--ray", cluster.address, "--set", "process.concurrency=1"]
+    done = on_ray("run", "spec.yaml", "process", *more, cwd=tmp_path, seconds=200)
+    assert done.returncode == 1, done.stderr
+    assert "3 workers died one after the other while they had rollout" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+def test_ray_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    write(tmp_path)
+    done = hermes("run", "spec.yaml", "process", "--ray", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "pip install 'hermes-rl[ray]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [("127.0.0.1:1", "nothing answers there"), ("ray://127.0.0.1:1", "expected HOST:PORT"), ("auto", "cannot connect")],
+)
+def test_an_address_without_a_cluster_is_told(tmp_path: Path, address: str, words: str) -> None:
+    write(tmp_path)
+    done = on_ray("run", "spec.yaml", "process", "--ray", address, cwd=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_is_wrong_with_the_spec_on_a_node_is_told_once(tmp_path: Path, cluster: RayCluster) -> None:
+    write(tmp_path)
+    raises = f"if not __file__.startswith({str(tmp_path)!r}):\n    raise ValueError('not on a node')\n"
+    (tmp_path / "code.py").write_text(raises + (tmp_path / "code.py").read_text())
+    done = on_ray("run", "spec.yaml", "process", "--ray", cluster.address, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("not on a node") == 1 and "Traceback" not in done.stderr
+
+
+def test_resources_that_never_come_are_told(tmp_path: Path, cluster: RayCluster) -> None:
+    write(tmp_path)
+    change(tmp_path, "toolsets:", "sandbox: {limits: {cpu: 8, memory: 2GiB}}\ntoolsets:")
+    words = "a worker asks for 8 CPU and 2.0 GiB of memory, and the Ray cluster has 1 node with"
+    began = time.monotonic()
+    done = on_ray("run", "spec.yaml", "process", "--ray", cwd=tmp_path)
+    assert done.returncode == 2 and words in done.stderr, "a cluster of its own never grows"
+    assert time.monotonic() - began < 60
+    before = "import hermes_rl.runs.workers as w; w.ROOM = 5.0"
+    with started(tmp_path, "process", "--out", "run", "--ray", cluster.address, before=before) as run:
+        assert run.wait(90) == 1, said(tmp_path)
+    assert "there is room for 0 of them" in said(tmp_path)
+    assert words in said(tmp_path) and "Traceback" not in said(tmp_path)

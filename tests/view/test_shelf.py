@@ -1,0 +1,113 @@
+"""What a viewer keeps of runs is bounded, and a search goes on where it stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.errors import UserError
+from hermes_rl.reading.record import RunRecord
+from hermes_rl.view import query, shelf
+from hermes_rl.view.query import RolloutQuery
+from hermes_rl.view.shelf import Shelf
+from tests.reading.recorded import recorded, write_run
+
+
+def several(folder: Path, count: int, rollouts: int) -> Shelf:
+    for place in range(count):
+        write_run(folder / f"run{place}", [recorded(f"{one}") for one in range(rollouts)])
+    return Shelf([folder])
+
+
+def names(shelf: Shelf) -> list[str]:
+    while (found := shelf.runs())["reading"]:
+        pass
+    return [run["run"] for run in found["runs"]]
+
+
+def test_the_indexes_of_runs_that_were_not_looked_at_are_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelf, "MOST_INDEXED", 25)
+    runs = several(tmp_path, 6, 10)
+    for name in names(runs) * 2:
+        assert runs.overview(name)[1]["rollouts"] == 10
+        assert len(runs.rollouts(name, {})["rollouts"]) == 10
+        kept = [one for one in runs._runs.values() if one.record is not None]
+        assert len(kept) <= 3
+        assert kept[-1].name == name
+    assert [run["rollouts"] for run in runs.runs()["runs"]] == [10] * 6
+
+
+def test_the_orders_of_queries_that_are_kept_are_few(tmp_path: Path) -> None:
+    runs = several(tmp_path, 1, 10)
+    (name,) = names(runs)
+    for place in range(3 * shelf.ORDERED):
+        runs.rollouts(name, {"least": str(place / 100)})
+    assert len(runs._runs[name].ordered) == shelf.ORDERED
+
+
+def test_a_large_run_is_told_of_before_it_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "SLICE", 10)
+    monkeypatch.setattr(shelf, "READING", 0.0)
+    runs = several(tmp_path, 1, 35)
+    (run,) = runs.runs()["runs"]
+    read = []
+    while True:
+        _, found = runs.overview(run["run"])
+        read.append(found["rollouts"])
+        if found["read"] == 1:
+            break
+    assert read == [10, 20, 30, 35]
+    assert runs.rollout(run["run"], "34:0-0")["score"] == 1.0
+
+
+def test_a_rollout_behind_what_was_read_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "SLICE", 10)
+    monkeypatch.setattr(shelf, "READING", 0.0)
+    runs = several(tmp_path, 1, 50)
+    (run,) = runs.runs()["runs"]
+    assert runs.rollout(run["run"], "49:0-0")["row_key"] == "49"
+    with pytest.raises(UserError, match="no rollout 'none'"):
+        runs.rollout(run["run"], "none")
+
+
+def test_a_search_that_takes_long_goes_on_with_the_next_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query, "PATIENCE", 0.0)
+    runs = several(tmp_path, 1, 20)
+    (name,) = names(runs)
+    found, cursor, asked = [], "", 0
+    while cursor is not None:
+        page = runs.rollouts(name, {"text": "what is 1", "cursor": cursor})
+        found += [one["row_key"] for one in page["rollouts"]]
+        cursor, asked = page["cursor"], asked + 1
+    assert found == ["1", *map(str, range(10, 20))]
+    assert asked > 10
+
+
+@pytest.mark.parametrize("text", ["Ünïcode", 'with "quotes"', "two\nlines", "tab\there", "back\\slash", "\u2028"])
+def test_a_text_is_found_as_it_was_written(tmp_path: Path, text: str) -> None:
+    run = write_run(tmp_path / "run", [recorded("a"), recorded("b", text=f"before {text} behind")])
+    record = RunRecord(run)
+    record.refresh()
+    asked = RolloutQuery(text=text)
+    places, _ = asked.page(record, asked.chosen(record.rollouts), 0, 50)
+    assert [record.rollouts[place].row_key for place in places] == ["b"]
+
+
+def test_a_tool_that_failed_is_found_by_its_name(tmp_path: Path) -> None:
+    line = recorded("a")
+    line["tool_calls"].append({"turn": 1, "id": "c2", "name": "read_file", "seconds": 0.1, "error": "gone"})
+    error = {"turn": 1, "tool_name": "read_file", "arguments": "{}", "error": "gone", "tool_result": "gone"}
+    line["tool_errors"] = [error]
+    record = RunRecord(write_run(tmp_path / "run", [line, recorded("b")]))
+    record.refresh()
+    assert record.rollouts[0].tools == (("read_file", 1, 1), ("terminal", 1, 0))
+    for asked, count in (
+        (RolloutQuery(tool="read_file", tool_errors=True), 1),
+        (RolloutQuery(tool="terminal", tool_errors=True), 0),
+    ):
+        assert len(asked.chosen(record.rollouts)) == count

@@ -43,13 +43,20 @@ def run(
         str | None,
         typer.Option(metavar="[HOST:PORT]", help="Play on a Ray cluster; without an address one is started here."),
     ] = None,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Say what it would do; play and write nothing.")] = False,
+    sample: Annotated[
+        int, typer.Option(min=0, help="With --dry-run: play so many rows into a temporary folder, and measure.")
+    ] = 0,
+    prices: Annotated[Path | None, typer.Option(help="With --dry-run: JSON, $ for a million tokens by model.")] = None,
 ) -> None:
     """Play rollouts of a spec."""
     from hermes_rl.cli.running import RunRequest, run_spec
 
     flags = tuple(context.args)
     sets = [*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ())]
-    request = RunRequest(spec, mode, tuple(sets), flags, out, fresh, demo, quiet, verbose, env_file, ray)
+    request = RunRequest(
+        spec, mode, tuple(sets), flags, out, fresh, demo, quiet, verbose, env_file, ray, dry, sample, prices
+    )
     raise typer.Exit(run_spec(request))
 
 
@@ -200,7 +207,7 @@ def render(
 def show(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     rollout: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="A rollout: its id, how it begins, or its number.")
+        str | None, typer.Argument(metavar="ID", help="A rollout: its id, how it begins, or its number.")
     ] = None,
     failed: Annotated[bool, typer.Option("--failed", help="List those that do not pass, the worst first.")] = False,
     ending: Annotated[str | None, typer.Option(help="List those that ended so.")] = None,

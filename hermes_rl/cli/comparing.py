@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hermes_rl.cli.echo import echo
-from hermes_rl.cli.screen import BAD, DIM, GOOD, HEAD, counted, safe, show, table
+from hermes_rl.cli.screen import BAD, DIM, GOOD, HEAD, counted, safe, short, show, table
 from hermes_rl.errors import UserError
 from hermes_rl.reading.compare import ChangedRow, Difference, RunComparison, compare_runs
 from hermes_rl.reading.record import RunRecord
@@ -122,18 +122,21 @@ def _differences(differences: Sequence[Difference]) -> Table:
 
 def _number(value: float, signed: bool = False) -> str:
     sign = "+" if signed else ""
+    if 0 < abs(value) < 0.001:
+        return f"{value:{sign}.2g}"
     return f"{value:{sign}.1f}" if abs(value) >= 100 else f"{value:{sign}.3f}"
 
 
 def _rows(
     fixed: Sequence[ChangedRow], broken: Sequence[ChangedRow], a: RunRecord, b: RunRecord, limit: int
 ) -> Iterator[RenderableType]:
-    made, example = table("", "A", "B", "row", "rollout in A", "rollout in B", right=("A", "B")), ""
+    made, example = table("", "A", "B", "row", "see A", "see B", right=("A", "B"), whole=("", "see A", "see B")), ""
     for name, rows, style in (("broken", broken, BAD), ("fixed", fixed, GOOD)):
         for row in rows[:limit]:
-            label, counts = a.label(row.row_key, 30) or row.row_key, (f"{row.a}/{row.of}", f"{row.b}/{row.of}")
-            made.add_row(Text(name, style), *counts, safe(label), safe(row.shown_a), safe(row.shown_b))
-            example = example or shlex.join(["hermes-rl", "show", str(b.path), row.shown_b])
+            label, counts = a.label(row.row_key, 44) or row.row_key, (f"{row.a}/{row.of}", f"{row.b}/{row.of}")
+            number = b.number(row.shown_b)
+            made.add_row(Text(name, style), *counts, short(label), f"#{a.number(row.shown_a)}", f"#{number}")
+            example = example or f"hermes-rl show {shlex.quote(str(b.path))} {number}"
         if len(rows) > limit:
             made.add_row(Text(name, style), "", "", Text(f"… and {len(rows) - limit} more", DIM), "", "")
     yield made

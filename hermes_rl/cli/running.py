@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of, restore_terminal
 from hermes_rl.cli.options import environment, with_policy
+from hermes_rl.errors import UserError
 from hermes_rl.reading.report import write_report_or_say
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import RunDirectory
@@ -83,6 +84,9 @@ class RunRequest:
     verbose: bool = False
     env_file: Path | None = None
     ray: str | None = None
+    dry: bool = False
+    sample: int = 0
+    prices: Path | None = None
 
 
 def run_spec(request: RunRequest) -> int:
@@ -99,6 +103,10 @@ def run_spec(request: RunRequest) -> int:
     if spec.demo:
         progress.note("demo: a scripted policy plays; no model, network or container is used")
     launch = Launch(request.mode, request.out, request.fresh, environ, progress, request.ray, write_report_or_say)
+    if request.dry:
+        return _plan(spec, launch, request)
+    if request.sample or request.prices is not None:
+        raise UserError("--sample and --prices are about --dry-run; add it")
     try:
         with rare_full_collections(), logged(progress.say, verbose=request.verbose):
             return _MODES[request.mode](spec, launch)
@@ -107,6 +115,20 @@ def run_spec(request: RunRequest) -> int:
         return INTERRUPTED
     finally:
         progress.end()
+
+
+def _plan(spec: Spec, launch: Launch, request: RunRequest) -> int:
+    from hermes_rl.cli.planning import plan_lines
+    from hermes_rl.reading.dry_run import dry_run, prices_of
+
+    policy = next(iter(spec.servers.get("policy", ())), None)
+    model = None if policy is None else policy.model or policy.type
+    price = None if request.prices is None else prices_of(request.prices, model)
+    found = run_interruptible(dry_run(spec, launch, request.sample, price))
+    launch.progress.end()
+    for line in plan_lines(found):
+        echo(line)
+    return 0
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from rich.text import Text
 from hermes_rl.cli.echo import echo
 from hermes_rl.visible import visible
 
-WIDE = 200
+WIDE = 1_000
 """Columns where nobody sees the edge: a pipe or a file."""
 GOOD, BAD, DIM, HEAD = "green", "red", "dim", "bold"
 """Styles."""
@@ -32,11 +32,19 @@ def safe(text: object, style: str = "") -> Text:
     return Text(visible(str(text)).expandtabs(4), style=style)
 
 
-def table(*columns: str, right: Iterable[str] = ()) -> Table:
-    """Return an empty table without frames; the columns in `right` hold numbers."""
-    numbers, made = set(right), Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=HEAD)
+def short(text: object, style: str = "") -> Text:
+    """Return any text as `safe` does, on one line that ends where its column does."""
+    made = safe(text, style)
+    made.no_wrap, made.overflow = True, "ellipsis"
+    return made
+
+
+def table(*columns: str, right: Iterable[str] = (), whole: Iterable[str] = ()) -> Table:
+    """Return an empty table without frames; columns in `right` hold numbers, and like those in `whole` stay whole."""
+    numbers, unbroken = set(right), {*right, *whole}
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=HEAD)
     for name in columns:
-        made.add_column(name, justify="right" if name in numbers else "left", no_wrap=name in numbers)
+        made.add_column(name, justify="right" if name in numbers else "left", no_wrap=name in unbroken)
     return made
 
 

@@ -15,7 +15,20 @@ from rich.text import Text
 
 from hermes_rl.agent.result import reasoning_of
 from hermes_rl.cli.echo import echo
-from hermes_rl.cli.screen import BAD, DIM, GOOD, HEAD, counted, heading, indented, safe, show, show_exactly, table
+from hermes_rl.cli.screen import (
+    BAD,
+    DIM,
+    GOOD,
+    HEAD,
+    counted,
+    heading,
+    indented,
+    safe,
+    short,
+    show,
+    show_exactly,
+    table,
+)
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
 from hermes_rl.reading.record import RolloutSummary, RunRecord
@@ -180,7 +193,7 @@ def _endings(found: RunSummary) -> RenderableType:
 def _spreads(name: str, spreads: Mapping[str, Spread]) -> Table:
     made = table(name, "mean", "least", "most", "of", right=("mean", "least", "most", "of"))
     for key, one in spreads.items():
-        if name == "reward" or one.most >= 0.001:
+        if name == "reward" or one.most > (0.001 if name == "seconds" else 0):
             numbers = (
                 f"{number:.2f}" if name == "seconds" else _number(number) for number in (one.mean, one.least, one.most)
             )
@@ -189,12 +202,12 @@ def _spreads(name: str, spreads: Mapping[str, Spread]) -> Table:
 
 
 def _row_table(name: str, record: RunRecord, rows: Sequence[RowSummary]) -> Table:
-    made = table(name, "score", "passed", "s", "see", right=("score", "passed", "s"))
+    made = table(name, "score", "passed", "s", "see", right=("score", "passed", "s"), whole=("see",))
     for row in rows:
         passed = f"{row.passed}/{row.graded}" + (f" ({row.ungraded} ungraded)" if row.ungraded else "")
         label = record.label(row.row_key, 40) or row.row_key
         score = "-" if row.score is None else _number(row.score)
-        made.add_row(safe(label), score, passed, f"{row.seconds:.1f}", f"#{record.number(row.shown)}")
+        made.add_row(short(label), score, passed, f"{row.seconds:.1f}", f"#{record.number(row.shown)}")
     return made
 
 
@@ -215,7 +228,9 @@ def _listed(
 
 
 def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float, limit: int) -> Table:
-    made = table("#", "score", "ending", "turns", "calls", "tokens", "s", "id", "row", right=_NUMBERS)
+    made = table(
+        "#", "score", "ending", "turns", "calls", "tokens", "s", "id", "row", right=_NUMBERS, whole=("ending",)
+    )
     for one in rollouts[: limit or None]:
         score = Text("-" if one.score is None else _number(one.score), GOOD if has_passed(one, success) else BAD)
         calls = f"{one.calls}" + (f" ({one.call_errors} failed)" if one.call_errors else "")
@@ -228,8 +243,8 @@ def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float
             calls,
             str(one.completion_tokens),
             seconds,
-            safe(one.id),
-            safe(record.label(one.row_key, 30)),
+            short(one.id),
+            short(record.label(one.row_key, 30)),
         )
     return made
 
@@ -387,6 +402,8 @@ class _Rollout:
             facts[f"tool error, turn {error['turn']}"] = f"{error['tool_name']}: {error['error']}"
         facts["seconds"] = ", ".join(f"{name} {seconds:.2f}" for name, seconds in line["timings"].items())
         facts["tokens"] = f"prompt {self.one.prompt_tokens}, completion {self.one.completion_tokens}"
+        if self.one.cost is not None:
+            facts["cost"] = f"{self.one.cost:.6g} $"
         policy = line.get("policy") or {}
         sampling = policy.get("sampling")
         if policy:
@@ -405,9 +422,7 @@ class _Rollout:
         for name, text in facts.items():
             made.add_row(safe(name), safe(self._short(text), BAD if name == "error" else ""))
         yield made
-        run = shlex.quote(str(self.record.path))
-        number = self.record.number(self.one.id)
-        yield safe(f"next: hermes-rl show {run} {number} --prompt | --tokens | --json", DIM)
+        yield safe("also: --prompt (what the model got), --tokens (what is trained on), --json (everything)", DIM)
 
     def _body(self, text: str, style: str = "") -> RenderableType:
         return indented(safe(self._short(text), style))

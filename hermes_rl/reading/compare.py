@@ -360,6 +360,7 @@ def _measures(a: Rows, b: Rows) -> Iterable[Difference]:
         "tool_errors": lambda one: one.call_errors,
         "prompt_tokens": lambda one: one.prompt_tokens,
         "completion_tokens": lambda one: one.completion_tokens,
+        "cost": lambda one: one.cost,
         "seconds": lambda one: one.seconds.get("total"),
     }
     for name, value in of.items():

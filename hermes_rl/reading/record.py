@@ -47,6 +47,7 @@ class RolloutSummary:
         turns: model calls.
         prompt_tokens: of all calls together.
         completion_tokens: of all calls together.
+        cost: of all calls together in US dollars; None where a server does not tell.
         calls: of tools.
         call_errors: calls of tools that failed.
         tools: which tools were called, by name.
@@ -70,6 +71,7 @@ class RolloutSummary:
     turns: int
     prompt_tokens: int
     completion_tokens: int
+    cost: float | None
     calls: int
     call_errors: int
     tools: tuple[ToolUse, ...]
@@ -299,6 +301,7 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
         turns=behind["turns"],
         prompt_tokens=usage.get("prompt_tokens") or 0,
         completion_tokens=usage.get("completion_tokens") or 0,
+        cost=usage.get("cost"),
         calls=len(behind["tool_calls"]),
         call_errors=len(behind["tool_errors"]),
         tools=_tools(behind),

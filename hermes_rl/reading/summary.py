@@ -90,7 +90,7 @@ class RunSummary:
         failures: why others have no score, the most frequent first.
         again: attempts that infrastructure failed and that were played again, by ending.
         rewards: each by its name.
-        counts: turns, tokens, tool calls and their errors, per rollout.
+        counts: turns, tokens, cost where servers tell it, tool calls and their errors, per rollout.
         seconds: by phase, per rollout.
         worst: the rows with the lowest score.
         slowest: the rows that took longest.
@@ -141,10 +141,11 @@ def summarise(record: RunRecord, listed: int = 5) -> RunSummary:
     summaries = [_row(key, found, success) for key, found in rows.items()]
     failed, places = [one for one in counting if _has_failed(one)], {one.id for one in counting}
     names = dict.fromkeys(name for one in graded for name in one.rewards)
-    counts: dict[str, Callable[[RolloutSummary], float]] = {
+    counts: dict[str, Callable[[RolloutSummary], float | None]] = {
         "turns": lambda one: one.turns,
         "prompt tokens": lambda one: one.prompt_tokens,
         "completion tokens": lambda one: one.completion_tokens,
+        "cost in $": lambda one: one.cost,
         "tool calls": lambda one: one.calls,
         "tool errors": lambda one: one.call_errors,
     }

@@ -123,7 +123,7 @@ def flags_page() -> str:
     lines = [
         "# The flags of Atropos, and the keys they stand for",
         "",
-        "`hermes-rl run`, `validate` and `doctor` accept the flags of an Atropos environment program beside `--set`.",
+        "`hermes-rl run`, `validate`, `render` and `doctor` accept the flags of Atropos' programs beside `--set`.",
         "Each stands for one key of the spec; giving a key twice is an error. Where there are two keys, the first is",
         "set in serve, the second in process and evaluate. Values are YAML: `-1`, `[a, b]` and `{a: 1}` work.",
         "",

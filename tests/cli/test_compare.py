@@ -45,7 +45,7 @@ def test_a_worse_run_is_told_with_its_rows(tmp_path: Path, capsys: pytest.Captur
     assert "B is worse than A, beyond chance" in said
     assert "2 rows fixed, 12 broken" in said
     assert "sign test p = 0.0129" in said
-    assert f"hermes-rl show {b} 'row 0:0-0'" in said
+    assert f"hermes-rl show {b} 1" in said
     assert "warning" not in said
     assert status(["compare", a, b, "--fail-if-worse"]) == 1
     assert "is worse than" in capsys.readouterr().err

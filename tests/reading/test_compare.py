@@ -17,8 +17,9 @@ def played(row: str, index: int, score: float | None, **more: object) -> Rollout
     said: dict[str, object] = {
         "id": f"{row}:0-{index}", "row_key": row, "group": f"{row}:0", "epoch": 0, "index": index, "attempt": 0,
         "state": "scored" if score is not None else "failed", "score": score, "rewards": {"right": score},
-        "ending": "finished", "error": None, "turns": 2, "prompt_tokens": 100, "completion_tokens": 10, "calls": 1,
-        "call_errors": 0, "tools": (), "seconds": {"total": 1.0}, "model": None, "row_digest": row, "begin": 0, **more,
+        "ending": "finished", "error": None, "turns": 2, "prompt_tokens": 100, "completion_tokens": 10, "cost": None,
+        "calls": 1, "call_errors": 0, "tools": (), "seconds": {"total": 1.0}, "model": None, "row_digest": row,
+        "begin": 0, **more,
     }  # fmt: skip
     return RolloutSummary(**said)  # type: ignore[arg-type]
 
@@ -122,6 +123,14 @@ def test_the_rewards_and_tokens_are_compared_too() -> None:
     assert (found["reward/right"].difference, found["completion_tokens"].difference) == (-0.5, 22.0)
     assert found["completion_tokens"].beyond_chance
     assert found["turns"].difference == 0
+    assert "cost" not in found
+
+
+def test_costs_are_compared_where_servers_tell_them() -> None:
+    a = [played(str(row), 0, 1.0, cost=0.01) for row in range(5)]
+    b = [played(str(row), 0, 1.0, cost=0.01 + 0.01 * row) for row in range(5)]
+    (found,) = [one for one in compare(a, b).measures if one.name == "cost"]
+    assert found.difference == pytest.approx(0.02)
 
 
 def test_runs_without_a_common_row_are_refused() -> None:

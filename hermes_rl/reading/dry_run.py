@@ -1,0 +1,270 @@
+"""What a run would do: what it plays, what it keeps of an earlier run and why, and what that takes. Nothing is written.
+
+Figures about rollouts are measured, on an earlier run in the same directory or on a sample that is played into a
+temporary folder; without either, only what is known for certain is told: the prompts, and bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hermes_rl.data.load import Rows, Split, load_rows
+from hermes_rl.errors import UserError
+from hermes_rl.reading.record import RolloutSummary, RunRecord
+from hermes_rl.rollouts.compiled import CompiledSpec
+from hermes_rl.rollouts.rollout import RolloutState
+from hermes_rl.runs.directory import RunDirectory, changed_parts
+from hermes_rl.runs.evaluate import run_evaluate
+from hermes_rl.runs.exact import tokenizer_of
+from hermes_rl.runs.metrics import mean
+from hermes_rl.runs.opening import Launch, plan_of, require_runnable
+from hermes_rl.runs.process import run_process
+from hermes_rl.runs.regrading import Grading, require_judgeable
+from hermes_rl.runs.rendered import Rendered, render_row
+from hermes_rl.spec.model import Mode, Spec
+
+PROMPTS = 3
+"""Rows whose prompts are looked at."""
+ROWS = 1_000_000
+"""Rows of endless data that are counted at most."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """US dollars for a million tokens."""
+
+    prompt: float
+    completion: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Means per rollout, of `count` rollouts from `source`."""
+
+    source: str
+    count: int
+    turns: float
+    prompt_tokens: float
+    completion_tokens: float
+    seconds: float
+    bytes: float
+    cost: float | None
+
+
+@dataclass
+class DryRun:
+    """What a run would do.
+
+    Attributes:
+        name: of the spec.
+        mode: in which it would run.
+        directory: where it would write.
+        exists: whether there are rollouts already.
+        rows: how many there are; None without end.
+        groups: how many it is to have; None where a trainer decides.
+        size: rollouts in each.
+        kept: rollouts that are there and are not played again.
+        again: rollouts that are there and are played again, because infrastructure failed them.
+        rescored: whether what is there gets another score from the same values.
+        rejudged: rewards that judge what is there anew.
+        new: why nothing of the latest other run is used; empty where there is none.
+        play: rollouts that it would play; None where a trainer decides.
+        max_turns: model calls of a rollout at most.
+        max_tokens: of a call; None where only the server bounds it.
+        prompts: first requests of a few rows.
+        measured: what rollouts take; None where nothing was measured.
+        free: bytes on the disk.
+        notes: what else was said.
+    """
+
+    name: str
+    mode: Mode
+    directory: Path
+    exists: bool
+    rows: int | None
+    groups: int | None
+    size: int
+    max_turns: int
+    max_tokens: int | None
+    kept: int = 0
+    again: int = 0
+    rescored: bool = False
+    rejudged: tuple[str, ...] = ()
+    new: str = ""
+    play: int | None = None
+    prompts: list[Rendered] = field(default_factory=list)
+    tokenizer: str = ""
+    measured: Measured | None = None
+    price: Price | None = None
+    free: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def cost(self) -> float | None:
+        """US dollars that playing takes; None where nobody can tell."""
+        if self.measured is None or self.play is None:
+            return None
+        if self.price is None:
+            return None if self.measured.cost is None else self.measured.cost * self.play
+        tokens = (
+            self.measured.prompt_tokens * self.price.prompt,
+            self.measured.completion_tokens * self.price.completion,
+        )
+        return sum(tokens) / 1e6 * self.play
+
+
+async def dry_run(spec: Spec, launch: Launch, sample: int = 0, price: Price | None = None) -> DryRun:
+    """Find out what a run would do, as far as that is possible without playing; a sample is played if one is asked for.
+
+    Raises:
+        UserError: the run would be refused, for the same reason.
+        RunError: a server of tools cannot be started, or the sample cannot be played.
+    """
+    compiled = require_runnable(spec, launch)
+    split: Split = "eval" if launch.mode == "evaluate" else "train"
+    said: list[str] = []
+    rows = await asyncio.to_thread(load_rows, spec, split, notify=said.append)
+    async with compiled:
+        found = await asyncio.to_thread(_planned, compiled, launch, rows)
+        found.notes, found.price = said, price
+        for row in await asyncio.to_thread(lambda: list(islice(rows, PROMPTS))):
+            found.prompts.append(await render_row(compiled, row, split, with_text=True))
+    found.tokenizer = _tokenizer(spec, found.prompts)
+    if sample:
+        found.measured = await _sampled(spec, launch, sample)
+    return found
+
+
+def prices_of(path: Path, model: str | None) -> Price:
+    """Return the price of a model from a JSON file: ``{"model": {"prompt": 0.5, "completion": 1.5}}``, $ per million.
+
+    Raises:
+        UserError: the file cannot be read, or does not name the model.
+    """
+    form = '{"MODEL": {"prompt": 0.5, "completion": 1.5}}, in US dollars for a million tokens'
+    try:
+        prices = json.loads(path.read_text(encoding="utf-8"))
+        entry = prices[model or ""]
+        return Price(float(entry["prompt"]), float(entry["completion"]))
+    except OSError as error:
+        raise UserError(f"--prices: {path} cannot be read: {error.strerror}") from error
+    except KeyError as error:
+        raise UserError(f"--prices: {path} does not say {error} for the model {model}; its form is {form}") from error
+    except (ValueError, TypeError) as error:
+        raise UserError(f"--prices: {path} is not of the form {form}: {error}") from error
+
+
+def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
+    spec, mode = compiled.spec, launch.mode
+    directory = RunDirectory.choose(spec, mode, launch.out, fresh=launch.fresh)
+    agent, size = spec.agent_for(mode), plan_of(spec, mode).size
+    count = rows.length
+    groups = {"process": spec.process.groups, "evaluate": count}.get(mode)
+    found = DryRun(
+        spec.name, mode, directory.path, directory.has_rollouts, count, groups, size, agent.max_turns, agent.max_tokens
+    )
+    found.free = shutil.disk_usage(_there(directory.path)).free
+    counting: Sequence[RolloutSummary] = ()
+    if found.exists:
+        record = RunRecord(directory.path)
+        record.refresh()
+        counting = list(record.counting())
+        found.measured = _measured(str(directory.path), counting, directory.path)
+        _graded(found, compiled, directory.described(), size)
+    elif not launch.fresh and launch.out is None and (other := directory.sibling()) is not None:
+        parts = ", ".join(changed_parts(other.described(), spec, mode)) or "the spec"
+        found.new = f"{parts} changed since {other.path}"
+    found.again = sum(one.state == RolloutState.FAILED for one in counting)
+    found.kept = len(counting) - found.again
+    if groups is not None:
+        found.play = max(0, groups * size - _counted(counting, rows, mode))
+    return found
+
+
+def _counted(counting: Sequence[RolloutSummary], rows: Rows, mode: Mode) -> int:
+    """Return how many of the rollouts that are there count for what the run is to have."""
+    kept = [one for one in counting if one.state != RolloutState.FAILED]
+    if mode == "evaluate":
+        wanted = {row.key for row in islice(rows, ROWS)}
+        return sum(one.row_key in wanted for one in kept)
+    left_out = {one.group for one in counting if one.state == RolloutState.LEFT_OUT}
+    return sum(one.group not in left_out for one in kept)
+
+
+def _graded(found: DryRun, compiled: CompiledSpec, described: Mapping[str, Any], size: int) -> None:
+    """Say what becomes of the scores that are there; raises UserError where a reward cannot judge anew."""
+    before = described.get("grading") or {}
+    grading = Grading.of(compiled.spec, compiled.grader, size)
+    changed = grading.changed(before)
+    if changed:
+        require_judgeable(compiled.grader, changed)
+    found.rejudged = tuple(sorted(changed))
+    # As run.json has it: a round trip, for what JSON has in another form.
+    found.rescored = (before.get("scoring") or {}) != json.loads(json.dumps(grading.scoring()))
+
+
+def _measured(source: str, rollouts: Sequence[RolloutSummary], folder: Path) -> Measured | None:
+    graded = [one for one in rollouts if one.score is not None]
+    if not graded:
+        return None
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    costs = [one.cost for one in graded if one.cost is not None]
+    return Measured(
+        source,
+        len(graded),
+        turns=mean([one.turns for one in graded]),
+        prompt_tokens=mean([one.prompt_tokens for one in graded]),
+        completion_tokens=mean([one.completion_tokens for one in graded]),
+        seconds=mean([one.seconds.get("total", 0.0) for one in graded]),
+        bytes=size / len(rollouts),
+        cost=mean(costs) if len(costs) == len(graded) else None,
+    )
+
+
+async def _sampled(spec: Spec, launch: Launch, rows: int) -> Measured:
+    """Play a few rows into a folder that is gone afterwards, and measure."""
+    plain = {name: value for name, value in spec.env.items() if not name.startswith("data_")}
+    mode: Mode = "evaluate" if launch.mode == "evaluate" else "process"
+    group = spec.serve.group_size if launch.mode == "serve" else spec.process.group_size
+    small = spec.model_copy(
+        update={
+            "process": spec.process.model_copy(
+                update={"groups": rows, "group_size": group, "workers": 1, "format": "atropos"}
+            ),
+            "evaluate": spec.evaluate.model_copy(update={"limit": rows, "workers": 1}),
+            "wandb": None,
+            "env": plain,
+        }
+    )
+    with TemporaryDirectory(prefix="hermes-rl-sample-") as folder:
+        own = replace(launch, mode=mode, out=Path(folder) / "run", fresh=False, ray=None, at_end=None)
+        await (run_evaluate(small, own) if mode == "evaluate" else run_process(small, own))
+        record = RunRecord(Path(folder) / "run")
+        record.refresh()
+        found = _measured(f"a sample of {rows} rows", list(record.counting()), record.path)
+    if found is None:
+        raise UserError("nothing of the sample could be graded, so nothing could be measured")
+    return found
+
+
+def _tokenizer(spec: Spec, prompts: Sequence[Rendered]) -> str:
+    name = tokenizer_of(spec)
+    missing = next((one.missing for one in prompts if one.missing), None)
+    if missing:
+        return f"cannot be had: {missing.splitlines()[0]}"
+    return "the small built-in one" if name is None else name
+
+
+def _there(path: Path) -> Path:
+    """Return the folder, or the first above it that exists."""
+    while not path.exists():
+        path = path.absolute().parent
+    return path

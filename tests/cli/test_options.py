@@ -10,8 +10,8 @@ from threading import Thread
 
 import pytest
 
-from hermes_rl.cli.main import status
-from hermes_rl.cli.options import separated, with_address, with_policy
+from hermes_rl.cli.main import status, with_address
+from hermes_rl.cli.options import separated, with_policy
 from hermes_rl.errors import UserError
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec

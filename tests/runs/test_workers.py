@@ -194,7 +194,7 @@ def test_a_reward_that_raises_is_lost_as_in_one_process(tmp_path: Path) -> None:
         assert {line["state"] for line in lines(tmp_path / number / "rollouts.jsonl")} == {"failed"}
     of_one, of_two = rollouts(tmp_path / "1"), rollouts(tmp_path / "2")
     both = of_one.keys() & of_two.keys()
-    assert len(both) >= 6, "failed attempts included"
+    assert len(both) >= 3, "failed attempts included"
     assert {name: of_one[name] for name in both} == {name: of_two[name] for name in both}
     assert "not this one" in said[0] and "max_failures (1)" in said[0]
     assert said[0].partition("The last")[0] == said[1].partition("The last")[0]

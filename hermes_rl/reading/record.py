@@ -22,6 +22,8 @@ from hermes_rl.runs.store import ROLLOUTS, Line
 
 CONVERSATION, TURNS, SEQUENCES = b', "messages": [', b'], "turns": ', b', "sequences": '
 """Where, in a line of `runs.store.rollout_record`, the conversation begins, has ended, and where tokens begin."""
+FINAL = frozenset(str(state) for state in RolloutState if state.final)
+"""States in which nothing of a rollout is played or scored any more."""
 DEEPEST = 4
 """Folders below the one that is named in which runs are looked for."""
 ToolUse = tuple[str, int, int]
@@ -79,7 +81,7 @@ class RolloutSummary:
     @property
     def final(self) -> bool:
         """True where nothing of it is played or scored any more."""
-        return RolloutState(self.state).final
+        return self.state in FINAL
 
 
 class RunRecord:
@@ -250,6 +252,9 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
     except (ValueError, KeyError):
         said = behind = json.loads(line)
         usage, timings = said["usage"], said["timings"]
+    values = [said["score"], *(record["value"] for record in said["rewards"].values())]
+    if not all(value is None or isinstance(value, int | float) for value in (*values, *timings.values())):
+        raise TypeError("a score, a reward or a time is no number")
     return RolloutSummary(
         id=said["id"],
         row_key=intern(said["row_key"]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from sys import intern
@@ -217,13 +217,17 @@ class RunRecord:
 
     def members(self, group: str) -> list[RolloutSummary]:
         """Return the rollouts of a group in their order, of each place the one that counts."""
-        counting = {one.index: one for one in self.counting() if one.group == group}
-        return [counting[index] for index in sorted(counting)]
+        own = [one for one in self.rollouts if one.group == group]
+        return sorted(self.counting(own), key=lambda one: one.index)
 
-    def counting(self) -> Iterator[RolloutSummary]:
-        """Yield of each place the rollout that counts: the one that is final, else the last that was played."""
+    def counting(self, rollouts: Iterable[RolloutSummary] | None = None) -> Iterator[RolloutSummary]:
+        """Yield of each place the rollout that counts: the one that is final, else the last that was played.
+
+        Args:
+            rollouts: that are looked at, each place with all its attempts; None: all.
+        """
         places: dict[tuple[str, int], RolloutSummary] = {}
-        for one in self.rollouts:
+        for one in self.rollouts if rollouts is None else rollouts:
             known = places.get((one.group, one.index))
             if known is None or not known.final:
                 places[one.group, one.index] = one

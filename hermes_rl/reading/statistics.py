@@ -144,8 +144,16 @@ def _spread(rollouts: Sequence[RolloutSummary]) -> dict[str, Any] | None:
     several = [scores for scores in groups.values() if len(scores) > 1]
     if not several:
         return None
-    found = distribution([statistics.pstdev(scores) for scores in several])
+    found = distribution([_deviation(scores) for scores in several])
     return {**(found or {}), "uniform": sum(len(set(scores)) == 1 for scores in several), "groups": len(several)}
+
+
+def _deviation(scores: Sequence[float]) -> float:
+    """Return the standard deviation; that of `statistics` is exact, and fifty times slower."""
+    if len(set(scores)) == 1:
+        return 0.0
+    centre = mean(scores)
+    return math.sqrt(math.fsum((score - centre) ** 2 for score in scores) / len(scores))
 
 
 def _endings(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:

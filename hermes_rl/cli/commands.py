@@ -29,7 +29,7 @@ _EPILOG = "Every field of Atropos is accepted too: --env.<field> VALUE, --openai
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def run(
     context: typer.Context,
-    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.")],
+    spec: Annotated[str, typer.Argument(help="A path of a spec or a set, or the name of a shipped spec.")],
     mode: Annotated[Mode, typer.Argument(help="serve a trainer, process into files, or evaluate a model.")],
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in --set agent.max_turns=5.")] = None,
     out: Annotated[Path | None, typer.Option(help="Directory of the run.")] = None,
@@ -48,14 +48,15 @@ def run(
         int, typer.Option(min=0, help="With --dry-run: play so many rows into a temporary folder, and measure.")
     ] = 0,
     prices: Annotated[Path | None, typer.Option(help="With --dry-run: JSON, $ for a million tokens by model.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Of a set: print set.json in place of the table.")] = False,
 ) -> None:
-    """Play rollouts of a spec."""
+    """Play rollouts of a spec, or evaluate a set of specs, models and settings."""
     from hermes_rl.cli.running import RunRequest, run_spec
 
     flags = tuple(context.args)
     sets = [*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ())]
     request = RunRequest(
-        spec, mode, tuple(sets), flags, out, fresh, demo, quiet, verbose, env_file, ray, dry, sample, prices
+        spec, mode, tuple(sets), flags, out, fresh, demo, quiet, verbose, env_file, ray, dry, sample, prices, as_json
     )
     raise typer.Exit(run_spec(request))
 

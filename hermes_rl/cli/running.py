@@ -30,6 +30,7 @@ from hermes_rl.runs.regrade import Regraded, RegradeRequest, regrade
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.overrides import parse_extra_args
+from hermes_rl.spec.sets import is_set
 from hermes_rl.threads import rare_full_collections
 from hermes_rl.tokens.hub import without_advice
 
@@ -87,6 +88,7 @@ class RunRequest:
     dry: bool = False
     sample: int = 0
     prices: Path | None = None
+    as_json: bool = False
 
 
 def run_spec(request: RunRequest) -> int:
@@ -97,6 +99,14 @@ def run_spec(request: RunRequest) -> int:
         RunError: the run failed.
     """
     raise_descriptor_limit()
+    if (request.sample or request.prices is not None) and not request.dry:
+        raise UserError("--sample and --prices are about --dry-run; add it")
+    if is_set(request.spec):
+        from hermes_rl.cli.sets import run_set
+
+        return run_set(request)
+    if request.as_json:
+        raise UserError("--json is about sets; the numbers of a run are in its metrics.json")
     environ = environment(request.env_file)
     progress = progress_of(f"{Path(request.spec).stem} · {request.mode}", quiet=request.quiet)
     spec = with_policy(lambda more: _load(request, environ, more), environ)
@@ -104,9 +114,7 @@ def run_spec(request: RunRequest) -> int:
         progress.note("demo: a scripted policy plays; no model, network or container is used")
     launch = Launch(request.mode, request.out, request.fresh, environ, progress, request.ray, write_report_or_say)
     if request.dry:
-        return _plan(spec, launch, request)
-    if request.sample or request.prices is not None:
-        raise UserError("--sample and --prices are about --dry-run; add it")
+        return say_plan(spec, launch, request)
     try:
         with rare_full_collections(), logged(progress.say, verbose=request.verbose):
             return _MODES[request.mode](spec, launch)
@@ -117,7 +125,8 @@ def run_spec(request: RunRequest) -> int:
         progress.end()
 
 
-def _plan(spec: Spec, launch: Launch, request: RunRequest) -> int:
+def say_plan(spec: Spec, launch: Launch, request: RunRequest) -> int:
+    """Print what a run would do; returns the exit status."""
     from hermes_rl.cli.planning import plan_lines
     from hermes_rl.reading.dry_run import dry_run, prices_of
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import Options
 from hermes_rl.data.check import check_spec
-from hermes_rl.errors import HermesRLError, Problem, UserError
+from hermes_rl.errors import HermesRLError, Problem, SpecError, UserError
 from hermes_rl.runs.exact import foreign_teachers, foretold, unknown_renderers
 from hermes_rl.spec.load import load_draft, load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.overrides import Overrides
+from hermes_rl.spec.sets import is_set, load_set
 from hermes_rl.spec.validate import in_order
 
 
@@ -41,7 +42,10 @@ def validate_specs(specs: Sequence[str], options: Options, *, deep: bool, as_jso
         UserError: the options are wrong.
     """
     overrides, environ = options.overrides(), options.environ()
-    verdicts = [judge(spec, overrides, environ) for spec in specs]
+    sets = [spec for spec in specs if is_set(spec)]
+    if sets and deep:
+        raise UserError(f"--deep is about specs; {sets[0]} is a set: name the specs that it plays")
+    verdicts = [(_judge_set if spec in sets else judge)(spec, overrides, environ) for spec in specs]
     if deep:
         for verdict in verdicts:
             if not verdict.problems:
@@ -79,6 +83,27 @@ def judge(source: str, overrides: Overrides | None = None, environ: Mapping[str,
         except UserError as error:
             verdict.problems = [draft.spec.problem(("servers", "policy"), f"its tokens cannot be exact: {error}")]
         verdict.warnings = [*warnings, *_lacking(draft.spec, os.environ if environ is None else environ)]
+    return verdict
+
+
+def _judge_set(source: str, overrides: Overrides, environ: Mapping[str, str]) -> Verdict:
+    """Check each combination of a set; what is wrong with several of them is told once."""
+    from hermes_rl.cli.sets import missing_of
+
+    verdict = Verdict(source)
+    try:
+        found = load_set(source)
+    except UserError as error:
+        verdict.problems = list(error.problems) if isinstance(error, SpecError) else [Problem(source, 1, 1, str(error))]
+        return verdict
+    for one in found.combinations:
+        changes = overrides.over(one.overrides)
+        own = judge(one.source, changes, environ)
+        if not own.problems:
+            own.problems = missing_of(one, load_spec(one.source, overrides=changes, environ=environ), environ)
+        verdict.problems += own.problems
+        verdict.warnings += own.warnings
+    verdict.problems, verdict.warnings = in_order(verdict.problems), in_order(verdict.warnings)
     return verdict
 
 

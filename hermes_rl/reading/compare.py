@@ -67,7 +67,9 @@ class Difference:
         return self.low is not None and self.high is not None and not self.low <= 0.0 <= self.high
 
 
-def paired(name: str, a: Samples, b: Samples, span: tuple[float, float] | None = None) -> Difference | None:
+def paired(
+    name: str, a: Samples, b: Samples, span: tuple[float, float] | None = None, confidence: float = CONFIDENCE
+) -> Difference | None:
     """Return the difference of a quantity; None where no row has it in both runs.
 
     Where all rows differ by the same amount, as where none differs, their spread says nothing. The interval then comes
@@ -79,6 +81,7 @@ def paired(name: str, a: Samples, b: Samples, span: tuple[float, float] | None =
         a: values of the first run by row.
         b: values of the second run by row.
         span: the lowest and the highest value that are possible; None where nobody knows.
+        confidence: of the interval.
     """
     common = [row for row in a if a[row] and b.get(row)]
     if not common:
@@ -90,11 +93,11 @@ def paired(name: str, a: Samples, b: Samples, span: tuple[float, float] | None =
     low = high = detectable = None
     if spread > 1e-18 * max(1.0, centre**2) * count:
         error, degrees = math.sqrt(spread / (count - 1) / count), count - 1
-        half = t_quantile(0.5 + CONFIDENCE / 2, degrees) * error
+        half = t_quantile(0.5 + confidence / 2, degrees) * error
         low, high = centre - half, centre + half
         detectable = half + t_quantile(POWER, degrees) * error
     elif span is not None:
-        missed, width = 1.0 - ((1.0 - CONFIDENCE) / 2) ** (1 / count), span[1] - span[0]
+        missed, width = 1.0 - ((1.0 - confidence) / 2) ** (1 / count), span[1] - span[0]
         low, high = centre - missed * (width + centre), centre + missed * (width - centre)
     return Difference(name, count, mean(before), mean(after), centre, low, high, detectable)
 

@@ -143,6 +143,18 @@ async def dry_run(spec: Spec, launch: Launch, sample: int = 0, price: Price | No
     return found
 
 
+async def nothing_left(spec: Spec, launch: Launch) -> bool:
+    """Say whether a run is complete and graded as the spec says; no server is asked.
+
+    Raises:
+        UserError: the run would be refused, for the same reason.
+    """
+    compiled = require_runnable(spec, launch)
+    rows = await asyncio.to_thread(load_rows, spec, "eval" if launch.mode == "evaluate" else "train", notify=_heard)
+    found = await asyncio.to_thread(_planned, compiled, launch, rows)
+    return found.exists and found.play == 0 and not found.rescored and not found.rejudged
+
+
 def prices_of(path: Path, model: str | None) -> Price:
     """Return the price of a model from a JSON file: ``{"model": {"prompt": 0.5, "completion": 1.5}}``, $ per million.
 
@@ -160,6 +172,10 @@ def prices_of(path: Path, model: str | None) -> Price:
         raise UserError(f"--prices: {path} does not say {error} for the model {model}; its form is {form}") from error
     except (ValueError, TypeError) as error:
         raise UserError(f"--prices: {path} is not of the form {form}: {error}") from error
+
+
+def _heard(_: str) -> None:
+    """Leave out what loading says: it is said again when the run begins."""
 
 
 def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:

@@ -52,7 +52,7 @@ class RunDirectory:
         what = fingerprint(spec, mode)
         path = out or Path("outputs") / spec.name / f"{mode}-{model_name(spec)}-{what}"
         if fresh:
-            path = _beside(path)
+            path = beside(path)
         directory = cls(path, what)
         held = directory.described()
         # A run that failed before its first rollout leaves nothing that could be mixed up.
@@ -172,7 +172,8 @@ def changed_parts(described: Mapping[str, Any], spec: Spec, mode: Mode) -> list[
     return [name for name in now if name in before and before[name] != now[name]]
 
 
-def _beside(path: Path) -> Path:
+def beside(path: Path) -> Path:
+    """Return the first path that does not exist yet, of `path` with a number behind its name."""
     number = 2
     candidate = path
     while candidate.exists():

@@ -61,6 +61,13 @@ class Assignment(NamedTuple):
     path: NodePath
     node: Node
     all_servers: bool = False
+    written: Mark | None = None
+    """Where its key is written, if it is in a file."""
+
+    @property
+    def mark(self) -> Mark:
+        """The place of its key."""
+        return self.written or self.node.mark
 
 
 class NoPlaceError(Exception):
@@ -92,14 +99,14 @@ def _assigned(node: Node | None, base: Node | None, one: Assignment, done: NodeP
         raise NoPlaceError(f"`{'.'.join(map(str, done))}` holds no keys")
     before = base.get(str(step)) if isinstance(base, MappingNode) else None
     value = _assigned(here.get(str(step)), before, one, (*done, step))
-    entry = Entry(here.entries[str(step)].key if str(step) in here.entries else one.node.mark, value)
+    entry = Entry(here.entries[str(step)].key if str(step) in here.entries else one.mark, value)
     return replace(_without_old_kind(here, base, one, done), entries=_placed(here, base, one, done, entry))
 
 
 def _placed(here: MappingNode, base: Node | None, one: Assignment, done: NodePath, entry: Entry) -> dict[str, Entry]:
     step = str(one.path[len(done)])
     kept = _without_old_kind(here, base, one, done).entries
-    entry = Entry(one.node.mark, entry.value) if len(done) + 1 == len(one.path) else entry
+    entry = Entry(one.mark, entry.value) if len(done) + 1 == len(one.path) else entry
     return {**kept, step: entry}
 
 
@@ -188,7 +195,7 @@ class Overrides(NamedTuple):
             try:
                 root = assign(root, base, assignment)
             except NoPlaceError as error:
-                problems.append(assignment.node.mark.problem(str(error)))
+                problems.append(assignment.mark.problem(str(error)))
         return chat_server(root, assignments), problems
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from hermes_rl.errors import Problem
@@ -70,7 +70,7 @@ def validate(root: MappingNode, *, confined: bool = True) -> Validated:
     tree = rewrite(_prune(root, ()), _mode_as_written)
     assert isinstance(tree, MappingNode)
     tree, spec, errors = _parse(tree)
-    problems = [problem for error in errors if (problem := _problem(tree, error)) is not None]
+    problems = [problem for error in errors if (problem := problem_of(tree, error)) is not None]
     wrong = [locate(tree, error["loc"])[0] or error["loc"][:1] for error in errors]
     data = plain(tree)
     folder_of = (lambda path: locate(tree, path)[2].mark.source.folder) if confined else None
@@ -137,13 +137,14 @@ def _is_broken(tree: Node, path: NodePath) -> bool:
     return isinstance(node, ScalarNode) and node.broken
 
 
-def _problem(tree: MappingNode, error: ErrorDetails) -> Problem | None:
+def problem_of(tree: MappingNode, error: ErrorDetails, model: type[BaseModel] = Spec) -> Problem | None:
+    """Return what is wrong in words, at its place; None where that is known already."""
     path = error["loc"]
     if error["type"] == "spec":
         path = (*locate(tree, path)[0], *error["ctx"]["path"])
         return _unless_broken(tree, path, place(tree, path, error["ctx"]["at"]), error["ctx"]["message"])
     if error["type"] == "extra_forbidden":
-        return _unknown_key(tree, path)
+        return _unknown_key(tree, path, model)
     if error["type"] == "missing":
         found, _, _ = locate(tree, path[:-1])
         return _unless_broken(tree, found, place(tree, found, "key"), _missing(error))
@@ -163,13 +164,14 @@ def _unless_broken(tree: Node, path: NodePath, mark: Mark, message: str) -> Prob
     return mark.problem(message)
 
 
-def _unknown_key(tree: MappingNode, path: NodePath) -> Problem | None:
+def _unknown_key(tree: MappingNode, path: NodePath, model: type[BaseModel]) -> Problem | None:
     name = str(path[-1])
     if is_secret_key(name):
         return None
     found, key, _ = locate(tree, path)
-    known = keys_at(Spec, found[:-1])
-    hint = choices(name, known) if did_you_mean(name, known) else home_of(name) or choices(name, known)
+    known = keys_at(model, found[:-1])
+    elsewhere = "" if model is not Spec or did_you_mean(name, known) else home_of(name)
+    hint = elsewhere or choices(name, known)
     return key.problem(f"unknown key `{name}`{hint}")
 
 

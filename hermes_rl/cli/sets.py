@@ -1,0 +1,304 @@
+"""`hermes-rl run SET evaluate`: every combination of a set is a run of its own, and all of them are one table.
+
+What a set is, is `hermes_rl.spec.sets`; what its table says, `hermes_rl.reading.sets`.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from hermes_rl.cli.echo import echo
+from hermes_rl.cli.live import progress_of
+from hermes_rl.cli.options import environment, policy_of
+from hermes_rl.cli.running import INTERRUPTED, RunRequest, logged, run_interruptible, say_plan
+from hermes_rl.cli.screen import BAD, DIM, HEAD, counted, heading, safe, short, show, table
+from hermes_rl.errors import HermesRLError, Problem, SpecError, UserError
+from hermes_rl.reading.dry_run import nothing_left
+from hermes_rl.reading.report import write_report_or_say
+from hermes_rl.reading.sets import NOT_PLAYED, Cell, Estimate, Part, Player, SetRun, SetTable, set_table
+from hermes_rl.runs.directory import RunDirectory, beside
+from hermes_rl.runs.evaluate import Evaluation, run_evaluate
+from hermes_rl.runs.opening import Launch, require_effect, require_runnable
+from hermes_rl.runs.progress import Progress
+from hermes_rl.spec.load import load_spec
+from hermes_rl.spec.model import Spec
+from hermes_rl.spec.overrides import Overrides, parse_extra_args
+from hermes_rl.spec.sets import Combination, SpecSet, load_set
+from hermes_rl.spec.validate import in_order
+from hermes_rl.threads import rare_full_collections
+
+SHOWN = 30
+"""Values of a column that are shown; set.json has all."""
+
+# ------------------------------------------------------------------------------------- Playing the combinations
+
+
+@dataclass
+class _Run:
+    """A combination with its spec; `problem` is why it does not count, None when it is complete."""
+
+    one: Combination
+    spec: Spec
+    path: Path
+    problem: str | None = NOT_PLAYED
+
+
+def run_set(request: RunRequest) -> int:
+    """Evaluate every combination of a set, one after the other, and print the table; returns the exit status.
+
+    Raises:
+        UserError: the set, one of its specs or the command line is wrong; nothing was played.
+    """
+    if request.mode != "evaluate":
+        raise UserError(
+            f"{request.spec} is a set, which is evaluated: hermes-rl run {shlex.quote(request.spec)} evaluate. To "
+            f"{request.mode}, name one of its specs"
+        )
+    environ = environment(request.env_file)
+    require_effect(request.flags, request.mode)
+    found = load_set(request.spec)
+    folder = request.out or Path("outputs") / found.name
+    if request.fresh:
+        folder = beside(folder)
+    runs = _loaded(found, folder, request, environ)
+    if request.dry:
+        for run in runs:
+            show([heading(run.one.label)])
+            say_plan(run.spec, _launch(run, request, environ), request)
+        return 0
+    with RunDirectory(folder):  # a second process would play the same runs
+        try:
+            with rare_full_collections():
+                for number, run in enumerate(runs, 1):
+                    _play(run, f"run {number} of {len(runs)}: {run.one.label}", request, environ)
+        except KeyboardInterrupt:
+            _write(found, folder, runs)
+            echo("interrupted; what is complete is kept, and the same command goes on from there", err=True)
+            return INTERRUPTED
+        made = _write(found, folder, runs)
+    return _say(made, folder, runs, as_json=request.as_json)
+
+
+def _say(made: SetTable, folder: Path, runs: list[_Run], *, as_json: bool) -> int:
+    if as_json:
+        echo(json.dumps(made.record(), indent=2, ensure_ascii=False))
+    else:
+        show(_parts(made))
+        echo(f"set directory: {folder}")
+    failed = [run for run in runs if run.problem is not None]
+    if failed:
+        echo(f"error: {len(failed)} of {counted(len(runs), 'run')} failed; the same command tries them again", err=True)
+        for run in failed:
+            echo(f"  {run.one.label}: {run.problem}", err=True)
+    return 1 if failed else 0
+
+
+def _loaded(found: SpecSet, folder: Path, request: RunRequest, environ: Mapping[str, str]) -> list[_Run]:
+    """Return the specs of all combinations.
+
+    Raises:
+        SpecError: with what is wrong with any of them.
+    """
+    changes = parse_extra_args(request.flags, request.sets)
+    runs: list[_Run] = []
+    problems: list[Problem] = []
+    for one in found.combinations:
+        try:
+            spec = _spec(one, changes, environ, demo=request.demo)
+            if missing := missing_of(one, spec, environ):
+                problems += missing
+                continue
+            run = _Run(one, spec, folder / one.folder)
+            require_runnable(spec, Launch("evaluate", run.path, environ=environ, progress=Progress(quiet=True)))
+            RunDirectory.choose(spec, "evaluate", run.path)
+            runs.append(run)
+        except SpecError as error:
+            problems += error.problems
+        except UserError as error:
+            problems.append(Problem(f"{found.file}: {one.label}", None, None, str(error)))
+    if problems:
+        raise SpecError(in_order(problems))
+    return runs
+
+
+def _spec(one: Combination, changes: Overrides, environ: Mapping[str, str], *, demo: bool) -> Spec:
+    """Return the spec of a combination, with the policy of the environment where nobody names one."""
+
+    def load(overrides: Overrides) -> Spec:
+        return load_spec(
+            one.source, overrides=changes.over(overrides), demo=demo, environ=environ, mode="evaluate"
+        )
+
+    spec, named = load(one.overrides), policy_of(environ)
+    if named is None or "policy" in spec.servers:
+        return spec
+    return load(parse_extra_args((), [named]).over(one.overrides))
+
+
+def missing_of(one: Combination, spec: Spec, environ: Mapping[str, str]) -> list[Problem]:
+    """Return what a valid spec lacks to be played in a set."""
+    problems = []
+    if "policy" not in spec.servers and policy_of(environ) is None:
+        problems.append(
+            one.mark.problem(
+                f"{one.label} has no policy: the model's `set` names no servers.policy, such as "
+                "`set: {servers.policy: {type: openai, base_url: URL, model: MODEL}}`, and neither does the spec"
+            )
+        )
+    if spec.dataset.eval is None:
+        problems.append(
+            Problem(
+                one.source,
+                None,
+                None,
+                "dataset.eval is missing: say which rows are for evaluation, such as {fraction: 0.1} or `only`; a set "
+                "may say so, `set: {dataset.eval: only}`",
+            )
+        )
+    if spec.env.get("data_dir_to_save_evals"):
+        problems.append(
+            one.mark.problem(
+                f"{one.label}: env.data_dir_to_save_evals would have all runs of the set write the same files; leave "
+                "it out, each has its own folder"
+            )
+        )
+    return problems
+
+
+def _launch(run: _Run, request: RunRequest, environ: Mapping[str, str], progress: Progress | None = None) -> Launch:
+    return Launch(
+        "evaluate", run.path, False, environ, progress or Progress(quiet=True), request.ray, write_report_or_say
+    )
+
+
+def _play(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]) -> None:
+    """Play what is left of a run, and note in it how that ended; what is wrong with one run stays with it."""
+    progress = progress_of(f"{run.one.label} · evaluate", quiet=request.quiet)
+    launch = _launch(run, request, environ, progress)
+    try:
+        with logged(progress.say, verbose=request.verbose):
+            found = run_interruptible(_evaluate(run.spec, launch, f"{title}, in {run.path}"))
+    except HermesRLError as error:
+        progress.end()
+        run.problem = str(error)
+        progress.say(f"error: {run.one.label}: {error}")
+        return
+    finally:
+        progress.end()
+    if found is None:
+        progress.note(f"{title}: complete, nothing is left to play")
+        run.problem = None
+        return
+    run.problem = found.stopped and f"ended early: {found.stopped}"
+    if not found.reliable:
+        run.problem = f"{found.ungraded} of {found.rollouts} rollouts could not be graded, more than 2 %"
+    progress.note(f"{run.one.label}: mean reward {found.metrics['eval/mean_reward']:.4f}")
+
+
+async def _evaluate(spec: Spec, launch: Launch, title: str) -> Evaluation | None:
+    """Return what was found; None where the run was complete. That needs no server: it may be gone by now."""
+    assert launch.out is not None
+    if (launch.out / "metrics.json").is_file() and await nothing_left(spec, launch):
+        return None
+    launch.progress.note(title)
+    found, _ = await run_evaluate(spec, launch)
+    return found
+
+
+def _write(found: SpecSet, folder: Path, runs: list[_Run]) -> SetTable:
+    made = set_table(
+        found.name,
+        [SetRun(run.one.spec, run.one.model, run.one.setting, run.path, run.problem) for run in runs],
+        found.by,
+    )
+    RunDirectory(folder).write_json("set.json", made.record())
+    return made
+
+
+# ------------------------------------------------------------------------------------------------- The table
+
+
+def _parts(made: SetTable) -> Iterator[RenderableType]:
+    yield _table(made)
+    for column, parts in made.by.items():
+        if parts:
+            yield Text()
+            yield _by(column, parts, made)
+    for note in made.notes:
+        yield safe(f"warning: {note}", "yellow")
+    if any(player.rank is not None for player in made.players) and len(made.players) > 1:
+        yield safe("rank: in brackets the ranks that it may have, beyond chance (95 %, rows paired)", DIM)
+        yield safe("behind: mean difference to the first; * beyond chance: its interval does not hold 0", DIM)
+
+
+def _table(made: SetTable) -> RenderableType:
+    several, settings = len(made.specs) > 1, any(player.setting for player in made.players)
+    costs = any(cell.cost is not None for player in made.players for cell in player.cells)
+    ungraded = any(cell.ungraded for player in made.players for cell in player.cells)
+    columns = ["rank", "model", *(["setting"] if settings else []), *(["mean"] if several else []), "behind"]
+    columns += [*made.specs, "tokens", "s/rollout", *(["cost"] if costs else []), *(["ungraded"] if ungraded else [])]
+    result = table(*columns, right={*columns} - {"model", "setting"})
+    for player in made.players:
+        tokens = sum(cell.prompt_tokens + cell.completion_tokens for cell in player.cells)
+        seconds = [cell.seconds for cell in player.cells if cell.seconds is not None]
+        cost = [cell.cost for cell in player.cells if cell.cost is not None]
+        row = [_rank(player), short(player.model)]
+        row += [short(player.setting)] if settings else []
+        row += [_told(player.score, player.stderr, player.pass_at_1)] if several else []
+        row += [_behind(player.behind), *map(_cell, player.cells), safe(f"{tokens:,}")]
+        row += [safe(f"{sum(seconds) / len(seconds):.2f}" if seconds else "-")]
+        row += [safe(f"{sum(cost):,.2f} $" if cost else "-")] if costs else []
+        row += [safe(sum(cell.ungraded for cell in player.cells))] if ungraded else []
+        result.add_row(*row)
+    return result
+
+
+def _rank(player: Player) -> Text:
+    if player.rank is None or player.ranks is None:
+        return safe("-", DIM)
+    first, last = player.ranks
+    return safe(f"{player.rank}" if first == last == player.rank else f"{player.rank} ({first}–{last})", HEAD)
+
+
+def _cell(cell: Cell) -> Text:
+    if cell.problem is not None:
+        return safe(NOT_PLAYED if cell.problem == NOT_PLAYED else "failed", BAD)
+    return _told(cell.score, cell.stderr, cell.pass_at_1)
+
+
+def _told(score: Estimate | None, stderr: float | None, passed: float | None) -> Text:
+    """Return the mean with its standard error, its interval and pass@1, one below the other."""
+    if score is None:
+        return safe("-", DIM)
+    lines = [f"{score.value:.3f}" + (f" ± {stderr:.3f}" if stderr is not None else "")]
+    lines += [f"{score.low:.3f} to {score.high:.3f}"] if score.low is not None else []
+    lines += [f"pass@1 {passed:.3f}"] if passed is not None else []
+    return safe("\n".join(lines))
+
+
+def _behind(gap: Estimate | None) -> Text:
+    if gap is None:
+        return Text()
+    if gap.low is None or gap.high is None:
+        return safe(f"{gap.value:+.3f}")
+    mark = "  " if gap.low <= 0 <= gap.high else " *"
+    return safe(f"{gap.value:+.3f}{mark}\n{gap.low:+.3f} to {gap.high:+.3f}")
+
+
+def _by(column: str, parts: tuple[Part, ...], made: SetTable) -> RenderableType:
+    specs = ["spec"] if len(made.specs) > 1 else []
+    names = [player.label for player in made.players]
+    result = table(*specs, column, "rows", *names, right={"rows", *names})
+    for part in parts[:SHOWN]:
+        scores = (_told(one, None, None) for one in part.scores)
+        result.add_row(*[short(part.spec)][: len(specs)], short(part.value), str(part.rows), *scores)
+    if len(parts) > SHOWN:
+        result.add_row(safe(f"… and {len(parts) - SHOWN} more, in set.json", DIM))
+    return result

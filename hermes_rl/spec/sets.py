@@ -1,0 +1,253 @@
+"""A set: a YAML file that names specs, models and settings, each combination of which is an evaluation of its own.
+
+Owns the form of the file and what each combination changes in its spec. Nothing of a combination is checked here: it
+becomes a spec by `hermes_rl.spec.load`, whose messages name the place in the set where a value was written.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from hermes_rl.errors import Problem, SpecError, UserError
+from hermes_rl.spec.load import shipped_specs
+from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, ScalarNode, SequenceNode, find, is_null, locate, plain
+from hermes_rl.spec.overrides import Assignment, Overrides
+from hermes_rl.spec.reader import read_file
+from hermes_rl.spec.section import EMPTY, FreeMap, Section, Seq, wrong
+from hermes_rl.spec.suggest import choices
+from hermes_rl.spec.validate import in_order, problem_of
+
+# ------------------------------------------------------------------------------------------- The form of the file
+
+LONGEST = 60
+"""Characters of a name: a folder is called so."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SET = re.compile(r"^[\"'{\s]*set[\"']?\s*:", re.MULTILINE)
+
+
+def _file_name(name: str) -> str:
+    if not _NAME.fullmatch(name) or len(name) > LONGEST or name.endswith(".json"):
+        raise wrong(
+            f"a folder is called so: letters, digits, `.`, `_` and `-`, beginning with a letter or a digit, at most "
+            f"{LONGEST} characters, and no file name that ends in .json"
+        )
+    return name
+
+
+Name = Annotated[str, AfterValidator(_file_name)]
+Several = Field(min_length=1)
+
+
+class SetSpec(Section):
+    """A spec of a set."""
+
+    spec: str = Field(description="Path from the set's folder, or the name of a shipped spec; alone it may be a text.")
+    name: Name | None = Field(None, description="Its column and folder; default: the name of the file.")
+    changes: FreeMap = Field(EMPTY, alias="set", description="Keys of the spec, written with dots, and their values.")
+
+
+class SetEntry(Section):
+    """A model or a setting of a set."""
+
+    name: Name = Field(description="Its row and folder.")
+    changes: FreeMap = Field(EMPTY, alias="set", description="Keys of the spec, written with dots, and their values.")
+
+
+class SetBody(Section):
+    """What stands under `set`."""
+
+    name: Name = Field(description="The folder of the set, below outputs.")
+    specs: Annotated[Seq[SetSpec], Several] = Field(description="What is played.")
+    models: Annotated[Seq[SetEntry], Several] = Field(description="Who plays.")
+    settings: Annotated[Seq[SetEntry], Several] | None = Field(None, description="How; default: as the specs say.")
+    by: Seq[str] = Field((), description="Columns of the rows; scores are also told for the rows of each value.")
+
+
+class SetFile(Section):
+    """The file."""
+
+    body: SetBody = Field(alias="set", description="The set.")
+
+
+# ------------------------------------------------------------------------------------------- Combinations
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A spec with what a model and a setting change in it; `setting` is empty where the set has none.
+
+    `source` is the spec as `load_spec` takes it, and `mark` the place of the model, for what only a model can lack.
+    """
+
+    spec: str
+    model: str
+    setting: str
+    source: str
+    overrides: Overrides
+    mark: Mark
+
+    @property
+    def player(self) -> str:
+        """Model and setting: the row of the table, and the folder."""
+        return f"{self.model}-{self.setting}" if self.setting else self.model
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return " × ".join(filter(None, (self.spec, self.model, self.setting)))
+
+    @property
+    def folder(self) -> Path:
+        """Its run directory, from the folder of the set."""
+        return Path(self.spec, self.player)
+
+
+@dataclass(frozen=True)
+class SpecSet:
+    """A set that was read: its combinations, spec by spec."""
+
+    file: str
+    name: str
+    by: tuple[str, ...]
+    combinations: tuple[Combination, ...]
+
+
+def is_set(source: str | Path) -> bool:
+    """Say whether a file is a set; what cannot be read is none."""
+    path = Path(source)
+    try:
+        text = path.read_text(encoding="utf-8-sig") if path.is_file() else ""
+    except (OSError, UnicodeDecodeError):
+        return False
+    if not _SET.search(text):
+        return False  # most specs need not be read twice
+    root, _ = read_file(path, str(source))
+    return isinstance(root, MappingNode) and "set" in root.entries
+
+
+def load_set(source: str | Path) -> SpecSet:
+    """Read a set.
+
+    Raises:
+        SpecError: with every problem of the set itself at its place.
+        UserError: the file cannot be read.
+    """
+    try:
+        root, problems = read_file(Path(source), str(source))
+    except OSError as error:
+        raise UserError(f"{source}: cannot be read: {error.strerror}") from None
+    if not isinstance(root, MappingNode):
+        raise SpecError(problems or [Problem(str(source), 1, 1, "a set is a mapping")])
+    for key, entry in root.entries.items():
+        if key != "set":
+            problems.append(entry.key.problem(f"unknown key `{key}`; a set has the key `set` alone, a spec has others"))
+    tree = _in_full(root.without(*(key for key in root.entries if key != "set")))
+    try:
+        body = SetFile.model_validate(plain(tree)).body
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_input=False)
+        found = (problem_of(tree, one, SetFile) for one in errors)
+        raise SpecError(in_order([*problems, *(one for one in found if one is not None)])) from None
+    reading = _Reading(tree, body, problems)
+    combinations = tuple(reading.combinations())
+    if problems:
+        raise SpecError(in_order(problems))
+    return SpecSet(str(source), body.name, body.by, combinations)
+
+
+def _in_full(root: MappingNode) -> MappingNode:
+    """Return the tree in which a text among the specs is a mapping; a key without a value is as good as absent."""
+    body = root.get("set")
+    if not isinstance(body, MappingNode):
+        return root
+    body = _without_nulls(body)
+    for key, entry in body.entries.items():
+        if isinstance(entry.value, SequenceNode) and key in ("specs", "models", "settings"):
+            body = body.having(**{key: replace(entry.value, items=tuple(map(_item, entry.value.items)))})
+    return root.having(set=body)
+
+
+def _item(node: Node) -> Node:
+    if isinstance(node, ScalarNode) and isinstance(node.value, str):
+        return MappingNode(node.mark, {"spec": Entry(node.mark, node)})
+    return _without_nulls(node) if isinstance(node, MappingNode) else node
+
+
+def _without_nulls(node: MappingNode) -> MappingNode:
+    return node.without(*(key for key, entry in node.entries.items() if is_null(entry.value)))
+
+
+@dataclass
+class _Reading:
+    """Makes combinations of the checked file, and collects what is wrong with them."""
+
+    tree: MappingNode
+    body: SetBody
+    problems: list[Problem]
+
+    def combinations(self) -> Iterator[Combination]:
+        body = self.body
+        sources = [self._source(number, one.spec) for number, one in enumerate(body.specs)]
+        specs = [one.name or Path(source or one.spec).stem for one, source in zip(body.specs, sources, strict=True)]
+        models = [one.name for one in body.models]
+        settings = [one.name for one in body.settings] if body.settings is not None else [""]
+        for kind, names in (("specs", specs), ("models", models), ("settings", settings)):
+            self._require_different(kind, names)
+        laid = {
+            kind: [self._changes(kind, number) for number in range(len(names))]
+            for kind, names in (("specs", specs), ("models", models), ("settings", settings))
+        }
+        folders: dict[str, str] = {}
+        for (a, spec), (b, model), (c, setting) in product(enumerate(specs), enumerate(models), enumerate(settings)):
+            mark = locate(self.tree, ("set", "models", b))[2].mark
+            overrides = laid["settings"][c].over(laid["models"][b].over(laid["specs"][a]))
+            made = Combination(spec, model, setting, sources[a] or "", overrides, mark)
+            other = folders.setdefault(str(made.folder), made.label)
+            if other != made.label and len(set(models)) == len(models) and len(set(settings)) == len(settings):
+                self.problems.append(mark.problem(f"{other} and {made.label} would both lie in {made.folder}"))
+            yield made
+
+    def _source(self, number: int, written: str) -> str | None:
+        """Return the spec that is meant, as messages call it; None where there is none."""
+        mark = locate(self.tree, ("set", "specs", number, "spec"))[2].mark
+        if (mark.source.folder / written).is_file():
+            return posixpath.normpath(posixpath.join(posixpath.dirname(mark.source.name), written))
+        shipped = shipped_specs()
+        if written in shipped:
+            return str(shipped[written])
+        self.problems.append(
+            mark.problem(
+                f"there is no spec `{written}`: no such file in {mark.source.folder}, and no shipped spec"
+                f"{choices(written, shipped)}"
+            )
+        )
+        return None
+
+    def _require_different(self, kind: str, names: Sequence[str]) -> None:
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                mark = locate(self.tree, ("set", kind, number, "name"))[2].mark
+                self.problems.append(mark.problem(f"two {kind} are called `{name}`; give one another `name`"))
+
+    def _changes(self, kind: str, number: int) -> Overrides:
+        """Return what an entry changes in a spec: as `--set` does, with its keys and values where they are written."""
+        node = find(self.tree, ("set", kind, number, "set"))
+        if not isinstance(node, MappingNode):
+            return Overrides()
+        made = []
+        for key, entry in node.entries.items():
+            steps = key.split(".")
+            if not all(steps):
+                self.problems.append(entry.key.problem(f"`{key}` is no key of a spec, such as agent.max_turns"))
+                continue
+            path = tuple(int(step) if step.isdigit() else step for step in steps)
+            made.append(Assignment(key, path, entry.value, written=entry.key))
+        return Overrides(tuple(made))

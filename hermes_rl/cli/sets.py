@@ -132,9 +132,7 @@ def _spec(one: Combination, changes: Overrides, environ: Mapping[str, str], *, d
     """Return the spec of a combination, with the policy of the environment where nobody names one."""
 
     def load(overrides: Overrides) -> Spec:
-        return load_spec(
-            one.source, overrides=changes.over(overrides), demo=demo, environ=environ, mode="evaluate"
-        )
+        return load_spec(one.source, overrides=changes.over(overrides), demo=demo, environ=environ, mode="evaluate")
 
     spec, named = load(one.overrides), policy_of(environ)
     if named is None or "policy" in spec.servers:

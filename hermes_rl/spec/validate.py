@@ -23,6 +23,7 @@ from hermes_rl.spec.nodes import (
     Node,
     NodePath,
     ScalarNode,
+    SequenceNode,
     find,
     is_null,
     locate,
@@ -149,6 +150,8 @@ def problem_of(tree: MappingNode, error: ErrorDetails, model: type[BaseModel] = 
         found, _, _ = locate(tree, path[:-1])
         return _unless_broken(tree, found, place(tree, found, "key"), _missing(error))
     found, _, node = locate(tree, path)
+    if error["type"] == "too_short" and isinstance(node, SequenceNode) and node.items:
+        return None  # pydantic counts the items that fit; what is wrong with the others is told of each
     return _unless_broken(tree, found, place(tree, found, "value"), _wrong_value(error, node, found))
 
 

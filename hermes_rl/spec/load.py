@@ -60,7 +60,8 @@ def load_spec(
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
     if root is not None and "set" in root.entries:
         raise UserError(
-            f"{name} is a set of specs: `hermes-rl run {name} evaluate` and `hermes-rl validate` take it, others a spec"
+            f"{name} is a set of specs: `hermes-rl run {name} evaluate` and `hermes-rl validate {name}` take it; every "
+            "other command takes a spec"
         )
     return _Loading(path.stem, environ, overrides, demo, mode, confined=not resolved).finish(root, problems)
 

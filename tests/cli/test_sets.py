@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -371,3 +372,29 @@ def test_a_valid_set_is_valid_and_a_dry_run_plays_nothing(folder: Path, capsys: 
     assert said.count("to play: 12 rollouts") == 2
     assert said.count("to play: 8 rollouts") == 2
     assert not (folder / "outputs").exists()
+
+
+def test_the_environment_or_the_demo_may_give_the_policy(
+    folder: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "small.yaml").write_text(
+        "set: {name: small, specs: [sums.yaml], models: [{name: a, set: {agent.max_turns: 7}}]}\n"
+    )
+    with served() as address:
+        monkeypatch.setenv("OPENAI_BASE_URL", address)
+        monkeypatch.setenv("OPENAI_MODEL", "m")
+        assert status(["run", "small.yaml", "evaluate", "--quiet", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["players"][0]["cells"][0]["policy"] == "m"
+    assert "max_turns: 7\n" in (folder / "outputs/small/sums/a/spec.yaml").read_text()
+    monkeypatch.delenv("OPENAI_MODEL")
+    assert status(["run", "small.yaml", "evaluate", "--quiet"]) == 2
+    assert "small.yaml:1:49: sums × a has no policy" in capsys.readouterr().err
+    assert status(["run", "small.yaml", "evaluate", "--quiet", "--demo", "--out", "demo"]) == 0
+    assert "scripted" in (folder / "demo/set.json").read_text()
+
+
+def test_the_set_of_the_documentation_is_valid(folder: Path, capsys: Out) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sets.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    (folder / "small-models.yaml").write_text(block)
+    assert status(["validate", "small-models.yaml"]) == 0, capsys.readouterr().err

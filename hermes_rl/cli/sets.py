@@ -7,24 +7,31 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
+from typing import NamedTuple
 
+from rich.cells import cell_len
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of
 from hermes_rl.cli.options import environment, policy_of
 from hermes_rl.cli.running import INTERRUPTED, RunRequest, logged, run_interruptible, say_plan
-from hermes_rl.cli.screen import BAD, DIM, HEAD, counted, heading, safe, short, show, table
+from hermes_rl.cli.screen import BAD, DIM, HEAD, WIDE, counted, heading, safe, short, show, table
 from hermes_rl.errors import HermesRLError, Problem, SpecError, UserError
 from hermes_rl.reading.dry_run import nothing_left
 from hermes_rl.reading.report import write_report_or_say
 from hermes_rl.reading.sets import NOT_PLAYED, Cell, Estimate, Part, Player, SetRun, SetTable, set_table
 from hermes_rl.runs.directory import RunDirectory, beside
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
+from hermes_rl.runs.metrics import mean
 from hermes_rl.runs.opening import Launch, require_effect, require_runnable
 from hermes_rl.runs.progress import Progress
 from hermes_rl.spec.load import load_spec
@@ -71,7 +78,7 @@ def run_set(request: RunRequest) -> int:
     if request.dry:
         for run in runs:
             show([heading(run.one.label)])
-            say_plan(run.spec, _launch(run, request, environ), request)
+            say_plan(run.spec, _launch(run, request, environ, Progress(quiet=True)), request)
         return 0
     with RunDirectory(folder):  # a second process would play the same runs
         try:
@@ -116,7 +123,7 @@ def _loaded(found: SpecSet, folder: Path, request: RunRequest, environ: Mapping[
                 problems += missing
                 continue
             run = _Run(one, spec, folder / one.folder)
-            require_runnable(spec, Launch("evaluate", run.path, environ=environ, progress=Progress(quiet=True)))
+            require_runnable(spec, _launch(run, request, environ, _unheard()))
             RunDirectory.choose(spec, "evaluate", run.path)
             runs.append(run)
         except SpecError as error:
@@ -170,10 +177,13 @@ def missing_of(one: Combination, spec: Spec, environ: Mapping[str, str]) -> list
     return problems
 
 
-def _launch(run: _Run, request: RunRequest, environ: Mapping[str, str], progress: Progress | None = None) -> Launch:
-    return Launch(
-        "evaluate", run.path, False, environ, progress or Progress(quiet=True), request.ray, write_report_or_say
-    )
+def _launch(run: _Run, request: RunRequest, environ: Mapping[str, str], progress: Progress) -> Launch:
+    return Launch("evaluate", run.path, False, environ, progress, request.ray, write_report_or_say)
+
+
+def _unheard() -> Progress:
+    """Return where a check may note what the run itself says when it begins."""
+    return Progress(StringIO())
 
 
 def _play(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]) -> None:
@@ -194,7 +204,7 @@ def _play(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]
         progress.note(f"{title}: complete, nothing is left to play")
         run.problem = None
         return
-    run.problem = found.stopped and f"ended early: {found.stopped}"
+    run.problem = None if found.stopped is None else f"ended early: {found.stopped}"
     if not found.reliable:
         run.problem = f"{found.ungraded} of {found.rollouts} rollouts could not be graded, more than 2 %"
     progress.note(f"{run.one.label}: mean reward {found.metrics['eval/mean_reward']:.4f}")
@@ -203,7 +213,7 @@ def _play(run: _Run, title: str, request: RunRequest, environ: Mapping[str, str]
 async def _evaluate(spec: Spec, launch: Launch, title: str) -> Evaluation | None:
     """Return what was found; None where the run was complete. That needs no server: it may be gone by now."""
     assert launch.out is not None
-    if (launch.out / "metrics.json").is_file() and await nothing_left(spec, launch):
+    if (launch.out / "metrics.json").is_file() and await nothing_left(spec, replace(launch, progress=_unheard())):
         return None
     launch.progress.note(title)
     found, _ = await run_evaluate(spec, launch)
@@ -224,11 +234,11 @@ def _write(found: SpecSet, folder: Path, runs: list[_Run]) -> SetTable:
 
 
 def _parts(made: SetTable) -> Iterator[RenderableType]:
-    yield _table(made)
+    yield from _tables(made)
     for column, parts in made.by.items():
         if parts:
             yield Text()
-            yield _by(column, parts, made)
+            yield from _by(column, parts, made)
     for note in made.notes:
         yield safe(f"warning: {note}", "yellow")
     if any(player.rank is not None for player in made.players) and len(made.players) > 1:
@@ -236,26 +246,70 @@ def _parts(made: SetTable) -> Iterator[RenderableType]:
         yield safe("behind: mean difference to the first; * beyond chance: its interval does not hold 0", DIM)
 
 
-def _table(made: SetTable) -> RenderableType:
-    several, settings = len(made.specs) > 1, any(player.setting for player in made.players)
-    costs = any(cell.cost is not None for player in made.players for cell in player.cells)
-    ungraded = any(cell.ungraded for player in made.players for cell in player.cells)
-    columns = ["rank", "model", *(["setting"] if settings else []), *(["mean"] if several else []), "behind"]
-    columns += [*made.specs, "tokens", "s/rollout", *(["cost"] if costs else []), *(["ungraded"] if ungraded else [])]
-    result = table(*columns, right={*columns} - {"model", "setting"})
-    for player in made.players:
-        tokens = sum(cell.prompt_tokens + cell.completion_tokens for cell in player.cells)
-        seconds = [cell.seconds for cell in player.cells if cell.seconds is not None]
-        cost = [cell.cost for cell in player.cells if cell.cost is not None]
-        row = [_rank(player), short(player.model)]
-        row += [short(player.setting)] if settings else []
-        row += [_told(player.score, player.stderr, player.pass_at_1)] if several else []
-        row += [_behind(player.behind), *map(_cell, player.cells), safe(f"{tokens:,}")]
-        row += [safe(f"{sum(seconds) / len(seconds):.2f}" if seconds else "-")]
-        row += [safe(f"{sum(cost):,.2f} $" if cost else "-")] if costs else []
-        row += [safe(sum(cell.ungraded for cell in player.cells))] if ungraded else []
-        result.add_row(*row)
-    return result
+def _tables(made: SetTable) -> Iterator[Table]:
+    players, cells = made.players, [cell for player in made.players for cell in player.cells]
+    lead = [
+        _column("rank", map(_rank, players)),
+        _column("model", (short(player.model) for player in players), left=True),
+    ]
+    if any(player.setting for player in players):
+        lead.append(_column("setting", (short(player.setting) for player in players), left=True))
+    rest = [_column("behind", (_behind(player.behind) for player in players))]
+    if len(made.specs) > 1:
+        rest.insert(0, _column("mean", (_told(one.score, one.stderr, one.pass_at_1) for one in players)))
+    rest += [
+        _column(spec, (_cell(player.cells[number]) for player in players)) for number, spec in enumerate(made.specs)
+    ]
+    rest.append(_column("tokens", (safe(f"{_tokens(player):,}") for player in players)))
+    rest.append(_column("s/rollout", map(_seconds, players)))
+    if any(cell.cost is not None for cell in cells):
+        rest.append(_column("cost", map(_cost, players)))
+    if any(cell.ungraded for cell in cells):
+        rest.append(_column("ungraded", (safe(sum(cell.ungraded for cell in player.cells)) for player in players)))
+    yield from _fitting(lead, rest)
+
+
+class _Column(NamedTuple):
+    name: str
+    cells: list[Text]
+    left: bool
+
+    @property
+    def width(self) -> int:
+        return 2 + max(cell_len(line) for text in (self.name, *map(str, self.cells)) for line in text.split("\n"))
+
+
+def _column(name: str, cells: Iterable[Text], *, left: bool = False) -> _Column:
+    return _Column(name, list(cells), left)
+
+
+def _fitting(lead: Sequence[_Column], rest: Sequence[_Column]) -> Iterator[Table]:
+    """Yield a table of the columns, or several that are no wider than the terminal; `lead` begins each of them."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
+    left = list(rest)
+    while left:
+        taken = [left.pop(0)]
+        while left and sum(one.width for one in (*lead, *taken, left[0])) <= width:
+            taken.append(left.pop(0))
+        columns = [*lead, *taken]
+        made = table(*(one.name for one in columns), right=[one.name for one in columns if not one.left])
+        for cells in zip(*(one.cells for one in columns), strict=True):
+            made.add_row(*cells)
+        yield made
+
+
+def _tokens(player: Player) -> int:
+    return sum(cell.prompt_tokens + cell.completion_tokens for cell in player.cells)
+
+
+def _seconds(player: Player) -> Text:
+    seconds = [cell.seconds for cell in player.cells if cell.seconds is not None]
+    return safe(f"{mean(seconds):.2f}" if seconds else "-")
+
+
+def _cost(player: Player) -> Text:
+    costs = [cell.cost for cell in player.cells if cell.cost is not None]
+    return safe(f"{sum(costs):,.2f} $" if costs else "-")
 
 
 def _rank(player: Player) -> Text:
@@ -290,13 +344,12 @@ def _behind(gap: Estimate | None) -> Text:
     return safe(f"{gap.value:+.3f}{mark}\n{gap.low:+.3f} to {gap.high:+.3f}")
 
 
-def _by(column: str, parts: tuple[Part, ...], made: SetTable) -> RenderableType:
-    specs = ["spec"] if len(made.specs) > 1 else []
-    names = [player.label for player in made.players]
-    result = table(*specs, column, "rows", *names, right={"rows", *names})
-    for part in parts[:SHOWN]:
-        scores = (_told(one, None, None) for one in part.scores)
-        result.add_row(*[short(part.spec)][: len(specs)], short(part.value), str(part.rows), *scores)
+def _by(column: str, parts: Sequence[Part], made: SetTable) -> Iterator[RenderableType]:
+    shown = parts[:SHOWN]
+    lead = [_column("spec", (short(part.spec) for part in shown), left=True)] if len(made.specs) > 1 else []
+    lead.append(_column(column, (short(part.value) for part in shown), left=True))
+    lead.append(_column("rows", (safe(part.rows) for part in shown)))
+    scores = [[_told(part.scores[number], None, None) for part in shown] for number in range(len(made.players))]
+    yield from _fitting(lead, [_column(player.label, own) for player, own in zip(made.players, scores, strict=True)])
     if len(parts) > SHOWN:
-        result.add_row(safe(f"… and {len(parts) - SHOWN} more, in set.json", DIM))
-    return result
+        yield safe(f"… and {len(parts) - SHOWN} more, in set.json", DIM)

@@ -373,11 +373,13 @@ def _parts(column: str, specs: Sequence[str], players: Sequence[Sequence[_Read]]
     parts = []
     for number, spec in enumerate(specs):
         runs = [player[number] for player in players]
-        value_of = {
-            key: _text(columns[column]) for run in runs for key, columns in run.columns.items() if column in columns
-        }
-        for value in sorted(set(value_of.values()), key=_in_order):
-            keys = {key for key, own in value_of.items() if own == value}
+        rows: dict[str, dict[str, None]] = {}
+        for run in runs:
+            for key, columns in run.columns.items():
+                if column in columns:
+                    rows.setdefault(_text(columns[column]), {})[key] = None
+        for value in sorted(rows, key=_in_order):
+            keys = rows[value]
             scores = tuple(
                 _score([one for key in keys for one in run.rows.get(key, ()) if one.score is not None])
                 if run.cell.problem is None

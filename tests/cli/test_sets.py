@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import re
 import signal
 import socket
@@ -398,3 +401,32 @@ def test_the_set_of_the_documentation_is_valid(folder: Path, capsys: Out) -> Non
     (block,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
     (folder / "small-models.yaml").write_text(block)
     assert status(["validate", "small-models.yaml"]) == 0, capsys.readouterr().err
+
+
+def test_a_table_that_is_wider_than_the_terminal_goes_on_below(folder: Path) -> None:
+    assert hermes("run", "small.yaml", "evaluate", "--quiet", cwd=folder).returncode == 0
+    end, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hermes_rl.cli.main", "run", "small.yaml", "evaluate", "--quiet"],
+        cwd=folder,
+        env=environment({"COLUMNS": "60", "TERM": "xterm", "NO_COLOR": "1"}),
+        stdin=subprocess.DEVNULL,
+        stdout=terminal,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(terminal)
+    said = b""
+    with contextlib.suppress(OSError):  # a terminal that nobody writes to any more
+        while part := os.read(end, 4096):
+            said += part
+    os.close(end)
+    assert process.wait(timeout=30) == 0
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", said.decode()).splitlines()
+    heads = [line.split() for line in shown if "rank  model" in line]
+    assert heads == [
+        ["rank", "model", "mean", "behind"],
+        ["rank", "model", "sums", "few", "tokens"],
+        ["rank", "model", "s/rollout"],
+    ]
+    assert "…" not in "".join(shown)
+    assert max(map(len, shown)) <= 60

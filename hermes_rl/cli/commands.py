@@ -203,6 +203,28 @@ def render(
     raise typer.Exit(render_spec(RenderRequest(spec, options, row, split, tokens, demo, as_json, not no_pager)))
 
 
+@app.command(context_settings=_FLAGS, epilog=_EPILOG)
+def play(
+    context: typer.Context,
+    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.")],
+    row: Annotated[str, typer.Option(help="A row's key, or its place in the order of play, from 0.")] = "0",
+    split: Annotated[
+        Literal["train", "eval"] | None, typer.Option(help="Among which rows; default: train, where there are any.")
+    ] = None,
+    person: Annotated[bool, typer.Option("--person", help="You are the model.")] = False,
+    shell: Annotated[bool, typer.Option("--shell", help="Look into the sandbox when the agent has ended.")] = False,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")] = False,
+    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+) -> None:
+    """Play one rollout and see it as it goes; nothing is recorded."""
+    from hermes_rl.cli.options import Options
+    from hermes_rl.cli.playing import PlayRequest, play_spec
+
+    options = Options(tuple(sets or ()), tuple(context.args), env_file)
+    raise typer.Exit(play_spec(PlayRequest(spec, options, row, split, person, shell, demo)))
+
+
 @app.command()
 def show(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],

@@ -1,6 +1,6 @@
-"""Every block of code in docs/ and the README is what it says: a spec that loads, Python that compiles, shell that is read.
+"""Every block of code in docs/ and the README is what it says: a spec that loads, Python that compiles, shell to read.
 
-Blocks that are whole programs are run besides, by the tests of their pages (`test_docs_python.py`, `test_tutorial.py`, …).
+Blocks that are whole programs are run besides, by the tests of their pages (`test_docs_python.py`, `test_tutorial.py`).
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ def test_a_run_from_the_wheel_alone(tmp_path: Path) -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "default-src 'none'" in (tmp_path / "run" / "report.html").read_text(), "the pages come along"
     provenance = json.loads((tmp_path / "run" / "run.json").read_text())
     assert str(installed) in provenance["spec"], "the shipped spec of the wheel was used"
     assert set(provenance["code"]) == {"rewards.file_matches", "rewards.concise"}

@@ -156,7 +156,8 @@ def _head(found: RunSummary) -> RenderableType:
     ]
     lines.append(safe("; ".join([played, *without])))
     if found.score is not None:
-        interval = f", 95 % interval {found.interval[0]:.3f} to {found.interval[1]:.3f}" if found.interval else ""
+        between = found.interval
+        interval = f", 95 % interval {between.low:.3f} to {between.high:.3f}" if between.low is not None else ""
         passed = f"; {found.passed} of {found.graded} pass (a score of {found.success:g} or more)"
         lines.append(safe(f"mean score {found.score.mean:.3f}{interval}{passed}"))
     parts: list[RenderableType] = [*lines]

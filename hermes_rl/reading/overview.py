@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.reading.record import RunRecord
+from hermes_rl.reading.record import RolloutSummary, RunRecord
 from hermes_rl.reading.shown import Screen
 from hermes_rl.reading.statistics import headline, numbers
 from hermes_rl.runs.store import ROLLOUTS
@@ -24,14 +24,16 @@ LONGEST, ROOM = 100_000, 3_000_000
 """Characters of one text, such as the spec's, and bytes of everything together."""
 
 
-def card(record: RunRecord, name: str) -> dict[str, Any]:
+def card(record: RunRecord, name: str, counting: Sequence[RolloutSummary] | None = None) -> dict[str, Any]:
     """Return what a list of runs says of one.
 
     Args:
         record: of the run, as far as it was read.
         name: by which its links name it.
+        counting: its rollouts that count, where they are known.
     """
     described = record.described
+    counting = list(record.counting()) if counting is None else counting
     found: dict[str, Any] = Screen(LONGEST, ROOM).value(
         {
             "run": name,
@@ -43,7 +45,7 @@ def card(record: RunRecord, name: str) -> dict[str, Any]:
             "read": record.share_read,
             "torn": record.torn,
             **_times(record.path, described),
-            **headline(list(record.counting()), len(record.rollouts)),
+            **headline(counting, len(record.rollouts)),
         }
     )
     return found
@@ -56,12 +58,13 @@ def overview(record: RunRecord, name: str) -> dict[str, Any]:
         spec = record.spec_text
     except UserError as error:
         spec = str(error)
+    counting = list(record.counting())
     more = {
         "said": {key: described[key] for key in SAID if key in described},
         "spec_text": spec,
-        **numbers(list(record.counting()), record.rollouts),
+        **numbers(counting, record.rollouts),
     }
-    return {**card(record, name), **Screen(LONGEST, ROOM).value(more)}
+    return {**card(record, name, counting), **Screen(LONGEST, ROOM).value(more)}
 
 
 def running(path: Path) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from sys import intern
@@ -22,6 +22,8 @@ from hermes_rl.runs.store import ROLLOUTS, Line
 
 CONVERSATION, TURNS, SEQUENCES = b', "messages": [', b'], "turns": ', b', "sequences": '
 """Where, in a line of `runs.store.rollout_record`, the conversation begins, has ended, and where tokens begin."""
+FINAL = frozenset(str(state) for state in RolloutState if state.final)
+"""States in which nothing of a rollout is played or scored any more."""
 DEEPEST = 4
 """Folders below the one that is named in which runs are looked for."""
 ToolUse = tuple[str, int, int]
@@ -83,7 +85,7 @@ class RolloutSummary:
     @property
     def final(self) -> bool:
         """True where nothing of it is played or scored any more."""
-        return RolloutState(self.state).final
+        return self.state in FINAL
 
 
 class RunRecord:
@@ -243,13 +245,17 @@ class RunRecord:
 
     def members(self, group: str) -> list[RolloutSummary]:
         """Return the rollouts of a group in their order, of each place the one that counts."""
-        counting = {one.index: one for one in self.counting() if one.group == group}
-        return [counting[index] for index in sorted(counting)]
+        own = [one for one in self.rollouts if one.group == group]
+        return sorted(self.counting(own), key=lambda one: one.index)
 
-    def counting(self) -> Iterator[RolloutSummary]:
-        """Yield of each place the rollout that counts: the one that is final, else the last that was played."""
+    def counting(self, rollouts: Iterable[RolloutSummary] | None = None) -> Iterator[RolloutSummary]:
+        """Yield of each place the rollout that counts: the one that is final, else the last that was played.
+
+        Args:
+            rollouts: that are looked at, each place with all its attempts; None: all.
+        """
         places: dict[tuple[str, int], RolloutSummary] = {}
-        for one in self.rollouts:
+        for one in self.rollouts if rollouts is None else rollouts:
             known = places.get((one.group, one.index))
             if known is None or not known.final:
                 places[one.group, one.index] = one
@@ -286,6 +292,9 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
     except (ValueError, KeyError):
         said = behind = json.loads(line)
         usage, timings = said["usage"], said["timings"]
+    values = [said["score"], *(record["value"] for record in said["rewards"].values())]
+    if not all(value is None or isinstance(value, int | float) for value in (*values, *timings.values())):
+        raise TypeError("a score, a reward or a time is no number")
     return RolloutSummary(
         id=said["id"],
         row_key=intern(said["row_key"]),

@@ -84,10 +84,11 @@ def report(record: RunRecord) -> str:
         details[one.id] = shown
     told = overview(record, name)
     told["running"] = False
-    told["sampled"] = (
-        f"This file has {len(details)} of the run's rollouts: failures, the best and the worst, one of each ending, "
-        f"and others beside them. All of them: hermes-rl view {told['path']}"
-    )
+    if len(details) < len(record.rollouts):
+        told["sampled"] = (
+            f"This file has {len(details)} of the run's rollouts: failures, the best and the worst, one of each "
+            f"ending, and others beside them. All of them: hermes-rl view {told['path']}"
+        )
     return page(
         {
             "overview": told,

@@ -32,7 +32,7 @@ JOINED = 8
 """Tokens that together may make one character."""
 BEFORE = 100
 """Tokens of the prompt that are shown before the first sampled one."""
-EXPECTED = {"answer", "expected", "target", "solution", "reference", "label", "gold"}
+EXPECTED = {"answer", "expected", "target", "solution", "reference", "label", "gold", "ground_truth", "goal_state"}
 """Columns of a row that usually hold what is expected."""
 
 

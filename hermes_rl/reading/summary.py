@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from hermes_rl.endings import RULES, Ending
-from hermes_rl.reading.compare import CONFIDENCE, by_row, t_quantile
+from hermes_rl.reading.compare import by_row
 from hermes_rl.reading.record import RolloutSummary, RunRecord
 from hermes_rl.reading.settings import model_of, spec_of, success_of
+from hermes_rl.reading.statistics import Interval
 from hermes_rl.rollouts.rollout import RolloutState
-from hermes_rl.runs.metrics import clustered_stderr, mean
+from hermes_rl.runs.metrics import mean
 
 PHASES = ("queue", "sandbox", "generation", "tools", "rewards", "total")
 """Of a rollout's time, in their order."""
@@ -85,7 +86,7 @@ class RunSummary:
         left_out: how many the spec's `endings` leave out.
         waiting: how many wait for a reward that compares them with their group.
         score: mean, lowest and highest score; None where nothing is graded.
-        interval: of the mean, 95 %, clustered by row; None with fewer than two rows, or where all are alike.
+        interval: of the mean, 95 %, as `hermes_rl.reading.statistics.Interval` has it.
         endings: how many ended how.
         failures: why others have no score, the most frequent first.
         again: attempts that infrastructure failed and that were played again, by ending.
@@ -112,7 +113,7 @@ class RunSummary:
     left_out: int
     waiting: int
     score: Spread | None
-    interval: tuple[float, float] | None
+    interval: Interval
     endings: Mapping[str, int]
     failures: tuple[FailureCause, ...]
     again: Mapping[str, int]
@@ -164,7 +165,7 @@ def summarise(record: RunRecord, listed: int = 5) -> RunSummary:
         passed=sum(has_passed(one, success) for one in graded),
         left_out=sum(one.state == RolloutState.LEFT_OUT for one in counting),
         score=Spread.of(one.score for one in graded),
-        interval=_interval(list(by_row(graded).values())),
+        interval=Interval.of(graded),
         endings=dict(Counter(one.ending for one in counting).most_common()),
         failures=tuple(_failures(failed)),
         waiting=sum(one.state == RolloutState.WAITING for one in counting),
@@ -270,16 +271,6 @@ def _failures(failed: Sequence[RolloutSummary]) -> Iterator[FailureCause]:
     for ending, count in Counter(one.ending for one in failed).most_common():
         first = next(one for one in failed if one.ending == ending)
         yield FailureCause(ending, count, first.error, first.id)
-
-
-def _interval(rows: Sequence[Sequence[RolloutSummary]]) -> tuple[float, float] | None:
-    scores = [[one.score for one in row if one.score is not None] for row in rows]
-    error = clustered_stderr(scores)
-    centre = mean([score for row in scores for score in row]) if error is not None else 0.0
-    if error is None or error <= 1e-9 * max(1.0, abs(centre)):
-        return None  # rows that are all alike say nothing about how much others differ
-    half = t_quantile(0.5 + CONFIDENCE / 2, len(scores) - 1) * error
-    return centre - half, centre + half
 
 
 def _spreads(values: Mapping[str, Iterable[float | None]]) -> dict[str, Spread]:

@@ -83,8 +83,10 @@ def make_view_app(shelf: Shelf) -> FastAPI:
         return error.response()
 
     def page(name: str, kind: str) -> Callable[[], Any]:
+        content = asset(name)
+
         async def give() -> Response:
-            return Response(asset(name), headers={"Content-Type": kind})
+            return Response(content, headers={"Content-Type": kind})
 
         return give
 

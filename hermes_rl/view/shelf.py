@@ -29,10 +29,10 @@ from hermes_rl.view.query import RolloutQuery
 
 PAGE = 50
 """Rollouts of a page."""
-SLICE = 5_000
+SLICE = 2_000
 """Lines that are read at once, between two looks at the clock."""
-READING = 0.5
-"""Seconds that a request reads what is new in a run; what then is left is read by the next one."""
+READING = 0.25
+"""Seconds that a request reads what is new in a run, or as long as making its numbers took; the next one reads on."""
 MOST_INDEXED = 250_000
 """Rollouts, of all runs together, whose index is kept beside that of the run that is looked at."""
 MOST_LISTED = 500
@@ -64,7 +64,7 @@ class OpenRun:
         """Return the index, with what is new as far as there is time for it."""
         if self.record is None:
             self.record = RunRecord(self.path)
-        until = time.monotonic() + READING
+        until = time.monotonic() + max(READING, self.made[2] if self.made is not None else 0.0)
         while self.record.refresh(SLICE) == SLICE and time.monotonic() < until:
             pass
         return self.record
@@ -147,7 +147,7 @@ class Shelf:
     def runs(self) -> dict[str, Any]:
         """Return the list of runs; those that were not read yet follow, as `reading` says."""
         names = self._scan()
-        until, cards, reading = time.monotonic() + 2 * READING, [], False
+        until, cards, reading = time.monotonic() + 4 * READING, [], False
         for name in names[:MOST_LISTED]:
             try:
                 with self._using(name) as run:
@@ -196,7 +196,9 @@ class Shelf:
         cursor = asked.pop("cursor", "")
         query = RolloutQuery.of(asked)
         with self._using(name) as run:
-            record = run.read()
+            record = run.read() if run.indexed == 0 or run.record is None else run.record
+            if record.share_read == 1:
+                record.refresh(SLICE)  # of a run that is still being read, that is up to whoever asks for its numbers
             generation, known, begin = _cursor(cursor) or (record.generation, len(record.rollouts), 0)
             if generation != record.generation or known > len(record.rollouts):
                 known, begin = len(record.rollouts), 0  # the run was graded anew

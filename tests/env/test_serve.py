@@ -88,6 +88,7 @@ async def test_twenty_steps_of_full_groups_with_two_evaluations(tmp_path: Path) 
     for metrics in evaluations:
         assert "eval/mean_reward" in json.loads(metrics.read_text())["results"]["all"]
     assert sandboxes_of(process.pid) == []
+    assert (tmp_path / "run" / "report.html").is_file()
     written = [path.read_text() for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert all(KEY not in text for text in [output.decode(), *written])
 
@@ -103,6 +104,7 @@ async def test_ctrl_c_ends_serving_with_130_and_leaves_nothing(tmp_path: Path) -
         output, _ = await asyncio.wait_for(process.communicate(), 30)
     assert process.returncode == 130, output.decode()
     assert sandboxes_of(process.pid) == []
+    assert (tmp_path / "run" / "report.html").is_file(), "an interrupted run has its report too"
 
 
 async def test_without_a_trajectory_api_it_says_how_to_start_one(tmp_path: Path) -> None:

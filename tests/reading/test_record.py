@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,18 @@ def test_a_run_is_read_on_while_it_grows(tmp_path: Path) -> None:
     assert [one.row_key for one in record.rollouts] == ["a", "b", "c"]
     assert record.line("c:0-0")["messages"][-1]["content"] == "It is done."
     assert record.row("c:0") == {"question": "What is c?", "answer": "c"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"score": "1"}, {"rewards": {"right": {"value": "x"}}}, {"timings": {"total": None, "tools": "y"}}, {"group": 7}],
+)
+def test_a_line_that_does_not_hold_together_is_counted_and_left_out(tmp_path: Path, change: dict[str, Any]) -> None:
+    run = write_run(tmp_path / "run", [{**recorded("a"), **change}, {**recorded("b"), "state": "of another version"}])
+    record = RunRecord(run)
+    assert record.refresh() == 2
+    assert record.torn == 1
+    assert [one.final for one in record.counting()] == [False]
 
 
 def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ from tests.real.docker_registry import registry_version
 from tests.real.environments import (
     HERE,
     agentlightning_python,
+    axe_version,
+    browser_python,
     harbor_files,
     litellm_python,
     llama_python,
@@ -55,6 +57,9 @@ from tests.real.tested_with import rows_of, write
 
 START_SECONDS = 300
 VERSIONS = {
+    "Chromium, with Playwright and axe-core: the pages of view and report.html": lambda: ", ".join(
+        (package_version("chromium"), version_in(browser_python(), "playwright"), axe_version())
+    ),
     "Docker": docker_version,
     "Docker's registry": registry_version,
     "Podman": podman_version,

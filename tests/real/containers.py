@@ -41,7 +41,7 @@ def give_images(daemon: Daemon, roots: Path) -> None:
     daemon.have(OWN_PLACES, roots / "own", {"ENV": "HOME=/data/home", "WORKDIR": "/data/place", "USER": "agent"})
 
 
-def settled(done: Callable[[], bool], seconds: float = 15.0) -> bool:
+def settled(done: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Whether it is done within these seconds."""
     deadline = time.monotonic() + seconds
     while not done():

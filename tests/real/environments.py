@@ -196,9 +196,9 @@ def node() -> Path:
     return found
 
 
-def npm_server(package: str) -> list[str]:
-    """Return the command of a server that npm has, with the versions of requirements/npm-servers."""
-    pinned = [REQUIREMENTS / "npm-servers" / name for name in ("package.json", "package-lock.json")]
+def npm_packages(name: str) -> Path:
+    """Return the folder of the packages of npm whose versions requirements/<name> pins."""
+    pinned = [REQUIREMENTS / name / file for file in ("package.json", "package-lock.json")]
 
     def build(folder: Path) -> None:
         for file in pinned:
@@ -206,7 +206,27 @@ def npm_server(package: str) -> list[str]:
         npm = [str(python_of("node").with_name("npm")), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
         subprocess.run(npm, cwd=folder, check=True)
 
-    place = built("npm-servers", pinned, build) / "node_modules" / package
+    return built(name, pinned, build) / "node_modules"
+
+
+def browser_python() -> Path:
+    """Return the Python of an environment with Playwright, which drives the browser of this machine."""
+    return python_of("browser")
+
+
+def axe_script() -> Path:
+    """Return the script of axe-core, which finds what keeps people from using a page."""
+    return npm_packages("axe") / "axe-core" / "axe.min.js"
+
+
+def axe_version() -> str:
+    """Return the version of axe-core."""
+    return str(json.loads((axe_script().parent / "package.json").read_text("utf-8"))["version"])
+
+
+def npm_server(package: str) -> list[str]:
+    """Return the command of a server that npm has, with the versions of requirements/npm-servers."""
+    place = npm_packages("npm-servers") / package
     programs = json.loads((place / "package.json").read_text("utf-8"))["bin"]
     (program,) = programs.values()
     return [str(node()), str(place / program)]

@@ -1,0 +1,93 @@
+"""A rollout is shown as it was: its conversation, its tokens and its prompt, whatever their form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_rl.errors import UserError
+from hermes_rl.reading.record import RunRecord
+from hermes_rl.reading.shown import Screen, shown_prompt, shown_rollout, shown_tokens, tokenizer_of
+from hermes_rl.tokens import hub
+from hermes_rl.tokens.tokenizer import small_tokenizer
+from hermes_rl.tokens.transcript import MASKED, TokenSequence, packed
+from tests.reading.recorded import recorded, write_run
+
+
+def shown(folder: Path, line: dict[str, Any], screen: Screen | None = None) -> dict[str, Any]:
+    record = RunRecord(write_run(folder / "run", [line]))
+    record.refresh()
+    return shown_rollout(record, line["id"], screen or Screen())
+
+
+def with_tokens(prompt: str, answer: str) -> dict[str, Any]:
+    tokenizer = small_tokenizer()
+    before, said = tokenizer.encode(prompt), tokenizer.encode(answer)
+    masks = [MASKED] * len(before) + said
+    logprobs = [1.0] * len(before) + [-0.5] * len(said)
+    sequence = packed(TokenSequence.of(before + said, masks, logprobs))
+    return {**recorded("a"), "sequences": [sequence], "sampled": [[len(said), "00", len(before), 0, 3, 4]]}
+
+
+def test_a_result_stands_with_its_call_though_an_id_comes_again(tmp_path: Path) -> None:
+    line = recorded("a")
+    again = {"id": "c1", "type": "function", "function": {"name": "again", "arguments": "{}"}}
+    line["messages"] += [
+        {"role": "assistant", "content": None, "tool_calls": [again]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "second"}]},
+        {"role": "tool", "tool_call_id": "unknown", "content": "nobody asked"},
+    ]
+    found = shown(tmp_path, line)["messages"]
+    calls = [call for message in found for call in message["calls"]]
+    assert [(call["name"], call["result"]) for call in calls] == [
+        ("terminal", '{"], \\"turns\\": 7": 1}'),
+        ("again", "second"),
+    ]
+    assert calls[0]["seconds"] == 0.25
+    assert (found[-1]["role"], found[-1]["text"]) == ("tool", "nobody asked")
+    assert [message["turn"] for message in found] == [None, 1, 2, 3, None]
+
+
+def test_a_text_that_is_too_long_is_cut_with_a_note(tmp_path: Path) -> None:
+    found = shown(tmp_path, recorded("a", text="x" * 500), Screen(longest=100))
+    assert found["messages"][-1]["text"] == "x" * 100 + "\n[… 400 more characters are in rollouts.jsonl]"
+    assert found["cut"] == 0
+    assert shown(tmp_path, recorded("a"), Screen(room=600))["cut"] > 0
+
+
+@pytest.mark.parametrize("text", ["größer ☕", "日本語 😀😀", "plain"])
+def test_tokens_together_are_the_text_and_say_how_they_were_sampled(text: str) -> None:
+    line = with_tokens("Say it: ", text)
+    found = shown_tokens(line, 0, 0, 1000, small_tokenizer())
+    sampled = [token for token in found["tokens"] if token[1] >= 0]
+    assert "".join(token[0] for token in sampled) == text
+    assert {(turn, logprob) for _, turn, logprob in sampled} == {(0, -0.5)}
+    assert {(turn, logprob) for _, turn, logprob in found["tokens"][: -len(sampled)]} == {(-1, None)}
+    assert found["versions"] == [[3, 4]]
+    assert shown_prompt(line, small_tokenizer(), Screen()) == "Say it: "
+
+
+def test_without_a_tokenizer_there_are_ids(tmp_path: Path) -> None:
+    line = with_tokens("Say it: ", "yes")
+    found = shown_tokens(line, 0, 1, 1, None)
+    assert (found["decoded"], found["begin"], found["end"]) == (False, 1, 2)
+    assert found["tokens"][0][0].isdigit()
+    assert shown_prompt(line, None, Screen()) is None
+    with pytest.raises(UserError, match="no sequence 1"):
+        shown_tokens(line, 1, 0, 1, None)
+
+
+def test_a_tokenizer_is_never_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "hub_reachable", lambda: pytest.fail("the network was asked"))
+    found, why = tokenizer_of({"tokenizer": {"name": "nobody/has-this-one"}})
+    assert found is None
+    assert "cannot be had" in why
+    assert tokenizer_of({"tokenizer": {"name": "hermes-rl/small"}})[0] is not None
+    assert tokenizer_of({})[0] is None
+
+
+def test_a_line_that_cannot_be_shown_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be shown"):
+        shown(tmp_path, {**recorded("a"), "messages": ["no message"]})

@@ -1,0 +1,271 @@
+"""What a person does with the page of runs, in Debian's Chromium.
+
+It is run with the Python of an environment that has Playwright. The first argument names the step and the second is
+JSON; what was seen is printed as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+OPTIONS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+PATIENCE = 20_000
+
+
+class Watched:
+    """A page, and all that it did beside showing what is asked."""
+
+    def __init__(self, context: BrowserContext) -> None:
+        self.page: Page = context.new_page()
+        self.page.set_default_timeout(PATIENCE)
+        self.requests: list[str] = []
+        self.wrong: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda message: self.wrong.append(f"console: {message.text}"))
+        self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        self.page.on("dialog", self._dialog)
+        self.page.on("popup", lambda popup: self.wrong.append(f"popup: {popup.url}"))
+
+    def _dialog(self, dialog: Any) -> None:
+        self.wrong.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def done(self, origin: str) -> dict[str, Any]:
+        return {
+            "wrong": [*self.wrong],
+            "outside": [url for url in self.requests if not url.startswith((origin, "data:"))],
+        }
+
+
+@contextmanager
+def browser(program: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=program, args=OPTIONS.split())
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+def shown(page: Page) -> None:
+    """Wait until a page is drawn."""
+    expect(page.locator("main h1")).to_be_visible()
+
+
+def open_all(page: Page) -> None:
+    folded = page.locator("main details:not([open]) > summary")
+    while folded.count():
+        folded.first.click()
+
+
+def complaints(page: Page, axe: str) -> list[str]:
+    """What axe-core finds wrong with the page, and whether the page is wider than the window."""
+    page.evaluate(axe)
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    told = [f"{one['id']}: {[node['target'] for node in one['nodes']][:3]}" for one in found["violations"]]
+    if page.evaluate("document.documentElement.scrollWidth > window.innerWidth"):
+        told.append("wider than the window")
+    return told
+
+
+def walk(program: str, url: str, origin: str, folder: str, axe: str, scheme: str, width: int, shots: str) -> Any:
+    """List, run, filter, rollout, group, and a link that is opened afresh."""
+    script, found = Path(axe).read_text("utf-8"), {}
+    with browser(program) as chromium:
+        # axe is no script of the page, and so it takes a window that lets it in.
+        context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 1000}, bypass_csp=True)
+        watched = Watched(context)
+        page = watched.page
+
+        def look(name: str) -> None:
+            if shots:
+                page.screenshot(path=f"{shots}/{name}-{scheme}-{width}.png")
+            found[name] = complaints(page, script)
+
+        page.goto(url)
+        expect(page.locator("tbody tr").first).to_be_visible()
+        found["address"] = page.url
+        look("list")
+        page.get_by_role("row").filter(has_text=folder).get_by_role("link").first.click()
+        expect(page.get_by_role("heading", name="Numbers")).to_be_visible()
+        look("run")
+        page.get_by_label("Value of").select_option("file_matches")
+        page.get_by_label("from", exact=True).fill("1")
+        page.get_by_label("Sort by").select_option("tokens")
+        page.get_by_label("descending").check()
+        page.get_by_role("button", name="Show", exact=True).click()
+        expect(page.get_by_role("link", name="Clear")).to_be_visible()
+        rows = page.get_by_role("region", name="Rollouts").locator("tbody tr")
+        expect(rows.first).to_contain_text("1.000")
+        found["scores"] = [row.locator("td").nth(1).inner_text() for row in rows.all()]
+        found["sorted"] = page.locator("th[aria-sort]").inner_text()
+        look("filtered")
+        rows.first.get_by_role("link").first.click()
+        expect(page.get_by_role("heading", name="Conversation")).to_be_visible()
+        open_all(page)
+        expect(page.locator(".tokens .s").first).to_be_visible()
+        found["trained"] = "".join(page.locator(".tokens .s").all_inner_texts())
+        page.locator(".tokens .s").first.hover()
+        found["told"] = page.get_by_role("status").filter(has_text="token").last.inner_text()
+        found["prompt"] = page.locator("details pre").filter(has_text="<|im_start|>").first.inner_text()
+        look("rollout")
+        sent = page.url
+        page.get_by_role("link", name="side by side").click()
+        members = page.locator(".group article")
+        expect(members.first).to_be_visible()
+        found["members"] = members.count()
+        look("group")
+        other = context.new_page()
+        other.goto(sent)
+        expect(other.get_by_role("heading", name="Conversation")).to_be_visible()
+        found["sent"] = other.locator("h1").inner_text()
+        strange = chromium.new_context().new_page()
+        strange.goto(sent)
+        found["stranger"] = strange.get_by_role("alert").inner_text()
+        return {**found, **watched.done(origin)}
+
+
+def keyboard(program: str, url: str, origin: str, folder: str) -> Any:
+    """From the list to what a tool was called with, without a mouse; each step is visible."""
+    with browser(program) as chromium:
+        watched = Watched(chromium.new_context(viewport={"width": 1200, "height": 900}))
+        page, pressed = watched.page, 0
+        unseen: list[str] = []
+
+        def until(done: str, key: str = "Tab", most: int = 400) -> None:
+            nonlocal pressed
+            for _ in range(most):
+                page.keyboard.press(key)
+                pressed += 1
+                told = page.evaluate(
+                    "(() => { const e = document.activeElement, s = getComputedStyle(e);"
+                    " return [e.tagName, e.textContent, e.id, s.outlineStyle, parseFloat(s.outlineWidth)]; })()"
+                )
+                if told[0] not in ("BODY", "MAIN", "HTML") and (told[3] == "none" or told[4] < 1):
+                    unseen.append(f"{told[0]} {told[1][:40]}")
+                if page.evaluate(f"(() => {{ const e = document.activeElement; return Boolean({done}); }})()"):
+                    return
+            raise AssertionError(f"{done} was not reached in {most} steps")
+
+        page.goto(url)
+        expect(page.locator("tbody tr").first).to_be_visible()
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.id") == "skip"
+        page.keyboard.press("Enter")
+        until(f"e.closest('tr')?.textContent.includes({json.dumps(folder)})")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="Numbers")).to_be_visible()
+        until("e.id === 'by-text'")
+        page.keyboard.type("squares")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("link", name="Clear")).to_be_visible()
+        until("e.closest('th[scope=row]') && e.closest('[aria-label=Rollouts]')")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="Conversation")).to_be_visible()
+        until("e.tagName === 'SUMMARY'")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="Arguments")).to_be_visible()
+        until("e.textContent.startsWith('Tokens of sequence')")
+        page.keyboard.press("Enter")
+        expect(page.locator(".tokens .s").first).to_be_visible()
+        until("e.className === 'tokens'")
+        until("e.querySelector('.current.s')", "ArrowRight")
+        told = page.get_by_role("status").filter(has_text="log-probability").last.inner_text()
+        page.go_back()
+        expect(page.get_by_role("link", name="Clear")).to_be_visible()
+        return {"pressed": pressed, "unseen": unseen, "told": told, **watched.done(origin)}
+
+
+def hostile(program: str, pages: list[str], origin: str) -> Any:
+    """Look at everything of rollouts that want to be more than text."""
+    seen = []
+    with browser(program) as chromium:
+        context = chromium.new_context()
+        watched = Watched(context)
+        page = watched.page
+        for address in pages:
+            page.goto("about:blank")
+            page.goto(address)
+            shown(page)
+            page.wait_for_timeout(300)
+            open_all(page)
+            for target in page.locator("main th a, main td a").all()[:60]:
+                target.hover(timeout=1000, force=True)
+            page.wait_for_timeout(300)
+            seen.append(
+                {
+                    "text": page.locator("main").inner_text(),
+                    "hacked": page.evaluate("window.hacked ?? null"),
+                    "elements": page.evaluate(
+                        "[...new Set([...document.querySelectorAll('main *')].map(e => e.localName))]"
+                    ),
+                    "links": page.evaluate("[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))"),
+                    "handlers": page.evaluate(
+                        "[...document.querySelectorAll('main *')].flatMap(e => e.getAttributeNames())"
+                        ".filter(n => n.startsWith('on') || n === 'src' || n === 'srcdoc')"
+                    ),
+                }
+            )
+        done = watched.done(origin)
+        # The policy holds even where a script of ours would try.
+        attempt = "try { document.body.innerHTML = '<b>x</b>'; return false; } catch { return true; }"
+        refused = page.evaluate(f"(() => {{ {attempt} }})()")
+        return {"seen": seen, "refused": refused, "cookie": page.evaluate("document.cookie"), **done}
+
+
+def growing(program: str, url: str, origin: str, folder: str, file: str, line: str) -> Any:
+    """Look at a run while rollouts are added to it."""
+    with browser(program) as chromium:
+        watched = Watched(chromium.new_context())
+        page = watched.page
+        page.goto(url)
+        page.get_by_role("row").filter(has_text=folder).get_by_role("link").first.click()
+        expect(page.get_by_role("heading", name="Numbers")).to_be_visible()
+        with Path(file).open("a", encoding="utf-8") as target:
+            target.write(line * 3)
+        expect(page.get_by_role("button", name="Show them")).to_be_visible()
+        before = page.locator("tbody tr th[scope=row].id").count()
+        page.get_by_role("button", name="Show them").click()
+        expect(page.locator("tbody tr th[scope=row].id")).to_have_count(before + 3)
+        focus = page.evaluate("document.activeElement.tagName")
+        return {"focus": focus, **watched.done(origin)}
+
+
+def large(program: str, url: str, origin: str, run: str) -> Any:
+    """The first page of a run that nobody has read yet, and many pages after it."""
+    with browser(program) as chromium:
+        watched = Watched(chromium.new_context())
+        page = watched.page
+        page.goto(url)  # for the cookie
+        page.goto("about:blank")
+        began = time.monotonic()
+        page.goto(f"{origin}#{run}")
+        expect(page.get_by_role("region", name="Rollouts").locator("tbody tr")).to_have_count(50)
+        first = time.monotonic() - began
+        expect(page.locator(".facts")).to_contain_text("100,000", timeout=60_000)
+        expect(page.locator(".facts")).not_to_contain_text("read so far", timeout=60_000)
+        page.get_by_role("button", name="Show them").click()
+        elements = []
+        for _ in range(20):
+            before = page.locator("tbody tr th[scope=row].id").first.inner_text()
+            page.get_by_role("button", name="Next page").click()
+            expect(page.locator("tbody tr th[scope=row].id").first).not_to_have_text(before)
+            elements.append(page.evaluate("document.querySelectorAll('*').length"))
+        return {"first": first, "elements": elements, **watched.done(origin)}
+
+
+STEPS: dict[str, Callable[..., Any]] = {one.__name__: one for one in (walk, keyboard, hostile, growing, large)}
+
+if __name__ == "__main__":
+    print(json.dumps(STEPS[sys.argv[1]](**json.loads(sys.argv[2]))))

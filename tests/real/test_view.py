@@ -1,0 +1,152 @@
+"""The page of runs in a real browser: what a person does with it, and what a hostile rollout does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_rl.reading.report import write_report
+from tests.reading.hostile import HOSTILE, hostile_line
+from tests.reading.recorded import recorded, write_run
+from tests.real.environments import HERE, axe_script, browser_python
+from tests.view.viewed import Viewed
+
+COMPONENT = "Chromium, with Playwright and axe-core: the pages of view and report.html"
+pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(600)]
+MAKES_MORE = {"script", "img", "iframe", "object", "embed", "style", "base", "math", "video"}
+SHOTS = os.environ.get("HERMES_RL_SHOTS", "")
+"""A folder for pictures of the pages, for whoever changes how they look."""
+
+
+def step(name: str, **given: Any) -> Any:
+    program = shutil.which("chromium")
+    assert program is not None, "the tests of a real browser need chromium (apt-get install chromium)"
+    command = [str(browser_python()), str(HERE / "browser_steps.py"), name, json.dumps({"program": program, **given})]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("viewed")
+    command = [sys.executable, "-m", "hermes_rl.cli.main", "run", "terminal-files", "process", "--out", "played"]
+    subprocess.run([*command, "--set", "process.groups=8"], cwd=made, check=True, capture_output=True, timeout=120)
+    return made
+
+
+@pytest.fixture
+def viewed(folder: Path) -> Iterator[Viewed]:
+    with Viewed(folder) as viewer:
+        yield viewer
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1600])
+def test_a_person_finds_a_rollout_and_sends_its_link(viewed: Viewed, scheme: str, width: int) -> None:
+    url = f"{viewed.url}?token={viewed.token}"
+    asked = {"url": url, "origin": viewed.url, "folder": "played", "axe": str(axe_script())}
+    found = step("walk", **asked, scheme=scheme, width=width, shots=SHOTS)
+    assert found["address"] == viewed.url, "an address that is copied does not give the token away"
+    assert {name: found[name] for name in ("list", "run", "filtered", "rollout", "group")} == {
+        name: [] for name in ("list", "run", "filtered", "rollout", "group")
+    }
+    assert set(found["scores"]) == {"1.000"}
+    assert found["sorted"].startswith("Tokens")
+    assert "write_file" in found["trained"] and "You are a careful engineer" not in found["trained"]
+    assert "log-probability 0; model call 1" in found["told"]
+    assert "You are a careful engineer" in found["prompt"]
+    assert found["members"] == 4
+    assert found["sent"].startswith("Rollout ")
+    assert "its token is missing" in found["stranger"]
+    assert found["wrong"] == [] and found["outside"] == []
+
+
+def test_a_keyboard_is_enough(viewed: Viewed) -> None:
+    found = step("keyboard", url=f"{viewed.url}?token={viewed.token}", origin=viewed.url, folder="played")
+    assert found["unseen"] == []
+    assert "log-probability" in found["told"]
+    assert found["wrong"] == [] and found["outside"] == []
+
+
+def test_a_hostile_rollout_is_text(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "bad", [hostile_line(), recorded("good")], name=HOSTILE[0])
+    report = write_report(run).as_uri()
+    with Viewed(tmp_path) as viewed:
+        (name,) = viewed.names()
+        pages = [f"?token={viewed.token}", f"#{name}", f"#{name}/bad%3A0-0", f"#{name}/group/bad%3A0"]
+        pages = [f"{viewed.url}{page}" for page in pages]
+        found = step("hostile", pages=pages, origin=viewed.url)
+        filed = step("hostile", pages=[report, f"{report}#bad/bad%3A0-0"], origin="file://")
+    for told in (found, filed):
+        assert told["wrong"] == [] and told["outside"] == []
+        assert told["refused"] is True and told["cookie"] == ""
+        for one in told["seen"]:
+            assert one["hacked"] is None
+            assert not MAKES_MORE & set(one["elements"])
+            assert [link for link in one["links"] if not link.startswith("#")] == []
+            assert one["handlers"] == []
+        assert "\\u202egnp.exe" in told["seen"][-1]["text"]
+        assert "<script>window.hacked=1" in told["seen"][-1]["text"]
+
+
+def test_a_run_that_grows_is_seen_to_grow(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "grows", [recorded("a"), recorded("b")])
+    line = json.dumps(recorded("c")) + "\n"
+    with Viewed(tmp_path) as viewed:
+        url = f"{viewed.url}?token={viewed.token}"
+        file = str(run / "rollouts.jsonl")
+        found = step("growing", url=url, origin=viewed.url, folder="grows", file=file, line=line)
+    assert found["focus"] == "A"
+    assert found["wrong"] == [] and found["outside"] == []
+
+
+def resident(viewed: Viewed) -> int:
+    """Bytes of memory that the viewer has."""
+    pages = int(Path(f"/proc/{viewed.process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_run_of_100000_rollouts_is_there_at_once_and_takes_no_more_memory(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    run = write_run(tmp_path / "large", [])
+    with (run / "rollouts.jsonl").open("w") as file:
+        line = json.dumps(recorded("ROW", 0, 0.125, size=8))
+        for place in range(100_000):
+            own = line.replace("ROW", f"row {place // 8}").replace(":0-0", f":0-{place % 8}")
+            own = own.replace('"index": 0', f'"index": {place % 8}').replace("0.125", str(chance.randrange(9) / 8))
+            file.write(own + "\n")
+    with Viewed(run) as viewed:
+        url = f"{viewed.url}?token={viewed.token}"
+        (name,) = viewed.names()
+        found = step("large", url=url, origin=viewed.url, run=name)
+        assert found["first"] < 2.0, found
+        assert found["wrong"] == [] and found["outside"] == []
+        assert max(found["elements"]) < 1.1 * min(found["elements"])
+        assert viewed.read(name)["rollouts"] == 100_000
+        queries: list[dict[str, Any]] = [{}, {"sort": "score", "descending": "1"}, {"least": "0.5"}]
+
+        def pages(count: int) -> None:
+            for query in queries:
+                cursor = ""
+                for _ in range(count):
+                    page = viewed.get("runs", name, "rollouts", cursor=cursor, **query)
+                    assert len(page["rollouts"]) == 50
+                    viewed.get("runs", name, "rollouts", page["rollouts"][0]["id"])
+                    cursor = page["cursor"]
+
+        pages(10)
+        before = resident(viewed)
+        pages(67)  # 201 pages, and as many rollouts
+        grown = resident(viewed) - before
+        assert grown < 5 * 2**20, f"{grown / 2**20:.1f} MiB more than {before / 2**20:.0f} MiB"
+        assert before < 400 * 2**20

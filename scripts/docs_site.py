@@ -115,7 +115,12 @@ def _default(key: str, value: dict[str, Any], section: dict[str, Any]) -> str:
     default = value.get("default")
     if default in (None, []) or isinstance(default, dict):
         return ""  # absent, or the defaults of the section's own table
-    return f"`{json.dumps(default, ensure_ascii=False)}`"
+    return _code(default)
+
+
+def _code(value: object) -> str:
+    """Return a value as YAML has it in flow style; a text stands without its quotes."""
+    return f"`{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}`"
 
 
 def _kinds(value: dict[str, Any], titles: dict[str, str]) -> Iterator[str]:
@@ -127,7 +132,7 @@ def _kinds(value: dict[str, Any], titles: dict[str, str]) -> Iterator[str]:
         for choice in choices:
             yield from _kinds(choice, titles)
     elif "enum" in value or "const" in value:
-        yield from (f"`{json.dumps(one).strip(chr(34))}`" for one in value.get("enum", [value.get("const")]))
+        yield from map(_code, value.get("enum", [value.get("const")]))
     elif "{{" in value.get("pattern", "").replace("\\", ""):
         yield "template"
     elif value.get("type") == "array":
@@ -143,7 +148,7 @@ def _kinds(value: dict[str, Any], titles: dict[str, str]) -> Iterator[str]:
 
 def _bounded(kind: str, value: dict[str, Any]) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    bounds = [f"{sign} {value[name]:g}" for name, sign in signs.items() if name in value]
+    bounds = [f"{sign}&nbsp;{value[name]:g}" for name, sign in signs.items() if name in value]
     return f"{kind} {', '.join(bounds)}" if bounds else kind
 
 

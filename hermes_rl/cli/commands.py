@@ -174,6 +174,23 @@ def report(
 
 
 @app.command()
+def push(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    address: Annotated[str, typer.Argument(metavar="hf://datasets/OWNER/NAME", help="The dataset on the hub.")],
+    public: Annotated[bool, typer.Option("--public/--private", help="Who may see the dataset.")] = False,
+    token_env: Annotated[str | None, typer.Option(help="Variable that holds the hub's token.")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="URL of another hub of the same API.")] = None,
+    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    dry: Annotated[bool, typer.Option("--dry-run", help="List the files and print the card; ask no hub.")] = False,
+) -> None:
+    """Publish a run's rollouts as a dataset with a card on the Hugging Face hub."""
+    from hermes_rl.cli.pushing import PushRequest, push_run
+
+    request = PushRequest(run_directory, address, public, token_env, endpoint, env_file, dry)
+    raise typer.Exit(push_run(request))
+
+
+@app.command()
 def view(
     runs: Annotated[
         list[Path] | None, typer.Argument(metavar="[RUN]...", help="Run directories, or folders with runs: ./outputs.")

@@ -18,6 +18,7 @@ DOORS = {
     "wandb": "runs/progress.py",
     "pyarrow": "runs/parquet.py",
     "datasets": ("data/hub.py", "integrations/"),
+    "huggingface_hub": "reading/push.py",
     "transformers": "tokens/hub.py",
     "tokenizers": "tokens/",
     "math_verify": "scoring/",

@@ -6,7 +6,7 @@ spec is wrong).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hermes_rl.errors import UserError
@@ -47,15 +47,29 @@ def load_hub(source: Source, split: str) -> Iterable[dict[str, Any]]:
 
 
 def _sorted(error: Exception, source: Source, split: str) -> UserError:
+    trouble = hub_trouble(error)
+    if trouble is not None:
+        return HubOutOfReachError(
+            f"dataset {source.path}: the hub is out of reach ({first_line(trouble)}); the name was taken for a "
+            "dataset on the hub, as there is no file or folder of that name beside the spec"
+        )
+    return UserError(f"dataset {source.path}, split {split}: {first_line(error)}")
+
+
+def hub_trouble(error: BaseException) -> BaseException | None:
+    """Return what says that the hub is out of reach or busy, in an error of its libraries; None where nothing does."""
+    for cause in causes(error):
+        if any(kind.__name__ in _OUT_OF_REACH for kind in type(cause).__mro__) or _is_passing_error(cause):
+            return cause
+    return None
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, and what it was raised for."""
     cause: BaseException | None = error
     while cause is not None:
-        if any(kind.__name__ in _OUT_OF_REACH for kind in type(cause).__mro__) or _is_passing_error(cause):
-            return HubOutOfReachError(
-                f"dataset {source.path}: the hub is out of reach ({_first_line(cause)}); the name was taken for a "
-                "dataset on the hub, as there is no file or folder of that name beside the spec"
-            )
+        yield cause
         cause = cause.__cause__ or cause.__context__
-    return UserError(f"dataset {source.path}, split {split}: {_first_line(error)}")
 
 
 def _is_passing_error(error: BaseException) -> bool:
@@ -63,6 +77,7 @@ def _is_passing_error(error: BaseException) -> bool:
     return isinstance(status, int) and (status >= 500 or status == TOO_MANY_REQUESTS)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return an error's class and the first line of what it says, which is bounded."""
     text = str(error).strip().split("\n")[0]
     return f"{type(error).__name__}: {text}"[:300]

@@ -1,0 +1,299 @@
+"""`hermes-rl push`: a run as a dataset on a hub of Hugging Face's API. The only importer of huggingface_hub.
+
+Owns what of a run is published, the refusal of files that hold a secret, and what a hub's answers mean. All that can be
+found out here is found out before the hub is asked for anything, and what is published is published in one commit.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.data.hub import causes, first_line, hub_trouble
+from hermes_rl.data.rows import Row
+from hermes_rl.errors import HermesRLError, RunError, UserError
+from hermes_rl.reading.card import FILES, dataset_card
+from hermes_rl.reading.overview import running
+from hermes_rl.reading.record import RolloutSummary, RunRecord
+from hermes_rl.reading.report import report
+from hermes_rl.reading.settings import spec_of
+from hermes_rl.reading.summary import summarise, weights_of
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
+from hermes_rl.runs.parquet import write_table
+from hermes_rl.runs.run_log import redacted, secrets_of
+from hermes_rl.runs.store import Line, rollout_of
+from hermes_rl.version import __version__
+from hermes_rl.visible import visible
+
+TABLE, CARD = "data/rollouts.parquet", "README.md"
+OURS = (CARD, TABLE, *FILES)
+"""The files that a push replaces in a dataset; those that this run does not have are taken out."""
+TOKEN = "HF_TOKEN"
+ANSWER = 60.0
+"""Seconds that a hub has for each answer."""
+ADDRESS = re.compile(r"hf://(?:datasets/)?([^/@]+)/([^/@]+?)/?")
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What is published of a run: the files by their path in the dataset, and lines of the record that are no JSON."""
+
+    files: Mapping[str, Path]
+    torn: int
+
+
+@dataclass(frozen=True)
+class Published:
+    """Where a run was published: the dataset's page, and the commit that has it."""
+
+    url: str
+    commit: str
+
+
+def dataset_at(address: str) -> str:
+    """Return the `owner/name` of an address such as ``hf://datasets/owner/name``.
+
+    Raises:
+        UserError: it is no address of a dataset.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    found = ADDRESS.fullmatch(address)
+    if found is None or found[1] in ("datasets", "models", "spaces", "buckets"):
+        raise UserError(f"{address} is no dataset of a hub: write hf://datasets/OWNER/NAME")
+    dataset = f"{found[1]}/{found[2]}"
+    try:
+        validate_repo_id(dataset)
+    except HFValidationError as error:
+        raise UserError(f"{address} is no dataset of a hub: {first_line(error)}") from error
+    return dataset
+
+
+def token_of(environ: Mapping[str, str], name: str | None) -> str | None:
+    """Return the token for the hub: of the variable that is named, else of `HF_TOKEN`, else of `hf auth login`.
+
+    Raises:
+        UserError: the variable that is named is not set.
+    """
+    if name is not None:
+        if not environ.get(name):
+            raise UserError(f"--token-env {name}: the variable is not set; it holds a token that may write to the hub")
+        return environ[name]
+    if environ.get(TOKEN):
+        return environ[TOKEN]
+    from huggingface_hub import get_token
+
+    found: str | None = get_token()
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- What is published
+
+
+def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) -> Publication:
+    """Make the files that are published of a run in a folder.
+
+    Args:
+        path: of the run directory.
+        dataset: `owner/name` on the hub, as the card says how it is loaded.
+        folder: an empty one.
+        secrets: values that may be in no file, each with what to call it.
+
+    Raises:
+        UserError: the run is still running, has nothing that was graded, or a file holds a secret.
+    """
+    record = RunRecord(path)
+    if running(record.path):
+        raise UserError(f"{record.path} is still running: push it when it has ended")
+    record.refresh()
+    summary, spec, described = summarise(record), spec_of(record), record.described
+    if not summary.graded:
+        raise UserError(f"{record.path} has no rollout with a score, so there is nothing to publish")
+    forms = _forms(secrets)
+    table = folder / TABLE
+    table.parent.mkdir(parents=True)
+    rewards = list(dict.fromkeys(name for one in record.rollouts for name in one.rewards))
+    rows = write_table(table, _groups(record, spec.get("endings") or {}, forms), rewards)
+    kept = [record.path / name for name in ("spec.yaml", "run.json", "metrics.json")]
+    texts = {file.name: file.read_text(encoding="utf-8", errors="replace") for file in kept if file.is_file()}
+    texts["report.html"] = report(record)
+    texts[CARD] = dataset_card(dataset, TABLE, rows, texts, summary, spec, described, weights_of(described))
+    for name, text in texts.items():
+        _refuse_secrets(text, name, forms)
+        (folder / name).write_text(text, encoding="utf-8", errors="replace")
+    return Publication({name: folder / name for name in OURS if (folder / name).is_file()}, record.torn)
+
+
+def named_secrets(environ: Mapping[str, str], token: str | None) -> dict[str, str]:
+    """Return what may not be published: the values of variables that hold secrets, and the hub's token."""
+    hidden = set(secrets_of(environ))
+    found = {value: f"the variable {name}" for name, value in environ.items() if value in hidden}
+    return {**({token: "the hub's token"} if token else {}), **found}
+
+
+def _forms(secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return the texts that a secret can be in a file, as it is and escaped, with what to call it."""
+    found: dict[str, str] = {}
+    for secret, name in secrets.items():
+        forms = {secret, html.escape(secret)}
+        for ascii_only in (True, False):
+            once = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
+            forms |= {once, json.dumps(once, ensure_ascii=ascii_only)[1:-1]}  # the arguments of a call are JSON in JSON
+        forms |= {re.sub("[<>&]", lambda one: f"\\u{ord(one[0]):04x}", form) for form in forms}  # as a report has them
+        found |= dict.fromkeys(forms, name)
+    return found
+
+
+def _refuse_secrets(text: str, file: str, forms: Mapping[str, str]) -> None:
+    found = next((name for form, name in forms.items() if form in text), None)
+    if found is not None:
+        raise UserError(
+            f"{file} would hold the value of {found}, which looks like a secret, so nothing was published. Take the "
+            "secret out of the run, and get a new one; a variable that holds no secret can be unset for this command"
+        )
+
+
+def _groups(record: RunRecord, endings: Mapping[str, Any], forms: Mapping[str, str]) -> Iterator[Group]:
+    """Yield the groups of a run with the rollouts that count; no secret is in them."""
+    members: dict[str, list[RolloutSummary]] = {}
+    for one in record.counting():
+        members.setdefault(one.group, []).append(one)
+    for name, found in members.items():
+        lines = [_line(record, one, forms) for one in sorted(found, key=lambda one: one.index)]
+        row = Row(key=lines[0]["row_key"], columns={}, index=0, digest="")
+        # The tools stand in the line of the group's first rollout alone.
+        tools: list[Any] = next((line["tools"] for line in lines if line.get("tools")), [])
+        rollouts = [_rollout(line, row, len(lines)) for line in lines]
+        for rollout in rollouts:
+            rollout.masked = endings.get(str(rollout.ending)) == "mask"
+            if rollout.result is not None:
+                rollout.result.tool_schemas = list(tools)
+        yield Group(name, row, rollouts)
+
+
+def _line(record: RunRecord, one: RolloutSummary, forms: Mapping[str, str]) -> Line:
+    try:
+        line = record.line(one.id)
+    except ValueError as error:
+        raise UserError(f"the line of rollout {one.id} in {record.path} cannot be read: {error}") from error
+    for text in _texts(line):
+        _refuse_secrets(text, f"{TABLE} (rollout {one.id})", forms)
+    return line
+
+
+def _rollout(line: Line, row: Row, size: int) -> Rollout:
+    key = RolloutKey(row, line["group"], line["index"], size, line["attempt"])
+    return rollout_of(line, replace(key, mark=line["id"].removeprefix(key.id)))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text of a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+# ------------------------------------------------------------------------------------------------------ To the hub
+
+
+def push(files: Mapping[str, Path], dataset: str, *, token: str, endpoint: str | None, public: bool) -> Published:
+    """Publish files in one commit; the dataset is made where there is none, and other files in it stay.
+
+    Raises:
+        UserError: the hub refuses, or the dataset is seen by others than is asked for.
+        RunError: the hub is out of reach, or failed.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    _bound_answers()
+    endpoint = endpoint.rstrip("/") if endpoint else None
+    api = HfApi(endpoint=endpoint, token=token, library_name="hermes-rl", library_version=__version__)
+    made = False
+    try:
+        try:
+            known = api.repo_info(dataset, repo_type="dataset")
+        except RepositoryNotFoundError:
+            api.create_repo(dataset, repo_type="dataset", private=not public)
+            made, there = True, frozenset[str]()
+        else:
+            _refuse_other_eyes(dataset, private=bool(known.private), public=public)
+            there = frozenset(one.rfilename for one in known.siblings or ())
+        commit = _committed(api, dataset, files, there)
+    except UserError:
+        raise
+    except Exception as error:  # whatever the libraries below raise is sorted here, and always raised again
+        raise _sorted(error, dataset, str(api.endpoint), token, made=made) from error
+    return Published(f"{api.endpoint}/datasets/{dataset}", commit)
+
+
+def _committed(api: Any, dataset: str, files: Mapping[str, Path], there: Collection[str]) -> str:
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    additions = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
+    stale = [CommitOperationDelete(path_in_repo=name) for name in OURS if name in there and name not in files]
+    # A .gitignore in the dataset would leave files out of the commit without a word.
+    api.preupload_lfs_files(dataset, additions, repo_type="dataset", gitignore_content="", free_memory=False)
+    done = api.create_commit(
+        dataset, [*additions, *stale], repo_type="dataset", commit_message="Rollouts of a run of hermes-rl"
+    )
+    return str(done.oid)
+
+
+def _refuse_other_eyes(dataset: str, *, private: bool, public: bool) -> None:
+    if public and private:
+        raise UserError(
+            f"{dataset} is there and is private: leave --public out, or make it public in its settings on the hub"
+        )
+    if not public and not private:
+        raise UserError(f"{dataset} is there and is public: --public says that everybody may see the run")
+
+
+def _bound_answers() -> None:
+    """Let the library wait for an answer as long as is reasonable; its own clients wait for ever."""
+    from huggingface_hub import get_session, set_client_factory
+
+    session = get_session()
+    kind, hooks = type(session), session.event_hooks
+    set_client_factory(lambda: kind(event_hooks=hooks, follow_redirects=True, timeout=ANSWER))
+
+
+def _sorted(error: Exception, dataset: str, hub: str, token: str, *, made: bool) -> HermesRLError:
+    """Return what an error of the hub's library means for the user; no token is in it."""
+    left = f"; {dataset} was made and is empty, and the same command goes on from there" if made else ""
+    trouble = hub_trouble(error)
+    if trouble is not None:
+        return RunError(_shown(f"{hub} is out of reach or busy ({first_line(trouble)}){left}", token))
+    refused = next((one for one in causes(error) if isinstance(_status(one), int)), error)
+    said = getattr(refused, "server_message", None) or first_line(refused)
+    match _status(refused):
+        case 401:
+            text = f"{hub} does not accept the token ({said}): name a valid one with --token-env, or `hf auth login`"
+        case 403:
+            text = f"the token may not write {dataset} on {hub} ({said}): it needs the right to write there"
+        case 409:
+            text = f"{hub} does not give the name {dataset} ({said}): choose another"
+        case _:
+            return RunError(_shown(f"{hub} did not take {dataset} ({said}){left}", token))
+    return UserError(_shown(text + left, token))
+
+
+def _status(error: BaseException) -> int | None:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def _shown(text: str, token: str) -> str:
+    return visible(" ".join(redacted(text, [token]).split()))[:1000]

@@ -62,12 +62,17 @@ def run(
 ) -> None:
     """Play rollouts of a spec, or evaluate a set of specs, models and settings."""
     from hermes_rl.cli.running import RunRequest, run_spec
+    from hermes_rl.spec.sets import is_set
 
     flags = tuple(context.args)
     sets = [*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ())]
     request = RunRequest(
         spec, mode, tuple(sets), flags, out, fresh, demo, quiet, verbose, env_file, ray, dry, sample, prices, as_json
     )
+    if is_set(spec):
+        from hermes_rl.cli.sets import run_set
+
+        raise typer.Exit(run_set(request))
     raise typer.Exit(run_spec(request))
 
 

@@ -30,7 +30,6 @@ from hermes_rl.runs.regrade import Regraded, RegradeRequest, regrade
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.overrides import parse_extra_args
-from hermes_rl.spec.sets import is_set
 from hermes_rl.threads import rare_full_collections
 from hermes_rl.tokens.hub import without_advice
 
@@ -90,6 +89,11 @@ class RunRequest:
     prices: Path | None = None
     as_json: bool = False
 
+    def require_dry(self) -> None:
+        """Refuse options that only a dry run has."""
+        if (self.sample or self.prices is not None) and not self.dry:
+            raise UserError("--sample and --prices are about --dry-run; add it")
+
 
 def run_spec(request: RunRequest) -> int:
     """Load, play and sum up; returns the exit status.
@@ -99,12 +103,7 @@ def run_spec(request: RunRequest) -> int:
         RunError: the run failed.
     """
     raise_descriptor_limit()
-    if (request.sample or request.prices is not None) and not request.dry:
-        raise UserError("--sample and --prices are about --dry-run; add it")
-    if is_set(request.spec):
-        from hermes_rl.cli.sets import run_set
-
-        return run_set(request)
+    request.require_dry()
     if request.as_json:
         raise UserError("--json is about sets; the numbers of a run are in its metrics.json")
     environ = environment(request.env_file)

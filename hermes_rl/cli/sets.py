@@ -28,7 +28,8 @@ from hermes_rl.cli.screen import BAD, DIM, HEAD, WIDE, counted, heading, safe, s
 from hermes_rl.errors import HermesRLError, Problem, SpecError, UserError
 from hermes_rl.reading.dry_run import nothing_left
 from hermes_rl.reading.report import write_report_or_say
-from hermes_rl.reading.sets import NOT_PLAYED, Cell, Estimate, Part, Player, SetRun, SetTable, set_table
+from hermes_rl.reading.sets import NOT_PLAYED, Breakdown, Cell, Estimate, SetRun, SetTable, Standing, set_table
+from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import RunDirectory, beside
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
 from hermes_rl.runs.metrics import mean
@@ -68,6 +69,8 @@ def run_set(request: RunRequest) -> int:
             f"{request.spec} is a set, which is evaluated: hermes-rl run {shlex.quote(request.spec)} evaluate. To "
             f"{request.mode}, name one of its specs"
         )
+    raise_descriptor_limit()
+    request.require_dry()
     environ = environment(request.env_file)
     require_effect(request.flags, request.mode)
     found = load_set(request.spec)
@@ -298,21 +301,21 @@ def _fitting(lead: Sequence[_Column], rest: Sequence[_Column]) -> Iterator[Table
         yield made
 
 
-def _tokens(player: Player) -> int:
+def _tokens(player: Standing) -> int:
     return sum(cell.prompt_tokens + cell.completion_tokens for cell in player.cells)
 
 
-def _seconds(player: Player) -> Text:
+def _seconds(player: Standing) -> Text:
     seconds = [cell.seconds for cell in player.cells if cell.seconds is not None]
     return safe(f"{mean(seconds):.2f}" if seconds else "-")
 
 
-def _cost(player: Player) -> Text:
+def _cost(player: Standing) -> Text:
     costs = [cell.cost for cell in player.cells if cell.cost is not None]
     return safe(f"{sum(costs):,.2f} $" if costs else "-")
 
 
-def _rank(player: Player) -> Text:
+def _rank(player: Standing) -> Text:
     if player.rank is None or player.ranks is None:
         return safe("-", DIM)
     first, last = player.ranks
@@ -344,7 +347,7 @@ def _behind(gap: Estimate | None) -> Text:
     return safe(f"{gap.value:+.3f}{mark}\n{gap.low:+.3f} to {gap.high:+.3f}")
 
 
-def _by(column: str, parts: Sequence[Part], made: SetTable) -> Iterator[RenderableType]:
+def _by(column: str, parts: Sequence[Breakdown], made: SetTable) -> Iterator[RenderableType]:
     shown = parts[:SHOWN]
     lead = [_column("spec", (short(part.spec) for part in shown), left=True)] if len(made.specs) > 1 else []
     lead.append(_column(column, (short(part.value) for part in shown), left=True))

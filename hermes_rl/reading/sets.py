@@ -102,7 +102,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Player:
+class Standing:
     """A model with a setting: a row of the table.
 
     Attributes:
@@ -139,7 +139,7 @@ class Player:
 
 
 @dataclass(frozen=True)
-class Part:
+class Breakdown:
     """The rows of a spec that have a value in a column, with the score of each player there, in the players' order."""
 
     spec: str
@@ -162,8 +162,8 @@ class SetTable:
 
     name: str
     specs: tuple[str, ...]
-    players: tuple[Player, ...]
-    by: Mapping[str, tuple[Part, ...]]
+    players: tuple[Standing, ...]
+    by: Mapping[str, tuple[Breakdown, ...]]
     notes: tuple[str, ...]
 
     def record(self) -> dict[str, Any]:
@@ -300,8 +300,8 @@ def _called(run: SetRun) -> str:
     return f"{run.model} {run.setting}".rstrip()
 
 
-def _player(model: str, setting: str, cells: Sequence[Cell]) -> Player:
-    made = Player(model, setting, tuple(cells))
+def _player(model: str, setting: str, cells: Sequence[Cell]) -> Standing:
+    made = Standing(model, setting, tuple(cells))
     scores = [cell.score for cell in cells if cell.score is not None]
     if not made.complete or len(scores) < len(cells):
         return made
@@ -317,7 +317,7 @@ def _player(model: str, setting: str, cells: Sequence[Cell]) -> Player:
 Names = tuple[str, str]
 
 
-def _ranked(players: Mapping[Names, Player], found: Mapping[Names, Sequence[_Read]]) -> dict[Names, Player]:
+def _ranked(players: Mapping[Names, Standing], found: Mapping[Names, Sequence[_Read]]) -> dict[Names, Standing]:
     """Return the players with their ranks, and how far they are behind the first."""
     names = sorted(players, key=lambda one: -_value(players[one]))
     others = len(names) - 1
@@ -340,7 +340,7 @@ def _ranked(players: Mapping[Names, Player], found: Mapping[Names, Sequence[_Rea
     return ranked
 
 
-def _value(player: Player) -> float:
+def _value(player: Standing) -> float:
     assert player.score is not None, "all runs of who is ranked are complete"
     return player.score.value
 
@@ -369,7 +369,7 @@ def _beyond_chance(gaps: Mapping[tuple[Names, Names], Estimate | None], better: 
 # ---------------------------------------------------------------------------------------------- Parts of the rows
 
 
-def _parts(column: str, specs: Sequence[str], players: Sequence[Sequence[_Read]]) -> list[Part]:
+def _parts(column: str, specs: Sequence[str], players: Sequence[Sequence[_Read]]) -> list[Breakdown]:
     parts = []
     for number, spec in enumerate(specs):
         runs = [player[number] for player in players]
@@ -386,7 +386,7 @@ def _parts(column: str, specs: Sequence[str], players: Sequence[Sequence[_Read]]
                 else None
                 for run in runs
             )
-            parts.append(Part(spec, value, len(keys), scores))
+            parts.append(Breakdown(spec, value, len(keys), scores))
     return parts
 
 

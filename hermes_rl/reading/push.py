@@ -224,7 +224,7 @@ def push(files: Mapping[str, Path], dataset: str, *, token: str, endpoint: str |
     made = False
     try:
         try:
-            known = api.repo_info(dataset, repo_type="dataset")
+            known = api.repo_info(dataset, repo_type="dataset", timeout=ANSWER)
         except RepositoryNotFoundError:
             api.create_repo(dataset, repo_type="dataset", private=not public)
             made, there = True, frozenset[str]()
@@ -272,7 +272,7 @@ def _bound_answers() -> None:
 
 def _sorted(error: Exception, dataset: str, hub: str, token: str, *, made: bool) -> HermesRLError:
     """Return what an error of the hub's library means for the user; no token is in it."""
-    left = f"; {dataset} was made and is empty, and the same command goes on from there" if made else ""
+    left = f"; {dataset} was made, and the same command goes on from there" if made else ""
     trouble = hub_trouble(error)
     if trouble is not None:
         return RunError(_shown(f"{hub} is out of reach or busy ({first_line(trouble)}){left}", token))

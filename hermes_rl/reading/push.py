@@ -116,6 +116,8 @@ def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) 
     if not summary.graded:
         raise UserError(f"{record.path} has no rollout with a score, so there is nothing to publish")
     forms = _forms(secrets)
+    for text in _texts(spec):  # YAML breaks long texts into lines
+        _refuse_secrets(text, "spec.yaml", forms)
     table = folder / TABLE
     table.parent.mkdir(parents=True)
     rewards = list(dict.fromkeys(name for one in record.rollouts for name in one.rewards))
@@ -141,10 +143,8 @@ def _forms(secrets: Mapping[str, str]) -> dict[str, str]:
     """Return the texts that a secret can be in a file, as it is and escaped, with what to call it."""
     found: dict[str, str] = {}
     for secret, name in secrets.items():
-        forms = {secret, html.escape(secret)}
-        for ascii_only in (True, False):
-            once = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
-            forms |= {once, json.dumps(once, ensure_ascii=ascii_only)[1:-1]}  # the arguments of a call are JSON in JSON
+        as_json = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
+        forms = {secret, html.escape(secret), *as_json}
         forms |= {re.sub("[<>&]", lambda one: f"\\u{ord(one[0]):04x}", form) for form in forms}  # as a report has them
         found |= dict.fromkeys(forms, name)
     return found

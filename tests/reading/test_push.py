@@ -210,6 +210,17 @@ def test_nothing_is_published_where_a_file_holds_a_secret(
     assert hub.asked == []
 
 
+def test_a_secret_of_several_lines_is_found_in_the_spec(
+    hub: WritableHub, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = "-----BEGIN KEY-----\n" + "it's a long one, of many words " * 9 + "\n-----END KEY-----"
+    monkeypatch.setenv("PRIVATE_KEY", secret)
+    (run / "spec.yaml").write_text(yaml.safe_dump({"name": "n", "sandbox": {"files": {"key": secret}}}))
+    assert status(["push", str(run), ADDRESS]) == 2
+    assert "spec.yaml would hold the value of the variable PRIVATE_KEY" in capsys.readouterr().err
+    assert hub.asked == []
+
+
 def test_the_token_of_the_hub_is_a_secret_whatever_its_variable_is_called(
     hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 Annotations are not postponed here: Typer would evaluate the text of each several times at every start.
 """
 
+import glob
 import json
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,10 +17,17 @@ Starter = Literal["tools", "swe", "game", "judge", "user", "mcp"]
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     help="Agentic reinforcement-learning environments from one YAML file.",
 )
+
+
+def _shipped(incomplete: str) -> list[str]:
+    """Return what a shell offers for a spec; where that is nothing, it offers files."""
+    from hermes_rl.shipped import shipped_dir
+
+    return sorted(path.stem for path in shipped_dir("specs").glob(f"{glob.escape(incomplete)}*.yaml"))
 
 
 _FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -29,7 +37,7 @@ _EPILOG = "Every field of Atropos is accepted too: --env.<field> VALUE, --openai
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def run(
     context: typer.Context,
-    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.")],
+    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.", autocompletion=_shipped)],
     mode: Annotated[Mode, typer.Argument(help="serve a trainer, process into files, or evaluate a model.")],
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in --set agent.max_turns=5.")] = None,
     out: Annotated[Path | None, typer.Option(help="Directory of the run.")] = None,
@@ -62,7 +70,7 @@ def run(
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def validate(
-    specs: Annotated[list[str], typer.Argument(help="Paths, or names of shipped specs.")],
+    specs: Annotated[list[str], typer.Argument(help="Paths, or names of shipped specs.", autocompletion=_shipped)],
     deep: Annotated[bool, typer.Option("--deep", help="Also play the solution and judge the rewards.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,
@@ -198,7 +206,7 @@ def view(
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def render(
     context: typer.Context,
-    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.")],
+    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.", autocompletion=_shipped)],
     row: Annotated[str, typer.Option(help="A row's key, or its place in the order of play, from 0.")] = "0",
     split: Annotated[
         Literal["train", "eval"] | None, typer.Option(help="Among which rows; default: train, where there are any.")
@@ -218,6 +226,28 @@ def render(
 
     options = Options(tuple(sets or ()), tuple(context.args), env_file)
     raise typer.Exit(render_spec(RenderRequest(spec, options, row, split, tokens, demo, as_json, not no_pager)))
+
+
+@app.command(context_settings=_FLAGS, epilog=_EPILOG)
+def play(
+    context: typer.Context,
+    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.", autocompletion=_shipped)],
+    row: Annotated[str, typer.Option(help="A row's key, or its place in the order of play, from 0.")] = "0",
+    split: Annotated[
+        Literal["train", "eval"] | None, typer.Option(help="Among which rows; default: train, where there are any.")
+    ] = None,
+    person: Annotated[bool, typer.Option("--person", help="You are the model.")] = False,
+    shell: Annotated[bool, typer.Option("--shell", help="Look into the sandbox when the agent has ended.")] = False,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")] = False,
+    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+) -> None:
+    """Play one rollout and see it as it goes; nothing is recorded."""
+    from hermes_rl.cli.options import Options
+    from hermes_rl.cli.playing import PlayRequest, play_spec
+
+    options = Options(tuple(sets or ()), tuple(context.args), env_file)
+    raise typer.Exit(play_spec(PlayRequest(spec, options, row, split, person, shell, demo)))
 
 
 @app.command()
@@ -271,7 +301,7 @@ def compare(
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def rollouts(
     context: typer.Context,
-    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.")],
+    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.", autocompletion=_shipped)],
     listen: Annotated[str, typer.Option(help="HOST:PORT; the port 0 is any that is free.")] = "127.0.0.1:8600",
     token_env: Annotated[str | None, typer.Option(help="Variable that holds the token of requests.")] = None,
     most: Annotated[int, typer.Option(min=1, help="Rollouts that may be asked for at a time.")] = 16_384,
@@ -300,7 +330,7 @@ def rollouts(
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def openenv(
     context: typer.Context,
-    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.")],
+    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.", autocompletion=_shipped)],
     listen: Annotated[str, typer.Option(help="HOST:PORT; the port 0 is any that is free.")] = "127.0.0.1:8000",
     token_env: Annotated[str | None, typer.Option(help="Variable that holds the token of requests.")] = None,
     most: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 64,

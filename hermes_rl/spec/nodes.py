@@ -186,6 +186,10 @@ def patterns(*texts: str) -> tuple[Pattern, ...]:
 
 ROWS = patterns("dataset.items.**", "dataset.fallback.items.**")
 ARGS = patterns("rewards.*.args.**", "solution.turns.*.tools.*.args.**")
+HEADERS = patterns(
+    "servers.*.headers_env.*", "servers.*.*.headers_env.*",
+    "tools.*.mcp.headers_env.*", "user.tools.*.mcp.headers_env.*",
+)  # fmt: skip
 EXPRESSIONS = patterns("dataset.filter")
 COMMANDS = patterns("sandbox.setup.**", "artifacts.*.command", "tools.*.mcp.command.**", "user.tools.*.mcp.command.**")
 PROSE = patterns(

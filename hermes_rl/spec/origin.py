@@ -201,11 +201,17 @@ def _is_literal(node: object) -> bool:
     return node.value is not None and node.text != "" and not node.text.startswith(("${", "{{"))
 
 
+def _names_a_variable(path: NodePath, node: object) -> bool:
+    """Return True where the value of a header is the name of its variable; `Bearer …`, written out, is none."""
+    written = isinstance(node, ScalarNode) and re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", node.text)
+    return bool(written) and nodes.is_in(path, nodes.HEADERS)
+
+
 def literal_secrets(root: MappingNode) -> Iterator[Problem]:
     """Yield a problem per secret that is written out, anywhere but in rows and arguments."""
     for path, _, node in walk(root):
         key = str(path[-1])
-        if is_secret_key(key) and not _is_free(path) and _is_literal(node):
+        if is_secret_key(key) and _is_literal(node) and not (_is_free(path) or _names_a_variable(path, node)):
             yield node.mark.problem(_advice(key, path))
 
 

@@ -186,3 +186,24 @@ def test_serving_to_openenv_says_what_is_missing(capsys: pytest.CaptureFixture[s
     assert find_spec("openenv") is None, "this test is for where OpenEnv is not installed"
     assert status(["openenv", "terminal-files"]) == 2
     assert "pip install 'hermes-rl[openenv]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("hermes-rl re", ["regrade", "render", "report"]),
+        ("hermes-rl run term", ["terminal-bench", "terminal-bench-2", "terminal-files"]),
+    ],
+)
+def test_a_shell_completes_commands_and_shipped_specs(words: str, offered: list[str], tmp_path: Path) -> None:
+    asked = {"_HERMES_RL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    program = "import sys; sys.argv[0] = 'hermes-rl'; from hermes_rl.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, **asked},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert sorted(done.stdout.split()) == offered

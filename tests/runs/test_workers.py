@@ -140,7 +140,8 @@ def test_a_trainer_is_served_and_evaluated_with_workers(tmp_path: Path) -> None:
     got = [line["group"] for line in lines(tmp_path / "got.jsonl")]
     assert len(got) == len(set(got)) >= 4, "every group once, also over the restart"
     assert all(line["exact"] for line in lines(tmp_path / "got.jsonl"))
-    assert (tmp_path / "run" / "eval" / "step-2" / "metrics.json").exists()
+    # The trainer may have made another step by the time that it is looked at.
+    assert list((tmp_path / "run" / "eval").glob("step-*/metrics.json"))
 
 
 CHAT = """

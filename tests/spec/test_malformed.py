@@ -203,6 +203,14 @@ CASES: dict[str, tuple[str, str]] = {
         BASE + "agent: {extra_body: {headers: {Authorization: ▶Bearer hunter2}}}\n",
         "a secret is written in `Authorization`",
     ),
+    "secret-for-a-variable": (
+        BASE + "servers: {policy: {base_url: 'http://a', model: m, headers_env: {Authorization: ▶Bearer hunter2}}}\n",
+        "a secret is written in `Authorization`",
+    ),
+    "secret-for-a-variable-of-mcp": (
+        BASE + "tools: [{mcp: {name: far, url: 'http://a', headers_env: {X-Api-Key: ▶sk-hunter2}}}]\n",
+        "a secret is written in `X-Api-Key`",
+    ),
     # extends
     "extends-missing": (BASE + "extends: ▶nowhere.yaml\n", "cannot be read: nowhere.yaml"),
     "extends-list": (BASE + "extends: ▶[a.yaml]\n", "the path of one parent"),

@@ -24,6 +24,22 @@ SPECS = sorted((Path(__file__).parent / "specs").glob("*.yaml"))
 BASE = 'version: 1\ndataset: {items: [{q: a}]}\nprompt: {user: "{{ q }}"}\n'
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "servers: {policy: {base_url: 'http://a', model: m, headers_env: {Authorization: POLICY_KEY}}}\n",
+        "servers: {policy: [{base_url: 'http://a', model: m, headers_env: {Authorization: POLICY_KEY}}]}\n",
+        "tools: [{mcp: {name: far, url: 'http://a', headers_env: {Authorization: POLICY_KEY}}}]\n",
+        "user: {server: user, tools: [{mcp: {name: far, url: 'http://a', headers_env: {Authorization: POLICY_KEY}}}]}\n"
+        "servers: {user: {type: scripted}}\n",
+    ],
+    ids=["server", "servers", "mcp", "user"],
+)
+def test_a_header_that_holds_a_secret_names_its_variable(text: str) -> None:
+    spec = parse_spec(BASE + text, environ={})
+    assert "POLICY_KEY" in json.dumps(spec.resolved(), default=str)
+
+
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_example_specs_load_and_load_again_as_they_ran(path: Path, tmp_path: Path) -> None:
     spec = load_spec(path, environ={})

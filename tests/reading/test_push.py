@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 import yaml
 
+import hermes_rl.reading.push
 from hermes_rl.cli.main import status
 from hermes_rl.errors import UserError
 from hermes_rl.reading.card import plain
@@ -90,7 +91,8 @@ def test_a_process_run_is_loaded_from_the_hub_as_the_run_wrote_it(
 
 
 def test_an_evaluation_is_published_with_its_numbers(hub: WritableHub, tmp_path: Path) -> None:
-    (tmp_path / "saying.yaml").write_text(SPEC + "evaluate: {rollouts: 2}\n")
+    spec = SPEC.replace("three}]}", "three}], eval: only}") + "evaluate: {rollouts: 2}\n"
+    (tmp_path / "saying.yaml").write_text(spec)
     out = tmp_path / "out"
     assert status(["run", str(tmp_path / "saying.yaml"), "evaluate", "--out", str(out), "--quiet"]) == 0
     assert status(["push", str(out), "hf://org/played"]) == 0
@@ -121,7 +123,8 @@ def test_only_what_counts_is_published_with_what_the_record_says_of_it(hub: Writ
 def test_the_card_says_what_it_is_and_how_to_load_it(hub: WritableHub, run: Path) -> None:
     assert status(["push", str(run), ADDRESS]) == 0
     card = hub.files("org/played")["README.md"].decode()
-    about = yaml.safe_load(card.split("---")[1])
+    about = yaml.safe_load(card.split("---\n")[1])
+    assert about["pretty_name"] == "asking"
     assert about["tags"] == ["hermes-rl", "reinforcement-learning"]
     assert about["size_categories"] == ["n<1K"]
     (config,) = about["configs"]
@@ -138,10 +141,13 @@ def test_texts_of_others_are_shown_in_the_card_and_not_obeyed(hub: WritableHub, 
     (run / "spec.yaml").write_text(json.dumps({"name": "n", "description": bad}))
     assert status(["push", str(run), ADDRESS]) == 0
     card = hub.files("org/played")["README.md"].decode()
-    assert "\x1b" not in card
-    assert "<script" not in card
-    assert "](" not in card
     assert card.split("\n").count("---") == 2
+    about, body = card.removeprefix("---\n").split("\n---\n")
+    assert yaml.safe_load(about)["pretty_name"].startswith("x\\u001b[31m | --- <script>")
+    assert "\x1b" not in card
+    assert "<script" not in body
+    assert "](" not in body
+    assert "x\\\\u001b" in body
     assert max(map(len, card.split("\n"))) < 4000
     assert plain("a|b_c") == r"a\|b\_c"
 
@@ -204,6 +210,17 @@ def test_nothing_is_published_where_a_file_holds_a_secret(
     assert hub.asked == []
 
 
+def test_a_secret_of_several_lines_is_found_in_the_spec(
+    hub: WritableHub, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = "-----BEGIN KEY-----\n" + "it's a long one, of many words " * 9 + "\n-----END KEY-----"
+    monkeypatch.setenv("PRIVATE_KEY", secret)
+    (run / "spec.yaml").write_text(yaml.safe_dump({"name": "n", "sandbox": {"files": {"key": secret}}}))
+    assert status(["push", str(run), ADDRESS]) == 2
+    assert "spec.yaml would hold the value of the variable PRIVATE_KEY" in capsys.readouterr().err
+    assert hub.asked == []
+
+
 def test_the_token_of_the_hub_is_a_secret_whatever_its_variable_is_called(
     hub: WritableHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,7 +255,7 @@ def test_who_may_not_write_is_told_so(
 @pytest.mark.parametrize(("path", "code", "result", "said"), [
     ("/api/repos/create", 409, 2, "does not give the name org/played (it is not to be)"),
     ("/api/repos/create", 500, 1, "is out of reach or busy"),
-    ("/api/datasets/org/played/commit", 403, 2, "org/played was made and is empty"),
+    ("/api/datasets/org/played/commit", 403, 2, "org/played was made, and the same command"),
     ("/api/datasets/org/played/commit", 400, 1, "did not take org/played"),
 ])  # fmt: skip
 def test_a_hub_that_refuses_leaves_nothing_half_done(
@@ -257,6 +274,18 @@ def test_a_hub_that_is_out_of_reach_is_named(run: Path, hub: WritableHub, capsys
     assert status(["push", str(run), ADDRESS, "--endpoint", "http://127.0.0.1:1/"]) == 1
     assert "http://127.0.0.1:1 is out of reach" in capsys.readouterr().err
     assert hub.asked == []
+
+
+@pytest.mark.parametrize("path", ["/api/datasets/org/played", "/api/repos/create", "/api/datasets/org/played/commit"])
+def test_a_hub_that_says_nothing_is_not_waited_for_for_ever(
+    run: Path, hub: WritableHub, path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hermes_rl.reading.push, "ANSWER", 2.0)
+    hub.silent = path
+    assert status(["push", str(run), ADDRESS]) == 1
+    hub.over.set()
+    assert f"{hub.url} is out of reach" in capsys.readouterr().err
+    assert hub.commits == {}
 
 
 def test_a_run_that_goes_on_is_not_published(run: Path, hub: WritableHub, capsys: pytest.CaptureFixture[str]) -> None:

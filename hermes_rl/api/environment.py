@@ -126,7 +126,7 @@ class Env:
                 if first is not None:
                     await self._compiled.open(first)
                     break
-        except BaseException:
+        except BaseException:  # a cancellation too: nobody leaves what was never entered
             await self.close()
             raise
         return self
@@ -262,7 +262,7 @@ class Env:
         async def work() -> Rollout:
             runner = await self._runner(policy, size, split, sampling, replays, mark)
             async with self._member(group, index):
-                return await _one(runner, key)
+                return await runner.alone(key)
 
         return await self._owned(work())
 
@@ -411,7 +411,7 @@ class Env:
             encode=stepped.encode,
             replays=0,
         )
-        made = Session(stepped, lambda: self._owned(_one(runner, RolloutKey(row, name, 0, 1, mark=mark))))
+        made = Session(stepped, lambda: self._owned(runner.alone(RolloutKey(row, name, 0, 1, mark=mark))))
         self._sessions.add(made)
         return made
 
@@ -549,13 +549,6 @@ class _Logged(Progress):
 
     def note(self, message: str) -> None:
         logger.warning(message)
-
-
-async def _one(runner: RolloutRunner, key: RolloutKey) -> Rollout:
-    """One rollout; a reward that compares the members of a group gets it as a group of one."""
-    if not runner.environment.has_group_rewards:
-        return await runner.member(key)
-    return (await runner.start(key.row, key.group, 1)).rollouts[0]
 
 
 async def _encoder_of(config: ServerConfig) -> Encoder:

@@ -48,7 +48,7 @@ class SyncEnv:
             self._thread.start()
             try:
                 self._call(self._env.open())
-            except BaseException:
+            except BaseException:  # Ctrl-C too: nobody leaves what was never entered
                 self._end()
                 raise
         return self

@@ -15,6 +15,11 @@ Kind = Literal["specs", "toolsets", "tools", "distributions", "rewards", "parser
 
 Starter = Literal["tools", "swe", "game", "judge", "user", "mcp"]
 
+RowOption = Annotated[str, typer.Option(help="A row's key, or its place in the order of play, from 0.")]
+SplitOption = Annotated[
+    Literal["train", "eval"] | None, typer.Option(help="Among which rows; default: train, where there are any.")
+]
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
@@ -215,10 +220,8 @@ def view(
 def render(
     context: typer.Context,
     spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.", autocompletion=_shipped)],
-    row: Annotated[str, typer.Option(help="A row's key, or its place in the order of play, from 0.")] = "0",
-    split: Annotated[
-        Literal["train", "eval"] | None, typer.Option(help="Among which rows; default: train, where there are any.")
-    ] = None,
+    row: RowOption = "0",
+    split: SplitOption = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Token by token, with ids.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,
@@ -240,10 +243,8 @@ def render(
 def play(
     context: typer.Context,
     spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.", autocompletion=_shipped)],
-    row: Annotated[str, typer.Option(help="A row's key, or its place in the order of play, from 0.")] = "0",
-    split: Annotated[
-        Literal["train", "eval"] | None, typer.Option(help="Among which rows; default: train, where there are any.")
-    ] = None,
+    row: RowOption = "0",
+    split: SplitOption = None,
     person: Annotated[bool, typer.Option("--person", help="You are the model.")] = False,
     shell: Annotated[bool, typer.Option("--shell", help="Look into the sandbox when the agent has ended.")] = False,
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,

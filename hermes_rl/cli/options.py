@@ -28,9 +28,9 @@ class Options(NamedTuple):
     flags: tuple[str, ...] = ()
     env_file: Path | None = None
 
-    def overrides(self) -> Overrides:
-        """Return what they change; raises SpecError with every one that is wrong."""
-        return parse_extra_args(self.flags, self.sets)
+    def overrides(self, *more: str) -> Overrides:
+        """Return what they change, and `more` as behind `--set`; raises SpecError with every one that is wrong."""
+        return parse_extra_args(self.flags, [*self.sets, *more])
 
     def environ(self) -> dict[str, str]:
         """See `environment`."""

@@ -19,18 +19,17 @@ from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import Options, with_policy
 from hermes_rl.cli.running import run_interruptible
 from hermes_rl.cli.screen import BAD, DIM, GOOD, heading, indented, safe, show, table
-from hermes_rl.data.load import Split, load_rows
+from hermes_rl.data.load import Split
 from hermes_rl.errors import Failure
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.rollouts.runner import RolloutRunner
 from hermes_rl.runs.opening import require_machine
-from hermes_rl.runs.rendered import find_row, placeholders
+from hermes_rl.runs.rendered import chosen_row, placeholders
 from hermes_rl.servers.base import CALLABLE, ChatReply, ChatRequest, ChatServer, Message, Timing
 from hermes_rl.servers.exactness import require_reachable
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
-from hermes_rl.spec.overrides import parse_extra_args
 from hermes_rl.threads import in_thread
 from hermes_rl.tools.base import ToolRuntime
 
@@ -72,8 +71,7 @@ def _load(request: PlayRequest) -> Spec:
     given, environ = request.options, request.options.environ()
 
     def load(more: tuple[str, ...]) -> Spec:
-        overrides = parse_extra_args(given.flags, [*given.sets, *more])
-        return load_spec(request.spec, overrides=overrides, demo=request.demo, environ=environ)
+        return load_spec(request.spec, overrides=given.overrides(*more), demo=request.demo, environ=environ)
 
     if not request.person:
         return with_policy(load, environ)
@@ -82,10 +80,7 @@ def _load(request: PlayRequest) -> Spec:
 
 
 async def _played(spec: Spec, request: PlayRequest) -> Rollout:
-    only = spec.dataset.eval is not None and spec.dataset.eval.only
-    split: Split = request.split or ("eval" if only else "train")
-    rows = await asyncio.to_thread(load_rows, spec, split, notify=_say)
-    row = await asyncio.to_thread(find_row, rows, request.row, split)
+    row, split = await chosen_row(spec, request.row, request.split, _say)
     environ = request.options.environ()
     async with CompiledSpec(spec, placeholders(spec, environ) if request.person else environ) as compiled:
         require_machine(compiled, _say)
@@ -98,9 +93,7 @@ async def _played(spec: Spec, request: PlayRequest) -> Rollout:
         runner = _OneRollout(compiled, policy, split, shell=request.shell)
         show([heading(f"row {row.key}")])
         key = RolloutKey(row, row.key if split == "eval" else f"{row.key}:0", 0, 1)
-        if not compiled.has_group_rewards:
-            return await runner.member(key)
-        return (await runner.start(row, key.group, 1)).rollouts[0]
+        return await runner.alone(key)
 
 
 def _say(text: str) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from rich.console import RenderableType
 
@@ -14,13 +14,12 @@ from hermes_rl.cli.options import Options, policy_of
 from hermes_rl.cli.running import run_interruptible
 from hermes_rl.cli.screen import DIM, GOOD, heading, safe, show, show_exactly, table
 from hermes_rl.cli.showing import message_parts
-from hermes_rl.data.load import Split, load_rows
+from hermes_rl.data.load import Split
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.runs.rendered import Rendered, find_row, placeholders, render_row
+from hermes_rl.runs.rendered import Rendered, chosen_row, placeholders, render_row
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
-from hermes_rl.spec.overrides import parse_extra_args
 
 ANY_SERVER = 'servers.policy={"type": "openai", "base_url": "http://localhost/v1", "model": "MODEL"}'
 """Stands for the policy where the spec names none: every chat server is sent the same messages and tools."""
@@ -76,15 +75,11 @@ def render_spec(request: RenderRequest) -> int:
 
 def _load(request: RenderRequest, more: tuple[str, ...]) -> Spec:
     given = request.options
-    overrides = parse_extra_args(given.flags, [*given.sets, *more])
-    return load_spec(request.spec, overrides=overrides, demo=request.demo, environ=given.environ())
+    return load_spec(request.spec, overrides=given.overrides(*more), demo=request.demo, environ=given.environ())
 
 
 async def _rendered(spec: Spec, request: RenderRequest) -> Rendered:
-    only = spec.dataset.eval is not None and spec.dataset.eval.only
-    split: Split = request.split or ("eval" if only else "train")
-    rows = await asyncio.to_thread(load_rows, spec, split, notify=lambda text: echo(text, err=True))
-    row = await asyncio.to_thread(find_row, rows, request.row, split)
+    row, split = await chosen_row(spec, request.row, request.split, partial(echo, err=True))
     async with CompiledSpec(spec, placeholders(spec, request.options.environ())) as compiled:
         if spec.user is not None and spec.user.opens:
             echo("the simulated user speaks first: its words come behind these messages", err=True)

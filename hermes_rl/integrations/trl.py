@@ -393,7 +393,7 @@ class ModelCalls:
                 self._answer([one for one in batch if one[1].set_running_or_notify_cancel()], generate)
                 if ended:
                     return
-        except BaseException:
+        except BaseException:  # Ctrl-C too: what is played on another thread would go on
             playing.cancel()
             raise
 

@@ -221,6 +221,12 @@ class RolloutRunner:
             self.store.record(rollout)
         return rollout
 
+    async def alone(self, key: RolloutKey) -> Rollout:
+        """Play one rollout without mates; a reward that compares the members of a group gets it as a group of one."""
+        if not self.environment.has_group_rewards:
+            return await self.member(key)
+        return (await self.start(key.row, key.group, 1)).rollouts[0]
+
     async def attempt(self, key: RolloutKey) -> Rollout:
         """Play one attempt for a runner in another process: with its tokens, and not recorded."""
         rollout = await self._attempted(key)

@@ -32,7 +32,7 @@ class Journal:
             self._file: IO[bytes] = path.open("ab", buffering=0)
         try:
             _lock(self._file, path)
-        except BaseException:
+        except BaseException:  # whoever asked has no journal to close
             self._file.close()
             raise
         _cut_torn_line(path)
@@ -122,7 +122,7 @@ class Journal:
                 following: IO[bytes] = partial.open("ab", buffering=0)
                 _lock(following, partial)
                 partial.replace(self.path)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: half a file would stay beside the whole one
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
             raise
@@ -145,7 +145,7 @@ def write_atomically(path: Path, text: str) -> None:
         try:
             partial.write_text(text, encoding="utf-8")
             partial.replace(path)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: half a file would stay beside the whole one
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
             raise

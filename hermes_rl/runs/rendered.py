@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 from hermes_rl.agent.loop import HermesAgentLoop
-from hermes_rl.data.load import Rows, Split
+from hermes_rl.data.load import Rows, Split, load_rows
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
@@ -118,6 +118,18 @@ def find_row(rows: Rows, wanted: str, split: Split) -> Row:
     count = rows.length if rows.length is not None else "endless"
     other = "; --split eval looks among the rows for evaluation" if split == "train" else ""
     raise UserError(f"--row: there is no row {wanted!r}: give a key, or a place from 0 (rows: {count}){other}")
+
+
+async def chosen_row(spec: Spec, wanted: str, split: Split | None, notify: Callable[[str], None]) -> tuple[Row, Split]:
+    """Return the row that somebody asks for, and among which rows it is: those for training, where there are any.
+
+    Raises:
+        UserError: as `find_row`, or the rows cannot be had.
+    """
+    only = spec.dataset.eval is not None and spec.dataset.eval.only
+    among: Split = split or ("eval" if only else "train")
+    rows = await asyncio.to_thread(load_rows, spec, among, notify=notify)
+    return await asyncio.to_thread(find_row, rows, wanted, among), among
 
 
 async def render_row(compiled: CompiledSpec, row: Row, split: Split, *, with_text: bool) -> Rendered:

@@ -278,7 +278,7 @@ class RolloutStore:
             if compared or (directory.path / WAITING).exists():
                 self._waiting = directory.journal(WAITING)
             self.load()
-        except BaseException:
+        except BaseException:  # whoever asked has no store to close, and its files are locked
             self._rollouts.close()
             if self._waiting is not None:
                 self._waiting.close()

@@ -152,7 +152,7 @@ class Channel:
                 copies.append(memory_file(frame, "frame"))
                 frame = IN_FILE
             copies += map(copy_of, fds)
-        except BaseException:
+        except BaseException:  # the copies are known here alone
             _close(copies)
             raise
         self._unsent.append((frame, copies))
@@ -306,7 +306,7 @@ class Connection:
             if self._ended:
                 raise sandbox_gone(self._why, by_agent=False)
             self._channel = Channel(control, self._on_exit, self.lose)
-        except BaseException:
+        except BaseException:  # it was given to us, so that nobody else closes it
             control.close()
             raise
 

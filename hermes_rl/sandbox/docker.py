@@ -220,7 +220,7 @@ class Rendezvous:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             self._listen()
-        except BaseException:
+        except BaseException:  # whoever asked has nothing to close, and the folder is there
             self.close()
             raise
 
@@ -240,7 +240,7 @@ class Rendezvous:
         try:
             socket.send_fds(control, [b"x"], [code])
             peer = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        except BaseException:
+        except BaseException:  # the connection is known here alone
             control.close()
             raise
         return control, int(struct.unpack("3i", peer)[0])

@@ -166,7 +166,7 @@ class HelperSandbox(Sandbox):
         except OSError as error:
             await self.close()
             raise SandboxFailure(f"the sandbox did not start: {error}") from error
-        except BaseException:
+        except BaseException:  # a cancellation too: whoever asked has no sandbox to close
             await self.close()
             raise
         self.home, self.workdir = self.isolation.home, self.isolation.workdir
@@ -201,7 +201,7 @@ class HelperSandbox(Sandbox):
                 waiting = self._command([BASH, "-c", PROGRAM])
                 self.waiting_shell = WaitingShell(self.connection, self._processes, waiting)
             await self.prepare()
-        except BaseException:
+        except BaseException:  # a cancellation too: whoever asked has no sandbox to close
             await self.close()
             raise
         self.connection.exposed = True

@@ -121,7 +121,7 @@ def cached(name: str, make: Callable[[Path], None]) -> Path:
             partial.mkdir()
             try:
                 make(partial)
-            except BaseException:
+            except BaseException:  # Ctrl-C too: half an image would stay
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
             partial.rename(final)

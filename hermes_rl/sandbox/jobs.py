@@ -77,7 +77,7 @@ class Job:
         if not merge_stderr:
             try:
                 self.writers[1] = self._pipe(self.stderr)
-            except BaseException:
+            except BaseException:  # the first pipe is there, and whoever asked has nothing to close
                 self.close()
                 raise
         self.hang_up: Callable[[], None] | None = None
@@ -87,7 +87,7 @@ class Job:
         reader, writer = output_pipe()
         try:
             self._readers.append(PipeReader(reader, buffer))
-        except BaseException:
+        except BaseException:  # both ends are known here alone
             os.close(reader)
             os.close(writer)
             raise

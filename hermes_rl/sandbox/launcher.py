@@ -396,7 +396,7 @@ class LocalProcess:
                     descriptors.code = descriptors.add(memory_file(bundle, "helper"))
                     descriptors.stderr = descriptors.add(copy_of(stderr))
                     wanted = program(descriptors)
-                except BaseException:
+                except BaseException:  # they are known here alone
                     descriptors.close()
                     raise
                 self._launched = launcher().launch(wanted)

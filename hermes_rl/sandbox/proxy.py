@@ -83,7 +83,7 @@ class Proxy:
                 self._places.release()
                 await asyncio.sleep(ACCEPT_PAUSE)  # this machine has no descriptors left, or who asked is gone
                 continue
-            except BaseException:
+            except BaseException:  # no connection has taken the place
                 self._places.release()
                 raise
             task = asyncio.create_task(self.serve(connection))

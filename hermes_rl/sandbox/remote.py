@@ -555,7 +555,7 @@ class RemoteSandbox(Sandbox):
             cleanup, _ = command(KILL, named=f"{MARK}={self.id}", signal="9", folder=self._box)
             await self._link.start(self.config.backend, self.machine.arguments, cleanup, self.config.environ)
             await self._prepare()
-        except BaseException:
+        except BaseException:  # a cancellation too: a machine that nobody closes is paid for
             await self.close()
             raise
         if self.config.lifetime is not None:

@@ -28,6 +28,12 @@ def test_every_kind_has_its_files() -> None:
 
 @pytest.mark.parametrize("kind", [*(one for one in KINDS if one != "swe"), pytest.param("swe", marks=pytest.mark.slow)])
 def test_what_is_made_is_valid_and_plays(kind: str, tmp_path: Path) -> None:
+    # As in a checkout of ours: another project around it, with settings of its own and a package of the same name.
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.pytest.ini_options]\naddopts = "--import-mode=importlib"\npythonpath = ["."]\n'
+    )
+    (tmp_path / "rewards").mkdir()
+    (tmp_path / "rewards" / "exact.py").touch()
     folder = made(kind, tmp_path)
     checked = hermes("validate", "my-own.yaml", "--deep", cwd=folder)
     assert checked.returncode == 0, checked.stdout + checked.stderr

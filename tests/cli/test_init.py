@@ -46,7 +46,7 @@ def test_what_is_made_is_valid_and_plays(kind: str, tmp_path: Path) -> None:
     assert played.returncode == 0, played.stderr
     assert "2 of 2 groups" in played.stdout
     tested = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "test_rewards.py", "-p", "no:cacheprovider"],
+        [Path(sys.executable).with_name("pytest"), "-q", "test_rewards.py", "-p", "no:cacheprovider"],
         cwd=folder, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert tested.returncode == 0, tested.stdout

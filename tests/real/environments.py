@@ -111,10 +111,10 @@ def mcp_servers_python() -> Path:
 
 def nemo_gym_python() -> Path:
     """Return the Python of an environment with NeMo Gym, which needs Python 3.12 or newer."""
-    return python_of("nemo-gym", interpreter=newer_python((3, 12)))
+    return python_of("nemo-gym", interpreter=suitable_interpreter((3, 12)))
 
 
-def newer_python(least: tuple[int, int]) -> str:
+def suitable_interpreter(least: tuple[int, int]) -> str:
     """Return an interpreter of this machine that is at least that new: this one, one on the path, or one of pyenv."""
     names = [f"python3.{minor}" for minor in range(least[1], least[1] + 4)]
     own = Path.home() / ".pyenv" / "versions"
@@ -277,3 +277,16 @@ def agentlightning_python() -> Path:
 def tinker_python() -> Path:
     """Return the Python of an environment with tinker-cookbook, beside what TRL's has."""
     return python_of("tinker", upon=trl_python(), whole=True)
+
+
+def build_all() -> None:
+    """Build whatever is not there yet: all environments, and all files that tests take from a package."""
+    for name, build in list(globals().items()):
+        if name.endswith("_python"):
+            build()
+    for build in (tiny_model, small_learner, harbor_files, axe_script, node, lambda: npm_packages("npm-servers")):
+        build()
+
+
+if __name__ == "__main__":
+    build_all()

@@ -268,8 +268,18 @@ class RunRecord:
 
     def label(self, row_key: str, length: int = 50) -> str:
         """Return a few words by which people know a row: its first text; empty where it was not recorded."""
-        group = next((one.group for one in self.rollouts if one.row_key == row_key and one.index == 0), None)
-        row = self.row(group) if group is not None else None
+        return self.labels([row_key], length)[row_key]
+
+    def labels(self, row_keys: Iterable[str], length: int = 50) -> dict[str, str]:
+        """Return a few words for each of these rows; see `label`."""
+        groups = dict.fromkeys(row_keys, "")
+        for one in self.rollouts:
+            if one.index == 0 and groups.get(one.row_key) == "":
+                groups[one.row_key] = one.group
+        return {key: self._words(group, length) for key, group in groups.items()}
+
+    def _words(self, group: str, length: int) -> str:
+        row = self.row(group) if group else None
         text = next((value for value in (row or {}).values() if isinstance(value, str) and value.strip()), "")
         words = " ".join(text.split())
         return words if len(words) <= length else words[: length - 1] + "…"

@@ -80,7 +80,7 @@ def complaints(page: Page, axe: str) -> list[str]:
 
 
 def walk(program: str, url: str, origin: str, folder: str, axe: str, scheme: str, width: int, shots: str) -> Any:
-    """List, run, filter, rollout, group, and a link that is opened afresh."""
+    """List, run, filter, rollout, group, a link that is opened afresh, and two runs compared."""
     script, found = Path(axe).read_text("utf-8"), {}
     with browser(program) as chromium:
         # axe is no script of the page, and so it takes a window that lets it in.
@@ -130,6 +130,13 @@ def walk(program: str, url: str, origin: str, folder: str, axe: str, scheme: str
         other.goto(sent)
         expect(other.get_by_role("heading", name="Conversation")).to_be_visible()
         found["sent"] = other.locator("h1").inner_text()
+        page.get_by_role("link", name="Runs").click()
+        page.get_by_label("Compare run A").select_option(index=1)
+        page.get_by_role("button", name="Compare").click()
+        expect(page.get_by_role("heading", name="Rows that changed")).to_be_visible()
+        found["compared"] = page.locator("main").inner_text()
+        look("compare")
+        page.get_by_role("link", name="exchange A and B").click()
         strange = chromium.new_context().new_page()
         strange.goto(sent)
         found["stranger"] = strange.get_by_role("alert").inner_text()

@@ -61,7 +61,7 @@ def test_a_person_finds_a_rollout_and_sends_its_link(viewed: Viewed, scheme: str
     assert found["address"] == viewed.url, "an address that is copied does not give the token away"
     looked = ("list", "run", "filtered", "rollout", "group", "compare")
     assert {name: found[name] for name in looked} == {name: [] for name in looked}
-    assert "rows are graded in both" in found["compared"] and "broken" in found["compared"]
+    assert "rows are graded in both" in found["compared"] and "fixed" in found["compared"]
     assert set(found["scores"]) == {"1.000"}
     assert found["sorted"].startswith("Tokens")
     assert "write_file" in found["trained"] and "You are a careful engineer" not in found["trained"]

@@ -126,16 +126,20 @@ def walk(program: str, url: str, origin: str, folder: str, axe: str, scheme: str
         expect(members.first).to_be_visible()
         found["members"] = members.count()
         look("group")
-        other = context.new_page()
-        other.goto(sent)
-        expect(other.get_by_role("heading", name="Conversation")).to_be_visible()
-        found["sent"] = other.locator("h1").inner_text()
+        found["sent"] = opened_afresh(context.new_page(), sent)
         found["compared"] = compared(page)
         look("compare")
         strange = chromium.new_context().new_page()
         strange.goto(sent)
         found["stranger"] = strange.get_by_role("alert").inner_text()
         return {**found, **watched.done(origin)}
+
+
+def opened_afresh(page: Page, url: str) -> str:
+    """Follow the link of a rollout, and return what its page is headed by."""
+    page.goto(url)
+    expect(page.get_by_role("heading", name="Conversation")).to_be_visible()
+    return page.locator("h1").inner_text()
 
 
 def compared(page: Page) -> str:

@@ -209,7 +209,7 @@ class RolloutRunner:
                 await asyncio.sleep(0)
             if rollout.error is None and self.encode is not None:
                 await self.encode(rollout)
-            self.store.record(rollout)
+            self._record(rollout)
             if last:
                 break
         return rollout
@@ -218,8 +218,15 @@ class RolloutRunner:
         take_up(self.environment, rollout)
         if rollout.state is RolloutState.WAITING and not self.environment.has_group_rewards:
             self._score(rollout)  # the rewards that compared its group are no longer in the spec
-            self.store.record(rollout)
+            self._record(rollout)
         return rollout
+
+    def _record(self, *rollouts: Rollout) -> None:
+        """Write rollouts down; their lines are needed again only where they wait for their group."""
+        self.store.record(*rollouts)
+        for rollout in rollouts:
+            if rollout.state is not RolloutState.WAITING:
+                rollout.line = None
 
     async def alone(self, key: RolloutKey) -> Rollout:
         """Play one rollout without mates; a reward that compares the members of a group gets it as a group of one."""
@@ -326,7 +333,7 @@ class RolloutRunner:
                 rollout.error = f"not compared with its group, of which another member {what}: {group.detail}"
         else:
             await self._compare(group)
-        self.store.record(*waiting)
+        self._record(*waiting)
 
     async def _compare(self, group: Group) -> None:
         try:

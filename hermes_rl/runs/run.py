@@ -37,7 +37,7 @@ from hermes_rl.runs.groups import group_lines
 from hermes_rl.runs.losses import Losses
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.store import RolloutStore
-from hermes_rl.runs.workers import Workers
+from hermes_rl.runs.workers import Workers, WorkersUsing
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.threads import in_thread
 
@@ -335,7 +335,7 @@ class Run:
         progress: Progress | None = None,
         policy: ChatServer | None = None,
         runner: RolloutRunner | None = None,
-        workers: Workers | None = None,
+        workers: Workers | WorkersUsing | None = None,
     ) -> None:
         self.environment, self.plan, self.store, self.encoder = environment, plan, store, encoder
         self.rows = rows if isinstance(rows, RowSource) else RowSource(rows)

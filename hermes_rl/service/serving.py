@@ -52,6 +52,8 @@ class ServiceOptions:
         record: the run directory that rollouts are recorded in.
         idle: seconds without a step after which a session ends.
         drain: seconds for what was begun, once the service is told to end.
+        workers: processes that play; None: as many as the Ray cluster has room for.
+        ray: address of the Ray cluster that plays; None: this machine.
     """
 
     listen: str = "127.0.0.1:8600"
@@ -61,6 +63,8 @@ class ServiceOptions:
     record: Path = Path("outputs/rollouts")
     idle: float = IDLE
     drain: float = DRAIN
+    workers: int | None = 1
+    ray: str | None = None
 
 
 async def serve(spec: Spec, options: ServiceOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
@@ -71,7 +75,9 @@ async def serve(spec: Spec, options: ServiceOptions, environ: Mapping[str, str],
     """
     token = _token(options.token_env, environ)
     with contextlib.closing(listening(options.listen, token)) as listener:
-        async with open_env(spec, environ=environ, record=options.record) as env:
+        async with open_env(
+            spec, environ=environ, record=options.record, workers=options.workers, ray=options.ray
+        ) as env:
             policies = Policies(spec, environ, frozenset(options.keys))
             service = Service(env, policies, options.most, str(options.record))
             await service.open()

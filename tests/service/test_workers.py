@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.runs.processes import workers_of
 from tests.servers.token_policy import TokenPolicy
-from tests.service.playing import holds, many, named, policy, served_in, tokenizer
+from tests.service.playing import holds, many, named, policy, served_in
 from tests.service.served import PLAYED, Served, spec_in
 
 SECRET = "sk-that-nobody-may-read"
@@ -182,4 +182,3 @@ async def test_a_key_that_a_request_names_is_in_no_file_and_no_log(tmp_path: Pat
     written = [path for path in folder.rglob("*") if path.is_file()]
     assert len(written) > 4
     assert not [path for path in written if SECRET.encode() in path.read_bytes()]
-    assert tokenizer()

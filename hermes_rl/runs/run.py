@@ -368,7 +368,8 @@ class Run:
         """Whether nothing new begins for now; what is in flight goes on."""
         self._changed = asyncio.Event()
         self._recorded: frozenset[str] = frozenset()
-        if store is not None:
+        """Groups that the curriculum knows from the record."""
+        if store is not None and plan.prefer_differing:
             self._recorded = frozenset(group for group in store.groups if store.complete(group))
             for group in sorted(self._recorded, key=lambda one: store.groups[one].epoch):
                 self.curriculum.count(store.groups[group].row_key, store.scores(group))

@@ -240,6 +240,17 @@ class Env:
             lost.rollouts,
         )
 
+    async def watch(self) -> None:
+        """Wait until nothing can be played any more, and raise why; without workers that is never.
+
+        Raises:
+            UserError, RunError: what keeps workers from going on.
+        """
+        if self._workers is None:
+            await asyncio.Event().wait()
+        else:
+            await self._workers.watch()
+
     async def announce(self) -> None:
         """Wait until workers know the versions and the names of models that policies tell by now.
 

@@ -238,6 +238,11 @@ class Workers:
                 handle.kill()
         await asyncio.gather(*lives)
 
+    async def watch(self) -> None:
+        """Wait until they cannot go on, and raise why: they die again and again, or one found something wrong."""
+        while True:
+            await self._change()
+
     # ------------------------------------------------------------------ for the runner
 
     async def play(

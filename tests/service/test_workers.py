@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.api.summing import CODE
 from tests.runs.processes import workers_of
 from tests.servers.token_policy import TokenPolicy
 from tests.service.playing import holds, many, named, policy, served_in
@@ -149,6 +150,21 @@ async def test_what_is_not_finished_in_time_is_cut_in_workers_too(tmp_path: Path
         assert (lines, "the service is ending" in end["cut"]) == ([], True)
         assert await asyncio.to_thread(service.process.wait, 30) == 0
         assert not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_service_whose_workers_cannot_be_kept_alive_ends_and_says_why(tmp_path: Path) -> None:
+    """Whoever keeps it alive starts it anew; one that goes on would refuse every batch for ever."""
+    spec = spec_in(tmp_path, PLAYED + "serve: {workers: 2}\n")
+    broken = 'import os, sys\nif sys.argv[0] == "-c" and os.path.exists("broken"):\n    os._exit(3)\n'
+    (tmp_path / "code.py").write_text(broken + CODE)
+    with Served(spec) as service:
+        assert service.batch(rows=service.keys(), n=1)[1]["dropped"] == 0
+        (tmp_path / "broken").touch()
+        for pid in workers_of(service.process.pid):
+            os.kill(pid, signal.SIGKILL)
+        assert service.process.wait(60) == 1
+        assert "workers ended one after the other before they had played anything" in service.said
+        assert "Traceback" not in service.said
 
 
 async def test_a_key_that_a_request_names_is_in_no_file_and_no_log(tmp_path: Path) -> None:

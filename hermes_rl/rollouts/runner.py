@@ -23,6 +23,7 @@ from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.servers.base import ChatServer
+from hermes_rl.servers.client import HearsVersions
 from hermes_rl.tools.base import ToolRuntime
 
 log = logging.getLogger(__name__)
@@ -245,6 +246,9 @@ class RolloutRunner:
         if self.elsewhere is not None:
             rollout = await self.elsewhere.play(key, self.split)
             take_up(self.environment, rollout)
+            versions = [one.weights.after for one in rollout.ledger if one.weights.after is not None]
+            if versions and isinstance(self.policy, HearsVersions):
+                self.policy.hear(max(versions))  # a server may tell its version in answers alone
             return rollout
         rollout = await self.play(key)
         if self.teacher is not None and rollout.error is None:

@@ -108,8 +108,9 @@ class WorkerHandle(ABC):
             await asyncio.wait((answer,))
         except asyncio.CancelledError:
             self._wanted.discard(number)
-            self.tell(0, "cancel", number)
-            await asyncio.wait((answer,), timeout=RELEASE)
+            if what != "told":  # which holds nothing
+                self.tell(0, "cancel", number)
+                await asyncio.wait((answer,), timeout=RELEASE)
             raise
         finally:
             self._wanted.discard(number)

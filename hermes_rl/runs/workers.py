@@ -304,9 +304,9 @@ class Workers:
     async def announce(self) -> None:
         """Wait until workers know what trainers have told by now: it holds for every call that begins afterwards."""
         told = {policy.number: policy.told() for policy in self._acting}
-        if not told:
-            return
-        asking = [asyncio.create_task(handle.ask("told", told)) for handle in self._ready]
+        asking = [asyncio.create_task(handle.ask("told", told)) for handle in self._ready if told]
+        if not asking:
+            return  # a rollout that begins brings what was told along
         # One that does not listen now (its code holds the interpreter) hears it before it makes another call.
         await asyncio.wait(asking, timeout=TAKEN)
         for task in asking:
@@ -573,7 +573,7 @@ class WorkersUsing:
         """Play one attempt; see `Workers.play`."""
         policy = self._policy
         try:
-            if policy is None:
+            if policy is None or policy.captured:  # nobody tells anything of their weights
                 return await self._workers.play(key, split, self._settings, deaths=1)
             with self._workers.acting(policy):
                 return await self._workers.play(key, split, replace(self._settings, told=policy.told()), deaths=1)

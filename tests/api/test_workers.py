@@ -296,6 +296,23 @@ async def test_a_server_that_tells_its_version_is_asked_by_the_worker(tmp_path: 
         assert await policy.weights() == 9
 
 
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_version_that_answers_tell_to_workers_is_that_of_the_policy(tmp_path: Path, number: int) -> None:
+    """vLLM tells it nowhere else, and what is too old is left out by it."""
+    model, version = token_policy(), ["7"]
+    model.faults = [lambda body: body.update(weight_version=version[0])] * 100
+    async with model.running() as url, open_env(spec_in(tmp_path), workers=number) as env:
+        policy = Policy.server("vllm", url, "tiny", tokenizer=str(small_tokenizer_path()))
+        rows = [env.row(row.key) for row in env.rows()]
+        async with env.groups(1, policy, rows=rows, max_staleness=1, concurrency=1) as groups:
+            assert (await anext(groups)).certificate is not None
+            assert await policy.weights() == 7
+            version[0] = "9"
+            oldest = [group.certificate.oldest async for group in groups if group.certificate is not None]
+        assert await policy.weights() == 9
+        assert oldest and set(oldest) <= {7, 9}
+
+
 async def test_a_key_travels_in_memory_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

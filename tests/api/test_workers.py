@@ -213,6 +213,26 @@ async def test_what_a_trainer_captures_is_played_again_only_by_the_trainer(tmp_p
         await server.stop()
 
 
+async def test_connections_to_an_endpoint_end_with_its_rollout(tmp_path: Path) -> None:
+    """There is an endpoint for each rollout, and a training run has a million of them."""
+    server = await Loopback().start()
+    server.otherwise = completion("The sum is 3.")
+    try:
+        async with open_env(spec_in(tmp_path), workers=2) as env:
+
+            async def play(count: int) -> int:
+                for _ in range(count):
+                    endpoint = Policy.endpoint(server.url, "m")
+                    assert (await env.play(env.rows()[0], endpoint, replays=0)).score == 1.0
+                    await endpoint.close()
+                return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in workers())
+
+            before = await play(4)
+            assert await play(40) < before + 10
+    finally:
+        await server.stop()
+
+
 # ---------------------------------------------------------------------- what is given up
 
 

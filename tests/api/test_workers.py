@@ -17,6 +17,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.api.summing import CODE, COMPARED, TEXT, Sampler, spec_in
 from tests.runs.processes import workers_of
+from tests.runs.test_workers import sleepers
 from tests.servers.loopback_server import Loopback, completion, error
 from tests.service.playing import policy as token_policy
 from tests.service.served import SOLUTION
@@ -236,7 +237,7 @@ async def test_connections_to_an_endpoint_end_with_its_rollout(tmp_path: Path) -
 # ---------------------------------------------------------------------- what is given up
 
 
-async def test_a_play_that_is_cancelled_ends_in_its_worker_before_the_wait_for_it_is_over(tmp_path: Path) -> None:
+async def test_a_play_that_is_cancelled_ends_in_its_worker_too(tmp_path: Path) -> None:
     model = token_policy()
     async with model.running() as url, open_env(spec_in(tmp_path), workers=2) as env:
         policy = Policy.server("vllm", url, "tiny", tokenizer=str(small_tokenizer_path()), version=1)
@@ -254,6 +255,28 @@ async def test_a_play_that_is_cancelled_ends_in_its_worker_before_the_wait_for_i
         assert len(model.asked) == asked + again.turns, "nothing of what was given up goes on"
         assert (env.status().died, env.status().lost) == (0, 0)
         assert env.status().retries == {}
+
+
+SLEEPS = """
+dataset: {items: [{word: hello}]}
+prompt: {user: "Say {{ word }}."}
+toolsets: [terminal]
+rewards: {right: {fn: exact_match, args: {target: "{{ word }}"}}}
+servers: {policy: {type: scripted}}
+solution: {turns: [{tools: [{name: terminal, args: {command: "sleep MARK"}}]}, {say: "{{ word }}"}]}
+"""
+
+
+async def test_a_sandbox_is_released_when_the_wait_for_its_rollout_is_over(tmp_path: Path) -> None:
+    """Otherwise the same rollout, asked for again, would begin while its former self still acts."""
+    mark = f"{os.getpid()}.125"
+    async with open_env(spec_in(tmp_path, SLEEPS.replace("MARK", mark)), workers=2) as env:
+        playing = asyncio.create_task(env.play(env.rows()[0]))
+        await until(lambda: bool(sleepers(mark)))
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        assert not sleepers(mark)
 
 
 async def test_an_environment_that_closes_ends_what_its_workers_play(tmp_path: Path) -> None:

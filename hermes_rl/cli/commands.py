@@ -20,6 +20,11 @@ SplitOption = Annotated[
     Literal["train", "eval"] | None, typer.Option(help="Among which rows; default: train, where there are any.")
 ]
 
+RayOption = Annotated[
+    str | None,
+    typer.Option(metavar="[HOST:PORT]", help="Play on a Ray cluster; without an address one is started here."),
+]
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
@@ -54,10 +59,7 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")] = False,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that play; as the mode's `workers`.")] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="[HOST:PORT]", help="Play on a Ray cluster; without an address one is started here."),
-    ] = None,
+    ray: RayOption = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="Say what it would do; play and write nothing.")] = False,
     sample: Annotated[
         int, typer.Option(min=0, help="With --dry-run: play so many rows into a temporary folder, and measure.")
@@ -325,6 +327,8 @@ def rollouts(
     demo: Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")] = False,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that play; as `serve.workers`.")] = None,
+    ray: RayOption = None,
 ) -> None:
     """Serve rollouts over HTTP, for trainers that cannot live in this interpreter."""
     from hermes_rl.cli.options import Options
@@ -332,7 +336,9 @@ def rollouts(
 
     options = Options(tuple(sets or ()), tuple(context.args), env_file)
     keys = tuple(key_env or ())
-    request = RolloutsRequest(spec, options, listen, token_env, most, keys, out, fresh, idle, drain, demo, verbose)
+    request = RolloutsRequest(
+        spec, options, listen, token_env, most, keys, out, fresh, idle, drain, demo, verbose, workers, ray
+    )
     raise typer.Exit(serve_rollouts(request))
 
 

@@ -37,7 +37,7 @@ from hermes_rl.sandbox.none import WARNING
 from hermes_rl.servers.exactness import engines, require_reachable
 from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.model import Mode, Spec
-from hermes_rl.threads import in_thread
+from hermes_rl.threads import in_thread, made_in_thread
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,11 @@ async def open_records(
             file = GroupsFile(journal, directory.fingerprint, moved=moved is not None)
             groups_file = stack.enter_context(closing(file))
             groups_file.check(size)
-        store = stack.enter_context(closing(RolloutStore(directory, size, compared=compiled.has_group_rewards)))
+        # Every line that is there is read, which takes a minute for some gigabytes.
+        store = await made_in_thread(
+            lambda: RolloutStore(directory, size, compared=compiled.has_group_rewards), RolloutStore.close
+        )
+        stack.enter_context(closing(store))
         changed = await bring_up_to_date(store, directory, compiled, grading, rows, progress.note)
         yield Records(directory, store, grading, groups_file, changed)
 

@@ -37,7 +37,7 @@ from hermes_rl.runs.groups import group_lines
 from hermes_rl.runs.losses import Losses
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.store import RolloutStore
-from hermes_rl.runs.workers import Workers
+from hermes_rl.runs.workers import Workers, WorkersUsing
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.threads import in_thread
 
@@ -335,7 +335,7 @@ class Run:
         progress: Progress | None = None,
         policy: ChatServer | None = None,
         runner: RolloutRunner | None = None,
-        workers: Workers | None = None,
+        workers: Workers | WorkersUsing | None = None,
     ) -> None:
         self.environment, self.plan, self.store, self.encoder = environment, plan, store, encoder
         self.rows = rows if isinstance(rows, RowSource) else RowSource(rows)
@@ -368,7 +368,8 @@ class Run:
         """Whether nothing new begins for now; what is in flight goes on."""
         self._changed = asyncio.Event()
         self._recorded: frozenset[str] = frozenset()
-        if store is not None:
+        """Groups that the curriculum knows from the record."""
+        if store is not None and plan.prefer_differing:
             self._recorded = frozenset(group for group in store.groups if store.complete(group))
             for group in sorted(self._recorded, key=lambda one: store.groups[one].epoch):
                 self.curriculum.count(store.groups[group].row_key, store.scores(group))

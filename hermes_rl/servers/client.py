@@ -59,6 +59,13 @@ class Versioned(Protocol):
 
 
 @runtime_checkable
+class HearsVersions(Protocol):
+    """What takes note of versions of the weights that answers to other processes have told."""
+
+    def hear(self, version: int) -> None: ...
+
+
+@runtime_checkable
 class LoadsRenderer(Protocol):
     """A backend that renders conversations itself, and can load what it needs for that before it is asked."""
 
@@ -151,6 +158,12 @@ class ModelClient:
         """Return the newest version of the weights that any server has; None where no server tells one."""
         telling = [backend for backend in self._backends if isinstance(backend, Versioned)]
         return await self._on_own_loop(_newest(telling))
+
+    def hear(self, version: int) -> None:
+        """Note a version of the weights that an answer has told in another process: the newest is at least that."""
+        for backend in self._backends:
+            if isinstance(backend, HearsVersions):
+                backend.hear(version)
 
     @property
     def exact(self) -> bool:
@@ -487,6 +500,10 @@ class Asker:
     async def weights(self) -> int | None:
         """Return the version of the server's weights now; None where it does not tell."""
         return await self._versions.after()
+
+    def hear(self, version: int) -> None:
+        """Note a version that an answer has told in another process."""
+        self._versions.hear(version)
 
     async def context_length(self) -> int | None:
         """Return the longest conversation, where the server tells it in its list of models."""

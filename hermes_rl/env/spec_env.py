@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,6 +50,7 @@ from hermes_rl.trainers.base import Trainer
 from hermes_rl.trainers.checks import Checks
 from hermes_rl.trainers.find import own_trainer
 from hermes_rl.trainers.serving import Serving
+from hermes_rl.trainers.together import Together
 from hermes_rl.trainers.too_long import TooLong
 
 logger = logging.getLogger(__name__)
@@ -302,7 +303,13 @@ async def run_subclass(cls: type[SpecEnv], launch: Launch) -> RunDirectory:
 
 
 async def run_serve(
-    spec: Spec, launch: Launch, cls: type[SpecEnv] | None = None, trainer: Trainer | None = None
+    spec: Spec,
+    launch: Launch,
+    cls: type[SpecEnv] | None = None,
+    trainer: Trainer | None = None,
+    *,
+    together: Together | None = None,
+    begin: Callable[[], Awaitable[None]] | None = None,
 ) -> RunDirectory:
     """Play until the trainer has had its steps.
 
@@ -311,6 +318,8 @@ async def run_serve(
         launch: where the run lies.
         cls: the environment class of the spec, where it is a subclass.
         trainer: who is served; None: Atropos' trajectory API at `serve.api_url`.
+        together: the environments of this process that feed the trainer; None: it is the only one.
+        begin: awaited when all is open, before the trainer hears of the environment.
 
     Raises:
         UserError: the spec cannot serve, or there is no trajectory API at its address.
@@ -331,6 +340,8 @@ async def run_serve(
         async with open_run(spec, launch, env._own_code()) as opened:
             env._use(opened)
             await env.setup()
+            if begin is not None:
+                await begin()
             serve, directory = spec.serve, opened.directory
             with closing(DeliveryLog(directory.journal(DELIVERIES), trainer.name)) as log:
                 serving = Serving(
@@ -351,6 +362,7 @@ async def run_serve(
                     EnvHooks(env),
                     file=opened.records.groups_file,
                     version=opened.compiled.policy.weights,
+                    together=together,
                 )
                 await serving.play()
             return directory

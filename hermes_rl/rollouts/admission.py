@@ -170,8 +170,8 @@ class Fixed:
         self.concurrency = concurrency
         self.descriptors = descriptors or DescriptorShare()
 
-    def admits(self, open_rollouts: int) -> bool:
-        return open_rollouts < self.concurrency and self.descriptors.carry(open_rollouts)
+    def admits(self, open_rollouts: int, beside: int = 0) -> bool:
+        return open_rollouts < self.concurrency and self.descriptors.carry(open_rollouts + beside)
 
 
 class Adaptive:
@@ -205,8 +205,9 @@ class Adaptive:
         self._memory = self._free()
         self._ceiling = FIRST * self._cores()
 
-    def admits(self, open_rollouts: int) -> bool:
-        """Whether another rollout may begin."""
+    def admits(self, open_rollouts: int, beside: int = 0) -> bool:
+        """Whether another rollout may begin; `beside` so many are open in other runs of this process."""
+        open_rollouts += beside
         self._look(open_rollouts)
         if not self.descriptors.carry(open_rollouts):
             return False

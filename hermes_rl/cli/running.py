@@ -294,11 +294,11 @@ def _serve(spec: Spec, launch: Launch) -> int:
     without_advice()
     from hermes_rl.env.spec_env import run_serve
 
-    directory = run_interruptible(run_serve(spec, launch))
+    directory, stopped = run_interruptible(run_serve(spec, launch))
     launch.progress.end()
-    echo(f"the trainer has had its {spec.serve.total_steps} steps")
+    echo(f"the trainer has had its {spec.serve.total_steps} steps" if stopped is None else f"ended early: {stopped}")
     say_where(directory, launch)
-    return 0
+    return 0 if stopped is None else 1
 
 
 def say_where(directory: RunDirectory, launch: Launch) -> None:

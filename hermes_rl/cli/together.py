@@ -94,16 +94,20 @@ def _serve(served: Sequence[_Served], launch: Callable[[_Served, Progress], Laun
                 progress.note(f"{one.spec.name}: demo: a scripted policy plays; no model, network or container is used")
         with rare_full_collections(), logged(say, verbose=request.verbose):
             pairs = [(one.spec, launched) for one, launched in zip(served, launches, strict=True)]
-            directories = run_interruptible(serve_together(pairs))
+            ended = run_interruptible(serve_together(pairs))
     except KeyboardInterrupt:
         progress.note(f"interrupted; {AFTERWARDS['serve']}")
         return INTERRUPTED
     finally:
         progress.end()
-    echo(f"the trainer has had its {served[0].spec.serve.total_steps} steps")
-    for directory, launched in zip(directories, launches, strict=True):
+    early = {one.spec.name: how.stopped for one, how in zip(served, ended, strict=True) if how.stopped is not None}
+    if len(early) < len(served):
+        echo(f"the trainer has had its {served[0].spec.serve.total_steps} steps")
+    for name, stopped in early.items():
+        echo(f"{name}: ended early: {stopped}")
+    for (directory, _), launched in zip(ended, launches, strict=True):
         say_where(directory, launched)
-    return 0
+    return 1 if early else 0
 
 
 # ---------------------------------------------------------------------------------- what is wrong, before it begins

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
@@ -222,7 +222,9 @@ class SpecEnv(HermesAgentBaseEnv):
             spec = load_spec(spec.source, overrides=changes, demo=spec.demo, environ=cls.environ, mode=chosen)
         launch = Launch(chosen, environ=cls.environ, at_end=write_report_or_say)
         if chosen == "serve":
-            directory = await run_serve(spec, launch, with_spec(cls, spec, chosen))
+            directory, stopped = await run_serve(spec, launch, with_spec(cls, spec, chosen))
+            if stopped is not None:
+                raise RunError(f"ended early: {stopped}. Run directory: {directory.path}")
         elif overridden(cls):
             directory = await run_subclass(with_spec(cls, spec, chosen), launch)
         else:
@@ -302,6 +304,13 @@ async def run_subclass(cls: type[SpecEnv], launch: Launch) -> RunDirectory:
         await env.shut_down()
 
 
+class Served(NamedTuple):
+    """What came of serving: the run directory, and the budget that ended it before the trainer had had its steps."""
+
+    directory: RunDirectory
+    stopped: str | None
+
+
 async def run_serve(
     spec: Spec,
     launch: Launch,
@@ -310,7 +319,7 @@ async def run_serve(
     *,
     together: Together | None = None,
     begin: Callable[[], Awaitable[None]] | None = None,
-) -> RunDirectory:
+) -> Served:
     """Play until the trainer has had its steps.
 
     Args:
@@ -365,7 +374,7 @@ async def run_serve(
                     together=together,
                 )
                 await serving.play()
-            return directory
+            return Served(directory, None if serving.state.finished else serving.stopped)
     finally:
         if trainer is not None:
             await trainer.close()

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hermes_rl.env.serve import require_trajectory_api
-from hermes_rl.env.spec_env import run_serve
+from hermes_rl.env.spec_env import Served, run_serve
 from hermes_rl.errors import HermesRLError, RunError, UserError
-from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.run import Run
 from hermes_rl.runs.run_log import ENVIRONMENT
@@ -26,7 +25,7 @@ class _Environment:
         self.name, self.opened, self._go = spec.name, asyncio.Event(), go
         self.task = asyncio.create_task(self._serve(spec, launch, together))
 
-    async def _serve(self, spec: Spec, launch: Launch, together: Together) -> RunDirectory:
+    async def _serve(self, spec: Spec, launch: Launch, together: Together) -> Served:
         ENVIRONMENT.set(spec.name)
         try:
             return await run_serve(spec, launch, together=together, begin=self._begin)
@@ -43,13 +42,13 @@ class _Environment:
         return self.task.exception() if self.task.done() and not self.task.cancelled() else None
 
 
-async def serve_together(served: Sequence[tuple[Spec, Launch]]) -> list[RunDirectory]:
+async def serve_together(served: Sequence[tuple[Spec, Launch]]) -> list[Served]:
     """Play until the trainer has had its steps, with specs of different names that have the same trainer.
 
     All are opened before one of them registers with the trainer, and where one of them fails all end.
 
     Returns:
-        Their run directories, in the same order.
+        What came of each, in the same order.
 
     Raises:
         UserError: what is wrong with any of the specs, with its name; nothing was played.

@@ -166,6 +166,21 @@ async def test_one_that_fails_ends_all_by_its_name_and_the_same_command_goes_on(
 
 
 @pytest.mark.slow
+async def test_one_whose_budget_is_used_up_ends_alone(tmp_path: Path) -> None:
+    async with trajectory_api() as url:
+        write(tmp_path, url, 4)
+        spec = tmp_path / "short" / "short.yaml"
+        spec.write_text(spec.read_text() + "budget: {max_tokens: 1}\n")
+        async with serving(tmp_path) as process:
+            batches = await asyncio.wait_for(train(url, steps=4, batch_size=BATCH), 60)
+            output = await ended(process)
+    assert process.returncode == 1, output
+    assert "short: ended early: budget.max_tokens (1) is used up" in output
+    assert "the trainer has had its 4 steps" in output
+    assert Counter(name for name, _ in rows_of(batches))["long"] >= 8
+
+
+@pytest.mark.slow
 async def test_ctrl_c_once_ends_all_with_130(tmp_path: Path) -> None:
     async with trajectory_api() as url:
         write(tmp_path, url, 1000)

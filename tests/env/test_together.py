@@ -156,6 +156,9 @@ async def test_one_that_fails_ends_all_by_its_name_and_the_same_command_goes_on(
         assert process.returncode == 1, output
         assert "error: short: 1 groups could not be played" in output and "the reward is broken" in output
         assert "Traceback" not in output
+        assert "the reward is broken" in (tmp_path / "run" / "short" / "run.log").read_text()
+        of_the_other = tmp_path / "run" / "long" / "run.log"
+        assert not of_the_other.exists() or "the reward is broken" not in of_the_other.read_text()
         (tmp_path / "short" / "broken").unlink()
         async with serving(tmp_path, "--set", "budget.max_failures=0") as process:
             await asyncio.wait_for(trainer, 60)

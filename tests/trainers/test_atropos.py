@@ -117,6 +117,7 @@ async def test_a_group_in_doubt_is_found_at_the_api_also_beside_other_environmen
         log = DeliveryLog(Journal(tmp_path / "deliveries.jsonl"), "atropos")
         log.registered((await one.register(Registration("one", 2, 100), log)).session)
         await other.register(Registration("other", 2, 100), DeliveryLog(None, "atropos"))
+        log.step(0, 0, {})
         await one.send(sending(log, "first", group(0.0, 1.0)), [group(0.0, 1.0)])
         log.has("first")
         for _ in range(3):

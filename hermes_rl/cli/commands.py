@@ -6,7 +6,7 @@ Annotations are not postponed here: Typer would evaluate the text of each severa
 import glob
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 
@@ -40,6 +40,10 @@ def _shipped(incomplete: str) -> list[str]:
     return sorted(path.stem for path in shipped_dir("specs").glob(f"{glob.escape(incomplete)}*.yaml"))
 
 
+def _specs_and_modes(incomplete: str) -> list[str]:
+    return [*_shipped(incomplete), *(mode for mode in get_args(Mode) if mode.startswith(incomplete))]
+
+
 _FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 _EPILOG = "Every field of Atropos is accepted too: --env.<field> VALUE, --openai.<field> VALUE."
 
@@ -47,18 +51,28 @@ _EPILOG = "Every field of Atropos is accepted too: --env.<field> VALUE, --openai
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def run(
     context: typer.Context,
-    spec: Annotated[
-        str, typer.Argument(help="A path of a spec or a set, or the name of a shipped spec.", autocompletion=_shipped)
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SPEC… MODE",
+            help="A path of a spec or a set, or the name of a shipped spec; then serve (a trainer; several specs feed "
+            "it together), process (into files) or evaluate (a model).",
+            autocompletion=_specs_and_modes,
+        ),
     ],
-    mode: Annotated[Mode, typer.Argument(help="serve a trainer, process into files, or evaluate a model.")],
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in --set agent.max_turns=5.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory of the run.")] = None,
+    weights: Annotated[
+        list[str] | None, typer.Option("--weight", help="NAME=NUMBER: its share, where several specs are served.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the run; of several specs, the folder of theirs.")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, beside an earlier run.")] = False,
     demo: Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")] = False,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes that play; as the mode's `workers`.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that play, for each spec; as `workers`.")] = None,
     ray: RayOption = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="Say what it would do; play and write nothing.")] = False,
     sample: Annotated[
@@ -67,16 +81,36 @@ def run(
     prices: Annotated[Path | None, typer.Option(help="With --dry-run: JSON, $ for a million tokens by model.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Of a set: print set.json in place of the table.")] = False,
 ) -> None:
-    """Play rollouts of a spec, or evaluate a set of specs, models and settings."""
-    from hermes_rl.cli.running import RunRequest, run_spec
+    """Play rollouts of a spec, serve several, or evaluate a set of specs, models and settings."""
+    from hermes_rl.cli.options import separated
+    from hermes_rl.cli.running import RunRequest, run_spec, specs_and_mode
     from hermes_rl.spec.sets import is_set
 
-    flags = tuple(context.args)
+    named, flags = separated([*words, *context.args])
+    specs, mode = specs_and_mode(named)
     sets = [*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ())]
     request = RunRequest(
-        spec, mode, tuple(sets), flags, out, fresh, demo, quiet, verbose, env_file, ray, dry, sample, prices, as_json
+        specs[0],
+        mode,
+        tuple(sets),
+        flags,
+        out,
+        fresh,
+        demo,
+        quiet,
+        verbose,
+        env_file,
+        ray,
+        dry,
+        sample,
+        prices,
+        as_json,
     )
-    if is_set(spec):
+    if len(specs) > 1 or weights:
+        from hermes_rl.cli.together import run_together
+
+        raise typer.Exit(run_together(specs, request, weights or []))
+    if is_set(specs[0]):
         from hermes_rl.cli.sets import run_set
 
         raise typer.Exit(run_set(request))

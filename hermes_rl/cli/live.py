@@ -16,7 +16,7 @@ import time
 import tty
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -52,12 +52,20 @@ class LivePanel(Progress):
         title: what is run.
         console: where it is drawn; default: stderr.
         keys: descriptor of the keyboard; None where there is none.
+        of: the panel that this one is a part of, where several environments play together; it draws.
     """
 
-    def __init__(self, title: str, console: Console | None = None, keys: int | None = None) -> None:
+    def __init__(
+        self, title: str, console: Console | None = None, keys: int | None = None, of: LivePanel | None = None
+    ) -> None:
         self.console = console or Console(stderr=True, highlight=False)
         super().__init__()
-        self.title, self._keys = title, keys
+        self.title, self._keys, self._of = title, keys, of
+        self._parts: list[LivePanel] = []
+        self._watched: list[tuple[LivePanel, Watched]] = []
+        """The runs that are drawn and steered."""
+        self._open = ExitStack()
+        """What ends with the last of them."""
         self.values: dict[str, deque[float]] = {"score": deque(maxlen=KEPT)}
         """The last values by name of the reward, the score first."""
         self.done = 0
@@ -81,13 +89,32 @@ class LivePanel(Progress):
         loop = asyncio.get_running_loop()
         self._folder, self._started = str(watched.directory.path), time.monotonic()
         looking = loop.create_task(self._look(watched))
-        with super().watching(watched), self._keyboard(loop, watched):
-            self._begin()
+        with super().watching(watched), (self._of or self)._with(self, watched, loop):
             try:
                 yield
             finally:
                 looking.cancel()
+
+    @contextmanager
+    def _with(self, part: LivePanel, watched: Watched, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Draw and steer one run more, from the first one that is open until the last has ended."""
+        if not self._watched:
+            self._open.enter_context(self._keyboard(loop))
+            self._begin()
+        self._watched.append((part, watched))
+        try:
+            yield
+        finally:
+            self._watched.remove((part, watched))
+            if not self._watched:
                 self.end()
+                self._open.close()
+
+    def named(self, name: str) -> Progress:
+        """Return what one of several environments says, as a part of this panel."""
+        part = LivePanel(name, self.console, of=self)
+        self._parts.append(part)
+        return part
 
     async def _look(self, watched: Watched) -> None:
         """Ask the run how it does, where nothing of it changes meanwhile."""
@@ -120,7 +147,9 @@ class LivePanel(Progress):
 
     def say(self, message: str) -> None:
         """Show a line above the panel."""
-        if self._drawing is None:
+        if self._of is not None:
+            self._of.say(f"{self.title}: {message}")
+        elif self._drawing is None:
             super().say(message)
         else:
             self._notes.append(message)
@@ -151,13 +180,15 @@ class LivePanel(Progress):
 
     def panel(self) -> RenderableType:
         """Return what is drawn."""
-        status = self._status
-        lines: list[RenderableType] = [self._head(), self._way()]
-        if status is not None:
-            lines += [self._flight(status), *self._scores(), *self._troubles(status)]
+        lines = [line for part in self._parts or [self] for line in part._lines()]
         if self._keys is not None:
             lines.append(Text(KEYS, style="dim"))
         return Group(*lines)
+
+    def _lines(self) -> list[RenderableType]:
+        status = self._status
+        lines: list[RenderableType] = [self._head(), self._way()]
+        return lines if status is None else [*lines, self._flight(status), *self._scores(), *self._troubles(status)]
 
     def _head(self) -> RenderableType:
         head = Table.grid(expand=True)
@@ -231,26 +262,30 @@ class LivePanel(Progress):
     # ------------------------------------------------------------------ steering
 
     @contextmanager
-    def _keyboard(self, loop: asyncio.AbstractEventLoop, watched: Watched) -> Iterator[None]:
+    def _keyboard(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         """Get keys one by one, without their echo, as long as the panel is there."""
         if self._keys is None:
             yield
             return
         with unbuffered(self._keys):
-            loop.add_reader(self._keys, self._key, loop, watched)
+            loop.add_reader(self._keys, self._key, loop)
             try:
                 yield
             finally:
                 loop.remove_reader(self._keys)
 
-    def _key(self, loop: asyncio.AbstractEventLoop, watched: Watched) -> None:
+    def _key(self, loop: asyncio.AbstractEventLoop) -> None:
         assert self._keys is not None
         pressed = os.read(self._keys, 64).decode(errors="replace")
         if not pressed:
             loop.remove_reader(self._keys)  # the terminal is gone
         for key in pressed:
-            self._steer(key, watched)
-        self._status = watched.status()
+            for _, watched in self._watched:
+                self._steer(key, watched)
+            if key == "f":
+                self.note("finishing early: nothing new begins, what is in flight is played to its end")
+        for part, watched in self._watched:
+            part._status = watched.status()
 
     def _steer(self, key: str, watched: Watched) -> None:
         status = watched.status()
@@ -258,7 +293,6 @@ class LivePanel(Progress):
             watched.pause(not status.paused)
         elif key == "f":
             watched.finish()
-            self.note("finishing early: nothing new begins, what is in flight is played to its end")
         elif key in "+-":
             now = status.concurrency or max(1, status.in_flight)
             change = max(1, int(now * STEP))

@@ -8,16 +8,17 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of, restore_terminal
 from hermes_rl.cli.options import environment, with_policy
 from hermes_rl.errors import UserError
+from hermes_rl.plugins import did_you_mean
 from hermes_rl.reading.report import write_report_or_say
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import RunDirectory
@@ -95,6 +96,24 @@ class RunRequest:
             raise UserError("--sample and --prices are about --dry-run; add it")
 
 
+def specs_and_mode(words: Sequence[str]) -> tuple[list[str], Mode]:
+    """Return the specs of `hermes-rl run` and the mode, which is the last word.
+
+    Raises:
+        UserError: there is no spec, or no such mode.
+    """
+    *specs, mode = words or [""]
+    modes: tuple[Mode, ...] = get_args(Mode)
+    for known in modes:
+        if mode == known and specs:
+            return specs, known
+    if mode in modes:
+        raise UserError(f"no spec is named: hermes-rl run SPEC {mode}")
+    raise UserError(
+        f"{mode!r} is no mode{did_you_mean(mode, modes)}: name it behind the spec, hermes-rl run SPEC {'|'.join(modes)}"
+    )
+
+
 def run_spec(request: RunRequest) -> int:
     """Load, play and sum up; returns the exit status.
 
@@ -108,7 +127,7 @@ def run_spec(request: RunRequest) -> int:
         raise UserError("--json is about sets; the numbers of a run are in its metrics.json")
     environ = environment(request.env_file)
     progress = progress_of(f"{Path(request.spec).stem} · {request.mode}", quiet=request.quiet)
-    spec = with_policy(lambda more: _load(request, environ, more), environ)
+    spec = load_for(request, environ)
     if spec.demo:
         progress.note("demo: a scripted policy plays; no model, network or container is used")
     launch = Launch(request.mode, request.out, request.fresh, environ, progress, request.ray, write_report_or_say)
@@ -118,7 +137,7 @@ def run_spec(request: RunRequest) -> int:
         with rare_full_collections(), logged(progress.say, verbose=request.verbose):
             return _MODES[request.mode](spec, launch)
     except KeyboardInterrupt:
-        progress.note(f"interrupted; {_AFTERWARDS[request.mode]}")
+        progress.note(f"interrupted; {AFTERWARDS[request.mode]}")
         return INTERRUPTED
     finally:
         progress.end()
@@ -165,10 +184,15 @@ class _Saying(logging.Handler):
         self._say(self.format(record))
 
 
-def _load(request: RunRequest, environ: Mapping[str, str], more: tuple[str, ...]) -> Spec:
-    require_effect(request.flags, request.mode)
-    overrides = parse_extra_args(request.flags, [*request.sets, *more])
-    return load_spec(request.spec, overrides=overrides, demo=request.demo, environ=environ, mode=request.mode)
+def load_for(request: RunRequest, environ: Mapping[str, str]) -> Spec:
+    """Load the spec of a request, with a policy. Raises UserError, SpecError."""
+
+    def load(more: tuple[str, ...]) -> Spec:
+        require_effect(request.flags, request.mode)
+        overrides = parse_extra_args(request.flags, [*request.sets, *more])
+        return load_spec(request.spec, overrides=overrides, demo=request.demo, environ=environ, mode=request.mode)
+
+    return with_policy(load, environ)
 
 
 def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
@@ -209,7 +233,7 @@ def _process(spec: Spec, launch: Launch) -> int:
     summary, directory = run_interruptible(run_process(spec, launch))
     launch.progress.end()
     echo(_process_words(spec, summary))
-    _say_where(directory, launch)
+    say_where(directory, launch)
     return 0 if summary.stopped is None else 1
 
 
@@ -238,7 +262,7 @@ def _evaluate(spec: Spec, launch: Launch) -> int:
     launch.progress.end()
     for line in evaluation_lines(found):
         echo(line)
-    _say_where(directory, launch)
+    say_where(directory, launch)
     if not found.reliable:
         echo(
             "error: more than 2 % of the rollouts could not be graded, see `error` in rollouts.jsonl",
@@ -270,14 +294,14 @@ def _serve(spec: Spec, launch: Launch) -> int:
     without_advice()
     from hermes_rl.env.spec_env import run_serve
 
-    directory = run_interruptible(run_serve(spec, launch))
+    directory, stopped = run_interruptible(run_serve(spec, launch))
     launch.progress.end()
-    echo(f"the trainer has had its {spec.serve.total_steps} steps")
-    _say_where(directory, launch)
-    return 0
+    echo(f"the trainer has had its {spec.serve.total_steps} steps" if stopped is None else f"ended early: {stopped}")
+    say_where(directory, launch)
+    return 0 if stopped is None else 1
 
 
-def _say_where(directory: RunDirectory, launch: Launch) -> None:
+def say_where(directory: RunDirectory, launch: Launch) -> None:
     """Say where everything is, and how to look at it."""
     echo(f"run directory: {directory.path}")
     launch.progress.note(f"next: hermes-rl show {shlex.quote(str(directory.path))} --failed")
@@ -287,7 +311,7 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{cause} {count}" for cause, count in counts.items())
 
 
-_AFTERWARDS = {
+AFTERWARDS = {
     "process": "what is complete is kept, and the same command goes on from there",
     "serve": "what was sent is kept with the trainer; the same command serves again",
     "evaluate": "what is complete is kept, and the same command goes on from there",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
@@ -50,6 +50,7 @@ from hermes_rl.trainers.base import Trainer
 from hermes_rl.trainers.checks import Checks
 from hermes_rl.trainers.find import own_trainer
 from hermes_rl.trainers.serving import Serving
+from hermes_rl.trainers.together import Together
 from hermes_rl.trainers.too_long import TooLong
 
 logger = logging.getLogger(__name__)
@@ -221,7 +222,9 @@ class SpecEnv(HermesAgentBaseEnv):
             spec = load_spec(spec.source, overrides=changes, demo=spec.demo, environ=cls.environ, mode=chosen)
         launch = Launch(chosen, environ=cls.environ, at_end=write_report_or_say)
         if chosen == "serve":
-            directory = await run_serve(spec, launch, with_spec(cls, spec, chosen))
+            directory, stopped = await run_serve(spec, launch, with_spec(cls, spec, chosen))
+            if stopped is not None:
+                raise RunError(f"ended early: {stopped}. Run directory: {directory.path}")
         elif overridden(cls):
             directory = await run_subclass(with_spec(cls, spec, chosen), launch)
         else:
@@ -301,9 +304,22 @@ async def run_subclass(cls: type[SpecEnv], launch: Launch) -> RunDirectory:
         await env.shut_down()
 
 
+class Served(NamedTuple):
+    """What came of serving: the run directory, and the budget that ended it before the trainer had had its steps."""
+
+    directory: RunDirectory
+    stopped: str | None
+
+
 async def run_serve(
-    spec: Spec, launch: Launch, cls: type[SpecEnv] | None = None, trainer: Trainer | None = None
-) -> RunDirectory:
+    spec: Spec,
+    launch: Launch,
+    cls: type[SpecEnv] | None = None,
+    trainer: Trainer | None = None,
+    *,
+    together: Together | None = None,
+    begin: Callable[[], Awaitable[None]] | None = None,
+) -> Served:
     """Play until the trainer has had its steps.
 
     Args:
@@ -311,6 +327,8 @@ async def run_serve(
         launch: where the run lies.
         cls: the environment class of the spec, where it is a subclass.
         trainer: who is served; None: Atropos' trajectory API at `serve.api_url`.
+        together: the environments of this process that feed the trainer; None: it is the only one.
+        begin: awaited when all is open, before the trainer hears of the environment.
 
     Raises:
         UserError: the spec cannot serve, or there is no trajectory API at its address.
@@ -331,6 +349,8 @@ async def run_serve(
         async with open_run(spec, launch, env._own_code()) as opened:
             env._use(opened)
             await env.setup()
+            if begin is not None:
+                await begin()
             serve, directory = spec.serve, opened.directory
             with closing(DeliveryLog(directory.journal(DELIVERIES), trainer.name)) as log:
                 serving = Serving(
@@ -351,9 +371,10 @@ async def run_serve(
                     EnvHooks(env),
                     file=opened.records.groups_file,
                     version=opened.compiled.policy.weights,
+                    together=together,
                 )
                 await serving.play()
-            return directory
+            return Served(directory, None if serving.state.finished else serving.stopped)
     finally:
         if trainer is not None:
             await trainer.close()

@@ -1,19 +1,21 @@
 """How many rollouts are open at a time: as many as the server, the cores and the memory carry, each of them measured.
 
-Nothing has to be tuned: another rollout begins while no call waits for a place at the policy's server, this program
-leaves a part of the cores idle, and memory is left. A number on request is kept to exactly, as long as this process may
-open the descriptors for it."""
+Nothing has to be tuned: another rollout begins while no call waits for a place at the policy's server, a part of the
+cores is idle, and memory is left. Where others keep the cores busy, no more than a few per core are open. A number on
+request is kept to exactly, as long as this process may open the descriptors for it.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from hermes_rl.rollouts.rollout import Group
 
@@ -109,6 +111,10 @@ DESCRIPTORS = 16
 those that exist for a moment while a sandbox or a command starts."""
 
 
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+"""Where a process finds the bounds of its container."""
+
+
 UNLIMITED = 1 << 20
 """Descriptors to count with where the system sets no limit."""
 
@@ -170,8 +176,15 @@ class Fixed:
         self.concurrency = concurrency
         self.descriptors = descriptors or DescriptorShare()
 
-    def admits(self, open_rollouts: int) -> bool:
-        return open_rollouts < self.concurrency and self.descriptors.carry(open_rollouts)
+    def admits(self, open_rollouts: int, beside: int = 0) -> bool:
+        return open_rollouts < self.concurrency and self.descriptors.carry(open_rollouts + beside)
+
+
+class Used(NamedTuple):
+    """Seconds that some cores have been at work, so far."""
+
+    seconds: float
+    cores: float
 
 
 class Adaptive:
@@ -182,6 +195,7 @@ class Adaptive:
         used: seconds of processor time that this program and its ended children have used.
         free: share of the memory that is free.
         cores: how many there are; machines may come and go.
+        machine: what all programs together have used, this one included.
         descriptors: that this process may open.
     """
 
@@ -193,38 +207,51 @@ class Adaptive:
         used: Callable[[], float] | None = None,
         free: Callable[[], float] | None = None,
         cores: Callable[[], int] | None = None,
+        machine: Callable[[], Sequence[Used]] | None = None,
         descriptors: Carries | None = None,
     ) -> None:
         self.descriptors = descriptors or DescriptorShare(clock=clock)
         self._calls, self._clock = calls, clock
         self._used, self._free = used or processor_seconds, free or free_memory
-        self._cores = cores or usable_cores
+        self._cores, self._machine = cores or usable_cores, machine or whole_machine
         self._looked = clock()
-        self._before = self._used()
-        self._busy = 0.0
+        self._before = self._measured()
+        self._busy, self._taken = 0.0, 1.0
+        """The part of the cores that this program uses, and the part that anybody uses: all, until it is measured."""
         self._memory = self._free()
-        self._ceiling = FIRST * self._cores()
+        self._ceiling = 0
 
-    def admits(self, open_rollouts: int) -> bool:
-        """Whether another rollout may begin."""
+    def admits(self, open_rollouts: int, beside: int = 0) -> bool:
+        """Whether another rollout may begin; `beside` so many are open in other runs of this process."""
         self._look(open_rollouts)
-        if not self.descriptors.carry(open_rollouts):
+        together = open_rollouts + beside
+        if not self.descriptors.carry(together):
             return False
-        if open_rollouts < self._cores():
+        if together < self._cores():
             return True  # less would leave cores idle, whatever was measured
         waiting = self._calls.waiting if self._calls is not None else 0
-        carried = self._busy < BUSY and self._memory > RESERVE
-        return waiting == 0 and carried and open_rollouts < self._ceiling
+        first = FIRST * self._cores()
+        # Others would give us a part of the cores that they keep busy, so what is surely carried begins all the same.
+        carried = self._busy < BUSY and self._memory > RESERVE and (self._taken < BUSY or together < first)
+        return waiting == 0 and carried and open_rollouts < max(first - beside, self._ceiling)
 
     def _look(self, open_rollouts: int) -> None:
         now = self._clock()
         if now - self._looked < LOOK:
             return
-        used = self._used()
-        self._busy = 0.5 * self._busy + 0.5 * (used - self._before) / (now - self._looked) / self._cores()
-        self._looked, self._before = now, used
+        seconds, self._looked = now - self._looked, now
+        before, self._before = self._before, self._measured()
+        own, *whole = (
+            (after.seconds - earlier.seconds) / seconds / after.cores
+            for earlier, after in zip(before, self._before, strict=False)
+        )
+        self._busy = 0.5 * self._busy + 0.5 * own
+        self._taken = 0.5 * self._taken + 0.5 * max(whole, default=0.0)
         self._memory = self._free()
-        self._ceiling = max(FIRST * self._cores(), int(open_rollouts * GROWTH) + 1)
+        self._ceiling = int(open_rollouts * GROWTH) + 1
+
+    def _measured(self) -> list[Used]:
+        return [Used(self._used(), self._cores()), *self._machine()]
 
 
 Admission = Fixed | Adaptive
@@ -237,15 +264,17 @@ def admission(
     used: Callable[[], float] | None = None,
     free: Callable[[], float] | None = None,
     cores: Callable[[], int] | None = None,
+    machine: Callable[[], Sequence[Used]] | None = None,
     descriptors: Carries | None = None,
 ) -> Admission:
     """Return a number of rollouts where one is asked for, else as many as are carried; the policy is told which.
 
-    `used`, `free`, `cores` and `descriptors` are those of other processes that play, where this one does not.
+    `used`, `free`, `cores`, `machine` and `descriptors` are those of other processes that play, where this one does
+    not.
     """
     if concurrency is None:
         calls = policy if isinstance(policy, Calls) else None
-        return Adaptive(calls, used=used, free=free, cores=cores, descriptors=descriptors)
+        return Adaptive(calls, used=used, free=free, cores=cores, machine=machine, descriptors=descriptors)
     if isinstance(policy, Calls):
         policy.fix()
     return Fixed(max(1, concurrency), descriptors)
@@ -279,8 +308,48 @@ def processor_seconds() -> float:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0))
+    """How many cores this process may use, also where its control group has a part of them alone."""
+    cores = len(os.sched_getaffinity(0))
+    quota = core_quota(_text(CONTROL_GROUP / "cpu.max"))
+    return cores if quota is None else max(1, min(cores, round(quota)))
+
+
+def whole_machine() -> list[Used]:
+    """Return what all programs have used of the cores that this one may use, and its control group of its part."""
+    cores = os.sched_getaffinity(0)
+    found = [Used(seconds, len(cores)) for seconds in busy_seconds(_text(Path("/proc/stat")), cores)]
+    quota = core_quota(_text(CONTROL_GROUP / "cpu.max"))
+    usage = re.search(r"^usage_usec (\d+)$", _text(CONTROL_GROUP / "cpu.stat"), re.MULTILINE)
+    return found if quota is None or usage is None else [*found, Used(int(usage[1]) / 1e6, quota)]
+
+
+def busy_seconds(stat: str, cores: Collection[int]) -> list[float]:
+    """Return the seconds that these cores have not been idle, from the text of /proc/stat; nothing where it is not one.
+
+    What a hypervisor gave to others counts as busy, and what waited for a disk as idle.
+    """
+    lines = [fields for fields in map(str.split, stat.splitlines()) if len(fields) > 8]
+    ticks = {name: [int(one) for one in fields] for name, *fields in lines if re.fullmatch(r"cpu\d+", name)}
+    mine = [ticks[f"cpu{core}"] for core in cores if f"cpu{core}" in ticks]
+    # user, nice, system, idle, iowait, irq, softirq, steal; what follows is a part of these
+    return [sum(sum(one[:3]) + sum(one[5:8]) for one in mine) / os.sysconf("SC_CLK_TCK")] if mine else []
+
+
+def core_quota(text: str) -> float | None:
+    """Return how many cores' worth of time a control group gets, from the text of its cpu.max; None: no bound."""
+    quota, _, period = text.partition(" ")
+    try:
+        return int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):
+        return None  # "max", or no such file
+
+
+def _text(path: Path) -> str:
+    """Return what a file of the system says; nothing where there is none."""
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return ""
 
 
 def free_memory() -> float:
@@ -298,10 +367,9 @@ def _machine() -> float:
 
 
 def _control_group() -> float:
-    folder = Path("/sys/fs/cgroup")
     try:
-        limit = int((folder / "memory.max").read_text(encoding="ascii"))
-        used = int((folder / "memory.current").read_text(encoding="ascii"))
+        limit = int((CONTROL_GROUP / "memory.max").read_text(encoding="ascii"))
+        used = int((CONTROL_GROUP / "memory.current").read_text(encoding="ascii"))
     except (OSError, ValueError):
         return 1.0  # no bound, or none that can be read
     return max(0.0, 1.0 - used / limit) if limit else 1.0

@@ -55,7 +55,7 @@ from hermes_rl.spec.model import Message as SpecMessage
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import has_template, render, render_section, render_text
 from hermes_rl.tools.artifacts import ArtifactRequest, TakenArtifact
-from hermes_rl.tools.base import Toolkit, ToolRuntime
+from hermes_rl.tools.base import Toolkit, ToolRuntime, free_task_id
 
 # ---------------- A spec's `solution` as scripts: what a scripted policy plays, and what a scripted user answers
 # Owns the rendering over a row and which members of a group go wrong.
@@ -368,13 +368,14 @@ class CompiledSpec:
         toolkit = self.tooling.toolkit(key.group, state)
         for role in self.roles.values():
             role.live_here()
-        self._register_scripts(key)
+        name = free_task_id(key.id)
+        self._register_scripts(key, name)
         try:
-            made = ToolRuntime(config, task_id=key.id, toolkit=toolkit, state=state, factory=self.pool.create, run=True)
+            made = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=self.pool.create, run=True)
             async with made as runtime:
                 yield runtime
         finally:
-            self._forget(key)
+            self._forget(name)
 
     def _sandbox_of(self, row: Row) -> SandboxConfig:
         if self.sandbox is not None:
@@ -454,25 +455,25 @@ class CompiledSpec:
             opens=user.opens,
         )
 
-    def _register_scripts(self, key: RolloutKey) -> None:
+    def _register_scripts(self, key: RolloutKey, name: str) -> None:
         user = self.spec.user
         user_scripted = user is not None and self.roles[user.server].scripted
         if not self.policy.scripted and not user_scripted:
             return
         roles = Counter(message["role"] for message in self.prompt(key.row))
         if self.policy.scripted:
-            self.policy.register(key.id, self.script(key, roles["assistant"]))
+            self.policy.register(name, self.script(key, roles["assistant"]))
         if user is not None and user_scripted:
-            self.roles[user.server].register(user_id(key.id), user_script(self.spec, key.row, roles["user"]))
+            self.roles[user.server].register(user_id(name), user_script(self.spec, key.row, roles["user"]))
 
     def script(self, key: RolloutKey, prior: int) -> Script:
         """Return what a scripted policy plays in a key; `prior` assistant messages are in the prompt."""
         return policy_script(self.spec, self.policy.configs[0], key, prior)
 
-    def _forget(self, key: RolloutKey) -> None:
-        self.policy.forget(key.id)
+    def _forget(self, name: str) -> None:
+        self.policy.forget(name)
         if self.spec.user is not None:
-            self.roles[self.spec.user.server].forget(user_id(key.id))
+            self.roles[self.spec.user.server].forget(user_id(name))
 
 
 def _played(rollout: Rollout) -> AgentResult:

@@ -22,7 +22,7 @@ from hermes_rl.spec.model import File, Mcp, SandboxSection, Spec, ToolSection, T
 from hermes_rl.spec.templates import render, render_section
 from hermes_rl.threads import PerLoopSemaphore, in_thread
 from hermes_rl.tools.artifacts import ArtifactFile, ArtifactRequest, TakenArtifact, take
-from hermes_rl.tools.base import SandboxFactory, Tool, Toolkit, ToolRuntime
+from hermes_rl.tools.base import SandboxFactory, Tool, Toolkit, ToolRuntime, free_task_id
 from hermes_rl.tools.canned import canned_tools
 from hermes_rl.tools.catalogue import DISTRIBUTIONS, resolve_toolsets, sample_distribution
 from hermes_rl.tools.context import ToolContext
@@ -317,7 +317,7 @@ async def _fresh(
 
     Those that are `only_kept` are known to the reward, but their files are not in its sandbox.
     """
-    runtime = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=factory)
+    runtime = ToolRuntime(config, task_id=free_task_id(name), toolkit=toolkit, state=state, factory=factory)
     async with _places.here():
         try:
             runtime.artifacts = artifacts

@@ -6,7 +6,10 @@ way; after one of the trainer, what the trainer says it has lost.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 from hermes_rl.runs.journal import Journal
@@ -23,6 +26,15 @@ class StepMark:
     state: dict[str, Any]
 
 
+def content_of(tokens: Iterable[Iterable[int]], scores: Iterable[float]) -> str:
+    """Return a short text that stands for the tokens and scores of a group; takes a moment for long ones."""
+    digest = blake2b(digest_size=12)
+    for sequence in tokens:
+        digest.update(array("q", sequence).tobytes() + b"|")
+    digest.update(array("d", scores).tobytes())
+    return digest.hexdigest()
+
+
 @dataclass
 class DeliveryLog:
     """The record of what one trainer was sent; it is read again at a start.
@@ -35,6 +47,7 @@ class DeliveryLog:
         left_out: groups that are not to be sent, with the cause.
         marks: one per step that the trainer was seen at.
         session: what the trainer gave at its last registration, by which it knows us.
+        contents: what tells the group in doubt, and the one before it, from others (`content_of`).
     """
 
     journal: Journal | None
@@ -44,6 +57,7 @@ class DeliveryLog:
     left_out: dict[str, str] = field(default_factory=dict)
     marks: list[StepMark] = field(default_factory=list)
     session: Any = None
+    contents: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._known: set[str] = set()
@@ -59,6 +73,8 @@ class DeliveryLog:
         event, group = line["event"], line.get("group", "")
         if event == "sending":
             self.doubtful.append(group)
+            self.contents = {one: self.contents[one] for one in self.delivered[-1:] if one in self.contents}
+            self.contents[group] = line.get("content", "")
         elif event == "delivered":
             self.doubtful = [one for one in self.doubtful if one != group]
             self.delivered.append(group)
@@ -81,9 +97,16 @@ class DeliveryLog:
             self.journal.append(line)
         self._take(line)
 
-    def sending(self, group: str) -> None:
-        """Record that the group is about to leave."""
-        self._write("sending", group=group)
+    def sending(self, group: str, content: str = "") -> None:
+        """Record that the group is about to leave, and by what it can be told from others."""
+        self._write("sending", group=group, content=content)
+
+    @property
+    def content_in_doubt(self) -> str | None:
+        """The content of the last group in doubt; None where nothing tells it from the one that was sent before."""
+        content = self.contents.get(self.doubtful[-1], "") if self.doubtful else ""
+        before = self.contents.get(self.delivered[-1]) if self.delivered else None
+        return content if content and content != before else None
 
     def has(self, group: str) -> None:
         """Record that the trainer has the group."""

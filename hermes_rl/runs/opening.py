@@ -55,6 +55,8 @@ class Launch:
     progress: Progress = field(default_factory=Progress)
     ray: str | None = None
     at_end: Callable[[Path, Callable[[str], None]], None] | None = None
+    beside: list[Run] | None = None
+    """The runs that play in this process at the same time, of which this becomes one; None: it is the only one."""
 
 
 @dataclass
@@ -254,6 +256,7 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                         budget=budget_of(spec, launch.mode),
                         progress=launch.progress,
                         workers=workers,
+                        beside=launch.beside,
                     )
                     opened = SpecRun(spec, compiled, run, records, encoder, log, launch.progress, workers)
                     try:

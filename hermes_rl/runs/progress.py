@@ -275,7 +275,7 @@ class Progress:
             return
         self._last = now
         again = self.watched.status().again if self.watched is not None else ""
-        self._show(" · ".join(filter(None, [text, f"mean score {self.mean()}", again])))
+        self.write(" · ".join(filter(None, [text, f"mean score {self.mean()}", again])))
 
     def mean(self) -> str:
         return f"{sum(self.scores) / len(self.scores):.3f}" if self.scores else "–"
@@ -297,7 +297,12 @@ class Progress:
             self.stream.write("\n")
             self._open_line = False
 
-    def _show(self, text: str) -> None:
+    def named(self, name: str) -> Progress:
+        """Return what one of several environments says here, by its name."""
+        return _Named(name, self)
+
+    def write(self, text: str) -> None:
+        """Print the line that is there now and then."""
         text = visible(text)
         if self._inline:
             self.stream.write(f"\r\x1b[2K{text}")
@@ -305,3 +310,20 @@ class Progress:
         else:
             self.stream.write(text + "\n")
         self.stream.flush()
+
+
+class _Named(Progress):
+    """What one of several environments says, with its name before each line."""
+
+    def __init__(self, name: str, shared: Progress) -> None:
+        super().__init__(shared.stream, quiet=shared.quiet)
+        self._name, self._shared = name, shared
+
+    def say(self, message: str) -> None:
+        self._shared.say(f"{self._name}: {message}")
+
+    def write(self, text: str) -> None:
+        self._shared.write(f"{self._name}: {text}")
+
+    def end(self) -> None:
+        self._shared.end()

@@ -321,6 +321,7 @@ class Run:
         policy: another policy than the environment's own.
         runner: another runner than one for this plan.
         workers: other processes that play; None: this one does.
+        beside: the runs that play in this process at the same time; this one is added to them.
     """
 
     def __init__(
@@ -336,6 +337,7 @@ class Run:
         policy: ChatServer | None = None,
         runner: RolloutRunner | None = None,
         workers: Workers | WorkersUsing | None = None,
+        beside: list[Run] | None = None,
     ) -> None:
         self.environment, self.plan, self.store, self.encoder = environment, plan, store, encoder
         self.rows = rows if isinstance(rows, RowSource) else RowSource(rows)
@@ -362,6 +364,10 @@ class Run:
         self.runner.on_played = self._played
         self.on_played: list[Callable[[Rollout], None]] = []
         """Told of every rollout that was played, failed attempts included."""
+        self.beside = [] if beside is None else beside
+        self.beside.append(self)
+        self.begun = 0
+        """Groups that this start of the run has begun."""
         self.attempts = 0
         """Rollouts that this start of the run has played, failed attempts included."""
         self.paused = False
@@ -409,7 +415,8 @@ class Run:
         try:
             while True:
                 begins = not source.exhausted and not demand.satisfied and not self.paused
-                begins = begins and self.admission.admits(self.runner.open) and demand.wants(len(running))
+                begins = begins and self.admission.admits(self.runner.open, self._open_beside())
+                begins = begins and demand.wants(len(running))
                 following = await source.take() if begins else None
                 if following is not None:
                     task = self._start(*following)
@@ -439,6 +446,10 @@ class Run:
     def wake(self) -> None:
         """Look at once whether another group may begin: the demand has changed."""
         self._changed.set()
+
+    def _open_beside(self) -> int:
+        """Rollouts of other runs, which the same cores and the same memory have to carry."""
+        return sum(run.runner.open for run in self.beside if run is not self)
 
     @property
     def concurrency(self) -> int | None:
@@ -494,6 +505,7 @@ class Run:
 
     def _start(self, row: Row, group: str, epoch: int) -> asyncio.Task[Group]:
         size, environment = self.plan.size, self.environment
+        self.begun += 1
         if not isinstance(environment, PlaysGroups):
             return self.runner.start(row, group, size, epoch=epoch, whole=self.plan.whole, on_change=self._changed.set)
 

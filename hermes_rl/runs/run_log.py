@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -25,6 +26,10 @@ SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 """Variables with such a name hold secrets."""
 SHORTEST = 8
 """Characters from which on a value is taken for a secret; shorter ones would take parts out of ordinary words."""
+
+
+ENVIRONMENT: ContextVar[str] = ContextVar("environment", default="")
+"""Name of the environment that is at work, where several play in one process."""
 
 
 @contextmanager
@@ -69,6 +74,7 @@ class _File(RotatingFileHandler):
 
     def __init__(self, path: Path, secrets: list[str], progress: Progress) -> None:
         self._secrets, self._progress, self._failed = secrets, progress, False
+        self._environment = ENVIRONMENT.get()
         super().__init__(path, maxBytes=LARGEST, backupCount=1, encoding="utf-8", errors="backslashreplace", delay=True)
         formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
         formatter.converter = time.gmtime
@@ -82,6 +88,8 @@ class _File(RotatingFileHandler):
         return redacted(visible(super().format(record)), self._secrets).replace("\n", "\n    ")
 
     def emit(self, record: logging.LogRecord) -> None:
+        if ENVIRONMENT.get() not in ("", self._environment):
+            return  # the log of another environment's run has it
         if not self._failed:
             super().emit(record)
         if record.levelno >= logging.WARNING and self._alone():

@@ -342,6 +342,8 @@ class Workers:
             used=self._processor_seconds,
             free=lambda: min((handle.free for handle in self._ready), default=1.0),
             cores=self._cores,
+            # What others do on the machines of a cluster is not measured; it gives each worker cores of its own.
+            machine=None if isinstance(self._source, LocalWorkers) else list,
             descriptors=_Shared(self),
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import json
 import posixpath
 import re
@@ -487,6 +488,12 @@ class ToolRuntime:
 def find_runtime(task_id: str) -> ToolRuntime | None:
     """Return the live runtime of a task."""
     return _live.get(task_id)
+
+
+def free_task_id(name: str) -> str:
+    """Return this name, or one like it where a rollout of another run of this process has it: two may play one row."""
+    numbered = (f"{name}~{number}" for number in itertools.count(2))
+    return next(one for one in itertools.chain((name,), numbered) if one not in _live)
 
 
 def own_runtimes() -> list[ToolRuntime]:

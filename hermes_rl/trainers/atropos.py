@@ -17,7 +17,7 @@ import aiohttp
 
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.rollout import Group
-from hermes_rl.runs.deliveries import DeliveryLog, StepMark
+from hermes_rl.runs.deliveries import DeliveryLog, StepMark, content_of
 from hermes_rl.runs.groups import body_of
 from hermes_rl.trainers.base import GroupRefused, Registered, Registration, TrainerState
 
@@ -118,20 +118,23 @@ class AtroposTrainer:
         queued = None if known is None else int(known.get("self_queue_size", 0))
         if queue_was_lost(log, step, queued):
             return log.delivered[log.at(step).taken :], []
-        self._former = log.session  # its groups may still be in the queue
-        if log.doubtful and queued is not None and await self._all_arrived(log, step):
-            return [], list(log.doubtful)
+        self._former = log.session  # its groups may still be in the queue, and nobody is to wait for more of it
+        if queued is not None:
+            await self._request("POST", "disconnect-env", json={"env_id": log.session})
+        if log.doubtful and queued is not None and await self._arrived(log):
+            return [], log.doubtful[-1:]
         return [], []
 
-    async def _all_arrived(self, log: DeliveryLog, step: int) -> bool:
-        """Whether the API has taken one more group than it was heard to, where this is its only environment."""
-        if not log.marks:
+    async def _arrived(self, log: DeliveryLog) -> bool:
+        """Whether the group in doubt is the last that the API has taken from anybody.
+
+        Only one group of this process is ever under way, whatever the number of its environments; so this is wrong only
+        where an environment of another process has sent one since: then ours is sent again.
+        """
+        latest = await self._get("latest_example")
+        if log.content_in_doubt is None or latest.get("env_id") != log.session:
             return False
-        status, info = await self._get("status"), await self._get("info")
-        per_step = int(info["batch_size"]) // self._group_size
-        first = log.marks[0]
-        received = first.taken + (step - first.step) * per_step + int(status["queue_size"])
-        return received > len(log.delivered)
+        return content_of(latest["tokens"], latest["scores"]) == log.content_in_doubt
 
     async def state(self) -> TrainerState:
         status = await self._status(self._env_id)

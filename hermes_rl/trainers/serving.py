@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -12,11 +13,13 @@ from hermes_rl.data.rows import Row
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.admission import Quarantine
 from hermes_rl.rollouts.rollout import Group
-from hermes_rl.runs.deliveries import DeliveryLog
+from hermes_rl.runs.deliveries import DeliveryLog, content_of
 from hermes_rl.runs.groups import GroupsFile
 from hermes_rl.runs.run import Run
+from hermes_rl.threads import in_thread
 from hermes_rl.trainers.base import GroupRefused, Registered, Registration, Trainer, TrainerState
 from hermes_rl.trainers.checks import Checks
+from hermes_rl.trainers.together import Together
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +78,7 @@ class Serving:
         hooks: what the environment does beside.
         file: where groups that are sent are written too.
         version: tells the newest version of the policy's weights, where the trainer does not.
+        together: the environments of this process that feed the trainer; None: it is the only one.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class Serving:
         *,
         file: GroupsFile | None = None,
         version: Callable[[], Awaitable[int | None]] | None = None,
+        together: Together | None = None,
     ) -> None:
         self.run, self.trainer, self.registration = run, trainer, registration
         self.log, self.checks, self.hooks, self.file = log, checks, hooks, file
@@ -96,8 +101,10 @@ class Serving:
         self.sent = 0
         """Groups that this start has sent."""
         self.stopped: str | None = None
-        self._unseen = 0
-        """Groups that were sent since the trainer was last looked at."""
+        self.weight, self.unseen, self.looked = registration.weight, 0, time.monotonic()
+        self.together = together or Together()
+        self._ended = self._told = 0
+        """Groups that have ended since this start; sequences whose beginning the others know of."""
         self._outbox: asyncio.Queue[Group] = asyncio.Queue()
         self._lines: dict[str, list[dict[str, Any]]] = {}
         self._written = set() if file is None else {line["group"] for line in file.journal.read("group")}
@@ -114,6 +121,8 @@ class Serving:
             RunError: the trainer is lost, too many groups failed, or no row is left to play.
         """
         await self._register()
+        await self.together.registered.wait()
+        self.together.feeding.append(self)
         tasks = [asyncio.create_task(work) for work in (self._consume(), self._send_all(), self._follow())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -121,6 +130,7 @@ class Serving:
                 task.result()
             await self._finish_evaluations()
         finally:
+            self.together.feeding.remove(self)
             if self._evaluation is not None:
                 tasks.append(self._evaluation)
             for task in tasks:
@@ -135,12 +145,42 @@ class Serving:
         return self.stopped is not None or self.state.finished
 
     def wants(self, running: int) -> bool:
+        if self._told < self.begun:
+            self._told = self.begun
+            self.together.wake()
+        return self.able and self.room and self.together.turn(self)
+
+    # ------------------------------------------------------------------ beside others (`trainers.together.Feeds`)
+
+    @property
+    def begun(self) -> int:
+        return self.run.begun * self.run.plan.size
+
+    @property
+    def pending(self) -> int:
+        return (self._running + self._outbox.qsize()) * self.run.plan.size
+
+    @property
+    def able(self) -> bool:
+        plan, running = self.run.plan, self._running
+        if self.satisfied or self.run.paused:
+            return False
         if self._evaluation is not None and running >= self._before_evaluation * self.hooks.evaluation_share:
             return False
-        plan = self.run.plan
-        if plan.concurrency is not None and running >= max(1, round(plan.concurrency // plan.size * self.state.share)):
-            return False
-        return running + self._outbox.qsize() + self._unseen < self.state.wants
+        share = self.state.share
+        return plan.concurrency is None or running < max(1, round(plan.concurrency // plan.size * share))
+
+    @property
+    def room(self) -> bool:
+        return self.together.pending + self.unseen < self.state.wants * self.run.plan.size
+
+    @property
+    def _running(self) -> int:
+        """Groups that are played."""
+        return self.run.begun - self._ended
+
+    def wake(self) -> None:
+        self.run.wake()
 
     # ------------------------------------------------------------------ the trainer
 
@@ -169,13 +209,13 @@ class Serving:
         """Look at the trainer again and again, until it has had its steps."""
         while not self.satisfied:
             await asyncio.sleep(LOOK)
-            before, self.state = self.state.step, await self.trainer.state()
-            self._unseen = 0
+            now, before, state = time.monotonic(), self.state.step, await self.trainer.state()
+            self.looked, self.state, self.unseen = now, state, 0
             if self.state.step != before:
                 self._mark()
                 await self._stepped(before, self.state.step)
             self._begin_evaluation()
-            self.run.wake()
+            self.together.wake()
 
     def _mark(self) -> None:
         """Record what the trainer has used by this step."""
@@ -219,6 +259,7 @@ class Serving:
         """Take the groups of the run as they end; sending them holds up none that is played."""
         async with aclosing(self.run.groups(skip=self._skip, demand=self, prepare=self._prepare)) as playing:
             async for group in playing:
+                self._ended += 1
                 if group.dropped is not None:
                     await self.hooks.left_out(group, str(group.dropped), group.detail or "")
                 elif self.run.left_out(group):
@@ -245,7 +286,7 @@ class Serving:
     async def _send_all(self) -> None:
         while True:
             group = await self._outbox.get()
-            self._unseen += 1  # until the trainer has been looked at again it counts as on its way
+            self.together.sent(self.run.plan.size)  # until the trainer has been looked at again it is on its way
             try:
                 await self._send(group, self._lines.pop(group.id, []))
             except GroupRefused as refused:
@@ -253,7 +294,6 @@ class Serving:
                 await self.hooks.left_out(group, refused.cause, refused.detail)
 
     async def _send(self, group: Group, lines: list[dict[str, Any]]) -> None:
-        """One at a time, so that never more than one group is in doubt."""
         if not lines:
             raise GroupRefused("no_lines", "the environment's own code has made nothing of it")
         version = self.state.version
@@ -264,9 +304,11 @@ class Serving:
         if self.file is not None and group.id not in self._written:
             self.file.write(await self.file.encoded(usable))
             self._written.add(group.id)
-        self.log.sending(group.id)
-        await self.trainer.send(group, usable)
-        self.log.has(group.id)
+        content = await in_thread(lambda: content_of(usable[-1]["tokens"], usable[-1]["scores"]))
+        async with self.together.under_way:
+            self.log.sending(group.id, content)
+            await self.trainer.send(group, usable)
+            self.log.has(group.id)
         self.sent += 1
         self.run.progress.show(f"step {self.state.step} · {self.sent} groups sent", usable[0]["scores"])
 

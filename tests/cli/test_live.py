@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import os
 import pty
 import re
@@ -11,7 +13,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import pytest
 from rich.console import Console
 
 from hermes_rl.cli.live import LivePanel, duration, histogram
+from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.progress import RunStatus
 
 SPEC = """
@@ -195,6 +198,57 @@ def test_the_panel_fits_the_terminal(columns: int) -> None:
     assert "waiting for the model 50" in text and "starting or waiting 1" in text and "7 calls wait" in text
     assert "not graded: sandbox_failure 3" in text and "1.50 $" in text
     assert "and 3 rewards more" in text
+
+
+class Watched:
+    """A run that says what was asked of it."""
+
+    def __init__(self, folder: str) -> None:
+        self.directory = RunDirectory(Path(folder))
+        self.paused = self.finished = False
+
+    def status(self) -> RunStatus:
+        return RunStatus(2, 4, {"model": 2}, 0, 0, 0.0, {}, "", self.paused)
+
+    def pause(self, paused: bool) -> None:
+        self.paused = paused
+
+    def finish(self) -> None:
+        self.finished = True
+
+    def set_concurrency(self, rollouts: int) -> None: ...
+
+
+async def test_several_environments_are_parts_of_one_panel_and_keys_are_for_all() -> None:
+    screen, keyboard = pty.openpty()
+    said = io.StringIO()
+    panel = LivePanel("both", Console(file=said, width=100), keyboard)
+    runs = {name: Watched(f"run/{name}") for name in ("long", "short")}
+    parts = {name: panel.named(name) for name in runs}
+    before = termios.tcgetattr(keyboard)[3]
+    try:
+        with ExitStack() as short:
+            with parts["long"].watching(runs["long"]):
+                short.enter_context(parts["short"].watching(runs["short"]))
+                os.write(screen, b"pf")
+                while not all(run.paused and run.finished for run in runs.values()):
+                    await asyncio.sleep(0.01)
+                parts["long"].note("this is new")
+                with panel.console.capture() as captured:
+                    panel.console.print(panel.panel())
+            # The first that began has ended; the other is still drawn and steered.
+            os.write(screen, b"p")
+            while runs["short"].paused:
+                await asyncio.sleep(0.01)
+        assert runs["long"].paused
+        assert termios.tcgetattr(keyboard)[3] == before, "the terminal is as it was"
+    finally:
+        os.close(screen)
+        os.close(keyboard)
+    text = captured.get()
+    assert re.search(r"long +run/long", text) and re.search(r"short +run/short", text)
+    assert text.count("in flight 2 (of 4)") == 2 and text.count("Ctrl-C stop") == 1
+    assert "long: this is new" in said.getvalue() and said.getvalue().count("finishing early") == 1
 
 
 def test_what_a_run_says_is_text(tmp_path: Path) -> None:

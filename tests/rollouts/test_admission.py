@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +12,20 @@ import pytest
 from hermes_rl.rollouts.admission import DESCRIPTORS as EACH
 from hermes_rl.rollouts.admission import FIRST as PER_CORE
 from hermes_rl.rollouts.admission import (
+    UNLIMITED,
     Adaptive,
     DescriptorShare,
     Fixed,
+    Used,
     admission,
+    busy_seconds,
+    core_quota,
     free_memory,
     open_descriptors,
     processor_seconds,
     raise_descriptor_limit,
+    usable_cores,
+    whole_machine,
 )
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.factory import create_client
@@ -32,10 +40,17 @@ class Machine:
     def __init__(self, **given: Any) -> None:
         self.now = self.used = 0.0
         self.free, self.waiting, self.work, self.places = 1.0, 0, 0.0, 1_000_000
+        self.others = 0.0
+        """Cores that other programs keep busy."""
         self.rollouts = 0
         vars(self).update(given)
         self.admission = Adaptive(
-            self, clock=lambda: self.now, used=lambda: self.used, free=lambda: self.free, cores=lambda: CORES
+            self,
+            clock=lambda: self.now,
+            used=lambda: self.used,
+            free=lambda: self.free,
+            cores=lambda: CORES,
+            machine=lambda: [Used(min(self.now * CORES, self.used + self.others * self.now), CORES)],
         )
 
     def fix(self) -> None: ...
@@ -69,6 +84,47 @@ def test_no_more_begin_than_the_cores_carry() -> None:
     assert 100 < Machine(work=0.02).run(30) < 600, "200 rollouts are all that four cores carry"
 
 
+def test_where_others_keep_the_cores_busy_no_more_are_open_than_are_surely_carried() -> None:
+    assert Machine(work=0.001, others=4.0).run(30) <= FIRST * 1.5, "this program uses a hundredth of the cores"
+    assert Machine(work=0.001, others=4.0).run(30) >= FIRST, "its own part of the cores it gets all the same"
+    assert Machine(work=0.001, others=2.0).run(30) > 1000
+
+
+def test_what_this_program_uses_is_not_counted_twice() -> None:
+    assert Machine(work=0.02).run(30) == Machine(work=0.02, others=-4.0).run(30), "nobody else is at work"
+
+
+STAT = """cpu  900 0 900 900 0 0 0 0 0 0
+cpu0 100 20 30 1000 500 4 5 6 50 0
+cpu1 200 0 0 5000 0 0 0 0 0 0
+cpu7 99999 0 0 0 0 0 0 0 0 0
+intr 1 2 3 4 5 6 7 8 9 10
+"""
+
+
+def test_the_cores_that_this_process_may_use_are_looked_at() -> None:
+    per_second = os.sysconf("SC_CLK_TCK")
+    assert busy_seconds(STAT, {0}) == [165 / per_second]
+    assert busy_seconds(STAT, {0, 1}) == [365 / per_second]
+    assert busy_seconds("", {0}) == busy_seconds(STAT, {3}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("150000 100000\n", 1.5), ("max 100000\n", None), ("", None), ("100 0", None)]
+)
+def test_a_container_may_have_a_part_of_the_cores(text: str, cores: float | None) -> None:
+    assert core_quota(text) == cores
+
+
+def test_the_use_of_a_container_is_measured_by_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes_rl.rollouts.admission.CONTROL_GROUP", tmp_path)
+    assert [used.cores for used in whole_machine()] == [len(os.sched_getaffinity(0))]
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    (tmp_path / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1000000\n")
+    assert whole_machine()[1] == Used(2.5, 0.5)
+    assert usable_cores() == 1
+
+
 def test_no_more_begin_than_the_memory_carries() -> None:
     machine = Machine()
 
@@ -80,6 +136,22 @@ def test_no_more_begin_than_the_memory_carries() -> None:
     assert 850 < filling.run(30) < 1400
     machine.free = 0.05
     assert machine.run(5) <= FIRST
+
+
+def test_two_runs_of_one_process_open_together_what_the_cores_carry() -> None:
+    now, used, rollouts = [0.0], [0.0], [0, 0]
+    both = [
+        Adaptive(None, clock=lambda: now[0], used=lambda: used[0], cores=lambda: CORES, machine=list) for _ in rollouts
+    ]
+    for _ in range(300):
+        for mine, one in enumerate(both):
+            while one.admits(rollouts[mine], rollouts[1 - mine]):
+                rollouts[mine] += 1
+        now[0] += 0.1
+        used[0] += 0.1 * min(4.0, sum(rollouts) * 0.02)
+    assert 100 < sum(rollouts) < 600, "as many as one run alone would open"
+    alone = Fixed(5, DescriptorShare(UNLIMITED, lambda: 0))
+    assert alone.admits(4, beside=100), "a number on request is for one run"
 
 
 def test_machines_that_come_and_go_count_from_then_on() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,13 @@ async def test_each_rollout_has_a_state_of_its_own(folder: Path) -> None:
     text = TEXT.replace("tools: [{state: take}]", "tools: [{state: desk}]").replace("Shelf\n", "Desk\n")
     group = await play(parse_spec(text, folder=folder))
     assert sorted(group.scores) == [0.0, 0.0, 1.0, 1.0]
+
+
+async def test_two_runs_of_one_process_play_the_same_row_at_the_same_time(folder: Path) -> None:
+    spec = parse_spec(TEXT, folder=folder)
+    groups = await asyncio.gather(play(spec), play(spec), play(spec))
+    assert [sorted(group.scores) for group in groups] == [[0.0, 0.0, 1.0, 1.0]] * 3
+    assert len({rollout.key.id for group in groups for rollout in group.rollouts}) == 4, "each has the id of its place"
 
 
 async def test_a_state_that_cannot_be_made_is_the_specs_mistake(folder: Path) -> None:

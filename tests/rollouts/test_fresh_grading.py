@@ -241,7 +241,7 @@ def _counting(alive: list[int]) -> Any:
 
     class Counting(base.ToolRuntime):
         def __init__(self, *given: Any, **named: Any) -> None:
-            others = [each._sandbox for each in base._live.values()]
+            others = [each._sandbox for each in base._live.values() if each.of_a_run]
             alive.append(sum(sandbox is not None and sandbox.alive for sandbox in others))
             super().__init__(*given, **named)
 

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from hermes_rl.data.rows import Row, Rows
+from hermes_rl.rollouts.admission import Fixed
 from hermes_rl.runs.run import Plan, RowSource, Run
 from tests.rollouts.worlds import Policy, World, row, rows
 
@@ -50,6 +51,22 @@ async def test_places_are_filled_up_to_the_bound() -> None:
     async for _ in run(world, rows(12), repeat=False, concurrency=8).groups():
         pass
     assert world.policy.most == 8
+
+
+async def test_what_other_runs_of_the_process_have_open_is_told_to_admission() -> None:
+    beside: list[Run] = []
+    first, second = (Run(World(), rows(1), Plan(size=2, repeat=False), beside=beside) for _ in range(2))
+    first.runner.open = 7
+    told: list[tuple[int, int]] = []
+
+    class Asked(Fixed):
+        def admits(self, open_rollouts: int, beside: int = 0) -> bool:
+            told.append((open_rollouts, beside))
+            return super().admits(open_rollouts, beside)
+
+    second.admission = Asked(4)
+    assert len([group async for group in second.groups()]) == second.begun == 1
+    assert told[0] == (0, 7)
 
 
 async def test_rows_repeat_under_new_ids_and_rows_that_are_skipped_are_left_out() -> None:

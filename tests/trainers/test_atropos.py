@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -12,7 +13,8 @@ from aiohttp import web
 
 from hermes_rl.errors import RunError
 from hermes_rl.rollouts.rollout import Group
-from hermes_rl.runs.deliveries import DeliveryLog
+from hermes_rl.runs.deliveries import DeliveryLog, content_of
+from hermes_rl.runs.journal import Journal
 from hermes_rl.trainers.atropos import AtroposTrainer
 from hermes_rl.trainers.base import GroupRefused, Registration
 from tests.env.canned import group
@@ -95,6 +97,52 @@ async def test_the_weight_of_an_environment_is_its_share() -> None:
         shares = [(await trainer.state()).share for trainer in trainers]
         assert shares == [0.25, 0.75, 1.0], "-1 is outside of what is shared"
         for trainer in trainers:
+            await trainer.close()
+
+
+def sending(log: DeliveryLog, name: str, made: dict[str, Any]) -> Group:
+    """Say that a group is about to leave, as serve does."""
+    log.sending(name, content_of(made["tokens"], made["scores"]))
+    return Group(name, row(), [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_a_group_in_doubt_is_found_at_the_api_also_beside_other_environments(
+    tmp_path: Path, arrives: bool
+) -> None:
+    async with trajectory_api() as url:
+        await train(url)
+        one, other = client(url), client(url)
+        log = DeliveryLog(Journal(tmp_path / "deliveries.jsonl"), "atropos")
+        log.registered((await one.register(Registration("one", 2, 100), log)).session)
+        await other.register(Registration("other", 2, 100), DeliveryLog(None, "atropos"))
+        log.step(0, 0, {})
+        await one.send(sending(log, "first", group(0.0, 1.0)), [group(0.0, 1.0)])
+        log.has("first")
+        for _ in range(3):
+            await other.send(ONE, [group(1.0, 0.0)])
+        second = sending(log, "second", group(0.5, 1.0))
+        if arrives:
+            await one.send(second, [group(0.5, 1.0)])
+        log.close()
+        await one.close()  # killed: nobody has heard whether it arrived
+        again, log = client(url), DeliveryLog(Journal(tmp_path / "deliveries.jsonl"), "atropos")
+        answer = await again.register(Registration("one", 2, 100), log)
+        assert (answer.arrived, answer.lost) == (("second",) if arrives else (), ())
+        for trainer in (again, other):
+            await trainer.close()
+
+
+@pytest.mark.slow
+async def test_an_environment_that_goes_on_has_its_whole_share_again() -> None:
+    async with trajectory_api() as url:
+        await train(url)
+        log = DeliveryLog(None, "atropos")
+        for _ in range(3):
+            trainer = client(url)
+            log.registered((await trainer.register(Registration("canned", 2, 100), log)).session)
+            assert (await trainer.state()).share == 1.0, "what it was before takes no part any more"
             await trainer.close()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_rl.runs.deliveries import DeliveryLog
+from hermes_rl.runs.deliveries import DeliveryLog, content_of
 from hermes_rl.runs.journal import Journal
 from hermes_rl.trainers.atropos import queue_was_lost
 
@@ -69,6 +69,21 @@ def test_a_group_that_was_under_way_is_in_doubt_until_the_environment_is_registe
     assert (log.doubtful, log.session) == ([], 4)
     assert not log.settled("b")
     log.close()
+
+
+def test_a_group_in_doubt_is_told_from_others_by_its_content_unless_the_one_before_was_the_same(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    same, other = content_of([[1, 2], [3]], [0.0, 1.0]), content_of([[1], [2, 3]], [0.0, 1.0])
+    assert same != other
+    for group, content in (("a", same), ("b", other)):
+        log.sending(group, content)
+        log.has(group)
+    log.sending("c", same)
+    assert reopened(log, tmp_path).content_in_doubt == same
+    log = opened(tmp_path)
+    log.has("c")
+    log.sending("d", same)
+    assert reopened(log, tmp_path).content_in_doubt is None
 
 
 def test_another_trainer_has_nothing_yet(tmp_path: Path) -> None:

@@ -1,0 +1,227 @@
+"""`hermes-rl run A B serve`: several specs feed one trainer, each a run of its own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from io import StringIO
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hermes_rl.cli.echo import echo
+from hermes_rl.cli.live import progress_of
+from hermes_rl.cli.options import environment
+from hermes_rl.cli.running import (
+    AFTERWARDS,
+    INTERRUPTED,
+    RunRequest,
+    load_for,
+    logged,
+    run_interruptible,
+    say_plan,
+    say_where,
+)
+from hermes_rl.cli.screen import heading, show
+from hermes_rl.errors import Problem, SpecError, UserError
+from hermes_rl.plugins import did_you_mean
+from hermes_rl.reading.report import write_report_or_say
+from hermes_rl.rollouts.admission import raise_descriptor_limit
+from hermes_rl.runs.directory import RunDirectory, beside
+from hermes_rl.runs.opening import Launch, require_runnable
+from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.run_log import ENVIRONMENT
+from hermes_rl.spec.model import Spec
+from hermes_rl.spec.sets import is_set
+from hermes_rl.threads import rare_full_collections
+from hermes_rl.tokens.hub import without_advice
+
+
+class _Served(NamedTuple):
+    """A spec as it was named on the command line, and what it is."""
+
+    source: str
+    spec: Spec
+
+
+def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[str]) -> int:
+    """Serve several specs to one trainer; returns the exit status.
+
+    Raises:
+        UserError: the command line or one of the specs is wrong, with all that is; nothing was begun.
+        RunError: one of them failed.
+    """
+    _require_several(specs, request)
+    raise_descriptor_limit()
+    request.require_dry()
+    environ = environment(request.env_file)
+    given, problems = _weights(weights), list[Problem]()
+    served = _loaded(specs, request, environ, given, problems)
+    out = request.out
+    if out is not None and request.fresh:
+        out, request = beside(out), replace(request, fresh=False)
+
+    def launch(one: _Served, progress: Progress) -> Launch:
+        folder = out / one.spec.name if out is not None else None
+        return Launch("serve", folder, request.fresh, environ, progress, None, write_report_or_say)
+
+    problems += _wrong(served, [launch(one, Progress(StringIO())) for one in served], out)
+    if problems:
+        raise SpecError(problems)
+    if request.dry:
+        for one in served:
+            show([heading(one.spec.name)])
+            say_plan(one.spec, launch(one, Progress(quiet=True)), request)
+        return 0
+    return _serve(served, launch, request)
+
+
+def _serve(served: Sequence[_Served], launch: Callable[[_Served, Progress], Launch], request: RunRequest) -> int:
+    without_advice()
+    from hermes_rl.env.together import serve_together
+
+    progress = progress_of(f"{' + '.join(one.spec.name for one in served)} · serve", quiet=request.quiet)
+    launches = [launch(one, progress.named(one.spec.name)) for one in served]
+
+    def say(line: str) -> None:
+        name = ENVIRONMENT.get()
+        progress.say(f"{name}: {line}" if name else line)
+
+    try:
+        for one in served:
+            if one.spec.demo:
+                progress.note(f"{one.spec.name}: demo: a scripted policy plays; no model, network or container is used")
+        with rare_full_collections(), logged(say, verbose=request.verbose):
+            pairs = [(one.spec, launched) for one, launched in zip(served, launches, strict=True)]
+            ended = run_interruptible(serve_together(pairs))
+    except KeyboardInterrupt:
+        progress.note(f"interrupted; {AFTERWARDS['serve']}")
+        return INTERRUPTED
+    finally:
+        progress.end()
+    early = {one.spec.name: how.stopped for one, how in zip(served, ended, strict=True) if how.stopped is not None}
+    if len(early) < len(served):
+        echo(f"the trainer has had its {served[0].spec.serve.total_steps} steps")
+    for name, stopped in early.items():
+        echo(f"{name}: ended early: {stopped}")
+    for (directory, _), launched in zip(ended, launches, strict=True):
+        say_where(directory, launched)
+    return 1 if early else 0
+
+
+# ---------------------------------------------------------------------------------- what is wrong, before it begins
+
+
+def _require_several(specs: Sequence[str], request: RunRequest) -> None:
+    """Refuse what is about one spec alone."""
+    if len(specs) == 1:
+        raise UserError("--weight is about several specs that feed one trainer: name them, hermes-rl run A B serve")
+    if request.mode != "serve":
+        raise UserError(
+            f"{request.mode} takes one spec, and only serve several. To evaluate several, write a set: hermes-rl run "
+            "set.yaml evaluate (docs/sets.md)"
+        )
+    if sets := [spec for spec in specs if is_set(spec)]:
+        raise UserError(f"{sets[0]} is a set, which is evaluated: hermes-rl run {sets[0]} evaluate")
+    if request.ray is not None:
+        raise UserError("--ray plays one spec: use --workers N, or serve each spec by a command of its own")
+    if request.as_json:
+        raise UserError("--json is about sets")
+
+
+def _weights(given: Sequence[str]) -> dict[str, str]:
+    """Return what `--weight` says, by the name of the environment."""
+    found: dict[str, str] = {}
+    for word in given:
+        name, equals, number = word.partition("=")
+        try:
+            right = bool(equals) and 0 < float(number) < inf
+        except ValueError:
+            right = False
+        if not right:
+            raise UserError(f"--weight {word}: it is NAME=NUMBER with a number above 0, as in --weight math=3")
+        if name in found:
+            raise UserError(f"--weight {name} is given twice")
+        found[name] = number
+    return found
+
+
+def _loaded(
+    specs: Sequence[str],
+    request: RunRequest,
+    environ: Mapping[str, str],
+    weights: Mapping[str, str],
+    problems: list[Problem],
+) -> list[_Served]:
+    """Return the specs that can be read, with their weights; `problems` gets what is wrong with the others."""
+    served: list[_Served] = []
+    for source in specs:
+        asked = replace(request, spec=source)
+        try:
+            spec = load_for(asked, environ)
+            if (weight := weights.get(spec.name)) is not None:
+                asked = replace(asked, sets=(*asked.sets, f"env.inference_weight={weight}"))
+                spec = load_for(asked, environ)
+            served.append(_Served(source, spec))
+        except SpecError as error:
+            problems += error.problems
+        except UserError as error:
+            problems.append(Problem(source, None, None, str(error)))
+    names = [one.spec.name for one in served]
+    if len(served) == len(specs):
+        for name in weights.keys() - set(names):
+            close = did_you_mean(name, names) or f": there are {', '.join(names)}"
+            problems.append(Problem(f"--weight {name}", None, None, f"no spec has this name{close}"))
+    return served
+
+
+def _wrong(served: Sequence[_Served], launches: Sequence[Launch], out: Path | None) -> list[Problem]:
+    """Return what keeps the specs from being served, each for itself or together."""
+    from hermes_rl.env.serve import require_exact
+
+    problems = list[Problem]()
+    for one, launch in zip(served, launches, strict=True):
+        try:
+            require_exact(require_runnable(one.spec, launch).spec)
+            RunDirectory.choose(one.spec, "serve", launch.out, fresh=launch.fresh)
+        except UserError as error:
+            problems.append(Problem(one.source, None, None, str(error)))
+    if out is not None and RunDirectory(out).has_rollouts:
+        text = "a run lies there; with several specs it is the folder of their run directories: choose another"
+        problems.append(Problem(f"--out {out}", None, None, text))
+    return problems + _at_odds(served)
+
+
+def _at_odds(served: Sequence[_Served]) -> list[Problem]:
+    """Return what keeps the specs from being served together."""
+    problems = list[Problem]()
+    for name, sources in _alike(served, lambda spec: spec.name).items():
+        if len(sources) > 1:
+            text = (
+                f"this spec and {', '.join(sources[:-1])} have the same name, {name}, by which the trainer knows them: "
+                "write another `name:` in one of them"
+            )
+            problems.append(Problem(sources[-1], None, None, text))
+    for key in ("trainer", "api_url", "total_steps"):
+        values = _alike(served, lambda spec, key=key: getattr(spec.serve, key))  # type: ignore[misc]
+        if len(values) > 1:
+            text = ", ".join(f"{value} in {' and '.join(sources)}" for value, sources in values.items())
+            text += f"; specs that are served together have one: --set serve.{key}=… says it for all"
+            problems.append(Problem(f"serve.{key}", None, None, text))
+    for key in ("data_path_to_save_groups", "data_dir_to_save_evals"):
+        for value, sources in _alike(served, lambda spec, key=key: spec.env.get(key)).items():  # type: ignore[misc]
+            if value is not None and len(sources) > 1:
+                text = (
+                    f"{value} is where {' and '.join(sources)} would both write: leave it out, each has its own folder"
+                )
+                problems.append(Problem(f"env.{key}", None, None, text))
+    return problems
+
+
+def _alike(served: Sequence[_Served], of: Callable[[Spec], Any]) -> dict[Any, list[str]]:
+    """Return the specs by what is asked of them."""
+    found = defaultdict[Any, list[str]](list)
+    for one in served:
+        found[of(one.spec)].append(one.source)
+    return found

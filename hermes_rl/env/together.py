@@ -1,0 +1,91 @@
+"""Several specs that feed one trainer from one process: each a run of its own, and all begin and end together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hermes_rl.env.serve import require_trajectory_api
+from hermes_rl.env.spec_env import Served, run_serve
+from hermes_rl.errors import HermesRLError, RunError, UserError
+from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.run import Run
+from hermes_rl.runs.run_log import ENVIRONMENT
+from hermes_rl.spec.model import Spec
+from hermes_rl.trainers.find import ATROPOS
+from hermes_rl.trainers.together import Together
+
+
+class _Environment:
+    """One of the specs; `opened` is set when nothing keeps it from beginning."""
+
+    def __init__(self, spec: Spec, launch: Launch, together: Together, go: asyncio.Event) -> None:
+        self.name, self.opened, self._go = spec.name, asyncio.Event(), go
+        self.task = asyncio.create_task(self._serve(spec, launch, together))
+
+    async def _serve(self, spec: Spec, launch: Launch, together: Together) -> Served:
+        ENVIRONMENT.set(spec.name)
+        try:
+            return await run_serve(spec, launch, together=together, begin=self._begin)
+        finally:
+            self.opened.set()
+
+    async def _begin(self) -> None:
+        self.opened.set()
+        await self._go.wait()
+
+    @property
+    def problem(self) -> BaseException | None:
+        """What has ended it before its time."""
+        return self.task.exception() if self.task.done() and not self.task.cancelled() else None
+
+
+async def serve_together(served: Sequence[tuple[Spec, Launch]]) -> list[Served]:
+    """Play until the trainer has had its steps, with specs of different names that have the same trainer.
+
+    All are opened before one of them registers with the trainer, and where one of them fails all end.
+
+    Returns:
+        What came of each, in the same order.
+
+    Raises:
+        UserError: what is wrong with any of the specs, with its name; nothing was played.
+        RunError: one of them failed, by its name, or the trainer was lost.
+    """
+    trainers = {(spec.serve.trainer, spec.serve.api_url) for spec, _ in served}
+    for trainer, url in trainers:
+        if trainer == ATROPOS:
+            await require_trajectory_api(url)
+    together, go, beside = Together(len(served)), asyncio.Event(), list[Run]()
+    logger = logging.getLogger("hermes_rl")
+    level = logger.level
+    logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))  # the first run.log that closes would set it back
+    environments = [_Environment(spec, replace(launch, beside=beside), together, go) for spec, launch in served]
+    tasks = [one.task for one in environments]
+    try:
+        for one in environments:
+            await one.opened.wait()
+        _raise(environments)
+        go.set()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        _raise(environments)
+        return [task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        logger.setLevel(level)
+
+
+def _raise(environments: Sequence[_Environment]) -> None:
+    """Raise what has gone wrong, with the names of those that it happened to."""
+    problems = {one.name: one.problem for one in environments if one.problem is not None}
+    for name, problem in problems.items():
+        if not isinstance(problem, HermesRLError):
+            problem.add_note(f"in the environment {name}")
+            raise problem
+    if problems:
+        kind = UserError if any(isinstance(one, UserError) for one in problems.values()) else RunError
+        raise kind("\n".join(f"{name}: {problem}" for name, problem in problems.items()))

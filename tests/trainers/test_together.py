@@ -1,0 +1,83 @@
+"""Whose turn it is among environments that feed one trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from hermes_rl.trainers.together import Together
+
+
+@dataclass
+class Feeding:
+    """An environment that has begun and not ended so many sequences."""
+
+    weight: float
+    size: int = 4
+    begun: int = 0
+    pending: int = 0
+    unseen: int = 0
+    looked: float = 0.0
+    able: bool = True
+    room: bool = True
+    woken: int = 0
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def begin(self) -> None:
+        self.begun += self.size
+
+
+def together(*feeding: Feeding) -> Together:
+    made = Together(len(feeding))
+    made.feeding += feeding
+    return made
+
+
+@pytest.mark.parametrize(("weights", "sizes"), [((3, 1), (4, 4)), ((3, 1), (4, 8)), ((1, 2.5, 0.5), (4, 4, 16))])
+def test_what_is_begun_keeps_to_the_weights_at_every_moment(weights: tuple[float, ...], sizes: tuple[int, ...]) -> None:
+    all_of_them = [Feeding(weight, size) for weight, size in zip(weights, sizes, strict=True)]
+    turns = together(*all_of_them)
+    for number in range(400):
+        # They ask in any order; some environment always has its turn.
+        order = all_of_them[number % len(sizes) :] + all_of_them[: number % len(sizes)]
+        next(one for one in order if turns.turn(one)).begin()
+        used = [one.begun / one.weight for one in all_of_them]
+        assert max(used) - min(used) <= max(one.size / one.weight for one in all_of_them)
+
+
+def test_one_that_cannot_begin_holds_up_no_other_and_catches_up() -> None:
+    fast, slow = Feeding(1), Feeding(1, able=False)
+    turns = together(fast, slow)
+    for _ in range(10):
+        assert turns.turn(fast)
+        fast.begin()
+    slow.able = True
+    assert turns.turn(slow) and not turns.turn(fast)
+
+
+def test_one_that_is_behind_and_has_not_looked_since_is_waited_for() -> None:
+    ahead, behind = Feeding(1, begun=4, looked=2.0), Feeding(1, room=False, looked=1.0)
+    turns = together(ahead, behind)
+    assert not turns.turn(ahead), "it would find the same room"
+    behind.looked = 3.0
+    assert turns.turn(ahead), "it has looked, and found none"
+
+
+def test_one_without_a_share_has_no_turns() -> None:
+    outside, inside = Feeding(-1, begun=400), Feeding(1)
+    turns = together(outside, inside)
+    assert turns.turn(outside) and turns.turn(inside)
+    inside.begin()
+    outside.begun = 0
+    assert turns.turn(inside)
+
+
+def test_what_all_have_begun_counts_against_the_room_of_each() -> None:
+    first, second = Feeding(1, pending=8), Feeding(1, pending=4)
+    turns = together(first, second)
+    assert turns.pending == 12
+    turns.sent(4)
+    assert (first.unseen, second.unseen) == (4, 4)

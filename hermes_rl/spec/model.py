@@ -764,6 +764,7 @@ class Spec(Section):
     _policy_key: SecretStr | None = PrivateAttr(default=None)
     _demo: bool = PrivateAttr(default=False)
     _overrides: Any = PrivateAttr(default=None)
+    _repository: dict[str, str] | None = PrivateAttr(default=None)
 
     def __eq__(self, other: object) -> bool:
         """Equal where all keys are, wherever they were written."""
@@ -781,6 +782,11 @@ class Spec(Section):
     def overrides(self) -> Any:
         """What a command line or a program has changed of the file (`overrides.Overrides`); None where nothing."""
         return self._overrides
+
+    @property
+    def repository(self) -> dict[str, str] | None:
+        """The repository that the spec came from: `address`, `commit` and `digest`; None for a file of this machine."""
+        return self._repository
 
     @property
     def policy_api_key(self) -> SecretStr | None:

@@ -17,12 +17,11 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, ValidationError
 
 from hermes_rl.errors import Problem, SpecError, UserError
-from hermes_rl.spec.load import shipped_specs
+from hermes_rl.spec.load import Found, find_spec
 from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, ScalarNode, SequenceNode, find, is_null, locate, plain
 from hermes_rl.spec.overrides import Assignment, Overrides
 from hermes_rl.spec.reader import read_file
 from hermes_rl.spec.section import EMPTY, FreeMap, Section, Seq, wrong
-from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.validate import in_order, problem_of
 
 # ------------------------------------------------------------------------------------------- The form of the file
@@ -196,7 +195,10 @@ class _Reading:
     def combinations(self) -> Iterator[Combination]:
         body = self.body
         sources = [self._source(number, one.spec) for number, one in enumerate(body.specs)]
-        specs = [one.name or Path(source or one.spec).stem for one, source in zip(body.specs, sources, strict=True)]
+        specs = [
+            one.name or (Path(one.spec) if found is None else found.path).stem
+            for one, found in zip(body.specs, sources, strict=True)
+        ]
         models = [one.name for one in body.models]
         settings = [one.name for one in body.settings] if body.settings is not None else [""]
         for kind, names in (("specs", specs), ("models", models), ("settings", settings)):
@@ -209,26 +211,21 @@ class _Reading:
         for (a, spec), (b, model), (c, setting) in product(enumerate(specs), enumerate(models), enumerate(settings)):
             mark = locate(self.tree, ("set", "models", b))[2].mark
             overrides = laid["settings"][c].over(laid["models"][b].over(laid["specs"][a]))
-            made = Combination(spec, model, setting, sources[a] or "", overrides, mark)
+            found = sources[a]
+            made = Combination(spec, model, setting, "" if found is None else found.name, overrides, mark)
             other = folders.setdefault(str(made.folder), made.label)
             if other != made.label and len(set(models)) == len(models) and len(set(settings)) == len(settings):
                 self.problems.append(mark.problem(f"{other} and {made.label} would both lie in {made.folder}"))
             yield made
 
-    def _source(self, number: int, written: str) -> str | None:
+    def _source(self, number: int, written: str) -> Found | None:
         """Return the spec that is meant, as messages call it; None where there is none."""
         mark = locate(self.tree, ("set", "specs", number, "spec"))[2].mark
-        if (mark.source.folder / written).is_file():
-            return posixpath.normpath(posixpath.join(posixpath.dirname(mark.source.name), written))
-        shipped = shipped_specs()
-        if written in shipped:
-            return str(shipped[written])
-        self.problems.append(
-            mark.problem(
-                f"there is no spec `{written}`: no such file in {mark.source.folder}, and no shipped spec"
-                f"{choices(written, shipped)}"
-            )
-        )
+        here = posixpath.normpath(posixpath.join(posixpath.dirname(mark.source.name), written))
+        try:
+            return find_spec(here if (mark.source.folder / written).exists() else written)
+        except UserError as error:
+            self.problems.append(mark.problem(str(error)))
         return None
 
     def _require_different(self, kind: str, names: Sequence[str]) -> None:

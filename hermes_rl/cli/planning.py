@@ -67,7 +67,17 @@ def _takes(found: DryRun) -> Iterator[str]:
     )
     yield f"to play takes about {one.turns * found.play:,.0f} calls, {tokens}"
     yield f"disk: about {one.bytes * found.play / 1e6:,.1f} MB; {found.free / 1e9:,.1f} GB are free"
-    if found.cost is not None:
-        yield f"cost: about {found.cost:,.2f} $"
-    else:
-        yield "cost: not known; --prices FILE says what tokens cost"
+    for role, asked in one.roles.items():
+        if role != "policy":
+            yield (
+                f"{role}: about {asked.prompt_tokens * found.play:,.0f} prompt and "
+                f"{asked.completion_tokens * found.play:,.0f} completion tokens"
+            )
+    known = {role: cost for role, cost in found.costs.items() if cost is not None}
+    if "policy" not in known:
+        yield "cost: not known; servers.policy.prices or --prices FILE says what tokens cost"
+        return
+    each = ", ".join(f"{role} {cost:,.2f} $" for role, cost in known.items()) if len(known) > 1 else ""
+    yield f"cost: about {sum(known.values()):,.2f} $" + (f" ({each})" if each else "")
+    for role in found.costs.keys() - known.keys():
+        yield f"cost: without the {role}'s, which is not known; servers.{role}.prices says what tokens cost"

@@ -129,10 +129,8 @@ def say_plan(spec: Spec, launch: Launch, request: RunRequest) -> int:
     from hermes_rl.cli.planning import plan_lines
     from hermes_rl.reading.dry_run import dry_run, prices_of
 
-    policy = next(iter(spec.servers.get("policy", ())), None)
-    model = None if policy is None else policy.model or policy.type
-    price = None if request.prices is None else prices_of(request.prices, model)
-    found = run_interruptible(dry_run(spec, launch, request.sample, price))
+    prices = prices_of(spec, request.prices)
+    found = run_interruptible(dry_run(spec, launch, request.sample, prices))
     launch.progress.end()
     for line in plan_lines(found):
         echo(line)
@@ -257,6 +255,8 @@ def evaluation_lines(found: Evaluation) -> list[str]:
         lines.append(
             f"{found.ungraded} rollouts could not be graded ({_counts(found.causes)}): mean in [{low:.4f}, {high:.4f}]"
         )
+    if found.stopped is not None:
+        lines.append(f"ended early: {found.stopped}")
     shown = ("eval/pass", "eval/reward/", "eval/ending/")
     for name, value in metrics.items():
         if name.startswith(shown) or (name.startswith(BY) and name.endswith("/mean_reward")):

@@ -44,10 +44,23 @@ class Price:
     prompt: float
     completion: float
 
+    def of(self, prompt_tokens: float, completion_tokens: float) -> float:
+        """Return the US dollars of so many tokens."""
+        return (self.prompt * prompt_tokens + self.completion * completion_tokens) / 1e6
+
+
+@dataclass(frozen=True)
+class MeasuredRole:
+    """What the models of a role are asked for a rollout on average; `cost` is None where no server tells it."""
+
+    prompt_tokens: float
+    completion_tokens: float
+    cost: float | None
+
 
 @dataclass(frozen=True)
 class Measured:
-    """Means per rollout, of `count` rollouts from `source`."""
+    """Means per rollout, of `count` rollouts from `source`; `roles` has the policy and all others."""
 
     source: str
     count: int
@@ -56,7 +69,7 @@ class Measured:
     completion_tokens: float
     seconds: float
     bytes: float
-    cost: float | None
+    roles: Mapping[str, MeasuredRole]
 
 
 @dataclass
@@ -81,6 +94,7 @@ class DryRun:
         max_tokens: of a call; None where only the server bounds it.
         prompts: first requests of a few rows.
         measured: what rollouts take; None where nothing was measured.
+        prices: of each role's model, where they are known.
         free: bytes on the disk.
         notes: what else was said.
     """
@@ -103,25 +117,24 @@ class DryRun:
     prompts: list[Rendered] = field(default_factory=list)
     tokenizer: str = ""
     measured: Measured | None = None
-    price: Price | None = None
+    prices: Mapping[str, Price] = field(default_factory=dict)
     free: int = 0
     notes: list[str] = field(default_factory=list)
 
     @property
-    def cost(self) -> float | None:
-        """US dollars that playing takes; None where nobody can tell."""
+    def costs(self) -> dict[str, float | None]:
+        """US dollars that playing takes, by role; None where nobody can tell."""
         if self.measured is None or self.play is None:
-            return None
-        if self.price is None:
-            return None if self.measured.cost is None else self.measured.cost * self.play
-        tokens = (
-            self.measured.prompt_tokens * self.price.prompt,
-            self.measured.completion_tokens * self.price.completion,
-        )
-        return sum(tokens) / 1e6 * self.play
+            return {}
+        return {role: self._cost_of(role, one, self.play) for role, one in self.measured.roles.items()}
+
+    def _cost_of(self, role: str, one: MeasuredRole, rollouts: int) -> float | None:
+        price = self.prices.get(role)
+        each = one.cost if price is None else price.of(one.prompt_tokens, one.completion_tokens)
+        return None if each is None else each * rollouts
 
 
-async def dry_run(spec: Spec, launch: Launch, sample: int = 0, price: Price | None = None) -> DryRun:
+async def dry_run(spec: Spec, launch: Launch, sample: int = 0, prices: Mapping[str, Price] | None = None) -> DryRun:
     """Find out what a run would do, as far as that is possible without playing; a sample is played if one is asked for.
 
     Raises:
@@ -134,7 +147,7 @@ async def dry_run(spec: Spec, launch: Launch, sample: int = 0, price: Price | No
     rows = await asyncio.to_thread(load_rows, spec, split, notify=said.append)
     async with compiled:
         found = await asyncio.to_thread(_planned, compiled, launch, rows)
-        found.notes, found.price = said, price
+        found.notes, found.prices = said, prices or {}
         for row in await asyncio.to_thread(lambda: list(islice(rows, PROMPTS))):
             found.prompts.append(await render_row(compiled, row, split, with_text=True))
     found.tokenizer = _tokenizer(spec, found.prompts)
@@ -155,23 +168,37 @@ async def nothing_left(spec: Spec, launch: Launch) -> bool:
     return found.exists and found.play == 0 and not found.rescored and not found.rejudged
 
 
-def prices_of(path: Path, model: str | None) -> Price:
-    """Return the price of a model from a JSON file: ``{"model": {"prompt": 0.5, "completion": 1.5}}``, $ per million.
+def prices_of(spec: Spec, path: Path | None) -> dict[str, Price]:
+    """Return the price of each role's model: of a JSON file, else of the spec.
+
+    The file is ``{"model": {"prompt": 0.5, "completion": 1.5}}``, in US dollars for a million tokens. Where several
+    servers play a role, the first one's price counts.
 
     Raises:
-        UserError: the file cannot be read, or does not name the model.
+        UserError: the file cannot be read, or does not name the policy's model.
     """
     form = '{"MODEL": {"prompt": 0.5, "completion": 1.5}}, in US dollars for a million tokens'
+    servers = {role: listed[0] for role, listed in spec.servers.items()}
+    models = {role: server.model or server.type for role, server in servers.items()}
+    found = {
+        role: Price(server.prices.prompt, server.prices.completion)
+        for role, server in servers.items()
+        if server.prices is not None
+    }
+    if path is None:
+        return found
     try:
-        prices = json.loads(path.read_text(encoding="utf-8"))
-        entry = prices[model or ""]
-        return Price(float(entry["prompt"]), float(entry["completion"]))
+        said = json.loads(path.read_text(encoding="utf-8"))
+        told = {model: Price(float(said[model]["prompt"]), float(said[model]["completion"])) for model in said}
     except OSError as error:
         raise UserError(f"--prices: {path} cannot be read: {error.strerror}") from error
     except KeyError as error:
-        raise UserError(f"--prices: {path} does not say {error} for the model {model}; its form is {form}") from error
+        raise UserError(f"--prices: {path} does not say {error} of a model; its form is {form}") from error
     except (ValueError, TypeError) as error:
         raise UserError(f"--prices: {path} is not of the form {form}: {error}") from error
+    if models.get("policy") not in told and "policy" not in found:
+        raise UserError(f"--prices: {path} does not say the price of the model {models.get('policy')}")
+    return found | {role: told[model] for role, model in models.items() if model in told}
 
 
 def _heard(_: str) -> None:
@@ -232,7 +259,6 @@ def _measured(source: str, rollouts: Sequence[RolloutSummary], folder: Path) -> 
     if not graded:
         return None
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    costs = [one.cost for one in graded if one.cost is not None]
     return Measured(
         source,
         len(graded),
@@ -241,8 +267,25 @@ def _measured(source: str, rollouts: Sequence[RolloutSummary], folder: Path) -> 
         completion_tokens=mean([one.completion_tokens for one in graded]),
         seconds=mean([one.seconds.get("total", 0.0) for one in graded]),
         bytes=size / len(rollouts),
-        cost=mean(costs) if len(costs) == len(graded) else None,
+        roles=_roles(graded),
     )
+
+
+def _roles(rollouts: Sequence[RolloutSummary]) -> dict[str, MeasuredRole]:
+    """Return the means of each role; of a role's cost only where every call of it has one."""
+    asked: dict[str, list[Mapping[str, float]]] = {"policy": []}
+    for one in rollouts:
+        asked["policy"].append(one.policy_usage)
+        for role, counts in one.roles.items():
+            asked.setdefault(role, []).append(counts)
+    return {
+        role: MeasuredRole(
+            sum(one.get("prompt_tokens", 0) for one in found) / len(rollouts),
+            sum(one.get("completion_tokens", 0) for one in found) / len(rollouts),
+            sum(one["cost"] for one in found) / len(rollouts) if all("cost" in one for one in found) else None,
+        )
+        for role, found in asked.items()
+    }
 
 
 async def _sampled(spec: Spec, launch: Launch, rows: int) -> Measured:

@@ -261,7 +261,13 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                             yield opened
                     finally:
                         directory.add_images(compiled.images)
-                        directory.add({"retried": opened.retried.record(), "lost": run.losses.record()})
+                        directory.add(
+                            {
+                                "retried": opened.retried.record(),
+                                "lost": run.losses.record(),
+                                "usage": records.store.usage,
+                            }
+                        )
                         if (at_end := launch.at_end) is not None:
                             await in_thread(lambda: at_end(directory.path, launch.progress.note))
 

@@ -57,6 +57,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "messages": result.messages if result else [],
         "turns": result.turns_used if result else 0,
         "usage": result.usage.record() if result else {},
+        **({"roles": rollout.roles} if rollout.roles else {}),
         "tool_errors": [asdict(error) for error in result.tool_errors] if result else [],
         "timings": {name: round(seconds, 6) for name, seconds in rollout.timings.items()},
         "policy": rollout.policy,
@@ -158,6 +159,7 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
             score=line["score"],
             error=line["error"],
             timings=dict(line.get("timings") or {}),
+            roles=dict(line.get("roles") or {}),
             artifacts=dict(line.get("artifacts") or {}),
             image=line.get("image"),
             sequences=sequences,
@@ -256,6 +258,20 @@ class GroupEntry:
     waiting: dict[int, PlayedEntry] = field(default_factory=dict)
 
 
+class _UsageCount:
+    """Sums what lines say of calls, tokens and cost, by role."""
+
+    def __init__(self) -> None:
+        self.roles: dict[str, dict[str, float]] = {}
+
+    def add(self, line: Line) -> None:
+        own = {"calls": line.get("turns") or 0, **(line.get("usage") or {})}
+        for role, counts in [("policy", own), *(line.get("roles") or {}).items()]:
+            total = self.roles.setdefault(role, {})
+            for name, count in counts.items():
+                total[name] = total.get(name, 0) + count
+
+
 class RolloutStore:
     """The rollouts in a run directory; it answers `hermes_rl.rollouts.runner.Recorded`.
 
@@ -272,6 +288,7 @@ class RolloutStore:
         self.size, self.compared = size, compared
         self.path = directory.path
         self._groups: dict[str, GroupEntry] = {}
+        self._usage = _UsageCount()
         self._rollouts = directory.journal(ROLLOUTS)
         self._waiting: Journal | None = None
         try:
@@ -316,11 +333,16 @@ class RolloutStore:
         return all(journal.empty for journal in self._journals)
 
     @property
+    def usage(self) -> dict[str, dict[str, float]]:
+        """What each role's models were asked for all that is recorded: calls, tokens, and dollars where known."""
+        return self._usage.roles
+
+    @property
     def _journals(self) -> list[Journal]:
         return [self._rollouts, *([self._waiting] if self._waiting is not None else [])]
 
     def _index(self) -> None:
-        self._groups = {}
+        self._groups, self._usage = {}, _UsageCount()
         for begin, line in self._rollouts.scan(*ROLLOUT_KEYS):
             self._enter_ended(line, begin)
         for begin, line in self._waiting.scan(*ROLLOUT_KEYS) if self._waiting is not None else ():
@@ -328,11 +350,17 @@ class RolloutStore:
 
     def _enter_ended(self, line: Line, begin: int) -> None:
         group, entry = self._entered(line), _entry(line, begin)
+        waited = group.waiting.get(line["index"])
+        if waited is None or waited.attempt != line["attempt"]:  # else its usage is counted
+            self._usage.add(line)
         known = group.ended.get(line["index"])
         if known is None or not known.state.final:
             group.ended[line["index"]] = entry
 
     def _enter_waiting(self, line: Line, begin: int) -> None:
+        ended = self._entered(line).ended.get(line["index"])
+        if ended is None or ended.attempt != line["attempt"]:
+            self._usage.add(line)
         self._entered(line).waiting[line["index"]] = _entry(line, begin)
 
     def _entered(self, line: Line) -> GroupEntry:

@@ -287,7 +287,9 @@ class Budget(Section):
         None, ge=0, description="Groups that may be lost to failures; default: as many as the run is to have."
     )
     max_tokens: int | None = Field(None, ge=1, description="Tokens of the policy, prompts included.")
-    max_cost: float | None = Field(None, gt=0, description="US dollars, where the server tells the cost.")
+    max_cost: float | None = Field(
+        None, gt=0, description="US dollars for all models, as servers tell them or `prices` says."
+    )
     deadline: Seconds | None = Field(None, gt=0, description="Seconds from the start of the run, or 2h30m.")
 
 
@@ -671,6 +673,13 @@ class RendererSection(Section):
     stop: Seq[str] = Field((), description="Texts that end a turn, besides the model's own.")
 
 
+class Prices(Section):
+    """What a model costs."""
+
+    prompt: float = Field(ge=0, allow_inf_nan=False, description="US dollars for a million prompt tokens.")
+    completion: float = Field(ge=0, allow_inf_nan=False, description="US dollars for a million completion tokens.")
+
+
 class Server(Section):
     """One model server."""
 
@@ -693,6 +702,9 @@ class Server(Section):
     weights_path: str | None = Field(
         None,
         description="Path at the server that answers with the version of its weights; default: its type's own.",
+    )
+    prices: Late[Prices] | None = Field(
+        None, description="US dollars for a million tokens, where the server does not tell what a call costs."
     )
     deviate: float = Field(
         0.0, ge=0, le=1, description="scripted: share of each group that goes wrong on purpose, from 0 to 1."
@@ -882,6 +894,7 @@ __all__ = [
     "Message",
     "Mode",
     "Part",
+    "Prices",
     "Process",
     "Prompt",
     "Reasoning",

@@ -127,11 +127,12 @@ def list_things(
 
 
 @app.command()
-def schema() -> None:
+def schema(of_set: Annotated[bool, typer.Option("--set", help="Of a set of specs.")] = False) -> None:
     """Print the JSON Schema of the spec, for editors."""
     from hermes_rl.spec.schema import spec_json_schema
+    from hermes_rl.spec.sets import set_json_schema
 
-    _print(json.dumps(spec_json_schema(), indent=2, ensure_ascii=False))
+    _print(json.dumps(set_json_schema() if of_set else spec_json_schema(), indent=2, ensure_ascii=False))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)

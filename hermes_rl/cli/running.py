@@ -49,6 +49,7 @@ def regrade_run(path: Path, sets: tuple[str, ...], env_file: Path | None) -> int
     write_report_or_say(path, progress.note)
     for line in _words(done):
         echo(line)
+    _say_where(done.directory, progress)
     return 0
 
 
@@ -59,7 +60,7 @@ def _words(done: Regraded) -> list[str]:
         lines = [f"{done.groups} groups are in groups.jsonl"]
         if done.without_score:
             lines.append(f"{done.without_score} rollouts have no score")
-    return [*lines, f"run directory: {done.directory.path}"]
+    return lines
 
 
 # -------------------------------------------------------------------------------- running
@@ -207,7 +208,7 @@ def _process(spec: Spec, launch: Launch) -> int:
     summary, directory = run_interruptible(run_process(spec, launch))
     launch.progress.end()
     echo(_process_words(spec, summary))
-    _say_where(directory, launch)
+    _say_where(directory, launch.progress)
     return 0 if summary.stopped is None else 1
 
 
@@ -236,7 +237,7 @@ def _evaluate(spec: Spec, launch: Launch) -> int:
     launch.progress.end()
     for line in evaluation_lines(found):
         echo(line)
-    _say_where(directory, launch)
+    _say_where(directory, launch.progress)
     if not found.reliable:
         echo(
             "error: more than 2 % of the rollouts could not be graded, see `error` in rollouts.jsonl",
@@ -273,14 +274,14 @@ def _serve(spec: Spec, launch: Launch) -> int:
     directory = run_interruptible(run_serve(spec, launch))
     launch.progress.end()
     echo(f"the trainer has had its {spec.serve.total_steps} steps")
-    _say_where(directory, launch)
+    _say_where(directory, launch.progress)
     return 0
 
 
-def _say_where(directory: RunDirectory, launch: Launch) -> None:
+def _say_where(directory: RunDirectory, progress: Progress) -> None:
     """Say where everything is, and how to look at it."""
     echo(f"run directory: {directory.path}")
-    launch.progress.note(f"next: hermes-rl show {shlex.quote(str(directory.path))} --failed")
+    progress.note(f"next: hermes-rl show {shlex.quote(str(directory.path))} --failed")
 
 
 def _counts(counts: Mapping[str, int]) -> str:

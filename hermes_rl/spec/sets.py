@@ -12,15 +12,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema
 
 from hermes_rl.errors import Problem, SpecError, UserError
 from hermes_rl.spec.load import Found, find_spec
 from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, ScalarNode, SequenceNode, find, is_null, locate, plain
 from hermes_rl.spec.overrides import Assignment, Overrides
 from hermes_rl.spec.reader import read_file
+from hermes_rl.spec.schema import YamlSchema
 from hermes_rl.spec.section import EMPTY, FreeMap, Section, Seq, wrong
 from hermes_rl.spec.validate import in_order, problem_of
 
@@ -41,14 +42,17 @@ def _file_name(name: str) -> str:
     return name
 
 
-Name = Annotated[str, AfterValidator(_file_name)]
+_NAMED = {"type": "string", "pattern": f"^{_NAME.pattern}$", "maxLength": LONGEST, "not": {"pattern": r"\.json$"}}
+Name = Annotated[str, AfterValidator(_file_name), WithJsonSchema(_NAMED)]
 Several = Field(min_length=1)
 
 
 class SetSpec(Section):
     """A spec of a set."""
 
-    spec: str = Field(description="Path from the set's folder, or the name of a shipped spec; alone it may be a text.")
+    spec: str = Field(
+        description="Path from the set's folder, name of a shipped spec, or a repository; alone it may be a text."
+    )
     name: Name | None = Field(None, description="Its column and folder; default: the name of the file.")
     changes: FreeMap = Field(EMPTY, alias="set", description="Keys of the spec, written with dots, and their values.")
 
@@ -74,6 +78,30 @@ class SetFile(Section):
     """The file."""
 
     body: SetBody = Field(alias="set", description="The set.")
+
+
+def set_json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of the YAML of a set."""
+    schema = SetFile.model_json_schema(by_alias=True, schema_generator=YamlSchema)
+    sections: dict[str, Any] = schema["$defs"]
+    for section in sections.values():
+        del section["title"]
+        for name, field in section["properties"].items():
+            field.pop("title", None)
+            told = {key: field.pop(key) for key in ("description", "default") if key in field}
+            choices = field.pop("anyOf", [field])
+            if name not in section["required"] and {"type": "null"} not in choices:
+                choices = [*choices, {"type": "null"}]  # a key without a value is as good as absent
+            section["properties"][name] = {**(choices[0] if len(choices) == 1 else {"anyOf": choices}), **told}
+    specs = sections["SetBody"]["properties"]["specs"]
+    specs["items"] = {"anyOf": [specs["items"], {"type": "string"}]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "https://hermes-rl.example/set.schema.json",
+        **schema,
+        "title": "hermes-rl set",
+        "description": "Specs, models and settings, each combination of which is an evaluation.",
+    }
 
 
 # ------------------------------------------------------------------------------------------- Combinations

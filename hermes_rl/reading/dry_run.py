@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -60,10 +60,15 @@ class MeasuredRole:
 
 @dataclass(frozen=True)
 class Measured:
-    """Means per rollout, of `count` rollouts from `source`; `roles` has the policy and all others."""
+    """Means per rollout, of `count` rollouts from `source`; `roles` has the policy and all others.
+
+    `played` is how many are played for one that the run is to have: more than 1 where some fail or are left out; None
+    where all were left out, so that nobody can tell.
+    """
 
     source: str
     count: int
+    played: float | None
     turns: float
     prompt_tokens: float
     completion_tokens: float
@@ -122,13 +127,19 @@ class DryRun:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def played(self) -> float:
+        """Rollouts that are played in all, those that fail or are left out included."""
+        again = None if self.measured is None else self.measured.played
+        return (self.play or 0) * (1.0 if again is None else again)
+
+    @property
     def costs(self) -> dict[str, float | None]:
         """US dollars that playing takes, by role; None where nobody can tell."""
         if self.measured is None or self.play is None:
             return {}
-        return {role: self._cost_of(role, one, self.play) for role, one in self.measured.roles.items()}
+        return {role: self._cost_of(role, one, self.played) for role, one in self.measured.roles.items()}
 
-    def _cost_of(self, role: str, one: MeasuredRole, rollouts: int) -> float | None:
+    def _cost_of(self, role: str, one: MeasuredRole, rollouts: float) -> float | None:
         price = self.prices.get(role)
         each = one.cost if price is None else price.of(one.prompt_tokens, one.completion_tokens)
         return None if each is None else each * rollouts
@@ -210,6 +221,8 @@ def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
     directory = RunDirectory.choose(spec, mode, launch.out, fresh=launch.fresh)
     agent, size = spec.agent_for(mode), plan_of(spec, mode).size
     count = rows.length
+    if mode == "evaluate" and count is None:  # they end, or the run would not
+        count = sum(1 for _ in islice(rows, ROWS))
     groups = {"process": spec.process.groups, "evaluate": count}.get(mode)
     found = DryRun(
         spec.name, mode, directory.path, directory.has_rollouts, count, groups, size, agent.max_turns, agent.max_tokens
@@ -220,7 +233,7 @@ def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
         record = RunRecord(directory.path)
         record.refresh()
         counting = list(record.counting())
-        found.measured = _measured(str(directory.path), counting, directory.path)
+        found.measured = _measured(str(directory.path), record, _uniform_size(spec, mode))
         _graded(found, compiled, directory.described(), size)
     elif not launch.fresh and launch.out is None and (other := directory.sibling()) is not None:
         parts = ", ".join(changed_parts(other.described(), spec, mode)) or "the spec"
@@ -228,18 +241,37 @@ def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
     found.again = sum(one.state == RolloutState.FAILED for one in counting)
     found.kept = len(counting) - found.again
     if groups is not None:
-        found.play = max(0, groups * size - _counted(counting, rows, mode))
+        found.play = max(0, groups * size - _counted(counting, rows, spec, mode))
     return found
 
 
-def _counted(counting: Sequence[RolloutSummary], rows: Rows, mode: Mode) -> int:
+def _uniform_size(spec: Spec, mode: Mode) -> int | None:
+    """Return how many members a group has that is left out where all have the same score; None where none is."""
+    section = spec.serve if mode == "serve" else spec.process
+    return section.group_size if mode != "evaluate" and section.drop_uniform and section.group_size > 1 else None
+
+
+def _counted(counting: Sequence[RolloutSummary], rows: Rows, spec: Spec, mode: Mode) -> int:
     """Return how many of the rollouts that are there count for what the run is to have."""
     kept = [one for one in counting if one.state != RolloutState.FAILED]
     if mode == "evaluate":
         wanted = {row.key for row in islice(rows, ROWS)}
         return sum(one.row_key in wanted for one in kept)
-    left_out = {one.group for one in counting if one.state == RolloutState.LEFT_OUT}
+    left_out = _left_out(counting, _uniform_size(spec, mode))
     return sum(one.group not in left_out for one in kept)
+
+
+def _left_out(counting: Iterable[RolloutSummary], uniform_size: int | None) -> set[str]:
+    """Return the groups that a run does not write: by how a member ended, or because all have the same score."""
+    members: dict[str, list[RolloutSummary]] = {}
+    for one in counting:
+        members.setdefault(one.group, []).append(one)
+    uniform = {
+        name for name, found in members.items() if len(found) == uniform_size and len({one.score for one in found}) == 1
+    }
+    return uniform | {
+        name for name, found in members.items() if any(one.state == RolloutState.LEFT_OUT for one in found)
+    }
 
 
 def _graded(found: DryRun, compiled: CompiledSpec, described: Mapping[str, Any], size: int) -> None:
@@ -254,20 +286,24 @@ def _graded(found: DryRun, compiled: CompiledSpec, described: Mapping[str, Any],
     found.rescored = (before.get("scoring") or {}) != json.loads(json.dumps(grading.scoring()))
 
 
-def _measured(source: str, rollouts: Sequence[RolloutSummary], folder: Path) -> Measured | None:
-    graded = [one for one in rollouts if one.score is not None]
-    if not graded:
+def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measured | None:
+    """Return what the rollouts of a record have taken, failed attempts included; None where none was graded."""
+    rollouts, counting = list(record.rollouts), list(record.counting())
+    if all(one.score is None for one in counting):
         return None
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    left_out = _left_out(counting, uniform_size)
+    kept = sum(one.state != RolloutState.FAILED and one.group not in left_out for one in counting)
+    size = sum(path.stat().st_size for path in record.path.rglob("*") if path.is_file())
     return Measured(
         source,
-        len(graded),
-        turns=mean([one.turns for one in graded]),
-        prompt_tokens=mean([one.prompt_tokens for one in graded]),
-        completion_tokens=mean([one.completion_tokens for one in graded]),
-        seconds=mean([one.seconds.get("total", 0.0) for one in graded]),
+        len(rollouts),
+        len(rollouts) / kept if kept else None,
+        turns=mean([one.turns for one in rollouts]),
+        prompt_tokens=mean([one.prompt_tokens for one in rollouts]),
+        completion_tokens=mean([one.completion_tokens for one in rollouts]),
+        seconds=mean([one.seconds.get("total", 0.0) for one in rollouts]),
         bytes=size / len(rollouts),
-        roles=_roles(graded),
+        roles=_roles(rollouts),
     )
 
 
@@ -293,25 +329,43 @@ async def _sampled(spec: Spec, launch: Launch, rows: int) -> Measured:
     plain = {name: value for name, value in spec.env.items() if not name.startswith("data_")}
     mode: Mode = "evaluate" if launch.mode == "evaluate" else "process"
     group = spec.serve.group_size if launch.mode == "serve" else spec.process.group_size
+    once = {"groups": rows, "group_size": group, "workers": 1, "format": "atropos", "drop_uniform": False}
     small = spec.model_copy(
         update={
-            "process": spec.process.model_copy(
-                update={"groups": rows, "group_size": group, "workers": 1, "format": "atropos"}
-            ),
-            "evaluate": spec.evaluate.model_copy(update={"limit": rows, "workers": 1}),
+            "process": spec.process.model_copy(update=once),
+            "evaluate": spec.evaluate.model_copy(update={"workers": 1}),
             "wandb": None,
             "env": plain,
         }
     )
+    # What is left out is played in place of other rows, and who trains goes on and on.
+    most = spec.process.groups if launch.mode == "process" and not spec.process.drop_uniform else None
     with TemporaryDirectory(prefix="hermes-rl-sample-") as folder:
-        own = replace(launch, mode=mode, out=Path(folder) / "run", fresh=False, ray=None, at_end=None)
+        own = replace(
+            launch, mode=mode, out=Path(folder) / "run", fresh=False, ray=None, at_end=None,
+            pick=lambda all_of_them: _spread(all_of_them, rows, most),
+        )  # fmt: skip
         await (run_evaluate(small, own) if mode == "evaluate" else run_process(small, own))
         record = RunRecord(Path(folder) / "run")
         record.refresh()
-        found = _measured(f"a sample of {rows} rows", list(record.counting()), record.path)
+        found = _measured(f"a sample of {rows} rows", record, _uniform_size(spec, launch.mode))
     if found is None:
         raise UserError("nothing of the sample could be graded, so nothing could be measured")
     return found
+
+
+def _spread(rows: Rows, wanted: int, most: int | None) -> Rows:
+    """Return a few of the rows that a run plays, at equal distances: data often begins with what is easy or short.
+
+    `most` is how many rows are played at most. Of rows whose number is not known, the first are taken.
+    """
+    if rows.length is None:
+        chosen = list(islice(rows, wanted))
+    else:
+        last = min(rows.length, most or rows.length)
+        places = {(2 * number + 1) * last // (2 * wanted) for number in range(wanted)}
+        chosen = [row for place, row in enumerate(islice(rows, last)) if place in places]
+    return Rows.of(chosen, fingerprint=rows.fingerprint, fallback=rows.fallback)
 
 
 def _tokenizer(spec: Spec, prompts: Sequence[Rendered]) -> str:

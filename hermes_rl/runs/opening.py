@@ -45,7 +45,8 @@ class Launch:
     """What the user asked for beside the spec.
 
     `environ` is where the keys of servers are, `ray` the address of the Ray cluster that plays, or `local`. `at_end` is
-    called with the run directory and what tells the user, in a thread, when the run has ended in any way.
+    called with the run directory and what tells the user, in a thread, when the run has ended in any way. `pick`
+    chooses among the rows; without it all are played.
     """
 
     mode: Mode
@@ -55,6 +56,7 @@ class Launch:
     progress: Progress = field(default_factory=Progress)
     ray: str | None = None
     at_end: Callable[[Path, Callable[[str], None]], None] | None = None
+    pick: Callable[[Rows], Rows] | None = None
 
 
 @dataclass
@@ -214,6 +216,8 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
         for role in compiled.roles.values():
             role.tell(launch.progress.note)
         rows = await asyncio.to_thread(load_rows, spec, split, notify=launch.progress.note)
+        if launch.pick is not None:
+            rows = await asyncio.to_thread(launch.pick, rows)
         if compiled.teacher is not None and split == "train":
             await require_reachable(compiled.teacher.role.name, compiled.teacher.role.configs)
             await asyncio.to_thread(require_same_tokenizer, spec)

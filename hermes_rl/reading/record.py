@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from sys import intern
-from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from hermes_rl.errors import UserError
@@ -332,7 +331,8 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
     )
 
 
-NO_ROLES: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+NO_ROLES: Mapping[str, Mapping[str, float]] = {}
+"""One for all rollouts that asked the policy alone; never changed."""
 _known_tools: dict[tuple[ToolUse, ...], tuple[ToolUse, ...]] = {}
 """Most rollouts of a run use the same tools equally often, so that one entry stands for all of them."""
 MOST_KNOWN = 10_000

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -126,10 +127,10 @@ def find_spec(source: str | Path) -> Found:
         UserError: there is no such file, folder or shipped spec; a folder has no spec or several; or a repository
             cannot be had, or its content is not trusted yet.
     """
-    path = Path(source)
-    if path.is_file():
+    path, mode = Path(source), _mode(source)
+    if stat.S_ISREG(mode):
         return Found(path, str(source))
-    if path.is_dir():
+    if stat.S_ISDIR(mode):
         only = spec_in(path)
         return Found(only, str(only))
     shipped = shipped_specs()
@@ -157,8 +158,16 @@ def repository_of(source: str | Path) -> Address | None:
     Raises:
         UserError: it begins like the address of a repository, and is none.
     """
-    here = Path(source).exists() or str(source) in shipped_specs()
+    here = _mode(source) or str(source) in shipped_specs()
     return None if here else address_of(str(source))
+
+
+def _mode(source: str | Path) -> int:
+    """Return what kind of file a path is, as `stat` says it; 0 where there is none, or the text can be no path."""
+    try:
+        return Path(source).stat().st_mode if source != "" else 0  # which Path takes for the working directory
+    except (OSError, ValueError):
+        return 0
 
 
 def spec_of(repository: Fetched) -> Path:

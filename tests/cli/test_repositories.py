@@ -49,6 +49,12 @@ def test_a_folder_is_the_one_spec_in_it(here: Path, capsys: pytest.CaptureFixtur
     assert "has no spec" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("word", ["x" * 5000, "a\0b", "nothing/here/at/all", ""])
+def test_what_can_be_no_spec_is_told_without_a_traceback(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["run", word, "process", "--demo"]) == 2
+    assert "there is no spec" in capsys.readouterr().err
+
+
 def test_a_repository_is_refused_until_it_is_trusted_and_then_for_that_content_alone(
     origin: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,6 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, UserError
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import LedgerEntry, sampled_digest
-from hermes_rl.servers.client import Meter
 from hermes_rl.tokens.chat import SampledTurn, chat_tokens
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import Tokenizer, TokenizerUnavailable
@@ -307,14 +306,14 @@ class Rollout:
     def id(self) -> str:
         return self.key.id
 
-    def use(self, meter: Meter) -> None:
-        """Take into account what models were asked beside the policy's own turns, which `result` counts."""
-        for role, counts in meter.roles.items():
-            own = self._own_turns() if role == "policy" else {}
+    def use(self, asked: Mapping[str, Mapping[str, float]], *, played: bool) -> None:
+        """Take into account what models were asked, by role; `played`: the policy's own turns are among it."""
+        for role, counts in asked.items():
+            own = self._own_turns() if played and role == "policy" else {}
             further = {name: count - own.get(name, 0) for name, count in counts.items()}
             if further["calls"] > 0:
                 before = self.roles.get(role, {})
-                self.roles[role] = {name: before.get(name, 0) + count for name, count in further.items()}
+                self.roles[role] = before | {name: before.get(name, 0) + count for name, count in further.items()}
 
     def _own_turns(self) -> dict[str, float]:
         return {"calls": self.turns, **(self.result.usage.record() if self.result is not None else {})}

@@ -266,7 +266,7 @@ class RolloutRunner:
                     log.error(
                         "rollout %s keeps its grade, but its machine was not released: %s", rollout.id, failure.detail
                     )
-        rollout.use(meter)
+        rollout.use(meter.roles, played=True)
         if rollout.result is not None:
             rollout.timings |= rollout.result.timings.record()
         rollout.timings["total"] = time.perf_counter() - started
@@ -337,7 +337,7 @@ class RolloutRunner:
                 await (self.elsewhere.compare if self.elsewhere is not None else self.environment.grade_group)(
                     group.rollouts
                 )
-            group.rollouts[0].use(meter)  # nobody's more than another's
+            group.rollouts[0].use(meter.roles, played=False)  # it is nobody's more than another's
             for rollout in group.rollouts:
                 self._score(rollout)
         except Failure as failure:

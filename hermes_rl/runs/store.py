@@ -45,7 +45,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
     """Return the JSON form of a finished rollout; times in seconds, rounded to the microsecond."""
     result = rollout.result
     if rollout.line is not None:
-        return {**rollout.line, **_outcome(rollout)}  # its tokens are packed already
+        return {**rollout.line, "roles": rollout.roles, **_outcome(rollout)}  # its tokens are packed already
     return {
         "id": rollout.id,
         "row_key": rollout.key.row.key,
@@ -57,7 +57,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "messages": result.messages if result else [],
         "turns": result.turns_used if result else 0,
         "usage": result.usage.record() if result else {},
-        **({"roles": rollout.roles} if rollout.roles else {}),
+        "roles": rollout.roles,
         "tool_errors": [asdict(error) for error in result.tool_errors] if result else [],
         "timings": {name: round(seconds, 6) for name, seconds in rollout.timings.items()},
         "policy": rollout.policy,
@@ -259,17 +259,26 @@ class GroupEntry:
 
 
 class _UsageCount:
-    """Sums what lines say of calls, tokens and cost, by role."""
+    """Sums what lines say of calls, tokens and cost, by role; the last line of a rollout that has waited counts."""
 
     def __init__(self) -> None:
         self.roles: dict[str, dict[str, float]] = {}
+        self._waiting: dict[str, list[tuple[str, Mapping[str, float]]]] = {}
 
-    def add(self, line: Line) -> None:
+    def enter(self, line: Line) -> None:
+        for role, counts in self._waiting.pop(line["id"], ()):
+            self._add(role, counts, -1)
         own = {"calls": line.get("turns") or 0, **(line.get("usage") or {})}
-        for role, counts in [("policy", own), *(line.get("roles") or {}).items()]:
-            total = self.roles.setdefault(role, {})
-            for name, count in counts.items():
-                total[name] = total.get(name, 0) + count
+        said = [("policy", own), *(line.get("roles") or {}).items()]
+        for role, counts in said:
+            self._add(role, counts, 1)
+        if line["state"] == RolloutState.WAITING:
+            self._waiting[line["id"]] = said
+
+    def _add(self, role: str, counts: Mapping[str, float], sign: int) -> None:
+        total = self.roles.setdefault(role, {})
+        for name, count in counts.items():
+            total[name] = total.get(name, 0) + sign * count
 
 
 class RolloutStore:
@@ -350,17 +359,15 @@ class RolloutStore:
 
     def _enter_ended(self, line: Line, begin: int) -> None:
         group, entry = self._entered(line), _entry(line, begin)
-        waited = group.waiting.get(line["index"])
-        if waited is None or waited.attempt != line["attempt"]:  # else its usage is counted
-            self._usage.add(line)
+        self._usage.enter(line)
         known = group.ended.get(line["index"])
         if known is None or not known.state.final:
             group.ended[line["index"]] = entry
 
     def _enter_waiting(self, line: Line, begin: int) -> None:
         ended = self._entered(line).ended.get(line["index"])
-        if ended is None or ended.attempt != line["attempt"]:
-            self._usage.add(line)
+        if ended is None or ended.attempt != line["attempt"]:  # else it has waited, and its last line is known
+            self._usage.enter(line)
         self._entered(line).waiting[line["index"]] = _entry(line, begin)
 
     def _entered(self, line: Line) -> GroupEntry:

@@ -21,6 +21,11 @@ REWARDS = """
 async def liked(result, judge):
     return bool(await judge.chat([{"role": "user", "content": "Is it good?"}]) is not None)
 """
+COMPARED = """
+async def best(group, judge):
+    await judge.chat([{"role": "user", "content": "Which is best?"}])
+    return [0.0, 1.0]
+"""
 SPEC = """
 version: 1
 name: priced
@@ -75,6 +80,19 @@ def test_each_role_is_in_run_json_and_all_of_them_in_each_rollout(workers: str) 
     assert math.fsum(costs) == pytest.approx(total)
     metrics = json.loads(Path("out/metrics.json").read_text())
     assert metrics["results"]["all"]["eval/cost"] == pytest.approx(total / 6)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_judge_that_compares_a_group_is_counted_once(workers: str, spec: Path) -> None:
+    (spec.parent / "rewards.py").write_text(COMPARED)
+    changes = ["--set", "rewards={liked: {fn: rewards.py:best}}", "--set", f"evaluate.workers={workers}"]
+    usage = run(*changes)["usage"]
+    require_priced(usage)
+    assert usage["judge"]["calls"] == 3
+    lines = [json.loads(line) for line in Path("out/rollouts.jsonl").read_text().splitlines()]
+    assert sum(line["roles"].get("judge", {}).get("calls", 0) for line in lines) == 3
+    again = run(*changes)["usage"]
+    assert {role: pytest.approx(counts) for role, counts in usage.items()} == again
 
 
 def test_a_run_that_goes_on_adds_to_what_it_has_used() -> None:

@@ -40,6 +40,10 @@ def _shipped(incomplete: str) -> list[str]:
 
 def _at_hand(specs: list[str], trust: bool) -> list[str]:
     """Return the specs with each repository as a commit that is here and may run; see `hermes_rl.cli.repositories`."""
+    from hermes_rl.spec.load import repository_of
+
+    if all(repository_of(spec) is None for spec in specs):
+        return specs
     from hermes_rl.cli.repositories import at_hand
 
     return at_hand(specs, trust=trust)

@@ -21,7 +21,6 @@ from hermes_rl.spec.load import Found, find_spec
 from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, ScalarNode, SequenceNode, find, is_null, locate, plain
 from hermes_rl.spec.overrides import Assignment, Overrides
 from hermes_rl.spec.reader import read_file
-from hermes_rl.spec.schema import YamlSchema
 from hermes_rl.spec.section import EMPTY, FreeMap, Section, Seq, wrong
 from hermes_rl.spec.validate import in_order, problem_of
 
@@ -82,6 +81,8 @@ class SetFile(Section):
 
 def set_json_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of the YAML of a set."""
+    from hermes_rl.spec.schema import YamlSchema  # which a set is read without
+
     schema = SetFile.model_json_schema(by_alias=True, schema_generator=YamlSchema)
     sections: dict[str, Any] = schema["$defs"]
     for section in sections.values():

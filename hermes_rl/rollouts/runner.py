@@ -23,7 +23,7 @@ from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.servers.base import ChatServer
-from hermes_rl.servers.client import HearsVersions
+from hermes_rl.servers.client import HearsVersions, metered
 from hermes_rl.tools.base import ToolRuntime
 
 log = logging.getLogger(__name__)
@@ -259,22 +259,24 @@ class RolloutRunner:
         """Play one rollout to its ending and grade it."""
         rollout = Rollout(key, key.seed(self.environment.seed))
         started = time.perf_counter()
-        try:
-            async with self.environment.runtime(key) as runtime:
-                self._playing.add(runtime)
-                try:
-                    await self._converse(rollout, runtime)
-                    await self._grade(rollout, runtime)
-                finally:
-                    self._playing.discard(runtime)
-        except Failure as failure:
-            if rollout.state is RolloutState.FAILED:
-                rollout.fail(failure)
-            else:
-                # What was graded stays graded: otherwise an agent whose processes do not end would choose not to be.
-                log.error(
-                    "rollout %s keeps its grade, but its machine was not released: %s", rollout.id, failure.detail
-                )
+        with metered() as meter:
+            try:
+                async with self.environment.runtime(key) as runtime:
+                    self._playing.add(runtime)
+                    try:
+                        await self._converse(rollout, runtime)
+                        await self._grade(rollout, runtime)
+                    finally:
+                        self._playing.discard(runtime)
+            except Failure as failure:
+                if rollout.state is RolloutState.FAILED:
+                    rollout.fail(failure)
+                else:
+                    # What was graded stays graded: else an agent whose processes do not end would choose not to be.
+                    log.error(
+                        "rollout %s keeps its grade, but its machine was not released: %s", rollout.id, failure.detail
+                    )
+        rollout.use(meter.roles, played=True)
         if rollout.result is not None:
             rollout.timings |= rollout.result.timings.record()
         rollout.timings["total"] = time.perf_counter() - started
@@ -341,9 +343,11 @@ class RolloutRunner:
 
     async def _compare(self, group: Group) -> None:
         try:
-            await (self.elsewhere.compare if self.elsewhere is not None else self.environment.grade_group)(
-                group.rollouts
-            )
+            with metered() as meter:
+                await (self.elsewhere.compare if self.elsewhere is not None else self.environment.grade_group)(
+                    group.rollouts
+                )
+            group.rollouts[0].use(meter.roles, played=False)  # it is nobody's more than another's
             for rollout in group.rollouts:
                 self._score(rollout)
         except Failure as failure:

@@ -45,7 +45,8 @@ class Launch:
     """What the user asked for beside the spec.
 
     `environ` is where the keys of servers are, `ray` the address of the Ray cluster that plays, or `local`. `at_end` is
-    called with the run directory and what tells the user, in a thread, when the run has ended in any way.
+    called with the run directory and what tells the user, in a thread, when the run has ended in any way. `pick`
+    chooses among the rows; without it all are played.
     """
 
     mode: Mode
@@ -57,6 +58,7 @@ class Launch:
     at_end: Callable[[Path, Callable[[str], None]], None] | None = None
     beside: list[Run] | None = None
     """The runs that play in this process at the same time, of which this becomes one; None: it is the only one."""
+    pick: Callable[[Rows], Rows] | None = None
 
 
 @dataclass
@@ -216,6 +218,8 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
         for role in compiled.roles.values():
             role.tell(launch.progress.note)
         rows = await asyncio.to_thread(load_rows, spec, split, notify=launch.progress.note)
+        if launch.pick is not None:
+            rows = await asyncio.to_thread(launch.pick, rows)
         if compiled.teacher is not None and split == "train":
             await require_reachable(compiled.teacher.role.name, compiled.teacher.role.configs)
             await asyncio.to_thread(require_same_tokenizer, spec)
@@ -264,7 +268,13 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                             yield opened
                     finally:
                         directory.add_images(compiled.images)
-                        directory.add({"retried": opened.retried.record(), "lost": run.losses.record()})
+                        directory.add(
+                            {
+                                "retried": opened.retried.record(),
+                                "lost": run.losses.record(),
+                                "usage": records.store.usage,
+                            }
+                        )
                         if (at_end := launch.at_end) is not None:
                             await in_thread(lambda: at_end(directory.path, launch.progress.note))
 

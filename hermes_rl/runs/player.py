@@ -29,7 +29,7 @@ from hermes_rl.rollouts.sandboxes import Keep
 from hermes_rl.runs.exact import renderer_of, tokenizer_of
 from hermes_rl.runs.store import Line, rollout_of, rollout_record
 from hermes_rl.servers.base import CALLABLE, ServerConfig
-from hermes_rl.servers.client import ModelClient
+from hermes_rl.servers.client import ModelClient, metered
 from hermes_rl.servers.policy import Policy, PolicyDescription, WeightsTold
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.threads import one_at_a_time
@@ -307,11 +307,13 @@ class Player:
             if rollout.result is not None:
                 rollout.result.tool_schemas = list(members[0][1]["tools"] or ())
         failed: dict[str, Any] = {}
-        try:
-            await self._compiled.grade_group(rollouts)
-        except Failure as failure:
-            failed = {"failed": [str(failure.ending), failure.detail]}
-        return {"rewards": [{n: v.record() for n, v in one.rewards.items()} for one in rollouts], **failed}
+        with metered() as meter:
+            try:
+                await self._compiled.grade_group(rollouts)
+            except Failure as failure:
+                failed = {"failed": [str(failure.ending), failure.detail]}
+        rewards = [{n: v.record() for n, v in one.rewards.items()} for one in rollouts]
+        return {"rewards": rewards, "asked": meter.roles, **failed}
 
     def _retries(self) -> dict[str, int]:
         retries = Counter({name: role.retries for name, role in self._compiled.roles.items()})

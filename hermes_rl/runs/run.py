@@ -153,8 +153,8 @@ class RunBudget:
     """Counts what a run uses; `None` is no bound.
 
     `max_failures` are groups (rows, in evaluation) that infrastructure failed for good, `max_tokens` prompt and
-    completion tokens as the servers counted them, `max_cost` US dollars as they tell them, `deadline` seconds from the
-    start.
+    completion tokens of the policy as its servers counted them, `max_cost` US dollars of all models as servers tell
+    them or the spec's prices say, `deadline` seconds from the start.
     """
 
     max_failures: int | None = None
@@ -184,11 +184,11 @@ class RunBudget:
             return
         usage = rollout.result.usage
         self.tokens += usage.prompt_tokens + usage.completion_tokens
-        self.cost += usage.cost or 0.0
+        self.cost += (usage.cost or 0.0) + sum(counts.get("cost", 0.0) for counts in rollout.roles.values())
         if self.max_cost is not None and usage.cost is None and rollout.result.turns_used:
             raise RunError(
                 "budget.max_cost cannot be kept: the policy's server does not say what a call costs (usage.cost); "
-                "use budget.max_tokens"
+                "say it in servers.policy.prices, or use budget.max_tokens"
             )
 
     def count(self, group: Group) -> None:

@@ -267,6 +267,7 @@ class Workers:
         said, _ = await self._answered(f"the comparison of group {rollouts[0].key.group}", DEATHS, "compare", members)
         for rollout, values in zip(rollouts, said["rewards"], strict=True):
             rollout.rewards.update({name: reward_of(value) for name, value in values.items()})
+        rollouts[0].use(said["asked"], played=False)
         if "failed" in said:
             ending, detail = said["failed"]
             raise Failure(detail, ending=Ending(ending))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hermes_rl.rollouts.rollout import Example, Group, Rollout, certify
     from hermes_rl.scoring.value import Score
     from hermes_rl.servers.base import Sampled, Sampling
-    from hermes_rl.servers.policy import Policy
+    from hermes_rl.servers.policy import LogprobDifference, Policy
     from hermes_rl.spec.load import load_spec
     from hermes_rl.spec.model import Spec
     from hermes_rl.tools.base import ToolError, clear_task_env_overrides, register_task_env_overrides
@@ -40,6 +40,7 @@ _HOMES = {
     "HermesAgentBaseEnv": "hermes_rl.env.base",
     "HermesAgentEnvConfig": "hermes_rl.env.config",
     "HermesAgentLoop": "hermes_rl.agent.loop",
+    "LogprobDifference": "hermes_rl.servers.policy",
     "Policy": "hermes_rl.servers.policy",
     "Rollout": "hermes_rl.rollouts.rollout",
     "Row": "hermes_rl.data.rows",
@@ -72,6 +73,7 @@ __all__ = [
     "HermesAgentBaseEnv",
     "HermesAgentEnvConfig",
     "HermesAgentLoop",
+    "LogprobDifference",
     "Policy",
     "Rollout",
     "Row",

@@ -19,7 +19,7 @@ DOORS = {
     "pyarrow": "runs/parquet.py",
     "datasets": ("data/hub.py", "integrations/"),
     "huggingface_hub": ("reading/push.py", "repositories/hub.py"),
-    "transformers": "tokens/hub.py",
+    "transformers": ("tokens/hub.py", "integrations/trl.py"),
     "tokenizers": "tokens/",
     "math_verify": "scoring/",
     "openai": "env/",
@@ -238,6 +238,7 @@ def test_the_public_names_are_the_ones_listed() -> None:
         assert getattr(hermes_rl, name) is not None
     assert set(hermes_rl.__all__) == {
         "AgentResult", "Ending", "Env", "Example", "Group", "HermesAgentBaseEnv", "HermesAgentEnvConfig",
+        "LogprobDifference",
         "HermesAgentLoop", "Policy", "Rollout", "Row", "Sampled", "Sampling", "Score", "Session", "SessionTurn", "Spec",
         "SpecEnv", "ToolContext", "ToolError",
         "__version__", "certify", "cleanup_all_environments", "cleanup_vm", "clear_task_env_overrides", "compile_spec",

@@ -32,6 +32,8 @@ Place = tuple[str, int, int]
 """Where a rollout belongs in a batch: the key of its row, the number of its group, and which of its members it is."""
 Played = tuple[hermes_rl.Rollout | None, hermes_rl.Ending, str | None]
 """What became of a place: its rollout, None where its group was dropped, how that ended, and what had failed."""
+DIFFERENCE = "sampling/sampling_logp_difference"
+"""Begins the names under which TRL logs it, with vLLM."""
 GATHERING = 0.005
 """Seconds without a further model call after which those that wait become one batch."""
 _FAILURES = [ending for ending in hermes_rl.Ending if not ending.graded]
@@ -130,6 +132,8 @@ class HermesRollouts(_Opened):
     ) -> None:
         super().__init__(spec, rows, environ, record, workers)
         self._policy, self._renderer, self._sampling = policy, renderer, dict(sampling or {})
+        self._trainer: Any = None
+        """Whose logs are listened to."""
         self._concurrency, self._replays, self._allow_inexact = concurrency, replays, allow_inexact
         self._generate: Generate | None = None
         """What samples for the calls in this process; None where another process does."""
@@ -164,6 +168,9 @@ class HermesRollouts(_Opened):
         if trainer.tools:
             raise UserError("the trainer's `tools` would run TRL's own loop behind each rollout: name them in the spec")
         self._policy = policy = self._policy or self._policy_of(trainer)
+        if self._trainer is not trainer:
+            self._trainer = trainer
+            trainer.add_callback(_difference_told_to(policy))
         policy.version = int(trainer.state.global_step)
         training = trainer.model.training
         size = int(trainer.num_generations if training else trainer.num_generations_eval)
@@ -522,6 +529,19 @@ def _tokenizer(trainer: Any) -> Any:
 
 def _vllm(url: str, model: Any, tokenizer: str, renderer: Any) -> hermes_rl.Policy:
     return hermes_rl.Policy.server("vllm", f"{url.rstrip('/')}/v1", model, tokenizer=tokenizer, renderer=renderer)
+
+
+def _difference_told_to(policy: hermes_rl.Policy) -> Any:
+    """Return a callback that hears in TRL's logs how far its log-probabilities are from the sampled ones."""
+    from transformers import TrainerCallback
+
+    class Listener(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            mean, largest = (logs or {}).get(f"{DIFFERENCE}/mean"), (logs or {}).get(f"{DIFFERENCE}/max")
+            if mean is not None:
+                policy.logprob_difference.tell(float(mean), None if largest is None else float(largest))
+
+    return Listener()
 
 
 def _sampling(args: Any, given: Mapping[str, Any]) -> dict[str, Any]:

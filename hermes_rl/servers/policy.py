@@ -6,6 +6,7 @@ over the caller's own function (`calling`).
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -42,6 +43,11 @@ _AT_ONCE = 1_000_000
 Version = int | Callable[[], int | None] | None
 """A version of the weights, or a function that returns it."""
 
+logger = logging.getLogger(__name__)
+
+ALARM = 0.1
+"""Mean difference of log-probabilities from which on it is warned of; rounding to 16 bits makes some hundredths."""
+
 _NUMBERS = count(1)
 _TOLD = frozenset({"naming", "version"})
 """What of a server's configuration changes with the weights; `WeightsTold` has it."""
@@ -77,6 +83,32 @@ class PolicyDescription:
     captured: bool = False
 
 
+class LogprobDifference:
+    """How far a trainer's log-probabilities of trained tokens are from those that were sampled, as it has told last.
+
+    Attributes:
+        mean: of the absolute differences over a step's tokens, in nats; None before a trainer has told it.
+        largest: of them; None where it is not told.
+    """
+
+    def __init__(self) -> None:
+        self.mean: float | None = None
+        self.largest: float | None = None
+
+    def tell(self, mean: float, largest: float | None = None) -> None:
+        """Take note of a step's difference. The first one above `ALARM` is warned of, also after some that were not."""
+        before, self.mean, self.largest = self.mean, mean, largest
+        if not mean <= ALARM and (before is None or before <= ALARM):  # a mean that is no number is an alarm too
+            most = "" if largest is None else f", at most {largest:.3g}"
+            logger.warning(
+                "the trainer's log-probabilities differ from the sampled ones by %.3g on average%s: it trains on other "
+                "probabilities than were sampled from. Compare temperature, chat template, precision and version of "
+                "the weights on both sides",
+                mean,
+                most,
+            )
+
+
 class Policy:
     """The model that acts. Make one with `Policy.sampling`, `.chat`, `.server`, `.of_spec` or `.endpoint`.
 
@@ -94,6 +126,8 @@ class Policy:
         """Gives tokens to the rollouts of a policy that answers messages; None where there is none."""
         self.number = next(_NUMBERS)
         """Tells it from the other policies of this process."""
+        self.logprob_difference = LogprobDifference()
+        """What the trainer has told of how far its log-probabilities are from the sampled ones."""
         self._users = 0
         self._news = WeightsTold()
 

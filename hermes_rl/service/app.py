@@ -97,13 +97,14 @@ def make_app(service: Service, sessions: Sessions, *, token: bool) -> FastAPI:  
             "sessions": len(sessions),
             "versions": sorted({version for version in versions if version is not None}),
         }
-        told, status = service.policies.told, service.env.status()
+        told, difference, status = service.policies.told, service.policies.difference, service.env.status()
         workers = {"ready": status.workers, "died": status.died, "rollouts_lost": status.lost}
         return JsonAnswer(
             service.metrics.record(
                 in_flight=in_flight,
                 phases=status.phases,
                 version=max(told, default=None),
+                logprob_difference={"mean": difference.mean, "largest": difference.largest},
                 most=service.most,
                 retries=status.retries,
                 workers=workers if status.workers is not None else None,

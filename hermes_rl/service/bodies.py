@@ -101,11 +101,19 @@ class StepAsked(RequestBody):
     version: Version | None = None
 
 
+class DifferenceTold(RequestBody):
+    """How far the trainer's log-probabilities of the tokens of a step are from those that were sampled, in nats."""
+
+    mean: float = Field(ge=0, allow_inf_nan=False)
+    largest: float | None = Field(None, ge=0, allow_inf_nan=False)
+
+
 class PolicyTold(RequestBody):
     """The weights have changed."""
 
     version: Version
     model: Name | None = Field(None, description="The name by which the server knows them, where that changes.")
+    logprob_difference: DifferenceTold | None = Field(None, description="Of the step that has led to them.")
 
 
 class RunAsked(BaseModel):

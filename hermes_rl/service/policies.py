@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-from hermes_rl import Policy, Spec
+from hermes_rl import LogprobDifference, Policy, Spec
 from hermes_rl.errors import UserError
 from hermes_rl.service.bodies import PolicyAsked, PolicyTold
 from hermes_rl.service.refusals import wrong
@@ -49,6 +49,8 @@ class Policies:
         self._last = Weights()
         """What PUT has told last, for policies that are named later."""
         self._known: dict[PolicyAsked | None, tuple[Policy, Weights]] = {}
+        self.difference = LogprobDifference()
+        """What the trainer has told of its log-probabilities."""
 
     @property
     def told(self) -> list[int]:
@@ -71,6 +73,8 @@ class Policies:
             )
         for weights in (self._last, *(weights for _, weights in self._known.values())):
             weights.tell(told.version, told.model)
+        if told.logprob_difference is not None:
+            self.difference.tell(told.logprob_difference.mean, told.logprob_difference.largest)
 
     def named(self, asked: PolicyAsked | None) -> Policy:
         """Return the policy that a request names, the same object for the same server.

@@ -60,10 +60,37 @@ def trainer(**given: Any) -> Any:
         "use_transformers_continuous_batching": False, "num_generations": 4, "num_generations_eval": 2,
         "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0,
         "processing_class": SimpleNamespace(eos_token_id=END_ID, name_or_path=None),
-        "state": SimpleNamespace(global_step=3),
+        "state": SimpleNamespace(global_step=3), "add_callback": lambda callback: None,
     }  # fmt: skip
     own = {**plain, "args": SimpleNamespace(**args), "model": model, "accelerator": accelerator}
     return SimpleNamespace(**{**own, **given})
+
+
+def test_probabilities_of_the_trainer_that_are_others_than_the_sampled_ones_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[Any] = []
+    policy = Sampler().policy()
+    with HermesRollouts(spec_in(tmp_path), policy=policy) as rollouts:
+        training = trainer(add_callback=heard.append)
+        for _ in range(2):
+            rollouts.rollout_func(prompts_of(rollouts), training)
+    (listener,) = heard
+
+    def log(**logs: float) -> str:
+        caplog.clear()
+        listener.on_log(None, None, None, logs={name.replace("__", "/"): value for name, value in logs.items()})
+        return caplog.text
+
+    name = "sampling__sampling_logp_difference"
+    assert log(loss=0.5) == log(**{f"{name}__mean": 0.02, f"{name}__max": 1.5}) == ""
+    assert (policy.logprob_difference.mean, policy.logprob_difference.largest) == (0.02, 1.5)
+    assert "differ from the sampled ones by 0.4 on average, at most 3.25" in log(
+        **{f"{name}__mean": 0.4, f"{name}__max": 3.25}
+    )
+    assert log(**{f"{name}__mean": 0.5}) == "", "it is said once"
+    assert log(**{f"{name}__mean": 0.01}) == ""
+    assert "by nan on average" in log(**{f"{name}__mean": float("nan")})
 
 
 def prompts_of(rollouts: HermesRollouts, size: int = 4) -> list[str]:

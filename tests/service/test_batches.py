@@ -141,6 +141,22 @@ async def test_nothing_begins_that_nobody_reads(tmp_path: Path) -> None:
         assert read.count(b'"row_key"') == rows
 
 
+async def test_what_the_trainer_tells_of_its_log_probabilities_is_shown_and_warned_of(tmp_path: Path) -> None:
+    async with playing(tmp_path, 1) as (service, _, _):
+
+        def put(version: int, difference: dict[str, float]) -> tuple[int, Any]:
+            told = {"version": version, "logprob_difference": difference}
+            return service.ask("PUT", "/v1/policy", told).status, service.get("/v1/metrics")["logprob_difference"]
+
+        before = await asyncio.to_thread(service.get, "/v1/metrics")
+        assert before["logprob_difference"] == {"mean": None, "largest": None}
+        assert await asyncio.to_thread(put, 1, {"mean": 0.01}) == (204, {"mean": 0.01, "largest": None})
+        assert await asyncio.to_thread(put, 2, {"mean": 0.75, "largest": 6.0}) == (204, {"mean": 0.75, "largest": 6.0})
+        status, _ = await asyncio.to_thread(put, 3, {"mean": -1.0})
+        assert status == 422
+    assert "differ from the sampled ones by 0.75 on average, at most 6" in service.said
+
+
 async def test_weights_that_move_are_told_and_what_is_too_old_is_dropped(tmp_path: Path) -> None:
     async with playing(tmp_path, 3) as (service, model, name):
         keys = await asyncio.to_thread(service.keys)

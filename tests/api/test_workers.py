@@ -206,6 +206,7 @@ async def test_what_a_trainer_captures_is_played_again_only_by_the_trainer(tmp_p
             assert (rollout.score, str(rollout.ending)) == (None, "sandbox_failure")
             assert len(server.seen) == 1
             server.otherwise = completion("The sum is 3.")
+            await until(lambda: env.status().died == 2)
             once_more = await env.play(env.rows()[0], endpoint, replays=0)
             assert (once_more.score, once_more.no_tokens) == (1.0, "the trainer captures the tokens at its endpoint")
             assert {one.headers["Authorization"] for one in server.seen} == {f"Bearer {SECRET}"}

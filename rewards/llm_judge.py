@@ -9,7 +9,7 @@ from typing import Any
 
 from hermes_rl import Score
 from hermes_rl.errors import JudgeFailure, UserError
-from hermes_rl.scoring.grader import call_reward, find_reward
+from hermes_rl.scoring.grader import call_reward, find_reward, group_only_for
 from hermes_rl.scoring.judge import Bill, JudgeRole, marked, number_in, require_agreement, verdict
 from hermes_rl.scoring.value import interpret
 
@@ -17,6 +17,7 @@ WORDS = 300
 """Characters of a judge's reason that are kept."""
 
 
+@group_only_for("fallback")
 async def llm_judge(
     group: list[Any],
     roles: Mapping[str, JudgeRole],

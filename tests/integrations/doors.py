@@ -46,8 +46,8 @@ rewards:
 servers:
   judge: {type: scripted}
 """
-ALONE = TEXT.replace('  longest: {fn: "code.py:longest"}\n', "")
-"""Without the reward that compares members, for doors through which rollouts come one by one."""
+ALONE = TEXT.replace('  longest: {fn: "code.py:longest"}\n', "").replace(", fallback: 0", "")
+"""Without the reward that compares members and the judge's fallback for a whole group: rollouts may come one by one."""
 DESERVED = {
     "1": {"right": 1.0, "judged": 1.0, "kept": 1.0},
     "3": {"right": 0.0, "judged": 0.0, "kept": 1.0},

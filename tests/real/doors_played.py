@@ -7,6 +7,7 @@ the trainer's own output trains on; tests require what every other door gives.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
-from tests.integrations.doors import ALONE, CODE, COMPARED, SCORES, TEXT, sample, tokens_of
+from tests.integrations.doors import ALONE, CODE, COMPARED, SCORES, TEXT, answer, sample, tokens_of
 
 MEMBERS = 2
 """Rollouts of each row."""
@@ -34,6 +35,11 @@ def require_as_everywhere(rows: Iterable[Sequence[Any]], *, compared: bool, memb
     assert sorted(map(tuple, rows)) == wanted
 
 
+def require_scores_as_everywhere(rows: Iterable[Sequence[Any]], *, members: int = MEMBERS) -> None:
+    """The same where the trainer counts the tokens itself, and rollouts come one by one: every key and score."""
+    assert sorted(map(tuple, rows)) == [(key, SCORES[key]) for key in SCORES for _ in range(members)]
+
+
 def model_folder(folder: Path) -> Path:
     """Write what a trainer reads of a model that it does not load: the small tokenizer, and a configuration."""
     shutil.copytree(small_tokenizer_path(), folder)
@@ -42,6 +48,23 @@ def model_folder(folder: Path) -> Path:
     made_of = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": 4096}
     (folder / "config.json").write_text(json.dumps(made_of | sizes))
     return folder
+
+
+def message_of(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the doors' policy says next, as the message of a chat endpoint."""
+    question = next(str(one["content"]) for one in messages if one["role"] == "user")
+    told = sum(one["role"] == "tool" for one in messages)
+    said = answer(f"<|im_start|>user\n{question}" + "<tool_response>" * told)
+    called = re.search(r"<tool_call>\n(.*)\n</tool_call>", said)
+    if called is None:
+        return {"role": "assistant", "content": said}
+    call = json.loads(called[1])
+    function = {"name": call["name"], "arguments": json.dumps(call["arguments"])}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": f"call{told}", "type": "function", "function": function}],
+    }
 
 
 class ScriptedEngine:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hermes_rl import Score
 from hermes_rl.errors import JudgeFailure, UserError
-from hermes_rl.scoring.grader import call_reward, find_reward
+from hermes_rl.scoring.grader import RewardFunction, call_reward, find_reward, group_only_for
 from hermes_rl.scoring.judge import Bill, JudgeRole, marked, number_in, require_agreement, verdict
 from hermes_rl.scoring.value import interpret
 
@@ -17,6 +17,7 @@ WORDS = 300
 """Characters of a judge's reason that are kept."""
 
 
+@group_only_for("fallback")
 async def llm_judge(
     group: list[Any],
     roles: Mapping[str, JudgeRole],
@@ -32,8 +33,8 @@ async def llm_judge(
 ) -> list[Score]:
     """The judge's score for the last thing the policy said, brought from `scale` to 0…1; of several judges the median.
 
-    A judge that fails, or whose verdict cannot be read after repair, fails the group, unless there is a `fallback`:
-    then the whole group is scored by that reward, and each reason says so.
+    A judge that fails, or whose verdict cannot be read after repair, fails the rollout. With a `fallback` the group is
+    judged as a whole: all of it is scored by that reward instead, and each reason says so.
 
     Args:
         rubric: what deserves which score.
@@ -47,6 +48,7 @@ async def llm_judge(
     """
     judges = [_role(roles, name) for name in ([server] if isinstance(server, str) else server)]
     task = _Task(rubric, question, reference, scale)
+    instead = None if fallback is None else find_reward(fallback, None)
     try:
         if calibrate is not None:
             for judge in judges:
@@ -54,9 +56,9 @@ async def llm_judge(
         answers = [result.final_response for result in group]
         return list(await asyncio.gather(*(task.judged(judges, answer) for answer in answers)))
     except JudgeFailure as failure:
-        if fallback is None:
+        if instead is None:
             raise
-        return [await _fallen_back(fallback, result, question, reference, failure) for result in group]
+        return [await _fallen_back(instead, result, question, reference, failure) for result in group]
 
 
 class _Task:
@@ -120,11 +122,10 @@ def _role(roles: Mapping[str, JudgeRole], name: str) -> JudgeRole:
 
 
 async def _fallen_back(
-    name: str, result: Any, question: str | None, reference: str | None, failure: JudgeFailure
+    reward: RewardFunction, result: Any, question: str | None, reference: str | None, failure: JudgeFailure
 ) -> Score:
-    reward = find_reward(name, None)
     given = {"question": question, "reference": reference}
     taken = {key: value for key, value in given.items() if key in reward.parameters}
     returned, seconds = await call_reward(reward, {**reward.wanted({"result": result}), **taken})
-    value = interpret(name, returned, seconds).value
-    return Score(value, reason=f"fallback {name}: {failure.detail}"[:WORDS], metrics={"fallback": 1.0})
+    value = interpret(reward.name, returned, seconds).value
+    return Score(value, reason=f"fallback {reward.name}: {failure.detail}"[:WORDS], metrics={"fallback": 1.0})

@@ -299,7 +299,7 @@ class Env:
     @property
     def comparing(self) -> list[str]:
         """The rewards that compare the members of a group; with any of them a group is played by `play_group`."""
-        return [f"rewards.{one.name}" for one in self._compiled.grader.rewards if one.function.group_level]
+        return [one.place for one in self._compiled.grader.rewards if one.group_level]
 
     def _row(self, row: Row | str) -> Row:
         self._require_open()

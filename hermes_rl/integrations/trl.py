@@ -763,8 +763,8 @@ class HermesWorker(_Opened):
 class HermesEnvironments(_Opened):
     """A spec's tools, sandbox and rewards for the loop of TRL: `GRPOTrainer(environment_factory=…)`.
 
-    TRL renders, samples and stops; budgets of the spec hold, and its endings. A spec with a simulated user, or with
-    tools that differ between rows, is refused: `HermesRollouts` plays it.
+    TRL renders, samples and stops; budgets of the spec hold, and its endings. A spec with a simulated user, with tools
+    that differ between rows, or with rewards that compare is refused: `HermesRollouts` plays it.
 
     Args:
         spec, rows, environ, record: as for `HermesRollouts`.
@@ -791,6 +791,11 @@ class HermesEnvironments(_Opened):
         """A class whose methods are the spec's tools."""
         if self.env.spec.user is not None:
             raise UserError("the spec has a simulated user, and TRL's own loop knows none: use HermesRollouts")
+        if self.env.comparing:
+            raise UserError(
+                f"{', '.join(self.env.comparing)} compares the members of a group, and TRL's own loop plays each "
+                "rollout by itself: use HermesRollouts"
+            )
         tools = [self.sync.tools(row) for row in self.rows("train").values()]
         if any(one != tools[0] for one in tools):
             raise UserError("the tools differ between rows, and TRL's own loop has one set: use HermesRollouts")

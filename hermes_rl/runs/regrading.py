@@ -58,7 +58,7 @@ class Grading:
                     _material(spec.rewards[reward.name], code.get(f"rewards.{reward.name}"))
                     | _asked(spec, reward)
                     | _not_laid(spec, reward)
-                    | ({"compared": size} if reward.function.group_level else {})
+                    | ({"compared": size} if reward.group_level else {})
                 )
                 for reward in grader.rewards
             },
@@ -344,7 +344,7 @@ class Rejudging:
     async def _rollouts(
         self, store: RolloutStore, wanted: Mapping[str, set[str]], rows: Mapping[str, Row], journal: Journal
     ) -> None:
-        own = {reward.name for reward in self.grader.rewards if not reward.function.group_level}
+        own = {reward.name for reward in self.grader.rewards if not reward.group_level}
 
         async def one(line: Line) -> None:
             names = (wanted[line["id"]] & own) - set(self.found[line["id"]])
@@ -367,7 +367,7 @@ class Rejudging:
         return self.compiled.artifact_sandboxes(line["id"], line["group"], rows[line["row_key"]], artifacts)
 
     async def _groups(self, store: RolloutStore, changed: set[str], rows: Mapping[str, Row], journal: Journal) -> None:
-        names = {reward.name for reward in self.grader.rewards if reward.function.group_level} & changed
+        names = {reward.name for reward in self.grader.rewards if reward.group_level} & changed
         if not names:
             return
         store.load()

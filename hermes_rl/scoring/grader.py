@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from hermes_rl.errors import Failure, RewardFailure, UserError
 from hermes_rl.plugins import did_you_mean, load_object, place_of
@@ -89,6 +89,22 @@ AT_ONCE = 256
 _places = PerLoopSemaphore(AT_ONCE)
 
 
+Reward = TypeVar("Reward", bound=Callable[..., Any])
+
+
+def group_only_for(argument: str) -> Callable[[Reward], Reward]:
+    """Mark a reward that takes a group, but needs all of its members only where the spec gives this argument.
+
+    Without the argument it is called for each rollout by itself, as a group of one.
+    """
+
+    def marked(function: Reward) -> Reward:
+        function.group_for = argument  # type: ignore[attr-defined]
+        return function
+
+    return marked
+
+
 @dataclass(frozen=True)
 class RewardFunction:
     """A loaded reward and what its signature says."""
@@ -97,6 +113,8 @@ class RewardFunction:
     function: Callable[..., Any]
     parameters: Mapping[str, inspect.Parameter]
     hints: Mapping[str, Any]
+    group_for: str | None = None
+    """The argument without which it judges each rollout of a group by itself; None where it always takes all."""
     turns: Turns = field(default_factory=Turns, compare=False, repr=False)
 
     @classmethod
@@ -110,11 +128,11 @@ class RewardFunction:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError) as error:
             raise UserError(f"reward {name!r}: its signature cannot be read: {error}") from error
-        return cls(name, function, parameters, _hints(function, parameters))
+        return cls(name, function, parameters, _hints(function, parameters), getattr(function, "group_for", None))
 
     @property
     def group_level(self) -> bool:
-        """True where it judges all rollouts of a group together and returns a list."""
+        """True where it takes the rollouts of a group and returns a list."""
         return "group" in self.parameters
 
     @property
@@ -230,6 +248,18 @@ class GradedReward:
     def name(self) -> str:
         return self.weighting.name
 
+    @property
+    def group_level(self) -> bool:
+        """True where all members of a group have to be there, so that it can judge them together."""
+        needed = self.function.group_for
+        return self.function.group_level and (needed is None or self.args.get(needed) is not None)
+
+    @property
+    def place(self) -> str:
+        """Where the spec asks for it, or for that by which it becomes group-level."""
+        needed = self.function.group_for
+        return f"rewards.{self.name}" if needed is None else f"rewards.{self.name}.args.{needed}"
+
 
 Render = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 """(arguments with templates, columns of the row) → arguments."""
@@ -265,7 +295,7 @@ class Grader:
 
     @property
     def has_group_rewards(self) -> bool:
-        return any(reward.function.group_level for reward in self.rewards)
+        return any(reward.group_level for reward in self.rewards)
 
     async def grade_rollout(
         self,
@@ -285,15 +315,18 @@ class Grader:
             Failure: a reward failed; `values` keeps those before it.
         """
         for reward in self.ordered:
-            if reward.function.group_level or (only is not None and reward.name not in only):
+            if reward.group_level or (only is not None and reward.name not in only):
                 continue
             own = copy.deepcopy(item)  # a reward that changes its row must not change anybody else's
             async with machines(reward) if machines is not None else nullcontext() as ctx:
                 offered = {"item": own, "result": result, "ctx": ctx, "state": state, **self._roles}
+                offered |= {"group": [result]} if reward.function.group_level else {}
                 arguments = self._arguments(reward, own, offered)
                 # What it laid down goes away in the same thread: ToolContext waits for this loop.
                 restore = ctx.restore if reward.function.uses_context and ctx is not None else None
                 returned, seconds = await call_reward(reward.function, arguments, after=restore)
+            if reward.function.group_level:
+                (returned,) = _per_member(reward.name, returned, 1)
             values[reward.name] = interpret(reward.name, returned, seconds, result.turns_used)
 
     async def grade_group(
@@ -309,7 +342,7 @@ class Grader:
             Failure: a reward failed, or did not return one value per rollout.
         """
         for reward in self.ordered:
-            if not reward.function.group_level or (only is not None and reward.name not in only):
+            if not reward.group_level or (only is not None and reward.name not in only):
                 continue
             own = copy.deepcopy(item)
             offered = {"item": own, "group": list(results), **self._roles}

@@ -34,6 +34,23 @@ rewards: {right: {fn: exact_match, args: {target: "{{ word }}"}}}
 # ---------------------------------------------------------------------- rows
 
 
+async def test_a_judge_looks_at_rollouts_one_by_one_unless_its_fallback_is_for_the_whole_group(tmp_path: Path) -> None:
+    args = 'rubric: "Names {{ a + b }}.", reference: "{{ a + b }}"'
+    judged = TEXT.replace("{right:", f"{{judged: {{fn: llm_judge, args: {{{args}}}}}, right:")
+    judged += "servers: {judge: {type: scripted}}\n"
+    async with open_env(spec_in(tmp_path, judged)) as env:
+        assert env.comparing == []
+        row = env.rows()[0]
+        alone = await env.play(row, Sampler().policy(), index=2, size=4)
+        assert (alone.key.index, alone.rewards["judged"].value) == (2, 1.0)
+        group = await env.play_group(row, 2, Sampler(wrong=1.0).policy())
+        assert [one.rewards["judged"].value for one in group.rollouts] == [0.0, 0.0]
+    async with open_env(spec_in(tmp_path, judged.replace("rubric:", "fallback: keyword_overlap, rubric:"))) as env:
+        assert env.comparing == ["rewards.judged.args.fallback"]
+        with pytest.raises(UserError, match=r"rewards.judged.args.fallback compares the members of a group"):
+            await env.play(row, Sampler().policy(), index=2, size=4)
+
+
 async def test_rows_have_keys_prompts_and_tools(tmp_path: Path) -> None:
     async with open_env(spec_in(tmp_path)) as env:
         rows = list(env.rows())

@@ -40,14 +40,17 @@ agent: {max_turns: 6, max_tokens: 200}
 artifacts: {sum: {path: sum}}
 rewards:
   right: {fn: exact_match, args: {target: "The sum is {{ total }}."}}
-  judged: {fn: llm_judge, weight: 0.5, args: {rubric: "Names {{ total }}.", reference: "{{ total }}", fallback: 0}}
+  judged:
+    fn: llm_judge
+    weight: 0.5
+    args: {rubric: "Names {{ total }}.", reference: "{{ total }}", fallback: keyword_overlap}
   kept: {fn: "code.py:kept", weight: 2, args: {total: "{{ total }}"}}
   longest: {fn: "code.py:longest"}
 servers:
   judge: {type: scripted}
 """
-ALONE = TEXT.replace('  longest: {fn: "code.py:longest"}\n', "")
-"""Without the reward that compares members, for doors through which rollouts come one by one."""
+ALONE = TEXT.replace('  longest: {fn: "code.py:longest"}\n', "").replace(", fallback: keyword_overlap", "")
+"""Without the reward that compares members and the judge's fallback for a whole group: rollouts may come one by one."""
 DESERVED = {
     "1": {"right": 1.0, "judged": 1.0, "kept": 1.0},
     "3": {"right": 0.0, "judged": 0.0, "kept": 1.0},

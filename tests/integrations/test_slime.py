@@ -17,8 +17,11 @@ import pytest
 import hermes_rl
 from hermes_rl.errors import UserError
 from hermes_rl.integrations import slime
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.api.summing import CODE, COMPARED, TEXT, TOKENIZER, write
 from tests.env.test_token_exact import tokenizer_folder
+from tests.integrations.doors import policy_server
+from tests.real.doors_played import MEMBERS, require_as_everywhere, write_doors
 from tests.servers.token_policy import TokenPolicy
 
 
@@ -135,6 +138,19 @@ async def test_a_failure_is_aborted_removed_and_has_no_reward(tmp_path: Path) ->
         assert one.metadata["ending"] == "reward_failure"
     assert not slime.whole(args, [failed])
     assert not slime.whole(args, [[listed]])
+
+
+async def test_the_doors_spec_has_the_scores_and_tokens_of_every_door(tmp_path: Path) -> None:
+    async with policy_server().running() as url:
+        args = arguments(tmp_path, url, hf_checkpoint=str(small_tokenizer_path()))
+        args.hermes_spec = str(tmp_path / "alone.yaml")
+        write_doors(tmp_path)
+        given = await samples(args, MEMBERS)
+        made = await asyncio.gather(*(slime.generate(args, one, dict(SAMPLING)) for one in given))
+        require_as_everywhere(((one.metadata["key"], one.reward, sum(one.loss_mask)) for one in made), compared=False)
+        args.hermes_spec = str(tmp_path / "doors.yaml")
+        with pytest.raises(UserError, match=r"rewards.judged.args.fallback, rewards.longest compares the members"):
+            await slime.generate(args, given[0], dict(SAMPLING))
 
 
 def test_the_baseline_counts_a_rollout_once_and_failures_not_at_all(tmp_path: Path) -> None:

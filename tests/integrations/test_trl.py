@@ -582,6 +582,7 @@ def call_or_end(add: Callable[..., str]) -> str:
     [
         (TEXT + "user: {system: Be brief.}\nservers: {user: {type: scripted}}", "simulated user"),
         (TEXT + "toolsets: {distribution: {todo: 0.5, terminal: 0.5}}", "tools differ between rows"),
+        (COMPARED, "rewards.longest compares the members of a group, and TRL's own loop plays each"),
     ],
 )
 def test_what_the_loop_of_trl_cannot_play_is_refused(text: str, says: str, tmp_path: Path) -> None:

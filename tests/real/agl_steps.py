@@ -32,7 +32,9 @@ async def main() -> list[dict[str, Any]]:
                 error = str(raised)
             (rollout,) = (await store.query_rollouts())[-1:]
             spans = await store.query_spans(rollout.rollout_id)
-            found.append({"status": rollout.status, "reward": agl.find_final_reward(spans), "error": error})
+            found.append(
+                {"key": task["key"], "status": rollout.status, "reward": agl.find_final_reward(spans), "error": error}
+            )
     return found
 
 

@@ -13,6 +13,9 @@ from typing import Any
 import httpx
 from openenv.core.generic_client import GenericEnvClient
 
+from tests.integrations.doors import SCORES
+from tests.real.doors_played import MEMBERS, message_of
+
 URL = sys.argv[1]
 TOGETHER = threading.Barrier(8)
 
@@ -83,6 +86,25 @@ def broken() -> Any:
         except RuntimeError as error:
             again = str(error)
         return {"done": ended.done, "reward": ended.reward, **ended.observation, "again": again}
+
+
+def doors() -> Any:
+    """Two rollouts of each row of the doors' spec, as far as OpenEnv tells a client of them."""
+    found = []
+    for key in list(SCORES) * MEMBERS:
+        with connected() as env:
+            heard = env.reset(key=key)
+            messages, names = list(heard.observation["messages"]), set(heard.observation)
+            while not heard.done:
+                messages.append(message_of(messages))
+                said = messages[-1]
+                heard = env.step({"content": said["content"], "tool_calls": said.get("tool_calls", [])})
+                messages += heard.observation["messages"]
+                names |= set(heard.observation)
+            found.append(
+                {"key": key, "reward": heard.reward, "heard": sorted(names), "rewards": heard.observation["rewards"]}
+            )
+    return found
 
 
 def stay() -> None:

@@ -1,4 +1,4 @@
-"""What is played with the real OpenRLHF: ``python openrlhf_programs.py FOLDER``; the last line says what was seen.
+"""What is played with the real OpenRLHF: ``openrlhf_programs.py PROGRAM FOLDER``; the last line says what was seen.
 
 FOLDER is that of `small_learner.py`. OpenRLHF's packages import deepspeed when they are loaded, which is not there; its
 module of agents is loaded without them. A small model samples in place of its vLLM.
@@ -18,13 +18,18 @@ from typing import Any
 from small_engine import SmallEngine
 from transformers import AutoTokenizer
 
+from hermes_rl.errors import UserError
+from tests.real.doors_played import MEMBERS, ScriptedEngine, model_folder, write_doors
+
 PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "openrlhf.md").read_text("utf-8")
+LONGEST = 1024
+"""Tokens of a rollout."""
 
 
 class Engine:
     """In place of OpenRLHF's RolloutRayActor: the same method."""
 
-    def __init__(self, model: SmallEngine) -> None:
+    def __init__(self, model: SmallEngine | ScriptedEngine) -> None:
         self.model = model
 
     async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
@@ -35,46 +40,58 @@ class Engine:
         return SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids, logprobs=steps, finish_reason=finish)])
 
 
-def main(folder: Path) -> dict[str, Any]:
+def executed(
+    spec: Path, model: Path, engine: SmallEngine | ScriptedEngine, repeats: int = 1
+) -> tuple[bool, list[dict[str, Any]]]:
+    """Return whether the executor is one of OpenRLHF's, and its responses to as many of each row."""
     place = next(Path(one) / "openrlhf" for one in sys.path if (Path(one) / "openrlhf").is_dir())
     for name, path in (("openrlhf", place), ("openrlhf.utils", place / "utils")):
         sys.modules[name] = ModuleType(name)
         sys.modules[name].__path__ = [str(path)]
-    spec = repr(str(folder / "learning.yaml"))
     rows, agent = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    text = rows.replace('"gsm8k"', spec).replace("1000", "16").replace(', "eval")', ",)")
+    text = rows.replace('"gsm8k"', repr(str(spec))).replace("1000", "16").replace(', "eval")', ",)")
     exec(compile(text, "openrlhf.md", "exec"), {})
-    Path("agent.py").write_text(agent.replace('"gsm8k"', spec))
+    Path("agent.py").write_text(agent.replace('"gsm8k"', repr(str(spec))))
     found = importlib.util.spec_from_file_location("agent", "agent.py")  # as OpenRLHF does
     assert found is not None and found.loader is not None
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     from openrlhf.utils.agent import AgentExecutorBase
 
-    engine, tokenizer = SmallEngine(folder / "model"), AutoTokenizer.from_pretrained(folder / "model")
-    lines = [json.loads(line) for line in Path("train.jsonl").read_text().splitlines()]
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    lines = [json.loads(line) for line in Path("train.jsonl").read_text().splitlines()] * repeats
     plain = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": None, "min_tokens": 1, "logprobs": 1}
 
     async def play() -> list[dict[str, Any]]:
         one = module.AgentExecutor()
         asked = SimpleNamespace(**plain)
         try:
-            work = [one.execute(row["input"], row["label"], asked, 512, tokenizer, Engine(engine)) for row in lines]
+            work = [one.execute(row["input"], row["label"], asked, LONGEST, tokenizer, Engine(engine)) for row in lines]
             return list(await asyncio.gather(*work))
         finally:
             await one.env.close()
 
-    responses = asyncio.run(play())
+    return issubclass(module.AgentExecutor, AgentExecutorBase), asyncio.run(play())
+
+
+def mask_of(response: dict[str, Any]) -> list[int]:
+    mask = [0] * len(response["observation_tokens"])
+    for start, end in response["action_ranges"]:
+        mask[start:end] = [1] * (end - start)
+    return mask
+
+
+def batch(folder: Path) -> dict[str, Any]:
+    engine = SmallEngine(folder / "model")
+    base, responses = executed(folder / "learning.yaml", folder / "model", engine)
     worst, trained = 0.0, 0
     for one in responses:
         ids, values = one["observation_tokens"], one["rollout_log_probs"]
-        mask = [0] * len(ids)
-        for start, end in one["action_ranges"]:
-            mask[start:end] = [1] * (end - start)
+        mask = mask_of(one)
         trained += sum(mask)
         worst = max(worst, engine.difference(ids[:1], ids[1:], mask[1:], values[1:]))
     return {
-        "base": issubclass(module.AgentExecutor, AgentExecutorBase),
+        "base": base,
         "responses": len(responses),
         "trained": trained,
         "sampled": engine.sampled,
@@ -84,5 +101,18 @@ def main(folder: Path) -> dict[str, Any]:
     }
 
 
+def doors(folder: Path) -> dict[str, Any]:
+    """The doors' spec without what compares rollouts, and what is said of the whole of it."""
+    write_doors(Path())
+    model, found = model_folder(Path("model").resolve()), {}
+    _, responses = executed(Path("alone.yaml").resolve(), model, ScriptedEngine(), MEMBERS)
+    found["rows"] = [(json.loads(one["label"])["key"], one["reward"], sum(mask_of(one))) for one in responses]
+    try:
+        executed(Path("doors.yaml").resolve(), model, ScriptedEngine())
+    except UserError as error:
+        found["refused"] = str(error)
+    return found
+
+
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]))))
+    print(json.dumps(globals()[sys.argv[1]](Path(sys.argv[2]))))

@@ -29,6 +29,7 @@ from small_engine import SmallEngine  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 from hermes_rl.integrations.skyrl import HermesGenerator  # noqa: E402
+from tests.real.doors_played import MEMBERS, ScriptedEngine, model_folder, write_doors  # noqa: E402
 
 PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "skyrl.md").read_text("utf-8")
 
@@ -36,7 +37,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "skyrl.md").read_t
 class Engine:
     """In place of SkyRL's client of its engines: the same method. It fails every `every`th rollout."""
 
-    def __init__(self, model: SmallEngine, every: int = 0) -> None:
+    def __init__(self, model: SmallEngine | ScriptedEngine, every: int = 0) -> None:
         self.model, self.every, self.rollouts = model, every, list[str]()
 
     async def generate(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -52,33 +53,39 @@ class Engine:
 
 
 def played(folder: Path, model: str, step_wise: bool, every: int = 0) -> tuple[dict[str, Any], SmallEngine, list[str]]:
+    engine = SmallEngine(folder / model)
+    out, _, uids = generated(folder / "learning.yaml", folder / model, Engine(engine, every), step_wise)
+    return out, engine, uids
+
+
+def generated(
+    spec: Path, model: Path, engine: Engine, step_wise: bool, members: int = 4, longest: int = 128
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Return the GeneratorOutput, the GeneratorInput, and the names of SkyRL's groups."""
     script = re.search(r"^```python\n(# rows.py\n.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     assert script is not None
-    text = script[1].replace('"gsm8k"', repr(str(folder / "learning.yaml"))).replace("1000", "4")
+    text = script[1].replace('"gsm8k"', repr(str(spec))).replace("1000", "4")
     exec(compile(text.replace(', "eval")', ",)"), "skyrl.md", "exec"), {})
-    tokenizer = AutoTokenizer.from_pretrained(folder / model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
     lines = re.search(r"^```bash\npython train.py(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     assert lines is not None
-    generator = [one for one in lines[1].split() if one.startswith("generator.")]
-    config = SkyRLTrainConfig.from_cli_overrides([*generator, f"generator.step_wise_trajectories={step_wise}".lower()])
-    data = PromptDataset("train.jsonl", tokenizer, 128, num_workers=1)
+    settings = [one for one in lines[1].split() if one.startswith("generator.")]
+    config = SkyRLTrainConfig.from_cli_overrides([*settings, f"generator.step_wise_trajectories={step_wise}".lower()])
+    data = PromptDataset("train.jsonl", tokenizer, longest, num_workers=1)
     sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_tokens": 200, "logprobs": 1}
-    rows = data.collate_fn([data[n] for n in range(4)])
-    given, uids = prepare_generator_input(rows, 4, sampling, "hermes_rl", "train", 3)
-    engine = SmallEngine(folder / model)
+    rows = data.collate_fn([data[n] for n in range(len(data))])
+    given, uids = prepare_generator_input(rows, members, sampling, "hermes_rl", "train", 3)
 
     async def play() -> dict[str, Any]:
-        generator = HermesGenerator(
-            folder / "learning.yaml", config.generator, Engine(engine, every), tokenizer, replays=0 if every else 2
-        )
+        generator = HermesGenerator(spec, config.generator, engine, tokenizer, replays=0 if engine.every else 2)
         try:
             return await generator.generate(given)
         finally:
             await generator.close()
 
     out = asyncio.run(play())
-    validate_generator_output(16, out, step_wise=step_wise)
-    return out, engine, uids
+    validate_generator_output(len(uids), out, step_wise=step_wise)
+    return out, given, uids
 
 
 def seen(out: dict[str, Any], engine: SmallEngine) -> dict[str, Any]:
@@ -110,6 +117,22 @@ def failing(folder: Path) -> dict[str, Any]:
     out, engine, _ = played(folder, "model", step_wise=False, every=3)
     masked = [not any(mask) for mask in out["loss_masks"]]
     return {**seen(out, engine), "masked": sum(masked), "errors": out["stop_reasons"].count("error")}
+
+
+def doors(folder: Path) -> dict[str, Any]:
+    """The doors' spec in both modes."""
+    write_doors(Path())
+    model, spec, found = model_folder(Path("model").resolve()), Path("doors.yaml").resolve(), {}
+    for mode in ("plain", "steps"):
+        out, given, _ = generated(spec, model, Engine(ScriptedEngine()), mode == "steps", MEMBERS, 1024)
+        asked = zip(given["trajectory_ids"], given["env_extras"], strict=True)
+        keys = {name.instance_id: extra["key"] for name, extra in asked}
+        rows = zip(out["trajectory_ids"], out["rewards"], out["loss_masks"], strict=True)
+        found[mode] = [
+            (keys[name.instance_id], sum(reward) if mode == "steps" else reward, sum(mask))
+            for name, reward, mask in rows
+        ]
+    return found
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 
 from tests.api.summing import CODE, COMPARED, TEXT
 from tests.integrations.chat_model import ChatModel
+from tests.real.doors_played import message_of, require_scores_as_everywhere, write_doors
 from tests.real.environments import HERE, ROOT, agentlightning_python
 
 COMPONENT = "agent-lightning"
@@ -22,11 +23,15 @@ async def stepped(folder: Path, model: ChatModel, text: str = TEXT) -> list[dict
     """What became of a rollout of each row."""
     (folder / "code.py").write_text(CODE)
     (folder / "sums.yaml").write_text(text)
+    return await stepped_of("sums.yaml", folder, model)
+
+
+async def stepped_of(spec: str, folder: Path, model: ChatModel) -> list[dict[str, Any]]:
     own = {**os.environ, "PYTHONPATH": str(ROOT), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     pipe = asyncio.subprocess.PIPE
     python = await asyncio.to_thread(agentlightning_python)
     async with model.running() as url:
-        words = [str(python), str(HERE / "agl_steps.py"), url, "sums.yaml"]
+        words = [str(python), str(HERE / "agl_steps.py"), url, spec]
         done = await asyncio.create_subprocess_exec(*words, cwd=folder, env=own, stdout=pipe, stderr=pipe)
         out, err = await asyncio.wait_for(done.communicate(), 200)
     assert done.returncode == 0, err.decode()[-3000:]
@@ -57,3 +62,20 @@ async def test_what_agent_lightning_cannot_carry_is_refused_by_name(tmp_path: Pa
     found = await stepped(tmp_path, ChatModel(), masking)
     assert [one["reward"] for one in found] == [None] * 4
     assert all("the spec masks the ending max_turns" in one["error"] for one in found)
+
+
+class Scripted(ChatModel):
+    """The doors' policy."""
+
+    def _answer(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        return message_of(messages)
+
+
+async def test_the_doors_spec_has_the_scores_of_every_door_and_each_turn_is_asked_once(tmp_path: Path) -> None:
+    write_doors(tmp_path)
+    model = Scripted()
+    found = await stepped_of("alone.yaml", tmp_path, model)
+    require_scores_as_everywhere(((one["key"], one["reward"]) for one in found), members=1)
+    assert len(model.asked) == 3 * len(found)  # agent-lightning trains on every answer that its proxy has captured
+    (refused,) = await stepped_of("doors.yaml", tmp_path, model)
+    assert "rewards.judged.args.fallback, rewards.longest compares the members of a group" in refused["refused"]

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from tests.api.summing import CODE, TEXT
+from tests.integrations.doors import DESERVED
 from tests.real.conftest import free_port
+from tests.real.doors_played import require_scores_as_everywhere, write_doors
 from tests.real.environments import HERE, ROOT, openenv_python
 from tests.service.test_batches import BROKEN
 
@@ -32,12 +34,15 @@ rewards: {right: {fn: exact_match, args: {target: "{{ word }}"}}}
 
 
 @contextmanager
-def served(folder: Path, *options: str, text: str = TEXT, key: str | None = None) -> Iterator[str]:
-    """The address of a server of the spec."""
-    (folder / "code.py").write_text(CODE)
-    (folder / "sums.yaml").write_text(text)
+def served(
+    folder: Path, *options: str, text: str = TEXT, key: str | None = None, spec: str = "sums.yaml"
+) -> Iterator[str]:
+    """The address of a server of the spec, which is written first where it is the usual one."""
+    if spec == "sums.yaml":
+        (folder / "code.py").write_text(CODE)
+        (folder / spec).write_text(text)
     port = free_port()
-    command = [str(openenv_python()), "-m", "hermes_rl.cli.main", "openenv", "sums.yaml"]
+    command = [str(openenv_python()), "-m", "hermes_rl.cli.main", "openenv", spec]
     command += ["--listen", f"127.0.0.1:{port}", *options]
     own = OWN if key is None else {**OWN, "KEY": key}
     with (folder / "log").open("wb") as log:
@@ -137,6 +142,18 @@ def test_a_token_lets_in_who_has_it(tmp_path: Path) -> None:
     with served(tmp_path, "--token-env", "KEY", key="abc") as url:
         assert client(url, "one", key="abc").returncode == 0
         assert "403" in client(url, "one", key="other").stderr
+
+
+def test_the_doors_spec_has_the_scores_of_every_door_and_the_client_has_the_tokens(tmp_path: Path) -> None:
+    write_doors(tmp_path)
+    with served(tmp_path, spec="alone.yaml") as url:
+        found = seen(url, "doors")
+    require_scores_as_everywhere((one["key"], one["reward"]) for one in found)
+    assert all(one["rewards"] == DESERVED[one["key"]] for one in found)
+    assert {name for one in found for name in one["heard"] if "token" in name or "logprob" in name} == {"max_tokens"}
+    refused = r"rewards.judged.args.fallback, rewards.longest compares the members of a group, and OpenEnv"
+    with pytest.raises(AssertionError, match=refused), served(tmp_path, spec="doors.yaml"):
+        pass
 
 
 def running(mark: str) -> bool:

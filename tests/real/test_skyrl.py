@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.real.doors_played import require_as_everywhere
 from tests.real.environments import HERE, skyrl_python, small_learner
 from tests.real.test_trl import seen
 
@@ -41,3 +42,9 @@ def test_failures_are_masked_and_counted(tmp_path: Path) -> None:
     assert 0 < found["errors"] == found["masked"] < 16
     assert found["metrics"]["hermes_rl/unscored"] == found["errors"]
     assert found["worst"] < 1e-4
+
+
+def test_the_doors_spec_has_the_scores_and_tokens_of_every_door(tmp_path: Path) -> None:
+    found = play("doors", tmp_path)
+    require_as_everywhere(found["plain"], compared=True)
+    require_as_everywhere(found["steps"], compared=True)

@@ -12,6 +12,7 @@ import pytest
 
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.api.summing import CODE, TEXT
+from tests.real.doors_played import require_as_everywhere, write_doors
 from tests.real.environments import HERE, ROOT, tinker_python
 from tests.service.test_batches import BROKEN
 
@@ -23,9 +24,13 @@ def seen(folder: Path, program: str, text: str = TEXT) -> Any:
     """Run one of `tinker_programs.py` on the spec, and return what it saw."""
     (folder / "code.py").write_text(CODE)
     (folder / "sums.yaml").write_text(text)
+    return seen_of("sums.yaml", folder, program)
+
+
+def seen_of(spec: str, folder: Path, program: str) -> Any:
     command = [str(tinker_python()), str(HERE / "tinker_programs.py"), program]
     done = subprocess.run(
-        [*command, "sums.yaml", str(small_tokenizer_path())],
+        [*command, spec, str(small_tokenizer_path())],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
@@ -80,3 +85,12 @@ def test_what_the_spec_masks_counts_and_is_not_trained_on(tmp_path: Path) -> Non
 
 def test_the_script_of_the_documents_makes_a_configuration(tmp_path: Path) -> None:
     assert seen(tmp_path, "script") == [8, "True"]
+
+
+def test_the_doors_spec_has_the_scores_and_tokens_of_every_door(tmp_path: Path) -> None:
+    write_doors(tmp_path)
+    require_as_everywhere(seen_of("alone.yaml", tmp_path, "doors"), compared=False)
+    refused = seen_of("doors.yaml", tmp_path, "comparing")
+    assert (
+        "rewards.judged.args.fallback, rewards.longest compares the members of a group, and tinker-cookbook" in refused
+    )

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from tests.api.summing import CODE, TEXT
+from tests.integrations.doors import SCORES, tokens_of
+from tests.real.doors_played import MEMBERS, require_as_everywhere
 from tests.real.environments import HERE, ROOT, small_learner, tiny_model, trl_python, vllm_python
 
 COMPONENT = "TRL"
@@ -103,6 +105,21 @@ def test_the_loop_of_trl_plays_in_the_environments_of_a_spec(tmp_path: Path) -> 
     assert found["steps"] == 2
     assert found["called"] == [1.0, 1.0]
     assert {score for scores in found["scores"] for score in scores} == {0.0, 1.0}
+
+
+def test_the_doors_spec_has_the_scores_and_tokens_of_every_door(tmp_path: Path) -> None:
+    found = play("doors", tmp_path, tmp_path / "doors.yaml")
+    require_as_everywhere(found["rows"], compared=True)
+    require_as_everywhere(found["samples"], compared=True)
+    require_as_everywhere(found["stepped"], compared=False)
+    assert (
+        "rewards.judged.args.fallback, rewards.longest compares the members of a group, and TRL's own"
+        in found["refused"]
+    )
+    every = MEMBERS * sum(map(tokens_of, SCORES))
+    assert found["in the loss"] == [every]
+    # TRL folds what members share, which here is all, and each token stays a term of the loss for each of them.
+    assert found["loss terms"] == every
 
 
 def test_the_vllm_of_a_trainers_process_samples_as_it_is_asked(tmp_path: Path) -> None:

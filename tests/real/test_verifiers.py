@@ -13,6 +13,8 @@ import pytest
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.api.summing import CODE, END, TEXT, TOKENIZER, write
 from tests.integrations.chat_model import ChatModel
+from tests.integrations.doors import answer
+from tests.real.doors_played import require_as_everywhere, write_doors
 from tests.real.environments import HERE, ROOT, verifiers_python
 from tests.servers.token_policy import TokenPolicy
 
@@ -107,6 +109,19 @@ async def test_rewards_that_compare_are_refused_by_name(tmp_path: Path) -> None:
     words = [str(HERE / "verifiers_train.py"), "http://127.0.0.1:9/v1", "sums.yaml", str(small_tokenizer_path())]
     with pytest.raises(AssertionError, match=r"rewards.longest compares the members of a group, and verifiers"):
         await run(tmp_path, *words)
+
+
+async def test_the_doors_spec_has_the_scores_and_tokens_of_every_door(tmp_path: Path) -> None:
+    write_doors(tmp_path)
+    policy = TokenPolicy(TOKENIZER, lambda text, _: answer(text) + END, ("inference",))
+    async with policy.running() as url:
+        words = [str(HERE / "verifiers_train.py"), url, "alone.yaml", str(small_tokenizer_path())]
+        traces = json.loads((await run(tmp_path, *words)).splitlines()[-1])
+        with pytest.raises(AssertionError, match=r"rewards.judged.args.fallback, rewards.longest compares the members"):
+            await run(tmp_path, words[0], url, "doors.yaml", words[-1])
+    trained = [sum(sum(branch["mask"]) for branch in trace["branches"]) for trace in traces]
+    rows = [(trace["key"], trace["rewards"]["score"], count) for trace, count in zip(traces, trained, strict=True)]
+    require_as_everywhere(rows, compared=False, members=4)
 
 
 def stretches(branch: dict[str, Any]) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]:

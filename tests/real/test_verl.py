@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.real.doors_played import require_as_everywhere
 from tests.real.environments import HERE, small_learner, verl_python
 from tests.real.test_trl import seen
 
@@ -45,3 +46,10 @@ def test_a_group_that_failed_is_marked_and_nothing_of_it_is_put(tmp_path: Path) 
     found = play("failing", tmp_path)
     assert found["status"] == [[f"uid{n}", "failure"] for n in range(4)]
     assert found["keys"] == []
+
+
+def test_the_doors_spec_has_the_scores_and_tokens_of_every_door(tmp_path: Path) -> None:
+    found = play("doors", tmp_path)
+    require_as_everywhere(found["newer"], compared=True)
+    require_as_everywhere(found["older"], compared=False)
+    assert "rewards.longest compares the members of a group, and verl's older trainer" in found["refused"]

@@ -22,8 +22,10 @@ from tinker_cookbook.rl.rollout_runner import run_rollout
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
+from hermes_rl.errors import UserError
 from hermes_rl.integrations.tinker import HermesDatasetBuilder
 from tests.api.summing import END, TOKENIZER, write
+from tests.real.doors_played import MEMBERS, ScriptedEngine
 
 ROOT = Path(__file__).parents[2]
 SPEC, FOLDER = sys.argv[2:]
@@ -44,9 +46,16 @@ class Fake(TokenCompleter):
         return TokensWithLogprobs(*self.log[-1][1:], "stop")
 
 
-async def groups(size: int = 6) -> Any:
-    dataset, _ = await HermesDatasetBuilder(spec=SPEC, tokenizer=FOLDER, per_batch=2, group_size=size)()
-    assert len(dataset) == 2
+class Scripted(TokenCompleter):
+    """The doors' policy."""
+
+    async def __call__(self, model_input: Any, stop: Any, *, max_tokens: int | None = None) -> TokensWithLogprobs:
+        return TokensWithLogprobs(*await ScriptedEngine().sample(model_input.to_ints(), 10_000, stop), "stop")
+
+
+async def groups(size: int = 6, per_batch: int = 2, batches: int = 2) -> Any:
+    dataset, _ = await HermesDatasetBuilder(spec=SPEC, tokenizer=FOLDER, per_batch=per_batch, group_size=size)()
+    assert len(dataset) == batches
     return [pickle.loads(pickle.dumps(group)) for index in range(len(dataset)) for group in dataset.get_batch(index)]
 
 
@@ -97,6 +106,25 @@ async def masked() -> Any:
     played = await do_group_rollout(group, Fake())
     data = [datum for one in played.trajectories_G for datum in trajectory_to_data(one, 1.0)]
     return [played.get_total_rewards(), sum(float(datum.loss_fn_inputs["mask"].to_torch().sum()) for datum in data)]
+
+
+async def doors() -> Any:
+    """The doors' spec: the total reward of each trajectory, and the tokens that its datums train on."""
+    found = []
+    for group in await groups(MEMBERS, per_batch=1, batches=3):
+        played = await do_group_rollout(group, Scripted())
+        for trajectory, score in zip(played.trajectories_G, played.get_total_rewards(), strict=True):
+            masks = [one.loss_fn_inputs["mask"].to_torch() for one in trajectory_to_data(trajectory, 1.0)]
+            found.append((group.key, score, sum(int(mask.sum()) for mask in masks)))
+    return found
+
+
+async def comparing() -> Any:
+    """A spec whose rewards compare is refused before anything is played."""
+    try:
+        await groups()
+    except UserError as error:
+        return str(error)
 
 
 async def script() -> Any:

@@ -9,6 +9,7 @@ import json
 import random
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,7 +18,13 @@ import torch
 import trl
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
+from hermes_rl import Policy
+from hermes_rl.errors import UserError
 from hermes_rl.integrations import trl as door
+from hermes_rl.tokens.tokenizer import small_tokenizer_path
+from tests.integrations.doors import TOKENIZER, answer
+from tests.integrations.doors import sample as scripted
+from tests.real.doors_played import MEMBERS, write_doors
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "integrations" / "trl.md").read_text("utf-8")
@@ -184,13 +191,13 @@ def asynchronous(folder: Path, spec: Path) -> dict[str, Any]:
     groups: list[Any] = []
     samples: list[list[Any]] = []
 
-    class Noted(door.HermesWorker):
+    class Kept(door.HermesWorker):
         def _samples(self, group: Any, number: int) -> list[Any]:
             groups.append(group)
             samples.append(super()._samples(group, number))
             return samples[-1]
 
-    with Noted(spec, args, "small", tokenizer=str(model)) as worker:
+    with Kept(spec, args, "small", tokenizer=str(model)) as worker:
         trainer = AsyncGRPOTrainer(
             str(model), args=args, train_dataset=worker.train_dataset, rollout_worker=worker, weight_transfer=engine
         )
@@ -216,26 +223,43 @@ def asynchronous(folder: Path, spec: Path) -> dict[str, Any]:
     }
 
 
-def environments(folder: Path, spec: Path) -> dict[str, Any]:
-    """TRL's own loop; what the model says is scripted, as a random model would never call a tool."""
-    from hermes_rl.tokens.tokenizer import small_tokenizer_path
-    from tests.api.summing import write
-
+def untrained() -> tuple[Any, Any]:
+    """Return a model with random weights, and the small tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(small_tokenizer_path(), padding_side="left")
-    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
     tokenizer.eos_token = "<|im_end|>"
     small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer), num_key_value_heads=2, head_dim=32, eos_token_id=end, pad_token_id=0, **small
-        )
-    )
-    chance = random.Random(0)
+    small |= {"num_key_value_heads": 2, "head_dim": 32, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 0}
+    return Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), **small)), tokenizer
 
-    class Scripted(Checked):
+
+class Noted(Checked):
+    """Notes for each rollout the key of its row, its score, and how many tokens are trained on."""
+
+    key = "prompt"
+    """The column of the data set that has it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.rows: list[tuple[str, float | None, int]] = []
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        out = super()._generate_and_score_completions(inputs)
+        trained = (out["completion_mask"] * out["tool_mask"]).sum(1).tolist()
+        self.rows += zip((one[self.key] for one in inputs), self.scores[-1], trained, strict=True)
+        return out
+
+
+def stepped_by_trl(spec: Path, write: Callable[[str], str], **given: Any) -> Noted:
+    """Train with TRL's own loop of tool calls, in which the model says what is written behind a prompt."""
+    model, tokenizer = untrained()
+    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+
+    class Scripted(Noted):
+        key = "key"
+
         def _generate_single_turn(self, prompt_ids: Any, *_: Any, **__: Any) -> Any:
-            said = [write(tokenizer.decode(ids), right=chance.random() < 0.5) for ids in prompt_ids]
+            said = [write(tokenizer.decode(ids)) for ids in prompt_ids]
+            end = tokenizer.eos_token_id
             return [[*tokenizer.encode(one, add_special_tokens=False), end] for one in said], None
 
         def _compute_loss(self, model: Any, inputs: Any) -> Any:
@@ -248,11 +272,65 @@ def environments(folder: Path, spec: Path) -> dict[str, Any]:
             train_dataset=environments.train_dataset,
             environment_factory=environments.environment_factory,
             reward_funcs=environments.reward_funcs,
-            args=trl.GRPOConfig("out-env", per_device_train_batch_size=8, num_generations=4, max_steps=2, **PLAIN),
+            args=trl.GRPOConfig("out-env", **given, **PLAIN),
         )
         trainer.train()
+    return trainer
+
+
+def environments(folder: Path, spec: Path) -> dict[str, Any]:
+    """TRL's own loop; what the model says is scripted, as a random model would never call a tool."""
+    from tests.api.summing import write
+
+    chance = random.Random(0)
+    sizes = {"per_device_train_batch_size": 8, "num_generations": 4, "max_steps": 2}
+    trainer = stepped_by_trl(spec, lambda prompt: write(prompt, right=chance.random() < 0.5), **sizes)
     called = [one["tools/call_frequency"] for one in trainer.state.log_history if "tools/call_frequency" in one]
     return {"steps": trainer.state.global_step, "scores": trainer.scores, "called": called}
+
+
+def doors(folder: Path, spec: Path) -> dict[str, Any]:
+    """The doors' spec: a step of GRPOTrainer, and what AsyncGRPOTrainer is given; the policy is scripted."""
+    from trl.experimental.async_grpo import AsyncGRPOConfig, packing
+
+    write_doors(Path())
+    model, tokenizer = untrained()
+    sizes = {"per_device_train_batch_size": 3 * MEMBERS, "num_generations": MEMBERS, "max_steps": 1}
+    with door.HermesRollouts(spec, policy=Policy.sampling(scripted, TOKENIZER)) as rollouts:
+        trainer = Noted(
+            model=model,
+            processing_class=tokenizer,
+            train_dataset=rollouts.train_dataset,
+            rollout_func=rollouts.rollout_func,
+            reward_funcs=rollouts.reward_funcs,
+            args=trl.GRPOConfig("out-doors", **sizes, **PLAIN),
+        )
+        trainer.train()
+    packed, samples = packing.TreeRow(), []
+    wanted = ("input_ids", "completion_mask", "old_log_probs", "advantage", "group_id")
+    args = AsyncGRPOConfig("out-async", num_generations=MEMBERS, max_inflight_tasks=MEMBERS, **PLAIN)
+    with door.HermesWorker(spec, args, policy=Policy.sampling(scripted, TOKENIZER)) as worker:
+        worker.start()
+        while len(samples) < 3 * MEMBERS:
+            samples.append(worker.rollout_buffer.get(timeout=60))
+    for one in samples:
+        packed.add({name: getattr(one, name) for name in wanted})
+    refused = None
+    try:
+        stepped_by_trl(spec, answer, **sizes)
+    except UserError as error:
+        refused = str(error)
+    return {
+        "refused": refused,
+        "rows": trainer.rows,
+        "in the loss": trainer.trained,
+        "samples": [
+            (one.prompt[-1]["content"].split()[2], one.metrics["reward"], int(one.completion_mask.sum()))
+            for one in samples
+        ],
+        "loss terms": len(packed.pack()["token_index"]),
+        "stepped": stepped_by_trl(Path("alone.yaml"), answer, **sizes).rows,
+    }
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ URL, SPEC, TOKENIZER = sys.argv[1:]
 def seen(trace: Any) -> dict[str, Any]:
     branches = [{"ids": one.token_ids, "mask": one.sampled_mask, "logprobs": one.logprobs} for one in trace.branches]
     return {
+        "key": trace.task.data.id,
         "rewards": {name: reward.score for name, reward in trace.rewards.items()},
         "errors": [error.type for error in trace.errors],
         "trainable": trace.agent.trainable,

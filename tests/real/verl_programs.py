@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from verl.utils import tensordict_utils
 from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 from verl.workers.rollout.replica import TokenOutput
 
+from hermes_rl.errors import UserError
 from hermes_rl.integrations.verl import VerlAgentLoop
+from tests.real.doors_played import MEMBERS, ScriptedEngine, model_folder, write_doors
 
 PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "verl.md").read_text("utf-8")
 ROWS = re.search(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -39,7 +42,7 @@ class Servers:
 
     tokenizer = None
 
-    def __init__(self, engine: SmallEngine, broken: bool = False) -> None:
+    def __init__(self, engine: SmallEngine | ScriptedEngine, broken: bool = False) -> None:
         self.engine, self.broken = engine, broken
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
@@ -51,15 +54,17 @@ class Servers:
         return TokenOutput(token_ids=ids, log_probs=logprobs, stop_reason="completed", extra_fields=told)
 
 
-def prepared(folder: Path, model: Path, spec: Path) -> tuple[Any, Any]:
+def prepared(
+    folder: Path, model: Path, spec: Path, members: int = 4, prompt: int = 128, response: int = 256
+) -> tuple[Any, Any]:
     """Write the data and the agents as the documents say, and return verl's configuration and its data set."""
     assert ROWS is not None and AGENTS is not None and LINES is not None
     script = ROWS[1].replace('"gsm8k"', repr(str(spec))).replace("1000", "4").replace(', "eval")', ",)")
     exec(compile(script, "verl.md", "exec"), {})
     (folder / "agents.yaml").write_text(AGENTS[1].replace("gsm8k", str(spec)))
     given = [one for one in LINES[1].split() if "=" in one]
-    own = {"actor_rollout_ref.model.path": model, "actor_rollout_ref.rollout.n": 4, "data.max_prompt_length": 128,
-           "data.max_response_length": 256}  # fmt: skip
+    own = {"actor_rollout_ref.model.path": model, "actor_rollout_ref.rollout.n": members,
+           "data.max_prompt_length": prompt, "data.max_response_length": response}  # fmt: skip
     given = [one for one in given if one.partition("=")[0] not in own] + [
         f"{key}={value}" for key, value in own.items()
     ]
@@ -70,21 +75,25 @@ def prepared(folder: Path, model: Path, spec: Path) -> tuple[Any, Any]:
     return config, RLHFDataset("train.jsonl", hf_tokenizer(str(model)), config.data)
 
 
-def older(folder: Path) -> dict[str, Any]:
-    """The worker of the older trainer: a DataProto of 16 rollouts."""
-    engine = SmallEngine(folder / "model")
-    config, data = prepared(Path(), folder / "model", folder / "learning.yaml")
-    batch = collate_fn([data[n] for n in range(4) for _ in range(4)])
-    batch["uid"] = np.array([f"uid{n}" for n in range(4) for _ in range(4)], dtype=object)
+def batch_of_older(config: Any, data: Any, servers: Servers, rows: Sequence[int], members: int) -> DataProto:
+    batch = collate_fn([data[n] for n in rows for _ in range(members)])
+    batch["uid"] = np.array([f"uid{n}" for n in rows for _ in range(members)], dtype=object)
     given = DataProto.from_single_dict(batch, meta_info={"global_steps": STEP, "validate": False})
 
     async def play() -> DataProto:
         try:
-            return await AgentLoopWorker(config, Servers(engine)).generate_sequences(given)
+            return await AgentLoopWorker(config, servers).generate_sequences(given)
         finally:
             await VerlAgentLoop.close()
 
-    out = asyncio.run(play())
+    return asyncio.run(play())
+
+
+def older(folder: Path) -> dict[str, Any]:
+    """The worker of the older trainer: a DataProto of 16 rollouts."""
+    engine = SmallEngine(folder / "model")
+    config, data = prepared(Path(), folder / "model", folder / "learning.yaml")
+    out = batch_of_older(config, data, Servers(engine), range(4), 4)
     mask = out.batch["response_mask"].bool()
     size = out.batch["responses"].shape[1]
     with torch.no_grad():
@@ -107,28 +116,30 @@ def older(folder: Path) -> dict[str, Any]:
     }
 
 
-def newer(folder: Path, broken: bool = False) -> dict[str, Any]:
-    """The worker of the newer trainer: groups of 4, of two sequences each, and what it puts into its queue."""
-    engine = SmallEngine(folder / "forgetful")
-    config, data = prepared(Path(), folder / "forgetful", folder / "learning.yaml")
-    put: list[tuple[list[str], Any, list[dict[str, Any]]]] = []
+def queued_by_newer(
+    config: Any, data: Any, servers: Servers, rows: Sequence[int]
+) -> tuple[list[tuple[str, dict[str, Any], dict[str, Any]]], dict[str, str]]:
+    """Return what is put for each sequence, by its key, with its tag; and what became of each group."""
+    put: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
     status: dict[str, str] = {}
+    names = ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores")
 
     async def kv_put(key: str, partition_id: str, tag: dict[str, Any], **_: Any) -> None:
         status[key] = tag["status"]
 
     async def batch_put(keys: list[str], fields: Any, tags: list[dict[str, Any]], partition_id: str) -> None:
-        put.append((keys, fields, tags))
+        for n, key in enumerate(keys):
+            put.append((key, {name: fields[name][n].tolist() for name in names}, tags[n]))
 
     agent_loop_tq.tq.init = lambda: None
     agent_loop_tq.tq.async_kv_put, agent_loop_tq.tq.async_kv_batch_put = kv_put, batch_put
-    batch = collate_fn([data[n] for n in range(4)])
-    batch["uid"] = np.array([f"uid{n}" for n in range(4)], dtype=object)
+    batch = collate_fn([data[n] for n in rows])
+    batch["uid"] = np.array([f"uid{n}" for n in rows], dtype=object)
     given = tensordict_utils.get_tensordict(batch)
     tensordict_utils.assign_non_tensor_data(given, "global_steps", STEP)
 
     async def play() -> None:
-        worker = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class(config, Servers(engine, broken))
+        worker = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class(config, servers)
         try:
             await worker.generate_sequences(given)
             await asyncio.gather(*worker.background_tasks)
@@ -136,12 +147,14 @@ def newer(folder: Path, broken: bool = False) -> dict[str, Any]:
             await VerlAgentLoop.close()
 
     asyncio.run(play())
-    rows = []
-    for keys, fields, tags in put:
-        for n, key in enumerate(keys):
-            row = {name: fields[name][n].tolist() for name in
-                   ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores")}  # fmt: skip
-            rows.append((key, row, tags[n]))
+    return put, status
+
+
+def newer(folder: Path, broken: bool = False) -> dict[str, Any]:
+    """The worker of the newer trainer: groups of 4, of two sequences each, and what it puts into its queue."""
+    engine = SmallEngine(folder / "forgetful")
+    config, data = prepared(Path(), folder / "forgetful", folder / "learning.yaml")
+    rows, status = queued_by_newer(config, data, Servers(engine, broken), range(4))
     worst = max(
         (
             engine.difference(row["prompts"], row["responses"], row["response_mask"], row["rollout_log_probs"])
@@ -163,6 +176,28 @@ def newer(folder: Path, broken: bool = False) -> dict[str, Any]:
 def failing(folder: Path) -> dict[str, Any]:
     """The newer trainer's worker, while its servers are gone."""
     return newer(folder, broken=True)
+
+
+def doors(folder: Path) -> dict[str, Any]:
+    """The doors' spec: the newer trainer plays its groups whole; the older one plays it without what compares them."""
+    write_doors(Path())
+    model, servers, found = model_folder(Path("model").resolve()), Servers(ScriptedEngine()), {}
+    config, data = prepared(Path(), model, Path("doors.yaml").resolve(), MEMBERS, 1024, 1024)
+    keys = [data[n]["extra_info"]["key"] for n in range(len(data))]
+    put, _ = queued_by_newer(config, data, servers, range(len(keys)))
+    found["newer"] = [
+        (keys[int(key.split("_")[0].removeprefix("uid"))], sum(row["rm_scores"]), sum(row["response_mask"]))
+        for key, row, _ in put
+    ]
+    try:
+        batch_of_older(config, data, servers, range(len(keys)), MEMBERS)
+    except UserError as error:
+        found["refused"] = str(error)
+    config, data = prepared(Path(), model, Path("alone.yaml").resolve(), MEMBERS, 1024, 1024)
+    out = batch_of_older(config, data, servers, range(len(keys)), MEMBERS)
+    scores, trained = out.batch["rm_scores"].sum(1).tolist(), out.batch["response_mask"].sum(1).tolist()
+    found["older"] = list(zip((key for key in keys for _ in range(MEMBERS)), scores, trained, strict=True))
+    return found
 
 
 if __name__ == "__main__":

@@ -207,6 +207,11 @@ async def test_a_fallback_holds_for_the_whole_group_or_not_at_all() -> None:
     assert all(value.metrics["fallback"] == 1 for value in fallen)
 
 
+async def test_a_fallback_that_is_no_reward_is_named_before_it_is_needed() -> None:
+    with pytest.raises(UserError, match=r"there is no reward 'keyword_overlab'; did you mean"):
+        await values("llm_judge", "x", roles={"judge": Model()}, rubric=RUBRIC, fallback="keyword_overlab")
+
+
 async def test_several_judges_vote() -> None:
     roles = {
         name: Model(name, [json.dumps({"reason": name, "score": n})]) for name, n in (("a", 1), ("b", 0), ("c", 1))

@@ -105,6 +105,7 @@ async def test_a_trainer_that_is_served(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text(CODE)
     shutil.copy(ROOT / "tests" / "trainers" / "counts.py", tmp_path)
     serve = {"trainer": "counts.py:Counts", "group_size": 2, "total_steps": 3, "eval_every": 0, "drop_uniform": False}
+    serve["concurrency"] = 1  # groups arrive in the order of their rows, each row once
     async with policy_server().running() as url:
         served = TEXT.replace("servers:", f"serve: {json.dumps(serve)}\nservers:\n  policy: {json.dumps(named(url))}")
         (tmp_path / "doors.yaml").write_text(served)

@@ -1,17 +1,22 @@
 """Whether a long run stays what it was: memory, descriptors, processes and speed over thousands of sandboxed rollouts.
 
-    python benchmarks/soak.py [--rollouts N] [--concurrency C] [--every N]
+    python benchmarks/soak.py [--rollouts N] [--concurrency C] [--every N] [--workers N]
 
 One run of process mode: a sandbox for each rollout, one command in it, a reward, the journals; a scripted policy, so
-that all the time is ours. The first thousand rollouts bring everything that is made once; from then on each line should
-look like the one before. Exits with 1 where descriptors, processes or threads have grown since then, or memory has by
-more than a rollout's place in the index of the run is worth.
+that all the time is ours. The first lines bring everything that is made once; from then on each line should look like
+the one before. Exits with 1 where descriptors, processes or threads have grown since then, or memory has by more than a
+rollout's place in the index of the run is worth.
+
+With `--workers` the command line plays rollouts without a sandbox, which are many more in the same time, in so many
+worker processes; what is looked at is the process that decides and writes, and what it leaves behind.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +30,8 @@ from hermes_rl.data.load import load_rows
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Encoder, Group
 from hermes_rl.runs.progress import Progress
+from hermes_rl.sandbox.cgroup import find_layout
+from hermes_rl.sandbox.helper_system import descendants
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.threads import rare_full_collections
 
@@ -43,6 +50,15 @@ INDEX = 1_500
 """Bytes that a run remembers of a rollout: where its line begins, its score, its place in its group."""
 SPARE = 16
 """MiB by which an allocator's pool may grow."""
+
+ANSWERS = """
+dataset: {items: [{word: one}, {word: two}, {word: three}]}
+prompt: {user: "say {{ word }}"}
+rewards: {exact_match: {args: {target: "{{ word }}"}}}
+solution: {turns: [{say: "{{ word }}"}]}
+servers: {policy: {type: scripted, deviate: 0}}
+"""
+"""What is played without a sandbox."""
 
 Sample = dict[str, float]
 
@@ -68,7 +84,7 @@ class Watch(Progress):
 
 def main() -> None:
     options = arguments()
-    samples = asyncio.run(soak(options))
+    samples = asyncio.run(soak(options)) if options.workers is None else soak_workers(options)
     say(f"{options.concurrency} at a time.\n{machine()}.\n")
     say(table(list(samples[0]), [[f"{value:.0f}" for value in sample.values()] for sample in samples]))
     grown = growth(samples, options.concurrency)
@@ -81,6 +97,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rollouts", type=int, default=20_000, help="rollouts in all (default: 20000)")
     parser.add_argument("--concurrency", type=int, default=16, help="rollouts at a time (default: 16)")
     parser.add_argument("--every", type=int, default=1000, help="rollouts between two lines (default: 1000)")
+    parser.add_argument("--workers", type=int, help="worker processes that play (default: none, and sandboxes)")
     return parser.parse_args()
 
 
@@ -93,6 +110,72 @@ async def soak(options: argparse.Namespace) -> list[Sample]:
             size=SIZE, groups=options.rollouts // SIZE, concurrency=options.concurrency,
         )  # fmt: skip
     return watch.samples
+
+
+def soak_workers(options: argparse.Namespace) -> list[Sample]:
+    """Watch the command line from outside; ends with what failed, or was left behind."""
+    with tempfile.TemporaryDirectory() as made:
+        folder, samples = Path(made), []
+        (folder / "soak.yaml").write_text(ANSWERS)
+        (folder / "temporary").mkdir()
+        command = [sys.executable, "-m", "hermes_rl.cli.main", "run", "soak.yaml", "process", "--out", "run"]
+        command += ["--quiet", "--workers", str(options.workers), "--set", f"process.groups={options.rollouts // SIZE}"]
+        command += ["--set", f"process.group_size={SIZE}", "--set", f"process.concurrency={options.concurrency}"]
+        own = {**os.environ, "TMPDIR": str(folder / "temporary")}
+        run = subprocess.Popen(command, cwd=folder, env=own, stdout=subprocess.DEVNULL)
+        file, place, rollouts, told, since = folder / "run" / "rollouts.jsonl", 0, 0, 0, time.perf_counter()
+        players: set[int] = set()
+        while run.poll() is None:
+            time.sleep(0.1)
+            if file.exists():
+                with file.open("rb") as lines:
+                    lines.seek(place)
+                    new = lines.read()
+                place, rollouts = place + len(new), rollouts + new.count(b"\n")
+            if rollouts - told >= options.every:
+                now = time.perf_counter()
+                players.update(members(run.pid))
+                samples.append({"rollouts": rollouts, "rollouts/s": (rollouts - told) / (now - since), **seen(run.pid)})
+                told, since = rollouts, now
+        if run.returncode or rollouts < options.rollouts:
+            raise SystemExit(f"the run ended with status {run.returncode} and {rollouts} rollouts")
+        left = [*filter(resident, players), *control_groups(players), *(folder / "temporary").iterdir()]
+        if left:
+            raise SystemExit(f"left behind: {left}")
+    return samples
+
+
+def seen(driver: int) -> Sample:
+    """What the process that decides has, and the memory of those that play."""
+    playing = members(driver)
+    return {
+        "processes": len(playing),
+        "descriptors": len(list(Path(f"/proc/{driver}/fd").iterdir())),
+        "control groups": len(control_groups(playing)),
+        "threads": len(list(Path(f"/proc/{driver}/task").iterdir())),
+        "memory, MiB": resident(driver) / (1 << 20),
+        "of the workers, MiB": sum(resident(pid) for pid in playing if pid != driver) / (1 << 20),
+    }
+
+
+def members(driver: int) -> set[int]:
+    """A process and all that come from it."""
+    return {driver, *descendants(driver)}
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has; 0 where it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def control_groups(owners: set[int]) -> list[Path]:
+    """The control groups that these processes have made."""
+    layout = find_layout()
+    tops = set(layout.parents.values()) if layout is not None else set()
+    return [one for top in tops for owner in owners for one in top.glob(f"hermes-rl-{owner}-*")]
 
 
 def growth(samples: list[Sample], concurrency: int) -> list[str]:

@@ -1,18 +1,20 @@
 """What worker processes bring where sandboxes are the bottleneck: a command in a sandbox for each tool turn.
 
-    python benchmarks/workers.py [--groups N] [--turns N] [--repetitions N]
+    python benchmarks/workers.py [--workers N …] [--groups N] [--turns N] [--repetitions N]
 
-A scripted policy plays, so that no model is waited for. Three ways, in turns: one process, two workers, and two
-independent runs side by side with half of the groups each, which is the most that two processes can bring; and where
-Ray is installed two actors of a Ray cluster, which is started on this machine, as a fourth. Times are
-from the first rollout on record to the last, so that starting is left out, and all are told as ratios to one process in
-the same repetition: on a machine that does other things too, only those mean something.
+A scripted policy plays, so that no model is waited for. The ways, in turns: one process; N workers; N independent runs
+side by side with an N-th of the groups each, which is the most that N processes can bring; and where Ray is installed N
+actors of a Ray cluster, which is started on this machine. Eight rollouts for each core are played at a time, by all
+processes of a way together. Times are from the first rollout on record to the last, so that starting is left out, and
+all are told as ratios to one process in the same repetition: on a machine that does other things too, only those mean
+something.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -32,29 +34,36 @@ rewards: {right: {fn: exact_match, args: {target: "{{ n }}"}}}
 solution: {turns: TURNS}
 agent: {max_turns: 50}
 servers: {policy: {type: scripted, deviate: 0.25}}
-process: {group_size: 4, concurrency: 16}
+process: {group_size: 4}
 """
-WAYS: dict[str, tuple[int, list[str]]] = {
-    "one process": (1, ["--workers", "1"]),
-    "2 workers": (1, ["--workers", "2"]),
-    "two runs side by side": (2, ["--workers", "1"]),
-}
-"""How many runs, and the options of each."""
-if find_spec("ray") is not None:
-    WAYS["2 actors of a Ray cluster"] = (1, ["--workers", "2", "--ray"])
+AT_A_TIME = 8
+"""Rollouts for each core."""
+
+
+def ways(numbers: list[int]) -> dict[str, tuple[int, list[str]]]:
+    """How many runs each way has, and the options of each run."""
+    found = {"one process": (1, ["--workers", "1"])}
+    for number in numbers:
+        found[f"{number} workers"] = (1, ["--workers", str(number)])
+        found[f"{number} runs side by side"] = (number, ["--workers", "1"])
+        if find_spec("ray") is not None:
+            found[f"{number} actors of a Ray cluster"] = (1, ["--workers", str(number), "--ray"])
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, nargs="+", default=[2], help="how many, one or more (default: 2)")
     parser.add_argument("--groups", type=int, default=50, help="groups of four (default: 50)")
     parser.add_argument("--turns", type=int, default=4, help="tool turns of a rollout (default: 4)")
     parser.add_argument("--repetitions", type=int, default=3, help="of everything (default: 3)")
     options = parser.parse_args()
-    took: dict[str, list[float]] = {name: [] for name in WAYS}
+    played = ways(options.workers)
+    took: dict[str, list[float]] = {name: [] for name in played}
     for repetition in range(options.repetitions):
-        order = list(WAYS)
-        for name in order[repetition % len(WAYS) :] + order[: repetition % len(WAYS)]:
-            took[name].append(seconds(options.groups, options.turns, *WAYS[name]))
+        order = list(played)
+        for name in order[repetition % len(order) :] + order[: repetition % len(order)]:
+            took[name].append(seconds(options.groups, options.turns, *played[name]))
     rollouts = options.groups * SIZE
     say(f"{options.groups} groups of {SIZE}, {options.turns} commands each, {options.repetitions} repetitions.")
     say(f"{machine()}.\n")
@@ -63,11 +72,11 @@ def main() -> None:
             name,
             spread([rollouts / one for one in measured], 1),
             spread([base / one for base, one in zip(took["one process"], measured, strict=True)]),
-            spread([base / one for base, one in zip(took["2 workers"], measured, strict=True)]),
+            spread([base / one for base, one in zip(took[f"{options.workers[0]} workers"], measured, strict=True)]),
         ]
         for name, measured in took.items()
     ]
-    say(table(["", "rollouts per second", "times as fast as one process", "as 2 workers"], rows))
+    say(table(["", "rollouts per second", "times as fast as one process", f"as {options.workers[0]} workers"], rows))
 
 
 def seconds(groups: int, turns: int, runs: int, options: list[str]) -> float:
@@ -79,7 +88,8 @@ def seconds(groups: int, turns: int, runs: int, options: list[str]) -> float:
         spec = SPEC.replace("ITEMS", items).replace("TURNS", json.dumps([*[call] * turns, {"say": "{{ n }}"}]))
         (folder / "spec.yaml").write_text(spec)
         command = [sys.executable, "-m", "hermes_rl.cli.main", "run", "spec.yaml", "process", "--quiet"]
-        command += ["--set", f"process.groups={groups // runs}", *options]
+        at_a_time = max(1, AT_A_TIME * len(os.sched_getaffinity(0)) // runs)
+        command += ["--set", f"process.groups={groups // runs}", "--set", f"process.concurrency={at_a_time}", *options]
         playing = [
             subprocess.Popen(
                 [*command, "--out", f"run-{number}", "--set", f"seed={number}"], cwd=folder, stdout=subprocess.DEVNULL

@@ -85,18 +85,19 @@ def load_file(path: Path) -> ModuleType:
     digest = hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()[:16]
     name = f"_hermes_rl_plugin_{path.stem}_{digest}"
     with _lock:
-        return sys.modules.get(name) or _execute(name, path)
+        return sys.modules.get(name) or _execute(name, path, source)
 
 
-def _execute(name: str, path: Path) -> ModuleType:
+def _execute(name: str, path: Path, source: bytes) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise UserError(f"{path}: is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
         with _folder_importable(path.parent):
-            spec.loader.exec_module(module)
+            # What was read, and not what Python keeps compiled: that is of any file of the same size and second.
+            exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, Exception):

@@ -16,8 +16,10 @@ import os
 import queue
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from hermes_rl.errors import UserError
@@ -60,6 +62,11 @@ class LoopGoneError(UserError):
 
 async def in_thread(function: Callable[[], T]) -> T:
     """Return the result of `function`. When the caller is cancelled the thread runs on, and its result is dropped."""
+    return await _begun(function)
+
+
+def _begun(function: Callable[[], T]) -> asyncio.Future[T]:
+    """Begin `function` in a thread. No task, which would let SystemExit out of the event loop, holds its result."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
@@ -82,7 +89,7 @@ async def in_thread(function: Callable[[], T]) -> T:
             return  # the loop was closed: nobody waits any more
 
     _hand_over(work)
-    return await future
+    return future
 
 
 _Jobs = queue.SimpleQueue[Callable[[], None]]
@@ -192,6 +199,85 @@ async def one_at_a_time(work: Callable[..., T], *given: Any, **more: Any) -> T:
     async with _one.here():
         with _briskly():
             return await asyncio.to_thread(work, *given, **more)
+
+
+COMPUTES = 0.02
+"""Seconds of computing in a call from which on the calls of a function take turns."""
+TURNS = 4
+"""Calls that compute at the same time, of all functions together."""
+GLANCE = 0.1
+"""Seconds between two looks at whether a call that has a turn computes."""
+COMPUTING = 0.02
+"""Share of that time which a call that computes uses at least, however many others it shares the cores with."""
+
+_turns = PerLoopSemaphore(TURNS)
+
+
+class Turns:
+    """The calls of one function of somebody else's, in threads: few at a time where it computes, else all at once.
+
+    A thread that computes in Python holds the interpreter, and the event loop waits for its turn behind each of them:
+    with some dozens it would be late by seconds. Whether a function computes, or waits for a sandbox or a service, is
+    known once a call has ended.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: float | None = None
+        """Of computing in the last calls; None before one has ended."""
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Return the result of `function`, like `in_thread`; a caller that is cancelled waits for no turn any more."""
+        thread = _Clock()
+        run = partial(self._timed, function, thread)
+        running: asyncio.Future[T] | None = None
+        if self._computes:
+            async with _turns.here():
+                if self._computes:  # a call that has ended in the meantime may have shown that it only waits
+                    running = _begun(run)
+                    with _briskly():
+                        await _until_it_waits(running, thread)
+        return await (running or _begun(run))
+
+    @property
+    def _computes(self) -> bool:
+        return self._seconds is None or self._seconds >= COMPUTES
+
+    def _timed(self, function: Callable[[], T], thread: _Clock) -> T:
+        thread.begin()
+        try:
+            return function()
+        finally:
+            self._seconds = max(thread.seconds(), (self._seconds or 0.0) / 2)
+
+
+class _Clock:
+    """How long one call has computed; any thread may ask."""
+
+    def __init__(self) -> None:
+        self._id: int | None = None
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """Begin in the thread that computes."""
+        self._began = time.thread_time()
+        self._id = time.pthread_getcpuclockid(threading.get_ident())
+
+    def seconds(self) -> float:
+        """Return 0 before it has begun."""
+        return 0.0 if self._id is None else time.clock_gettime(self._id) - self._began
+
+
+async def _until_it_waits(running: asyncio.Future[Any], thread: _Clock) -> None:
+    """Return when it has ended, or has hardly computed for a while: then another one may have its turn."""
+    used = -GLANCE  # it may not have begun at the first look
+    try:
+        while not (await asyncio.wait([running], timeout=GLANCE))[0]:
+            before, used = used, thread.seconds()
+            if used - before < COMPUTING * GLANCE:
+                return
+    except asyncio.CancelledError:
+        running.cancel()
+        raise
 
 
 RARE = (2_000, 5, 1_000)

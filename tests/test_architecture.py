@@ -18,7 +18,7 @@ DOORS = {
     "wandb": "runs/progress.py",
     "pyarrow": "runs/parquet.py",
     "datasets": ("data/hub.py", "integrations/"),
-    "huggingface_hub": "reading/push.py",
+    "huggingface_hub": ("reading/push.py", "repositories/hub.py"),
     "transformers": "tokens/hub.py",
     "tokenizers": "tokens/",
     "math_verify": "scoring/",
@@ -54,7 +54,7 @@ DOORS = {
     "openenv": "integrations/openenv.py",
 }
 """Foreign package → where it may be imported."""
-ANYWHERE = {"errors", "endings", "plugins", "server_types", "shipped", "threads", "version", "visible"}
+ANYWHERE = {"caches", "errors", "endings", "plugins", "server_types", "shipped", "threads", "version", "visible"}
 """Modules of the package itself that every room may use."""
 
 

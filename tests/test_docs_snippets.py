@@ -6,8 +6,10 @@ Blocks that are whole programs are run besides, by the tests of their pages (`te
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from hermes_rl.spec import parse_spec
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FENCE = re.compile(r"^```(\w+)(?: title=\S+)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)(?: title=\S+)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NEEDED = {
     "dataset": "dataset: {items: [{q: a}]}\n",
     "prompt": "prompt: {user: x}\n",
@@ -78,6 +80,29 @@ def test_shell_is_read_and_names_commands_that_are_there(text: str) -> None:
         known = {option for parameter in commands[name].params for option in parameter.opts}
         asked = set(re.findall(r" (--[a-z-]+)(?=[ =]|$)", rest))
         assert asked <= known | {"--set"}, f"hermes-rl {name} has no {asked - known}"
+
+
+@pytest.mark.slow
+def test_commands_about_the_first_run_do_what_the_pages_say(tmp_path: Path) -> None:
+    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("index.md", "reading.md", "tokens.md")]
+    given = "".join(text for page in pages for _, text in FENCE.findall(page))
+    lines = re.findall(r"^(?:\$ )?hermes-rl (.*)$", given, re.MULTILINE)
+    run = [line for line in lines if not line.startswith(("compare a b", "show b", "push"))]
+    assert len(run) >= 9
+    for line in run:
+        # No text of a shell but a star, as in `outputs/terminal-files/*`, where there is one run.
+        words = [found for word in line.split() for found in sorted(map(str, tmp_path.glob(word))) or [word]]
+        command = [sys.executable, "-m", "hermes_rl.cli.main", *words]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=110,
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 
 
 def test_there_are_blocks_of_each_kind() -> None:

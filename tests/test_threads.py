@@ -10,7 +10,7 @@ import time
 import pytest
 
 from hermes_rl import threads
-from hermes_rl.threads import in_thread, made_in_thread, one_at_a_time
+from hermes_rl.threads import TURNS, Turns, in_thread, made_in_thread, one_at_a_time
 
 
 async def test_a_thread_that_has_ended_its_work_does_more() -> None:
@@ -96,3 +96,76 @@ async def test_threads_take_turns_sooner_while_such_work_is_done() -> None:
         await one_at_a_time(lambda: 1 // 0)
     assert max(seen) < before
     assert sys.getswitchinterval() == before
+
+
+class Busy:
+    """A function that computes, and how many calls of it did so at the same time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.now, self.most, self.calls = seconds, 0, 0, 0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> str:
+        with self._lock:
+            self.now, self.calls = self.now + 1, self.calls + 1
+            self.most = max(self.most, self.now)
+        until = time.thread_time() + self.seconds
+        while time.thread_time() < until:
+            pass
+        with self._lock:
+            self.now -= 1
+        return "computed"
+
+
+async def test_calls_that_compute_take_turns() -> None:
+    turns, busy = Turns(), Busy(0.03)
+    assert await asyncio.gather(*(turns.call(busy) for _ in range(24))) == ["computed"] * 24
+    assert 1 <= busy.most <= TURNS
+
+
+async def test_functions_take_turns_with_each_other() -> None:
+    busy = Busy(0.03)
+    await asyncio.gather(*(Turns().call(busy) for _ in range(24)))
+    assert busy.most <= TURNS
+
+
+async def test_calls_that_wait_run_side_by_side() -> None:
+    turns, all_of_them = Turns(), threading.Barrier(4 * TURNS)
+    waited = await asyncio.gather(*(turns.call(lambda: all_of_them.wait(60)) for _ in range(4 * TURNS)))
+    assert sorted(waited) == list(range(4 * TURNS))
+
+
+async def test_a_function_that_was_seen_to_wait_takes_no_turns() -> None:
+    waits, busy = Turns(), Busy(0.05)
+    await waits.call(lambda: None)
+    others = [asyncio.create_task(Turns().call(busy)) for _ in range(3 * TURNS)]
+    await asyncio.sleep(0)
+    assert await waits.call(lambda: busy.calls) < 3 * TURNS
+    await asyncio.gather(*others)
+
+
+async def test_a_function_that_computes_no_more_takes_no_turns_after_a_while() -> None:
+    turns, busy = Turns(), Busy(0.05)
+    await turns.call(busy)
+    for _ in range(3):
+        await turns.call(lambda: None)
+    all_of_them = threading.Barrier(2 * TURNS)
+    await asyncio.gather(*(turns.call(lambda: all_of_them.wait(60)) for _ in range(2 * TURNS)))
+
+
+async def test_a_call_that_is_cancelled_leaves_its_turn_to_another_one() -> None:
+    turns, let_go = Turns(), threading.Event()
+    hanging = [asyncio.create_task(turns.call(let_go.wait)) for _ in range(3 * TURNS)]
+    await asyncio.sleep(0.01)
+    for task in hanging:
+        task.cancel()
+    assert await asyncio.gather(*hanging, return_exceptions=True) != []
+    assert await turns.call(lambda: "done") == "done"
+    let_go.set()
+
+
+async def test_what_a_call_raises_reaches_the_caller() -> None:
+    turns = Turns()
+    for _ in range(2):  # in a turn, and without one
+        with pytest.raises(ZeroDivisionError):
+            await turns.call(lambda: 1 / 0)

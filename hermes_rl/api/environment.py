@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from hermes_rl.agent.loop import LoopOptions
@@ -32,17 +34,17 @@ from hermes_rl.rollouts.sandboxes import keep_artifacts
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.exact import require_same_tokenizer
 from hermes_rl.runs.opening import budget_of, open_records, require_machine
+from hermes_rl.runs.player import Opening, encoder_with
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.provenance import provenance
 from hermes_rl.runs.run import Plan, RowSource, Run
 from hermes_rl.runs.store import RolloutStore
-from hermes_rl.servers.base import CALLABLE, ServerConfig
+from hermes_rl.runs.workers import Workers, WorkersUsing, open_workers, require_shares
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.policy import Policy
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.suggest import did_you_mean
-from hermes_rl.tokens.load import as_tokenizer
 
 T = TypeVar("T")
 Settings = Mapping[str, Any]
@@ -54,7 +56,12 @@ logger = logging.getLogger(__name__)
 
 
 def open_env(
-    spec: Spec | str | Path, *, environ: Mapping[str, str] | None = None, record: str | Path | None = None
+    spec: Spec | str | Path,
+    *,
+    environ: Mapping[str, str] | None = None,
+    record: str | Path | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
 ) -> Env:
     """Return an environment from a spec; use it with `async with`, or call `open` and `close`.
 
@@ -63,12 +70,44 @@ def open_env(
         environ: where `${VAR}` and the keys of servers are looked up; default: the process's environment.
         record: a run directory that every rollout is written to. What is there already is not played again: a play
             with the same `group` and `index`, and the groups of `groups`, are answered from it. None records nothing.
+        workers: processes that play; this one then decides and records, and plays sessions alone. Default: this one
+            plays; with `ray`, as many as the cluster has room for.
+        ray: plays on a Ray cluster: HOST:PORT of its head, `auto`, or `local` for one that is started here.
 
     Raises:
         UserError: the spec has problems, or code that it names cannot be loaded.
     """
     loaded = spec if isinstance(spec, Spec) else load_spec(spec, environ=environ)
-    return Env(loaded, environ=environ, record=None if record is None else Path(record))
+    if workers is not None and workers < 1:
+        raise UserError(f"workers is at least 1, not {workers}")
+    played_by = PlayedBy(1 if workers is None and ray is None else workers, ray)
+    return Env(loaded, environ=environ, record=None if record is None else Path(record), played_by=played_by)
+
+
+class PlayedBy(NamedTuple):
+    """Which processes play: so many, None for as many as the Ray cluster at the address has room for."""
+
+    number: int | None = 1
+    ray: str | None = None
+
+
+@dataclass(frozen=True)
+class EnvStatus:
+    """How an environment does at this moment.
+
+    Attributes:
+        phases: what the rollouts that are being played are at, and how many are.
+        retries: calls that were sent again since it was opened, by the role of the server.
+        workers: the processes that can play now; None where this one plays.
+        died: workers that have died.
+        lost: rollouts that these were playing, each of which was played again, or has failed.
+    """
+
+    phases: Mapping[str, int]
+    retries: Mapping[str, int]
+    workers: int | None = None
+    died: int = 0
+    lost: int = 0
 
 
 class Env:
@@ -78,12 +117,16 @@ class Env:
     has the score None then, and `ending` and `error` say why. Mistakes of the user raise `UserError`.
     """
 
-    def __init__(self, spec: Spec, *, environ: Mapping[str, str] | None, record: Path | None) -> None:
+    def __init__(
+        self, spec: Spec, *, environ: Mapping[str, str] | None, record: Path | None, played_by: PlayedBy
+    ) -> None:
         self.spec = spec
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop that it is open on; None while it is not."""
         self._compiled = CompiledSpec(spec, environ)
-        self._record = record
+        self._environ, self._record, self._played_by = environ, record, played_by
+        self._workers: Workers | None = None
+        self._runners: WeakSet[RolloutRunner] = WeakSet()
         self._directory: RunDirectory | None = None
         self._store: RolloutStore | None = None
         self._stack = AsyncExitStack()
@@ -108,7 +151,7 @@ class Env:
 
         Raises:
             UserError: the dataset cannot be loaded, the sandbox does not work here, or the record is of another run.
-            RunError: a tool server cannot be started.
+            RunError: a tool server cannot be started, or no worker can.
         """
         if self.loop is not None or self._closed:
             raise UserError("an environment is opened once; open_env gives another one")
@@ -126,6 +169,7 @@ class Env:
                 if first is not None:
                     await self._compiled.open(first)
                     break
+            await self._open_workers()
         except BaseException:  # a cancellation too: nobody leaves what was never entered
             await self.close()
             raise
@@ -157,6 +201,17 @@ class Env:
     ) -> None:
         await self.close()
 
+    async def _open_workers(self) -> None:
+        number, ray = self._played_by
+        if number == 1 and ray is None:
+            return
+        require_shares(self.spec, number or 1)
+        opening = Opening(self.spec, None, self._environ)
+        artifacts = self._directory.artifacts if self._directory is not None else None
+        self._workers = await self._stack.enter_async_context(
+            open_workers(opening, number, self._compiled, artifacts, logger.warning, ray)
+        )
+
     def _load_rows(self) -> None:
         splits: list[Split] = ["train"] if self.spec.dataset.eval is None else ["train", "eval"]
         for split in splits:
@@ -165,6 +220,44 @@ class Env:
     def _require_open(self) -> None:
         if self.loop is None or self._closed:
             raise UserError("the environment is not open: play within `async with hermes_rl.open_env(…) as env`")
+
+    def status(self) -> EnvStatus:
+        """Return how it does: what is being played, calls that were sent again, workers that have died."""
+        roles = [*self._compiled.roles.items(), *(("policy", policy.role) for policy in self._policies)]
+        retries, phases = Counter[str](), Counter[str]()
+        for name, role in roles:
+            retries[name] += role.retries
+        for runner in self._runners:
+            phases += runner.phases
+        if self._workers is None:
+            return EnvStatus(phases, +retries)
+        lost = self._workers.lost
+        return EnvStatus(
+            phases + self._workers.phases,
+            +(retries + self._workers.retries),
+            self._workers.ready,
+            lost.processes,
+            lost.rollouts,
+        )
+
+    async def watch(self) -> None:
+        """Wait until nothing can be played any more, and raise why; without workers that is never.
+
+        Raises:
+            UserError, RunError: what keeps workers from going on.
+        """
+        if self._workers is None:
+            await asyncio.Event().wait()
+        else:
+            await self._workers.watch()
+
+    async def announce(self) -> None:
+        """Wait until workers know the versions and the names of models that policies tell by now.
+
+        Every call that begins afterwards has them. Without it workers hear of them some hundredths of a second later.
+        """
+        if self._workers is not None:
+            await self._workers.announce()
 
     # ------------------------------------------------------------------ rows
 
@@ -369,6 +462,7 @@ class Env:
                 progress=_Logged(quiet=True),
                 policy=self._role(policy),
                 runner=runner,
+                workers=self._elsewhere(policy, runner.options),
             )
 
         made = Groups(run, ahead=ahead, weights=lambda: self._role(policy).weights(), max_staleness=max_staleness)
@@ -434,7 +528,7 @@ class Env:
             self._policies.add(policy)
             policy.enter()
         encoder = await self._encoder(policy)
-        return RolloutRunner(
+        runner = RolloutRunner(
             world,
             split=split,
             concurrency=concurrency,
@@ -444,12 +538,21 @@ class Env:
             replays=replays,
             mark=mark,
             exclusive=lambda group: self._member(group + mark, None),
+            elsewhere=self._elsewhere(policy, options),
         )
+        self._runners.add(runner)
+        return runner
+
+    def _elsewhere(self, policy: Policy | None, options: LoopOptions) -> WorkersUsing | None:
+        """Return the workers, which play with this policy; None where this process plays."""
+        return self._workers.using(policy, options) if self._workers is not None else None
 
     def _options(self, policy: Policy | None, split: str, sampling: Settings | None) -> LoopOptions:
         """Return what bounds and steers a rollout; raises UserError where what is asked for is wrong."""
         role = self._role(policy)
-        return (self._compiled if policy is None else self._compiled.played_by(role)).options(split, sampling)
+        options = (self._compiled if policy is None else self._compiled.played_by(role)).options(split, sampling)
+        self._elsewhere(policy, options)
+        return options
 
     def _role(self, policy: Policy | None) -> ModelClient:
         if policy is not None and not isinstance(policy, Policy):
@@ -459,19 +562,18 @@ class Env:
         return policy.role if policy is not None else self._compiled.policy
 
     async def _encoder(self, policy: Policy | None) -> Encoder:
-        """Return what gives tokens to the rollouts of this policy; made once."""
+        """Return what gives tokens to the rollouts of this policy; made once. Workers have given theirs already."""
+        if self._workers is not None:
+            return Encoder(None)
         async with self._preparing:
             known = self._own_encoder if policy is None else self._encoders.get(policy)
             if known is not None:
                 return known
+            made = await encoder_with(policy, self._role(policy).configs[0])
             if policy is None:
-                self._own_encoder = made = await _encoder_of(self._compiled.policy.configs[0])
-            elif policy.captured:
-                self._encoders[policy] = made = Encoder(None, "the trainer captures the tokens at its endpoint")
-            elif policy.tokenizer is not None:
-                self._encoders[policy] = made = Encoder(await asyncio.to_thread(as_tokenizer, policy.tokenizer))
+                self._own_encoder = made
             else:
-                self._encoders[policy] = made = await _encoder_of(policy.role.configs[0])
+                self._encoders[policy] = made
             return made
 
     async def _opened_store(self, size: int) -> RolloutStore | None:
@@ -549,18 +651,6 @@ class _Logged(Progress):
 
     def note(self, message: str) -> None:
         logger.warning(message)
-
-
-async def _encoder_of(config: ServerConfig) -> Encoder:
-    """Return what gives tokens to rollouts of a server; those of token-level servers have theirs already."""
-    if config.kind.embedded:
-        return await asyncio.to_thread(Encoder.load, config.tokenizer)
-    if config.kind.token_level:
-        return Encoder(None, "nothing was sampled")
-    name = config.tokenizer or ("" if config.type == CALLABLE else config.model)
-    if not name:
-        return Encoder(None, "the policy names neither a model nor a tokenizer")
-    return await asyncio.to_thread(Encoder.load, name)
 
 
 def _require_size(n: int) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from hermes_rl.api.environment import Env
+from hermes_rl.api.environment import Env, EnvStatus
 from hermes_rl.api.groups import Groups
 from hermes_rl.api.session import Session, SessionTurn
 from hermes_rl.data.rows import Row, Rows
@@ -83,6 +83,14 @@ class SyncEnv:
     def comparing(self) -> list[str]:
         """See `Env.comparing`."""
         return self._env.comparing
+
+    def status(self) -> EnvStatus:
+        """See `Env.status`."""
+        return self._call(_status(self._env))
+
+    def announce(self) -> None:
+        """See `Env.announce`."""
+        self._call(self._env.announce())
 
     def play(self, row: Row | str, *args: Any, **kwargs: Any) -> Rollout:
         """See `Env.play`, which has the same arguments."""
@@ -191,6 +199,10 @@ class SyncSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+async def _status(env: Env) -> EnvStatus:
+    return env.status()
 
 
 async def _made(env: Env, *args: Any, **kwargs: Any) -> Groups:

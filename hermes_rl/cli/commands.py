@@ -20,6 +20,13 @@ SplitOption = Annotated[
     Literal["train", "eval"] | None, typer.Option(help="Among which rows; default: train, where there are any.")
 ]
 
+RayOption = Annotated[
+    str | None,
+    typer.Option(metavar="[HOST:PORT]", help="Play on a Ray cluster; without an address one is started here."),
+]
+TrustOption = Annotated[bool, typer.Option("--trust", help="Run code of the repository that SPEC names, unasked.")]
+SPECS = "A path of a spec or its folder, the name of a shipped spec, or a repository: owner/name@REV."
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
@@ -39,6 +46,17 @@ def _specs_and_modes(incomplete: str) -> list[str]:
     return [*_shipped(incomplete), *(mode for mode in get_args(Mode) if mode.startswith(incomplete))]
 
 
+def _at_hand(specs: list[str], trust: bool) -> list[str]:
+    """Return the specs with each repository as a commit that is here and may run; see `hermes_rl.cli.repositories`."""
+    from hermes_rl.spec.load import repository_of
+
+    if all(repository_of(spec) is None for spec in specs):
+        return specs
+    from hermes_rl.cli.repositories import at_hand
+
+    return at_hand(specs, trust=trust)
+
+
 _FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 _EPILOG = "Every field of Atropos is accepted too: --env.<field> VALUE, --openai.<field> VALUE."
 
@@ -50,8 +68,8 @@ def run(
         list[str],
         typer.Argument(
             metavar="SPEC… MODE",
-            help="A path of a spec or a set, or the name of a shipped spec; then serve (a trainer; several specs feed "
-            "it together), process (into files) or evaluate (a model).",
+            help=f"{SPECS} Or a set. Then serve (a trainer; several specs feed it together), process (into files) or "
+            "evaluate (a model).",
             autocompletion=_specs_and_modes,
         ),
     ],
@@ -67,11 +85,9 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")] = False,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    trust: TrustOption = False,
     workers: Annotated[int | None, typer.Option(help="Processes that play, for each spec; as `workers`.")] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="[HOST:PORT]", help="Play on a Ray cluster; without an address one is started here."),
-    ] = None,
+    ray: RayOption = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="Say what it would do; play and write nothing.")] = False,
     sample: Annotated[
         int, typer.Option(min=0, help="With --dry-run: play so many rows into a temporary folder, and measure.")
@@ -86,6 +102,7 @@ def run(
 
     named, flags = separated([*words, *context.args])
     specs, mode = specs_and_mode(named)
+    specs = _at_hand(specs, trust)
     sets = [*(sets or ()), *([f"{mode}.workers={workers}"] if workers is not None else ())]
     request = RunRequest(
         specs[0],
@@ -117,17 +134,19 @@ def run(
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def validate(
-    specs: Annotated[list[str], typer.Argument(help="Paths, or names of shipped specs.", autocompletion=_shipped)],
+    specs: Annotated[list[str], typer.Argument(help=SPECS, autocompletion=_shipped)],
     deep: Annotated[bool, typer.Option("--deep", help="Also play the solution and judge the rewards.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    trust: TrustOption = False,
 ) -> None:
     """Check specs, the code and data that they name, and their templates; no network, no model."""
     from hermes_rl.cli.options import Options, separated
     from hermes_rl.cli.validating import validate_specs
 
     named, flags = separated(specs)
+    named = _at_hand(named, trust)
     raise typer.Exit(validate_specs(named, Options(tuple(sets or ()), flags, env_file), deep=deep, as_json=as_json))
 
 
@@ -149,11 +168,12 @@ def list_things(
 
 
 @app.command()
-def schema() -> None:
+def schema(of_set: Annotated[bool, typer.Option("--set", help="Of a set of specs.")] = False) -> None:
     """Print the JSON Schema of the spec, for editors."""
     from hermes_rl.spec.schema import spec_json_schema
+    from hermes_rl.spec.sets import set_json_schema
 
-    _print(json.dumps(spec_json_schema(), indent=2, ensure_ascii=False))
+    _print(json.dumps(set_json_schema() if of_set else spec_json_schema(), indent=2, ensure_ascii=False))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
@@ -167,6 +187,7 @@ def doctor(
     ] = False,
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    trust: TrustOption = False,
     security: Annotated[bool, typer.Option("--security", help="Try a few attacks on the default sandbox.")] = False,
 ) -> None:
     """Say what works on this machine: sandbox, tokenizer, servers."""
@@ -179,6 +200,7 @@ def doctor(
         raise UserError(
             "doctor looks at one spec: hermes-rl doctor SPEC [--sampling] [--set KEY=VALUE] [--openai.<field> VALUE]"
         )
+    named = _at_hand(named, trust)
     options = Options(tuple(sets or ()), flags, env_file)
     checks = examine(named[0] if named else None, options, sampling=sampling)
     if security:
@@ -253,7 +275,7 @@ def view(
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def render(
     context: typer.Context,
-    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.", autocompletion=_shipped)],
+    spec: Annotated[str, typer.Argument(help=SPECS, autocompletion=_shipped)],
     row: RowOption = "0",
     split: SplitOption = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Token by token, with ids.")] = False,
@@ -263,12 +285,14 @@ def render(
         bool, typer.Option("--demo", help="As `run --demo`: the dataset's sample, the small template.")
     ] = False,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    trust: TrustOption = False,
     no_pager: Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")] = False,
 ) -> None:
     """Show exactly what the model is sent for a row, tools included; no model is asked."""
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.rendering import RenderRequest, render_spec
 
+    [spec] = _at_hand([spec], trust)
     options = Options(tuple(sets or ()), tuple(context.args), env_file)
     raise typer.Exit(render_spec(RenderRequest(spec, options, row, split, tokens, demo, as_json, not no_pager)))
 
@@ -276,7 +300,7 @@ def render(
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def play(
     context: typer.Context,
-    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.", autocompletion=_shipped)],
+    spec: Annotated[str, typer.Argument(help=SPECS, autocompletion=_shipped)],
     row: RowOption = "0",
     split: SplitOption = None,
     person: Annotated[bool, typer.Option("--person", help="You are the model.")] = False,
@@ -284,11 +308,13 @@ def play(
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")] = False,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    trust: TrustOption = False,
 ) -> None:
     """Play one rollout and see it as it goes; nothing is recorded."""
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.playing import PlayRequest, play_spec
 
+    [spec] = _at_hand([spec], trust)
     options = Options(tuple(sets or ()), tuple(context.args), env_file)
     raise typer.Exit(play_spec(PlayRequest(spec, options, row, split, person, shell, demo)))
 
@@ -344,7 +370,7 @@ def compare(
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def rollouts(
     context: typer.Context,
-    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.", autocompletion=_shipped)],
+    spec: Annotated[str, typer.Argument(help=SPECS, autocompletion=_shipped)],
     listen: Annotated[str, typer.Option(help="HOST:PORT; the port 0 is any that is free.")] = "127.0.0.1:8600",
     token_env: Annotated[str | None, typer.Option(help="Variable that holds the token of requests.")] = None,
     most: Annotated[int, typer.Option(min=1, help="Rollouts that may be asked for at a time.")] = 16_384,
@@ -359,31 +385,39 @@ def rollouts(
     demo: Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")] = False,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    trust: TrustOption = False,
+    workers: Annotated[int | None, typer.Option(help="Processes that play; as `serve.workers`.")] = None,
+    ray: RayOption = None,
 ) -> None:
     """Serve rollouts over HTTP, for trainers that cannot live in this interpreter."""
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.serving import RolloutsRequest, serve_rollouts
 
+    [spec] = _at_hand([spec], trust)
     options = Options(tuple(sets or ()), tuple(context.args), env_file)
     keys = tuple(key_env or ())
-    request = RolloutsRequest(spec, options, listen, token_env, most, keys, out, fresh, idle, drain, demo, verbose)
+    request = RolloutsRequest(
+        spec, options, listen, token_env, most, keys, out, fresh, idle, drain, demo, verbose, workers, ray
+    )
     raise typer.Exit(serve_rollouts(request))
 
 
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def openenv(
     context: typer.Context,
-    spec: Annotated[str, typer.Argument(help="A path, or the name of a shipped spec.", autocompletion=_shipped)],
+    spec: Annotated[str, typer.Argument(help=SPECS, autocompletion=_shipped)],
     listen: Annotated[str, typer.Option(help="HOST:PORT; the port 0 is any that is free.")] = "127.0.0.1:8000",
     token_env: Annotated[str | None, typer.Option(help="Variable that holds the token of requests.")] = None,
     most: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 64,
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in --set agent.max_turns=5.")] = None,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    trust: TrustOption = False,
 ) -> None:
     """Serve a spec as an environment that OpenEnv's clients reset and step."""
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.serving import serve_openenv
 
+    [spec] = _at_hand([spec], trust)
     options = Options(tuple(sets or ()), tuple(context.args), env_file)
     raise typer.Exit(serve_openenv(spec, options, listen, token_env, most))
 

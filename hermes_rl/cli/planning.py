@@ -62,12 +62,28 @@ def _takes(found: DryRun) -> Iterator[str]:
     )
     if not found.play:
         return
+    if one.played is None:
+        yield "none of them is one that the run would keep, so how many are played for those is not known"
+        return
+    if one.played > 1:
+        yield f"for each that the run keeps {one.played:.3g} are played: others fail, or are left out"
     tokens = (
-        f"{one.prompt_tokens * found.play:,.0f} prompt and {one.completion_tokens * found.play:,.0f} completion tokens"
+        f"{one.prompt_tokens * found.played:,.0f} prompt and {one.completion_tokens * found.played:,.0f} "
+        "completion tokens"
     )
-    yield f"to play takes about {one.turns * found.play:,.0f} calls, {tokens}"
-    yield f"disk: about {one.bytes * found.play / 1e6:,.1f} MB; {found.free / 1e9:,.1f} GB are free"
-    if found.cost is not None:
-        yield f"cost: about {found.cost:,.2f} $"
-    else:
-        yield "cost: not known; --prices FILE says what tokens cost"
+    yield f"to play takes about {one.turns * found.played:,.0f} calls, {tokens}"
+    yield f"disk: about {one.bytes * found.played / 1e6:,.1f} MB; {found.free / 1e9:,.1f} GB are free"
+    for role, asked in one.roles.items():
+        if role != "policy":
+            yield (
+                f"{role}: about {asked.prompt_tokens * found.played:,.0f} prompt and "
+                f"{asked.completion_tokens * found.played:,.0f} completion tokens"
+            )
+    known = {role: cost for role, cost in found.costs.items() if cost is not None}
+    if "policy" not in known:
+        yield "cost: not known; servers.policy.prices or --prices FILE says what tokens cost"
+        return
+    each = ", ".join(f"{role} {cost:,.2f} $" for role, cost in known.items()) if len(known) > 1 else ""
+    yield f"cost: about {sum(known.values()):,.2f} $" + (f" ({each})" if each else "")
+    for role in found.costs.keys() - known.keys():
+        yield f"cost: without the {role}'s, which is not known; servers.{role}.prices says what tokens cost"

@@ -50,6 +50,7 @@ def regrade_run(path: Path, sets: tuple[str, ...], env_file: Path | None) -> int
     write_report_or_say(path, progress.note)
     for line in _words(done):
         echo(line)
+    say_where(done.directory, progress)
     return 0
 
 
@@ -60,7 +61,7 @@ def _words(done: Regraded) -> list[str]:
         lines = [f"{done.groups} groups are in groups.jsonl"]
         if done.without_score:
             lines.append(f"{done.without_score} rollouts have no score")
-    return [*lines, f"run directory: {done.directory.path}"]
+    return lines
 
 
 # -------------------------------------------------------------------------------- running
@@ -148,10 +149,8 @@ def say_plan(spec: Spec, launch: Launch, request: RunRequest) -> int:
     from hermes_rl.cli.planning import plan_lines
     from hermes_rl.reading.dry_run import dry_run, prices_of
 
-    policy = next(iter(spec.servers.get("policy", ())), None)
-    model = None if policy is None else policy.model or policy.type
-    price = None if request.prices is None else prices_of(request.prices, model)
-    found = run_interruptible(dry_run(spec, launch, request.sample, price))
+    prices = prices_of(spec, request.prices)
+    found = run_interruptible(dry_run(spec, launch, request.sample, prices))
     launch.progress.end()
     for line in plan_lines(found):
         echo(line)
@@ -233,7 +232,7 @@ def _process(spec: Spec, launch: Launch) -> int:
     summary, directory = run_interruptible(run_process(spec, launch))
     launch.progress.end()
     echo(_process_words(spec, summary))
-    say_where(directory, launch)
+    say_where(directory, launch.progress)
     return 0 if summary.stopped is None else 1
 
 
@@ -262,7 +261,7 @@ def _evaluate(spec: Spec, launch: Launch) -> int:
     launch.progress.end()
     for line in evaluation_lines(found):
         echo(line)
-    say_where(directory, launch)
+    say_where(directory, launch.progress)
     if not found.reliable:
         echo(
             "error: more than 2 % of the rollouts could not be graded, see `error` in rollouts.jsonl",
@@ -281,6 +280,8 @@ def evaluation_lines(found: Evaluation) -> list[str]:
         lines.append(
             f"{found.ungraded} rollouts could not be graded ({_counts(found.causes)}): mean in [{low:.4f}, {high:.4f}]"
         )
+    if found.stopped is not None:
+        lines.append(f"ended early: {found.stopped}")
     shown = ("eval/pass", "eval/reward/", "eval/ending/")
     for name, value in metrics.items():
         if name.startswith(shown) or (name.startswith(BY) and name.endswith("/mean_reward")):
@@ -297,14 +298,14 @@ def _serve(spec: Spec, launch: Launch) -> int:
     directory, stopped = run_interruptible(run_serve(spec, launch))
     launch.progress.end()
     echo(f"the trainer has had its {spec.serve.total_steps} steps" if stopped is None else f"ended early: {stopped}")
-    say_where(directory, launch)
+    say_where(directory, launch.progress)
     return 0 if stopped is None else 1
 
 
-def say_where(directory: RunDirectory, launch: Launch) -> None:
+def say_where(directory: RunDirectory, progress: Progress) -> None:
     """Say where everything is, and how to look at it."""
     echo(f"run directory: {directory.path}")
-    launch.progress.note(f"next: hermes-rl show {shlex.quote(str(directory.path))} --failed")
+    progress.note(f"next: hermes-rl show {shlex.quote(str(directory.path))} --failed")
 
 
 def _counts(counts: Mapping[str, int]) -> str:

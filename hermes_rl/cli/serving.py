@@ -13,6 +13,7 @@ from hermes_rl.cli.options import Options
 from hermes_rl.cli.running import logged
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.admission import raise_descriptor_limit
+from hermes_rl.runs.opening import workers_of
 from hermes_rl.service.serving import ServiceOptions, serve, serve_app
 from hermes_rl.spec.load import load_spec
 from hermes_rl.threads import rare_full_collections
@@ -35,6 +36,8 @@ class RolloutsRequest:
     drain: float
     demo: bool
     verbose: bool
+    workers: int | None = None
+    ray: str | None = None
 
 
 def serve_rollouts(request: RolloutsRequest) -> int:
@@ -46,8 +49,9 @@ def serve_rollouts(request: RolloutsRequest) -> int:
     raise_descriptor_limit()
     without_advice()
     environ = request.options.environ()
+    more = [f"serve.workers={request.workers}"] if request.workers is not None else []
     spec = load_spec(
-        request.spec, overrides=request.options.overrides(), demo=request.demo, environ=environ, mode="serve"
+        request.spec, overrides=request.options.overrides(*more), demo=request.demo, environ=environ, mode="serve"
     )
     record = request.out or Path("outputs") / spec.name / "rollouts"
     options = ServiceOptions(
@@ -58,6 +62,8 @@ def serve_rollouts(request: RolloutsRequest) -> int:
         record=_beside(record) if request.fresh else record,
         idle=request.idle,
         drain=request.drain,
+        workers=workers_of(spec, "serve", request.ray),
+        ray=request.ray,
     )
     with rare_full_collections(), logged(partial(echo, err=True), verbose=request.verbose):
         return asyncio.run(serve(spec, options, environ, echo))

@@ -106,7 +106,7 @@ def _serve(served: Sequence[_Served], launch: Callable[[_Served, Progress], Laun
     for name, stopped in early.items():
         echo(f"{name}: ended early: {stopped}")
     for (directory, _), launched in zip(ended, launches, strict=True):
-        say_where(directory, launched)
+        say_where(directory, launched.progress)
     return 1 if early else 0
 
 

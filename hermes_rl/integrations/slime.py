@@ -25,7 +25,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     """Play the row that a sample's metadata names, and return the sample; a list of them with the hook `rewards`.
 
     Settings are attributes of `args`, from slime's `--custom-config-path`: `hermes_spec`, and, where they are not to be
-    the default, `hermes_renderer`, `hermes_sampling`, `hermes_replays` and `hermes_allow_inexact`.
+    the default, `hermes_renderer`, `hermes_sampling`, `hermes_replays`, `hermes_allow_inexact` and `hermes_workers`.
 
     Raises:
         UserError: settings exclude each other, or the rollout is none that slime can take.
@@ -135,12 +135,13 @@ async def _opened(args: Any) -> tuple[hermes_rl.Env, hermes_rl.Policy]:
     if spec is None:
         raise UserError("name the spec as `hermes_spec` in the file of --custom-config-path")
     url, renderer = f"http://{args.sglang_router_ip}:{args.sglang_router_port}", getattr(args, "hermes_renderer", None)
+    workers = getattr(args, "hermes_workers", None)
 
     async def open_both() -> tuple[hermes_rl.Env, hermes_rl.Policy]:
         policy = hermes_rl.Policy.server("sglang", url, None, tokenizer=args.hf_checkpoint, renderer=renderer)
-        return await hermes_rl.open_env(spec).open(), policy
+        return await hermes_rl.open_env(spec, workers=workers).open(), policy
 
-    key = asyncio.get_running_loop(), spec, url, str(renderer)
+    key = asyncio.get_running_loop(), spec, url, str(renderer), workers
     if key not in _OPENED:
         _OPENED[key] = asyncio.create_task(open_both())
     return await asyncio.shield(_OPENED[key])

@@ -51,8 +51,9 @@ class _Opened:
         rows: int | Iterable[str] | None = None,
         environ: Mapping[str, str] | None = None,
         record: str | Path | None = None,
+        workers: int | None = None,
     ) -> None:
-        self._given = spec, environ
+        self._given, self._workers = (spec, environ), workers
         self._record = None if record is None else Path(record) / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         self._chosen = rows if rows is None or isinstance(rows, int) else list(rows)
         self._splits: dict[str, dict[str, Any]] = {}
@@ -62,7 +63,7 @@ class _Opened:
     def env(self) -> Any:
         """The environment, for what runs on its loop."""
         spec, environ = self._given
-        return hermes_rl.open_env(spec, environ=environ, record=self._record)
+        return hermes_rl.open_env(spec, environ=environ, record=self._record, workers=self._workers)
 
     @cached_property
     def sync(self) -> Any:
@@ -109,6 +110,7 @@ class HermesRollouts(_Opened):
         allow_inexact: train also on tokens that are not proven to be those that were sampled.
         environ: where `${VAR}` and the keys of servers are looked up.
         record: a folder that every start of the trainer writes a run directory into.
+        workers: processes that play, where a server samples: the trainer's vLLM server, or that of a `policy`.
     """
 
     def __init__(
@@ -124,8 +126,9 @@ class HermesRollouts(_Opened):
         allow_inexact: bool = False,
         environ: Mapping[str, str] | None = None,
         record: str | Path | None = None,
+        workers: int | None = None,
     ) -> None:
-        super().__init__(spec, rows, environ, record)
+        super().__init__(spec, rows, environ, record, workers)
         self._policy, self._renderer, self._sampling = policy, renderer, dict(sampling or {})
         self._concurrency, self._replays, self._allow_inexact = concurrency, replays, allow_inexact
         self._generate: Generate | None = None
@@ -585,6 +588,7 @@ class HermesWorker(_Opened):
         allow_inexact: train also on tokens that are not proven to be those that were sampled.
         environ: where `${VAR}` and the keys of servers are looked up.
         record: a folder that every start of the trainer writes a run directory into.
+        workers: processes that play.
 
     Attributes:
         rollout_buffer, metrics_queue: what TRL takes rollouts and metrics from.
@@ -606,8 +610,9 @@ class HermesWorker(_Opened):
         allow_inexact: bool = False,
         environ: Mapping[str, str] | None = None,
         record: str | Path | None = None,
+        workers: int | None = None,
     ) -> None:
-        super().__init__(spec, None, environ, record)
+        super().__init__(spec, None, environ, record, workers)
         try:
             from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
         except ImportError as error:

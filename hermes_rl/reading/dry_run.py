@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -44,19 +44,37 @@ class Price:
     prompt: float
     completion: float
 
+    def of(self, prompt_tokens: float, completion_tokens: float) -> float:
+        """Return the US dollars of so many tokens."""
+        return (self.prompt * prompt_tokens + self.completion * completion_tokens) / 1e6
+
+
+@dataclass(frozen=True)
+class MeasuredRole:
+    """What the models of a role are asked for a rollout on average; `cost` is None where no server tells it."""
+
+    prompt_tokens: float
+    completion_tokens: float
+    cost: float | None
+
 
 @dataclass(frozen=True)
 class Measured:
-    """Means per rollout, of `count` rollouts from `source`."""
+    """Means per rollout, of `count` rollouts from `source`; `roles` has the policy and all others.
+
+    `played` is how many are played for one that the run is to have: more than 1 where some fail or are left out; None
+    where all were left out, so that nobody can tell.
+    """
 
     source: str
     count: int
+    played: float | None
     turns: float
     prompt_tokens: float
     completion_tokens: float
     seconds: float
     bytes: float
-    cost: float | None
+    roles: Mapping[str, MeasuredRole]
 
 
 @dataclass
@@ -81,6 +99,7 @@ class DryRun:
         max_tokens: of a call; None where only the server bounds it.
         prompts: first requests of a few rows.
         measured: what rollouts take; None where nothing was measured.
+        prices: of each role's model, where they are known.
         free: bytes on the disk.
         notes: what else was said.
     """
@@ -103,25 +122,30 @@ class DryRun:
     prompts: list[Rendered] = field(default_factory=list)
     tokenizer: str = ""
     measured: Measured | None = None
-    price: Price | None = None
+    prices: Mapping[str, Price] = field(default_factory=dict)
     free: int = 0
     notes: list[str] = field(default_factory=list)
 
     @property
-    def cost(self) -> float | None:
-        """US dollars that playing takes; None where nobody can tell."""
+    def played(self) -> float:
+        """Rollouts that are played in all, those that fail or are left out included."""
+        again = None if self.measured is None else self.measured.played
+        return (self.play or 0) * (1.0 if again is None else again)
+
+    @property
+    def costs(self) -> dict[str, float | None]:
+        """US dollars that playing takes, by role; None where nobody can tell."""
         if self.measured is None or self.play is None:
-            return None
-        if self.price is None:
-            return None if self.measured.cost is None else self.measured.cost * self.play
-        tokens = (
-            self.measured.prompt_tokens * self.price.prompt,
-            self.measured.completion_tokens * self.price.completion,
-        )
-        return sum(tokens) / 1e6 * self.play
+            return {}
+        return {role: self._cost_of(role, one, self.played) for role, one in self.measured.roles.items()}
+
+    def _cost_of(self, role: str, one: MeasuredRole, rollouts: float) -> float | None:
+        price = self.prices.get(role)
+        each = one.cost if price is None else price.of(one.prompt_tokens, one.completion_tokens)
+        return None if each is None else each * rollouts
 
 
-async def dry_run(spec: Spec, launch: Launch, sample: int = 0, price: Price | None = None) -> DryRun:
+async def dry_run(spec: Spec, launch: Launch, sample: int = 0, prices: Mapping[str, Price] | None = None) -> DryRun:
     """Find out what a run would do, as far as that is possible without playing; a sample is played if one is asked for.
 
     Raises:
@@ -134,7 +158,7 @@ async def dry_run(spec: Spec, launch: Launch, sample: int = 0, price: Price | No
     rows = await asyncio.to_thread(load_rows, spec, split, notify=said.append)
     async with compiled:
         found = await asyncio.to_thread(_planned, compiled, launch, rows)
-        found.notes, found.price = said, price
+        found.notes, found.prices = said, prices or {}
         for row in await asyncio.to_thread(lambda: list(islice(rows, PROMPTS))):
             found.prompts.append(await render_row(compiled, row, split, with_text=True))
     found.tokenizer = _tokenizer(spec, found.prompts)
@@ -155,23 +179,37 @@ async def nothing_left(spec: Spec, launch: Launch) -> bool:
     return found.exists and found.play == 0 and not found.rescored and not found.rejudged
 
 
-def prices_of(path: Path, model: str | None) -> Price:
-    """Return the price of a model from a JSON file: ``{"model": {"prompt": 0.5, "completion": 1.5}}``, $ per million.
+def prices_of(spec: Spec, path: Path | None) -> dict[str, Price]:
+    """Return the price of each role's model: of a JSON file, else of the spec.
+
+    The file is ``{"model": {"prompt": 0.5, "completion": 1.5}}``, in US dollars for a million tokens. Where several
+    servers play a role, the first one's price counts.
 
     Raises:
-        UserError: the file cannot be read, or does not name the model.
+        UserError: the file cannot be read, or does not name the policy's model.
     """
     form = '{"MODEL": {"prompt": 0.5, "completion": 1.5}}, in US dollars for a million tokens'
+    servers = {role: listed[0] for role, listed in spec.servers.items()}
+    models = {role: server.model or server.type for role, server in servers.items()}
+    found = {
+        role: Price(server.prices.prompt, server.prices.completion)
+        for role, server in servers.items()
+        if server.prices is not None
+    }
+    if path is None:
+        return found
     try:
-        prices = json.loads(path.read_text(encoding="utf-8"))
-        entry = prices[model or ""]
-        return Price(float(entry["prompt"]), float(entry["completion"]))
+        said = json.loads(path.read_text(encoding="utf-8"))
+        told = {model: Price(float(said[model]["prompt"]), float(said[model]["completion"])) for model in said}
     except OSError as error:
         raise UserError(f"--prices: {path} cannot be read: {error.strerror}") from error
     except KeyError as error:
-        raise UserError(f"--prices: {path} does not say {error} for the model {model}; its form is {form}") from error
+        raise UserError(f"--prices: {path} does not say {error} of a model; its form is {form}") from error
     except (ValueError, TypeError) as error:
         raise UserError(f"--prices: {path} is not of the form {form}: {error}") from error
+    if models.get("policy") not in told and "policy" not in found:
+        raise UserError(f"--prices: {path} does not say the price of the model {models.get('policy')}")
+    return found | {role: told[model] for role, model in models.items() if model in told}
 
 
 def _heard(_: str) -> None:
@@ -183,6 +221,8 @@ def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
     directory = RunDirectory.choose(spec, mode, launch.out, fresh=launch.fresh)
     agent, size = spec.agent_for(mode), plan_of(spec, mode).size
     count = rows.length
+    if mode == "evaluate" and count is None:  # they end, or the run would not
+        count = sum(1 for _ in islice(rows, ROWS))
     groups = {"process": spec.process.groups, "evaluate": count}.get(mode)
     found = DryRun(
         spec.name, mode, directory.path, directory.has_rollouts, count, groups, size, agent.max_turns, agent.max_tokens
@@ -193,7 +233,7 @@ def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
         record = RunRecord(directory.path)
         record.refresh()
         counting = list(record.counting())
-        found.measured = _measured(str(directory.path), counting, directory.path)
+        found.measured = _measured(str(directory.path), record, _uniform_size(spec, mode))
         _graded(found, compiled, directory.described(), size)
     elif not launch.fresh and launch.out is None and (other := directory.sibling()) is not None:
         parts = ", ".join(changed_parts(other.described(), spec, mode)) or "the spec"
@@ -201,18 +241,37 @@ def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
     found.again = sum(one.state == RolloutState.FAILED for one in counting)
     found.kept = len(counting) - found.again
     if groups is not None:
-        found.play = max(0, groups * size - _counted(counting, rows, mode))
+        found.play = max(0, groups * size - _counted(counting, rows, spec, mode))
     return found
 
 
-def _counted(counting: Sequence[RolloutSummary], rows: Rows, mode: Mode) -> int:
+def _uniform_size(spec: Spec, mode: Mode) -> int | None:
+    """Return how many members a group has that is left out where all have the same score; None where none is."""
+    section = spec.serve if mode == "serve" else spec.process
+    return section.group_size if mode != "evaluate" and section.drop_uniform and section.group_size > 1 else None
+
+
+def _counted(counting: Sequence[RolloutSummary], rows: Rows, spec: Spec, mode: Mode) -> int:
     """Return how many of the rollouts that are there count for what the run is to have."""
     kept = [one for one in counting if one.state != RolloutState.FAILED]
     if mode == "evaluate":
         wanted = {row.key for row in islice(rows, ROWS)}
         return sum(one.row_key in wanted for one in kept)
-    left_out = {one.group for one in counting if one.state == RolloutState.LEFT_OUT}
+    left_out = _left_out(counting, _uniform_size(spec, mode))
     return sum(one.group not in left_out for one in kept)
+
+
+def _left_out(counting: Iterable[RolloutSummary], uniform_size: int | None) -> set[str]:
+    """Return the groups that a run does not write: by how a member ended, or because all have the same score."""
+    members: dict[str, list[RolloutSummary]] = {}
+    for one in counting:
+        members.setdefault(one.group, []).append(one)
+    uniform = {
+        name for name, found in members.items() if len(found) == uniform_size and len({one.score for one in found}) == 1
+    }
+    return uniform | {
+        name for name, found in members.items() if any(one.state == RolloutState.LEFT_OUT for one in found)
+    }
 
 
 def _graded(found: DryRun, compiled: CompiledSpec, described: Mapping[str, Any], size: int) -> None:
@@ -227,22 +286,42 @@ def _graded(found: DryRun, compiled: CompiledSpec, described: Mapping[str, Any],
     found.rescored = (before.get("scoring") or {}) != json.loads(json.dumps(grading.scoring()))
 
 
-def _measured(source: str, rollouts: Sequence[RolloutSummary], folder: Path) -> Measured | None:
-    graded = [one for one in rollouts if one.score is not None]
-    if not graded:
+def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measured | None:
+    """Return what the rollouts of a record have taken, failed attempts included; None where none was graded."""
+    rollouts, counting = list(record.rollouts), list(record.counting())
+    if all(one.score is None for one in counting):
         return None
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    costs = [one.cost for one in graded if one.cost is not None]
+    left_out = _left_out(counting, uniform_size)
+    kept = sum(one.state != RolloutState.FAILED and one.group not in left_out for one in counting)
+    size = sum(path.stat().st_size for path in record.path.rglob("*") if path.is_file())
     return Measured(
         source,
-        len(graded),
-        turns=mean([one.turns for one in graded]),
-        prompt_tokens=mean([one.prompt_tokens for one in graded]),
-        completion_tokens=mean([one.completion_tokens for one in graded]),
-        seconds=mean([one.seconds.get("total", 0.0) for one in graded]),
+        len(rollouts),
+        len(rollouts) / kept if kept else None,
+        turns=mean([one.turns for one in rollouts]),
+        prompt_tokens=mean([one.prompt_tokens for one in rollouts]),
+        completion_tokens=mean([one.completion_tokens for one in rollouts]),
+        seconds=mean([one.seconds.get("total", 0.0) for one in rollouts]),
         bytes=size / len(rollouts),
-        cost=mean(costs) if len(costs) == len(graded) else None,
+        roles=_roles(rollouts),
     )
+
+
+def _roles(rollouts: Sequence[RolloutSummary]) -> dict[str, MeasuredRole]:
+    """Return the means of each role; of a role's cost only where every call of it has one."""
+    asked: dict[str, list[Mapping[str, float]]] = {"policy": []}
+    for one in rollouts:
+        asked["policy"].append(one.policy_usage)
+        for role, counts in one.roles.items():
+            asked.setdefault(role, []).append(counts)
+    return {
+        role: MeasuredRole(
+            sum(one.get("prompt_tokens", 0) for one in found) / len(rollouts),
+            sum(one.get("completion_tokens", 0) for one in found) / len(rollouts),
+            sum(one["cost"] for one in found) / len(rollouts) if all("cost" in one for one in found) else None,
+        )
+        for role, found in asked.items()
+    }
 
 
 async def _sampled(spec: Spec, launch: Launch, rows: int) -> Measured:
@@ -250,25 +329,43 @@ async def _sampled(spec: Spec, launch: Launch, rows: int) -> Measured:
     plain = {name: value for name, value in spec.env.items() if not name.startswith("data_")}
     mode: Mode = "evaluate" if launch.mode == "evaluate" else "process"
     group = spec.serve.group_size if launch.mode == "serve" else spec.process.group_size
+    once = {"groups": rows, "group_size": group, "workers": 1, "format": "atropos", "drop_uniform": False}
     small = spec.model_copy(
         update={
-            "process": spec.process.model_copy(
-                update={"groups": rows, "group_size": group, "workers": 1, "format": "atropos"}
-            ),
-            "evaluate": spec.evaluate.model_copy(update={"limit": rows, "workers": 1}),
+            "process": spec.process.model_copy(update=once),
+            "evaluate": spec.evaluate.model_copy(update={"workers": 1}),
             "wandb": None,
             "env": plain,
         }
     )
+    # What is left out is played in place of other rows, and who trains goes on and on.
+    most = spec.process.groups if launch.mode == "process" and not spec.process.drop_uniform else None
     with TemporaryDirectory(prefix="hermes-rl-sample-") as folder:
-        own = replace(launch, mode=mode, out=Path(folder) / "run", fresh=False, ray=None, at_end=None)
+        own = replace(
+            launch, mode=mode, out=Path(folder) / "run", fresh=False, ray=None, at_end=None,
+            pick=lambda all_of_them: _spread(all_of_them, rows, most),
+        )  # fmt: skip
         await (run_evaluate(small, own) if mode == "evaluate" else run_process(small, own))
         record = RunRecord(Path(folder) / "run")
         record.refresh()
-        found = _measured(f"a sample of {rows} rows", list(record.counting()), record.path)
+        found = _measured(f"a sample of {rows} rows", record, _uniform_size(spec, launch.mode))
     if found is None:
         raise UserError("nothing of the sample could be graded, so nothing could be measured")
     return found
+
+
+def _spread(rows: Rows, wanted: int, most: int | None) -> Rows:
+    """Return a few of the rows that a run plays, at equal distances: data often begins with what is easy or short.
+
+    `most` is how many rows are played at most. Of rows whose number is not known, the first are taken.
+    """
+    if rows.length is None:
+        chosen = list(islice(rows, wanted))
+    else:
+        last = min(rows.length, most or rows.length)
+        places = {(2 * number + 1) * last // (2 * wanted) for number in range(wanted)}
+        chosen = [row for place, row in enumerate(islice(rows, last)) if place in places]
+    return Rows.of(chosen, fingerprint=rows.fingerprint, fallback=rows.fallback)
 
 
 def _tokenizer(spec: Spec, prompts: Sequence[Rendered]) -> str:

@@ -1,4 +1,4 @@
-"""`hermes-rl push`: a run as a dataset on a hub of Hugging Face's API. The only importer of huggingface_hub.
+"""`hermes-rl push`: a run as a dataset on a hub of Hugging Face's API.
 
 Owns what of a run is published, the refusal of files that hold a secret, and what a hub's answers mean. All that can be
 found out here is found out before the hub is asked for anything, and what is published is published in one commit.
@@ -23,6 +23,7 @@ from hermes_rl.reading.record import RolloutSummary, RunRecord
 from hermes_rl.reading.report import report
 from hermes_rl.reading.settings import spec_of
 from hermes_rl.reading.summary import summarise, weights_of
+from hermes_rl.repositories.hub import ANSWER, bound_answers
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.parquet import write_table
 from hermes_rl.runs.run_log import redacted, secrets_of
@@ -34,8 +35,6 @@ TABLE, CARD = "data/rollouts.parquet", "README.md"
 OURS = (CARD, TABLE, *FILES)
 """The files that a push replaces in a dataset; those that this run does not have are taken out."""
 TOKEN = "HF_TOKEN"
-ANSWER = 60.0
-"""Seconds that a hub has for each answer."""
 ADDRESS = re.compile(r"hf://(?:datasets/)?([^/@]+)/([^/@]+?)/?")
 
 
@@ -218,7 +217,7 @@ def push(files: Mapping[str, Path], dataset: str, *, token: str, endpoint: str |
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    _bound_answers()
+    bound_answers()
     endpoint = endpoint.rstrip("/") if endpoint else None
     api = HfApi(endpoint=endpoint, token=token, library_name="hermes-rl", library_version=__version__)
     made = False
@@ -259,15 +258,6 @@ def _refuse_other_eyes(dataset: str, *, private: bool, public: bool) -> None:
         )
     if not public and not private:
         raise UserError(f"{dataset} is there and is public: --public says that everybody may see the run")
-
-
-def _bound_answers() -> None:
-    """Let the library wait for an answer as long as is reasonable; its own clients wait for ever."""
-    from huggingface_hub import get_session, set_client_factory
-
-    session = get_session()
-    kind, hooks = type(session), session.event_hooks
-    set_client_factory(lambda: kind(event_hooks=hooks, follow_redirects=True, timeout=ANSWER))
 
 
 def _sorted(error: Exception, dataset: str, hub: str, token: str, *, made: bool) -> HermesRLError:

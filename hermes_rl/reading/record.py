@@ -17,7 +17,7 @@ from sys import intern
 from typing import Any, BinaryIO
 
 from hermes_rl.errors import UserError
-from hermes_rl.rollouts.rollout import RolloutState
+from hermes_rl.rollouts.rollout import RolloutState, cost_of
 from hermes_rl.runs.store import ROLLOUTS, Line
 
 CONVERSATION, TURNS, SEQUENCES = b', "messages": [', b'], "turns": ', b', "sequences": '
@@ -49,7 +49,8 @@ class RolloutSummary:
         turns: model calls.
         prompt_tokens: of all calls together.
         completion_tokens: of all calls together.
-        cost: of all calls together in US dollars; None where a server does not tell.
+        cost: in US dollars, of the policy and of other models together; None where nobody tells the policy's.
+        roles: what models other than the policy were asked: calls, tokens, and US dollars where they are known.
         calls: of tools.
         call_errors: calls of tools that failed.
         tools: which tools were called, by name.
@@ -74,6 +75,7 @@ class RolloutSummary:
     prompt_tokens: int
     completion_tokens: int
     cost: float | None
+    roles: Mapping[str, Mapping[str, float]]
     calls: int
     call_errors: int
     tools: tuple[ToolUse, ...]
@@ -81,6 +83,13 @@ class RolloutSummary:
     model: str | None
     row_digest: str
     begin: int
+
+    @property
+    def policy_usage(self) -> dict[str, float]:
+        """What the policy was asked, as `roles` has it of others."""
+        others = sum(counts.get("cost", 0.0) for counts in self.roles.values())
+        told = {} if self.cost is None else {"cost": self.cost - others}
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens, **told}
 
     @property
     def final(self) -> bool:
@@ -268,8 +277,18 @@ class RunRecord:
 
     def label(self, row_key: str, length: int = 50) -> str:
         """Return a few words by which people know a row: its first text; empty where it was not recorded."""
-        group = next((one.group for one in self.rollouts if one.row_key == row_key and one.index == 0), None)
-        row = self.row(group) if group is not None else None
+        return self.labels([row_key], length)[row_key]
+
+    def labels(self, row_keys: Iterable[str], length: int = 50) -> dict[str, str]:
+        """Return a few words for each of these rows; see `label`."""
+        groups = dict.fromkeys(row_keys, "")
+        for one in self.rollouts:
+            if one.index == 0 and groups.get(one.row_key) == "":
+                groups[one.row_key] = one.group
+        return {key: self._words(group, length) for key, group in groups.items()}
+
+    def _words(self, group: str, length: int) -> str:
+        row = self.row(group) if group else None
         text = next((value for value in (row or {}).values() if isinstance(value, str) and value.strip()), "")
         words = " ".join(text.split())
         return words if len(words) <= length else words[: length - 1] + "…"
@@ -310,7 +329,8 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
         turns=behind["turns"],
         prompt_tokens=usage.get("prompt_tokens") or 0,
         completion_tokens=usage.get("completion_tokens") or 0,
-        cost=usage.get("cost"),
+        cost=cost_of(usage, behind.get("roles") or NO_ROLES),
+        roles=behind.get("roles") or NO_ROLES,
         calls=len(behind["tool_calls"]),
         call_errors=len(behind["tool_errors"]),
         tools=_tools(behind),
@@ -321,6 +341,8 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
     )
 
 
+NO_ROLES: Mapping[str, Mapping[str, float]] = {}
+"""One for all rollouts that asked the policy alone; never changed."""
 _known_tools: dict[tuple[ToolUse, ...], tuple[ToolUse, ...]] = {}
 """Most rollouts of a run use the same tools equally often, so that one entry stands for all of them."""
 MOST_KNOWN = 10_000

@@ -11,6 +11,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from hermes_rl.endings import Ending
@@ -71,6 +72,7 @@ def headline(rollouts: Sequence[RolloutSummary], played: int) -> dict[str, Any]:
         "low": interval.low,
         "high": interval.high,
         "tokens": sum(one.prompt_tokens + one.completion_tokens for one in rollouts),
+        "cost": math.fsum(costs) if (costs := _costs(rollouts)) else None,
     }
 
 
@@ -90,6 +92,8 @@ def numbers(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary])
         "turns": distribution([one.turns for one in rollouts]),
         "prompt_tokens": distribution([one.prompt_tokens for one in rollouts]),
         "completion_tokens": distribution([one.completion_tokens for one in rollouts]),
+        "costs": distribution(_costs(rollouts)),
+        "spending": _spending(_costs(rollouts)),
         "seconds_spread": distribution([one.seconds.get("total", 0.0) for one in rollouts]),
         "tools": _tools(rollouts),
         "phases": _phases(rollouts),
@@ -210,6 +214,18 @@ def _course(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
     size = max(math.ceil(len(scores) / SLICES), 1)
     parts = [scores[begin : begin + size] for begin in range(0, len(scores), size)]
     return [{"count": len(part), "mean": mean(part)} for part in parts]
+
+
+def _costs(rollouts: Sequence[RolloutSummary]) -> list[float]:
+    """Return what each rollout has cost, in US dollars, as far as it is known."""
+    return [one.cost for one in rollouts if one.cost is not None]
+
+
+def _spending(costs: Sequence[float]) -> list[dict[str, Any]]:
+    """Return the cost so far after parts of the run, in the order in which its rollouts ended."""
+    size = max(math.ceil(len(costs) / SLICES), 1)
+    so_far = list(accumulate(costs))
+    return [{"count": end, "cost": so_far[end - 1]} for end in (*range(size, len(costs), size), len(costs)) if end]
 
 
 def _by_row(rollouts: Sequence[RolloutSummary]) -> dict[str, Any]:

@@ -253,6 +253,15 @@ class RolloutKey:
         return int.from_bytes(digest[:4], "big") >> 1
 
 
+def cost_of(usage: Mapping[str, Any], roles: Mapping[str, Mapping[str, float]]) -> float | None:
+    """Return the US dollars of all models that were asked for a rollout; None where those of the policy are not known.
+
+    `usage` is the policy's, and `roles` what others were asked.
+    """
+    own: float | None = usage.get("cost")
+    return None if own is None else own + sum(counts.get("cost", 0.0) for counts in roles.values())
+
+
 @dataclass
 class Rollout:
     """One rollout. `score` is None exactly where it was not scored; `error` says why, unless it waits for its group.
@@ -271,6 +280,8 @@ class Rollout:
     state: RolloutState = RolloutState.FAILED
     masked: bool = False
     timings: dict[str, float] = field(default_factory=dict)
+    roles: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What models were asked beside the policy's own turns, by role: calls, tokens, and US dollars where known."""
     artifacts: dict[str, Any] = field(default_factory=dict)
     """What was kept of its sandbox, and where, by the artifact's name."""
     image: str | None = None
@@ -294,6 +305,18 @@ class Rollout:
     @property
     def id(self) -> str:
         return self.key.id
+
+    def use(self, asked: Mapping[str, Mapping[str, float]], *, played: bool) -> None:
+        """Take into account what models were asked, by role; `played`: the policy's own turns are among it."""
+        for role, counts in asked.items():
+            own = self._own_turns() if played and role == "policy" else {}
+            further = {name: count - own.get(name, 0) for name, count in counts.items()}
+            if further["calls"] > 0:
+                before = self.roles.get(role, {})
+                self.roles[role] = before | {name: before.get(name, 0) + count for name, count in further.items()}
+
+    def _own_turns(self) -> dict[str, float]:
+        return {"calls": self.turns, **(self.result.usage.record() if self.result is not None else {})}
 
     @property
     def messages(self) -> list[Message]:

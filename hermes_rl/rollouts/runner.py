@@ -23,6 +23,7 @@ from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.servers.base import ChatServer
+from hermes_rl.servers.client import HearsVersions, metered
 from hermes_rl.tools.base import ToolRuntime
 
 log = logging.getLogger(__name__)
@@ -209,7 +210,7 @@ class RolloutRunner:
                 await asyncio.sleep(0)
             if rollout.error is None and self.encode is not None:
                 await self.encode(rollout)
-            self.store.record(rollout)
+            self._record(rollout)
             if last:
                 break
         return rollout
@@ -218,8 +219,15 @@ class RolloutRunner:
         take_up(self.environment, rollout)
         if rollout.state is RolloutState.WAITING and not self.environment.has_group_rewards:
             self._score(rollout)  # the rewards that compared its group are no longer in the spec
-            self.store.record(rollout)
+            self._record(rollout)
         return rollout
+
+    def _record(self, *rollouts: Rollout) -> None:
+        """Write rollouts down; their lines are needed again only where they wait for their group."""
+        self.store.record(*rollouts)
+        for rollout in rollouts:
+            if rollout.state is not RolloutState.WAITING:
+                rollout.line = None
 
     async def alone(self, key: RolloutKey) -> Rollout:
         """Play one rollout without mates; a reward that compares the members of a group gets it as a group of one."""
@@ -238,6 +246,9 @@ class RolloutRunner:
         if self.elsewhere is not None:
             rollout = await self.elsewhere.play(key, self.split)
             take_up(self.environment, rollout)
+            versions = [one.weights.after for one in rollout.ledger if one.weights.after is not None]
+            if versions and isinstance(self.policy, HearsVersions):
+                self.policy.hear(max(versions))  # a server may tell its version in answers alone
             return rollout
         rollout = await self.play(key)
         if self.teacher is not None and rollout.error is None:
@@ -248,22 +259,24 @@ class RolloutRunner:
         """Play one rollout to its ending and grade it."""
         rollout = Rollout(key, key.seed(self.environment.seed))
         started = time.perf_counter()
-        try:
-            async with self.environment.runtime(key) as runtime:
-                self._playing.add(runtime)
-                try:
-                    await self._converse(rollout, runtime)
-                    await self._grade(rollout, runtime)
-                finally:
-                    self._playing.discard(runtime)
-        except Failure as failure:
-            if rollout.state is RolloutState.FAILED:
-                rollout.fail(failure)
-            else:
-                # What was graded stays graded: otherwise an agent whose processes do not end would choose not to be.
-                log.error(
-                    "rollout %s keeps its grade, but its machine was not released: %s", rollout.id, failure.detail
-                )
+        with metered() as meter:
+            try:
+                async with self.environment.runtime(key) as runtime:
+                    self._playing.add(runtime)
+                    try:
+                        await self._converse(rollout, runtime)
+                        await self._grade(rollout, runtime)
+                    finally:
+                        self._playing.discard(runtime)
+            except Failure as failure:
+                if rollout.state is RolloutState.FAILED:
+                    rollout.fail(failure)
+                else:
+                    # What was graded stays graded: else an agent whose processes do not end would choose not to be.
+                    log.error(
+                        "rollout %s keeps its grade, but its machine was not released: %s", rollout.id, failure.detail
+                    )
+        rollout.use(meter.roles, played=True)
         if rollout.result is not None:
             rollout.timings |= rollout.result.timings.record()
         rollout.timings["total"] = time.perf_counter() - started
@@ -326,13 +339,15 @@ class RolloutRunner:
                 rollout.error = f"not compared with its group, of which another member {what}: {group.detail}"
         else:
             await self._compare(group)
-        self.store.record(*waiting)
+        self._record(*waiting)
 
     async def _compare(self, group: Group) -> None:
         try:
-            await (self.elsewhere.compare if self.elsewhere is not None else self.environment.grade_group)(
-                group.rollouts
-            )
+            with metered() as meter:
+                await (self.elsewhere.compare if self.elsewhere is not None else self.environment.grade_group)(
+                    group.rollouts
+                )
+            group.rollouts[0].use(meter.roles, played=False)  # it is nobody's more than another's
             for rollout in group.rollouts:
                 self._score(rollout)
         except Failure as failure:

@@ -26,6 +26,8 @@ SILENT = 300.0
 """Seconds without a word after which a worker has stopped; it speaks several times a second."""
 CLOSING = 30.0
 """Seconds that a worker has to release its sandboxes; it gives itself less."""
+RELEASE = 10.0
+"""Seconds that whoever gives up a rollout waits for its sandbox to be released."""
 
 
 class DiedError(Exception):
@@ -58,7 +60,8 @@ class WorkerHandle(ABC):
         """Requests without an answer; one that was cancelled is among them until its work has ended."""
         self.finished = 0
         """Requests that it has answered."""
-        self.waiting = 0
+        self.waiting: Counter[str] = Counter()
+        """Calls that wait for a place at the servers of a policy, by its number; see `Player`."""
         self.descriptors = 0
         self.phases: Counter[str] = Counter()
         self.seconds = 0.0
@@ -69,11 +72,13 @@ class WorkerHandle(ABC):
         """Where it runs, and how many cores there are for all workers of that machine."""
         self.retries: Counter[str] = Counter()
         self.lost = 0
-        """Requests that it had not answered when it died."""
+        """Rollouts that it had not answered when it died, and that somebody waited for."""
         self.ended = ""
         """How it ended, in words."""
         self._heard = heard
         self._numbers = count(1)
+        self._wanted: set[int] = set()
+        """The numbers of rollouts that somebody waits for."""
 
     @abstractmethod
     async def live(self) -> None:
@@ -81,7 +86,7 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def tell(self, number: int, what: str, *given: Any) -> None:
-        """Send it a request of that number (`play`, `compare`), or, with 0, what needs no answer; see `Player`."""
+        """Send it a request of that number (`Player.answer`), or, with 0, what needs no answer (`Player.hear`)."""
 
     @abstractmethod
     def close(self) -> None:
@@ -91,24 +96,34 @@ class WorkerHandle(ABC):
     def kill(self) -> None:
         """End it at once."""
 
-    async def ask(self, *request: Any) -> WorkerAnswer:
-        """Return the answer; where the wait is cancelled, so is the work. Raises `DiedError`."""
+    async def ask(self, what: str, *given: Any) -> WorkerAnswer:
+        """Return the answer; where the wait is cancelled, so is the work, and it is released. Raises `DiedError`."""
         number = next(self._numbers)
         answer: asyncio.Future[WorkerAnswer] = asyncio.get_running_loop().create_future()
         self.asked[number] = answer
-        self.tell(number, *request)
+        if what == "play":
+            self._wanted.add(number)
+        self.tell(number, what, *given)
         try:
-            return await answer
+            await asyncio.wait((answer,))
         except asyncio.CancelledError:
-            self.tell(0, "cancel", number)
+            self._wanted.discard(number)
+            if what != "told":  # which holds nothing
+                self.tell(0, "cancel", number)
+                await asyncio.wait((answer,), timeout=RELEASE)
             raise
+        finally:
+            self._wanted.discard(number)
+            if not answer.cancel():
+                answer.exception()  # nobody else may look at it
+        return answer.result()
 
     def fail(self, error: Exception) -> None:
         """Let everybody who waits for an answer have an error."""
-        pending = [answer for answer in self.asked.values() if not answer.done()]
-        self.lost += len(pending)
-        for answer in pending:
-            answer.set_exception(error)
+        self.lost += len(self._wanted)
+        for answer in self.asked.values():
+            if not answer.done():
+                answer.set_exception(error)
 
     def _answered(self, number: int, answer: WorkerAnswer) -> None:
         asked = self.asked.pop(number)
@@ -117,8 +132,8 @@ class WorkerHandle(ABC):
             asked.set_result(answer)
 
     def _said(self, said: Mapping[str, Any]) -> None:
-        self.waiting, self.descriptors = said.get("waiting", self.waiting), said.get("descriptors", self.descriptors)
-        self.phases = Counter(said.get("phases", self.phases))
+        self.waiting, self.phases = Counter(said.get("waiting", self.waiting)), Counter(said.get("phases", self.phases))
+        self.descriptors = said.get("descriptors", self.descriptors)
         self.seconds, self.free = said.get("cpu", self.seconds), said.get("free", self.free)
         self.ready = self.ready or "ready" in said
         if "raised" in said:

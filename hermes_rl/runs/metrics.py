@@ -14,7 +14,7 @@ from typing import Any
 
 from hermes_rl.agent.result import Usage
 from hermes_rl.endings import Ending
-from hermes_rl.rollouts.rollout import RolloutState
+from hermes_rl.rollouts.rollout import RolloutState, cost_of
 from hermes_rl.runs.store import reward_of
 from hermes_rl.scoring.value import RewardValue
 
@@ -95,6 +95,8 @@ class Played:
     calls: int = 0
     call_errors: int = 0
     model: str | None = None
+    cost: float | None = None
+    """US dollars of all models; None where nobody tells the policy's."""
     left_out: bool = False
     cause: Ending | None = None
 
@@ -107,6 +109,7 @@ class Played:
             error=line["error"],
             rewards={name: reward_of(record) for name, record in line["rewards"].items()},
             usage=Usage(**line["usage"]),
+            cost=cost_of(line["usage"], line.get("roles") or {}),
             turns=line["turns"],
             calls=len(line["tool_calls"]),
             call_errors=len(line["tool_errors"]),
@@ -237,7 +240,9 @@ def _usage(graded: Row) -> dict[str, float]:
         return {}
     calls = sum(rollout.calls for rollout in graded)
     errors = sum(rollout.call_errors for rollout in graded)
+    costs = [rollout.cost for rollout in graded if rollout.cost is not None]
     return {
+        **({"eval/cost": mean(costs)} if len(costs) == len(graded) else {}),
         "eval/turns": mean([float(rollout.turns) for rollout in graded]),
         "eval/tool_calls": calls / len(graded),
         "eval/tool_error_rate": errors / calls if calls else 0.0,

@@ -37,7 +37,7 @@ from hermes_rl.sandbox.none import WARNING
 from hermes_rl.servers.exactness import engines, require_reachable
 from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.model import Mode, Spec
-from hermes_rl.threads import in_thread
+from hermes_rl.threads import in_thread, made_in_thread
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Launch:
     """What the user asked for beside the spec.
 
     `environ` is where the keys of servers are, `ray` the address of the Ray cluster that plays, or `local`. `at_end` is
-    called with the run directory and what tells the user, in a thread, when the run has ended in any way.
+    called with the run directory and what tells the user, in a thread, when the run has ended in any way. `pick`
+    chooses among the rows; without it all are played.
     """
 
     mode: Mode
@@ -57,6 +58,7 @@ class Launch:
     at_end: Callable[[Path, Callable[[str], None]], None] | None = None
     beside: list[Run] | None = None
     """The runs that play in this process at the same time, of which this becomes one; None: it is the only one."""
+    pick: Callable[[Rows], Rows] | None = None
 
 
 @dataclass
@@ -216,6 +218,8 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
         for role in compiled.roles.values():
             role.tell(launch.progress.note)
         rows = await asyncio.to_thread(load_rows, spec, split, notify=launch.progress.note)
+        if launch.pick is not None:
+            rows = await asyncio.to_thread(launch.pick, rows)
         if compiled.teacher is not None and split == "train":
             await require_reachable(compiled.teacher.role.name, compiled.teacher.role.configs)
             await asyncio.to_thread(require_same_tokenizer, spec)
@@ -264,7 +268,13 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                             yield opened
                     finally:
                         directory.add_images(compiled.images)
-                        directory.add({"retried": opened.retried.record(), "lost": run.losses.record()})
+                        directory.add(
+                            {
+                                "retried": opened.retried.record(),
+                                "lost": run.losses.record(),
+                                "usage": records.store.usage,
+                            }
+                        )
                         if (at_end := launch.at_end) is not None:
                             await in_thread(lambda: at_end(directory.path, launch.progress.note))
 
@@ -289,7 +299,11 @@ async def open_records(
             file = GroupsFile(journal, directory.fingerprint, moved=moved is not None)
             groups_file = stack.enter_context(closing(file))
             groups_file.check(size)
-        store = stack.enter_context(closing(RolloutStore(directory, size, compared=compiled.has_group_rewards)))
+        # Every line that is there is read, which takes a minute for some gigabytes.
+        store = await made_in_thread(
+            lambda: RolloutStore(directory, size, compared=compiled.has_group_rewards), RolloutStore.close
+        )
+        stack.enter_context(closing(store))
         changed = await bring_up_to_date(store, directory, compiled, grading, rows, progress.note)
         yield Records(directory, store, grading, groups_file, changed)
 

@@ -18,21 +18,30 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from hermes_rl.agent.loop import LoopOptions
 from hermes_rl.data.load import Split
 from hermes_rl.errors import Failure, HermesRLError, RunError, UserError
 from hermes_rl.rollouts.admission import free_memory, open_descriptors, processor_seconds
-from hermes_rl.rollouts.compiled import CompiledSpec
+from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
 from hermes_rl.rollouts.rollout import Encoder, Rollout, RolloutKey
 from hermes_rl.rollouts.runner import RolloutRunner
 from hermes_rl.rollouts.sandboxes import Keep
 from hermes_rl.runs.exact import renderer_of, tokenizer_of
 from hermes_rl.runs.store import Line, rollout_of, rollout_record
+from hermes_rl.servers.base import CALLABLE, ServerConfig
+from hermes_rl.servers.client import ModelClient, metered
+from hermes_rl.servers.policy import Policy, PolicyDescription, WeightsTold
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.threads import one_at_a_time
+from hermes_rl.tokens.load import as_tokenizer
 from hermes_rl.tokens.transcript import packed
 
 Tell: TypeAlias = Callable[[Mapping[str, Any]], None]
 """Says something to the run beside the answers: `{"log": …}` or `{"note": …}`."""
+OWN = 0
+"""The number of the spec's own policy, among those of other policies (`Policy.number`)."""
+IDLE = 64
+"""Policies that a worker keeps although nothing is played with them; each has connections and maybe a tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +50,57 @@ class Opening:
 
     Attributes:
         spec: what is played.
-        mode: in which mode the run is.
+        mode: in which mode the run is; None: there is none, and each rollout comes with its `PlaySettings`.
         environ: where the keys of servers are looked up; None: the worker's own environment.
         level: from which level on it sends what hermes_rl logs; by default as this process logs it.
     """
 
     spec: Spec
-    mode: Mode
+    mode: Mode | None
     environ: Mapping[str, str] | None
     level: int = field(default_factory=lambda: logging.getLogger("hermes_rl").getEffectiveLevel())
+
+
+@dataclass(frozen=True)
+class PlaySettings:
+    """What a rollout is played with, where that is not the same for all rollouts.
+
+    Attributes:
+        options: what bounds and steers it.
+        policy: the model that acts; None: the spec's own.
+        told: what is known of that policy's weights.
+    """
+
+    options: LoopOptions
+    policy: PolicyDescription | None = None
+    told: WeightsTold | None = None
+
+
+class _ActingPolicy:
+    """A policy that acts in this worker.
+
+    Args:
+        world: the environment with this policy.
+        policy: what was made here for it; None for the spec's own, which the environment has made.
+    """
+
+    def __init__(self, world: CompiledSpec, policy: Policy | None) -> None:
+        self.world, self.policy = world, policy
+        self.playing: list[RolloutRunner] = []
+        """One for each rollout that it acts in."""
+        self._encoder: Encoder | None = None
+        self._loading = asyncio.Lock()
+
+    @property
+    def role(self) -> ModelClient:
+        return self.world.policy
+
+    async def encoder(self) -> Encoder:
+        """Return what gives tokens to its rollouts; made once."""
+        async with self._loading:
+            if self._encoder is None:
+                self._encoder = await encoder_with(self.policy, self.role.configs[0])
+            return self._encoder
 
 
 class Player:
@@ -65,6 +116,15 @@ class Player:
         self._opening, self._tell, self._keep = opening, tell, keep
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._stack = AsyncExitStack()
+        self._runners: dict[str, RolloutRunner] = {}
+        """Of a run, by the split."""
+        self._acting: dict[int, _ActingPolicy] = {}
+        """By their numbers; the one that was used last is the last."""
+        self._news: dict[int, WeightsTold] = {}
+        """What was told last of a policy's weights, by its number: a request may come later that knows less."""
+        self._retries_of_gone = 0
+        self._shared: tuple[int, int] | None = None
+        self._fixed: set[int] = set()
 
     async def open(self) -> list[str] | None:
         """Get ready to play; returns what is wrong, as the run raises it again (`raised_of`), or None."""
@@ -72,17 +132,18 @@ class Player:
         try:
             spec = self._opening.spec
             self._compiled = await self._stack.enter_async_context(CompiledSpec(spec, self._opening.environ))
-            encoder = await self._encoder(spec)
+            if self._opening.mode is not None:
+                encoder = await self._encoder(spec)
+                self._runners = {
+                    "train": RolloutRunner(self._compiled, split="train", encode=encoder.encode),
+                    "eval": RolloutRunner(self._compiled, split="eval"),
+                }
         except Exception as error:  # noqa: BLE001 - whatever it is, the run tells it, once for all workers
             await self._stack.aclose()
             return raised_of(error)
         self._compiled.keep = self._keep
         for role in self._compiled.roles.values():
-            role.tell(lambda text: self._tell({"note": text}))
-        self._runners = {
-            "train": RolloutRunner(self._compiled, split="train", encode=encoder.encode),
-            "eval": RolloutRunner(self._compiled, split="eval"),
-        }
+            role.tell(self._note)
         return None
 
     async def close(self) -> None:
@@ -91,16 +152,26 @@ class Player:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for one in self._acting.values():
+            await one.role.close()
         await self._stack.aclose()
+
+    def _note(self, text: str) -> None:
+        self._tell({"note": text})
 
     async def _encoder(self, spec: Spec) -> Encoder:
         return Encoder(None) if self._opening.mode == "evaluate" else await encoder_of(spec, "train")
 
     # ------------------------------------------------------------------ what the run asks for, and says
 
-    def answer(self, number: int, what: Literal["play", "compare"], *given: Any) -> Coroutine[Any, Any, bytes]:
+    def answer(self, number: int, what: Literal["play", "compare", "told"], *given: Any) -> Coroutine[Any, Any, bytes]:
         """Begin what is asked for; returns what waits for the answer: JSON that begins with the request's number."""
-        work = self._play(*given) if what == "play" else self._compare(*given)
+        asked: Mapping[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]] = {
+            "play": self._play,
+            "compare": self._compare,
+            "told": self._told,
+        }
+        work = asked[what](*given)
         self._tasks[number] = asyncio.ensure_future(work)  # before anything else, so that it can be cancelled
         return self._answer(number, self._tasks[number])
 
@@ -120,22 +191,43 @@ class Player:
         except (TypeError, ValueError) as error:  # it cannot be written as JSON
             return written({"id": number, **told, "raised": raised_of(error)})
 
-    def hear(self, what: Literal["fix", "share", "cancel"], *given: int) -> None:
+    def hear(self, what: Literal["fix", "share", "cancel", "told"], *given: Any) -> None:
         """Do what the run says and needs no answer to."""
         if what == "cancel":
             if given[0] in self._tasks:
                 self._tasks[given[0]].cancel()
+        elif what == "told":
+            self._take(given[0])
         elif what == "fix":
-            self._compiled.policy.fix()
+            self._fixed.add(given[0])
+            for role in self._roles_of(given[0]):
+                role.fix()
         else:
-            for role in self._compiled.roles.values():
+            self._shared = given[0], given[1]
+            for role in self._roles:
                 role.share(*given)
+
+    @property
+    def _roles(self) -> list[ModelClient]:
+        """All models that this worker asks."""
+        own = self._compiled.roles
+        others = [acting.role for number, acting in self._acting.items() if number != OWN]
+        return [*own.values(), *others]
+
+    def _roles_of(self, number: int) -> list[ModelClient]:
+        """Return the client of a policy, where this worker has one."""
+        if number == OWN:
+            return [role for name, role in self._compiled.roles.items() if name == POLICY]
+        return [self._acting[number].role] if number in self._acting else []
 
     def condition(self) -> dict[str, Any]:
         """Return what the run's admission looks at."""
+        numbers = {OWN, *self._acting}
+        waiting = {str(number): role.waiting for number in numbers for role in self._roles_of(number) if role.waiting}
+        runners = [*self._runners.values(), *(one for acting in self._acting.values() for one in acting.playing)]
         return {
-            "waiting": self._compiled.policy.waiting,
-            "phases": sum((runner.phases for runner in self._runners.values()), Counter[str]()),
+            "waiting": waiting,
+            "phases": sum((runner.phases for runner in runners), Counter[str]()),
             "cpu": processor_seconds(),
             "descriptors": open_descriptors(),
             "free": free_memory(),
@@ -143,9 +235,62 @@ class Player:
 
     # ------------------------------------------------------------------ requests
 
-    async def _play(self, key: RolloutKey, split: str) -> dict[str, Any]:
-        rollout = await self._runners[split].attempt(key)
+    async def _play(self, key: RolloutKey, split: str, settings: PlaySettings | None = None) -> dict[str, Any]:
+        if settings is None:
+            rollout = await self._runners[split].attempt(key)
+        else:
+            rollout = await self._play_with(settings, key, split)
         return await one_at_a_time(self._told_of, rollout)
+
+    async def _play_with(self, settings: PlaySettings, key: RolloutKey, split: str) -> Rollout:
+        number = OWN if settings.policy is None else settings.policy.number
+        acting = self._acting.pop(number, None) or self._made(settings.policy)
+        self._acting[number] = acting
+        if settings.told is not None and acting.policy is not None:
+            acting.policy.take(settings.told)
+            acting.policy.take(self._news.get(number, settings.told))
+        runner = RolloutRunner(acting.world, split=split, options=settings.options)
+        acting.playing.append(runner)
+        try:
+            runner.encode = (await acting.encoder()).encode
+            return await runner.attempt(key)
+        finally:
+            acting.playing.remove(runner)
+            await self._let_go()
+
+    def _made(self, description: PolicyDescription | None) -> _ActingPolicy:
+        """Make what acts by the description of a policy."""
+        if description is None:
+            return _ActingPolicy(self._compiled, None)
+        policy = Policy.of_description(description)
+        policy.role.tell(self._note)
+        if self._shared is not None:
+            policy.role.share(*self._shared)
+        if description.number in self._fixed:
+            policy.role.fix()
+        return _ActingPolicy(self._compiled.played_by(policy.role), policy)
+
+    async def _let_go(self) -> None:
+        """Close the policies that nothing is played with, but for the last few; an endpoint lives for one rollout."""
+        idle = [number for number, acting in self._acting.items() if number != OWN and not acting.playing]
+        ended = {number for number in idle if (policy := self._acting[number].policy) is not None and policy.captured}
+        gone = ended.union(idle[: max(0, len(idle) - IDLE)])
+        for acting in [self._acting.pop(number) for number in gone]:
+            self._retries_of_gone += acting.role.retries
+            await acting.role.close()
+        for number in gone:
+            self._news.pop(number, None)
+
+    def _take(self, told: Mapping[int, WeightsTold]) -> None:
+        self._news |= told
+        for number, news in told.items():
+            acting = self._acting.get(number)
+            if acting is not None and acting.policy is not None:
+                acting.policy.take(news)
+
+    async def _told(self, told: Mapping[int, WeightsTold]) -> dict[str, Any]:
+        self._take(told)
+        return {}
 
     def _told_of(self, rollout: Rollout) -> dict[str, Any]:
         line, result = rollout_record(rollout), rollout.result
@@ -162,14 +307,19 @@ class Player:
             if rollout.result is not None:
                 rollout.result.tool_schemas = list(members[0][1]["tools"] or ())
         failed: dict[str, Any] = {}
-        try:
-            await self._compiled.grade_group(rollouts)
-        except Failure as failure:
-            failed = {"failed": [str(failure.ending), failure.detail]}
-        return {"rewards": [{n: v.record() for n, v in one.rewards.items()} for one in rollouts], **failed}
+        with metered() as meter:
+            try:
+                await self._compiled.grade_group(rollouts)
+            except Failure as failure:
+                failed = {"failed": [str(failure.ending), failure.detail]}
+        rewards = [{n: v.record() for n, v in one.rewards.items()} for one in rollouts]
+        return {"rewards": rewards, "asked": meter.roles, **failed}
 
     def _retries(self) -> dict[str, int]:
-        return {name: role.retries for name, role in self._compiled.roles.items() if role.retries}
+        retries = Counter({name: role.retries for name, role in self._compiled.roles.items()})
+        others = sum(acting.role.retries for number, acting in self._acting.items() if number != OWN)
+        retries[POLICY] += others + self._retries_of_gone
+        return {name: count for name, count in retries.items() if count}
 
 
 async def encoder_of(spec: Spec, split: Split) -> Encoder:
@@ -182,6 +332,22 @@ async def encoder_of(spec: Spec, split: Split) -> Encoder:
         return Encoder(renderer.tokenizer)
     if split == "eval":
         return Encoder(None)
+    return await asyncio.to_thread(Encoder.load, name)
+
+
+async def encoder_with(policy: Policy | None, config: ServerConfig) -> Encoder:
+    """Return what gives tokens to the rollouts of a policy, or of the spec's own, whose (first) server is `config`."""
+    if policy is not None and policy.captured:
+        return Encoder(None, "the trainer captures the tokens at its endpoint")
+    if policy is not None and policy.tokenizer is not None:
+        return Encoder(await asyncio.to_thread(as_tokenizer, policy.tokenizer))
+    if config.kind.embedded:
+        return await asyncio.to_thread(Encoder.load, config.tokenizer)
+    if config.kind.token_level:
+        return Encoder(None, "nothing was sampled")  # otherwise its rollouts have tokens already
+    name = config.tokenizer or ("" if config.type == CALLABLE else config.model)
+    if not name:
+        return Encoder(None, "the policy names neither a model nor a tokenizer")
     return await asyncio.to_thread(Encoder.load, name)
 
 

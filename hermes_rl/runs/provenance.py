@@ -56,6 +56,7 @@ def provenance(
         "packages": {name: _version(name) for name in _PACKAGES},
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "spec": spec.source,
+        **({} if spec.repository is None else {"repository": spec.repository}),
         "demo": spec.demo,
         "seed": spec.seed,
         "dataset": {"fingerprint": rows_fingerprint},

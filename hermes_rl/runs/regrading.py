@@ -32,6 +32,7 @@ from hermes_rl.scoring.grader import GradedReward, Grader
 from hermes_rl.scoring.value import RewardValue, Weighting, combine
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.section import thaw
+from hermes_rl.threads import made_in_thread
 
 # ------------------------------------------------ What a change of the rewards means for rollouts that are there
 # Every reward's value is recorded, so other weights, a clamp or an ending policy need no new rollouts: what is
@@ -174,8 +175,12 @@ async def bring_up_to_date(
     changed: set[str] = set()
     if changed_rewards or old != grading.scoring():
         rescoring = Rescoring(grading, rejudging, old.get("endings") or {})
-        store.rewrite(rescoring.scored)
-        store.load()
+
+        def rewrite() -> None:
+            store.rewrite(rescoring.scored)
+            store.load()
+
+        await made_in_thread(rewrite, lambda _: None)
         changed = rescoring.changed
         if rescoring.count:
             note(f"the scoring has changed: {rescoring.count} rollouts that were there are scored anew")
@@ -275,11 +280,20 @@ class Rejudging:
             RunError: a judge could not be asked, or most rollouts cannot be judged; nothing was changed.
         """
         require_judgeable(self.grader, changed)
-        lines = {line["id"]: self._wanted(line, changed) for line in _lines(store)}
+
+        def read() -> tuple[dict[str, set[str]], set[str]]:
+            keys = set()
+            lines = {}
+            for line in _lines(store):
+                lines[line["id"]] = self._wanted(line, changed)
+                keys.add(line["row_key"])
+            return lines, keys
+
+        lines, keys = await made_in_thread(read, lambda _: None)
         wanted = {name: rewards for name, rewards in lines.items() if rewards}
         if not wanted:
             return
-        rows = await asyncio.to_thread(self._rows_of, {line["row_key"] for line in _lines(store)})
+        rows = await asyncio.to_thread(self._rows_of, keys)
         self.note(f"{_listed(changed)} changed: {len(wanted)} rollouts that were there are judged anew, none is played")
         with closing(self.directory.journal(PROGRESS)) as journal:
             self._resume(journal, changed)

@@ -37,7 +37,7 @@ from hermes_rl.runs.groups import group_lines
 from hermes_rl.runs.losses import Losses
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.store import RolloutStore
-from hermes_rl.runs.workers import Workers
+from hermes_rl.runs.workers import Workers, WorkersUsing
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.threads import in_thread
 
@@ -153,8 +153,8 @@ class RunBudget:
     """Counts what a run uses; `None` is no bound.
 
     `max_failures` are groups (rows, in evaluation) that infrastructure failed for good, `max_tokens` prompt and
-    completion tokens as the servers counted them, `max_cost` US dollars as they tell them, `deadline` seconds from the
-    start.
+    completion tokens of the policy as its servers counted them, `max_cost` US dollars of all models as servers tell
+    them or the spec's prices say, `deadline` seconds from the start.
     """
 
     max_failures: int | None = None
@@ -184,11 +184,11 @@ class RunBudget:
             return
         usage = rollout.result.usage
         self.tokens += usage.prompt_tokens + usage.completion_tokens
-        self.cost += usage.cost or 0.0
+        self.cost += (usage.cost or 0.0) + sum(counts.get("cost", 0.0) for counts in rollout.roles.values())
         if self.max_cost is not None and usage.cost is None and rollout.result.turns_used:
             raise RunError(
                 "budget.max_cost cannot be kept: the policy's server does not say what a call costs (usage.cost); "
-                "use budget.max_tokens"
+                "say it in servers.policy.prices, or use budget.max_tokens"
             )
 
     def count(self, group: Group) -> None:
@@ -336,7 +336,7 @@ class Run:
         progress: Progress | None = None,
         policy: ChatServer | None = None,
         runner: RolloutRunner | None = None,
-        workers: Workers | None = None,
+        workers: Workers | WorkersUsing | None = None,
         beside: list[Run] | None = None,
     ) -> None:
         self.environment, self.plan, self.store, self.encoder = environment, plan, store, encoder
@@ -374,7 +374,8 @@ class Run:
         """Whether nothing new begins for now; what is in flight goes on."""
         self._changed = asyncio.Event()
         self._recorded: frozenset[str] = frozenset()
-        if store is not None:
+        """Groups that the curriculum knows from the record."""
+        if store is not None and plan.prefer_differing:
             self._recorded = frozenset(group for group in store.groups if store.complete(group))
             for group in sorted(self._recorded, key=lambda one: store.groups[one].epoch):
                 self.curriculum.count(store.groups[group].row_key, store.scores(group))

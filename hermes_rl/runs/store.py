@@ -45,7 +45,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
     """Return the JSON form of a finished rollout; times in seconds, rounded to the microsecond."""
     result = rollout.result
     if rollout.line is not None:
-        return {**rollout.line, **_outcome(rollout)}  # its tokens are packed already
+        return {**rollout.line, "roles": rollout.roles, **_outcome(rollout)}  # its tokens are packed already
     return {
         "id": rollout.id,
         "row_key": rollout.key.row.key,
@@ -57,6 +57,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "messages": result.messages if result else [],
         "turns": result.turns_used if result else 0,
         "usage": result.usage.record() if result else {},
+        "roles": rollout.roles,
         "tool_errors": [asdict(error) for error in result.tool_errors] if result else [],
         "timings": {name: round(seconds, 6) for name, seconds in rollout.timings.items()},
         "policy": rollout.policy,
@@ -158,6 +159,7 @@ def rollout_of(line: Mapping[str, Any], key: RolloutKey) -> Rollout:
             score=line["score"],
             error=line["error"],
             timings=dict(line.get("timings") or {}),
+            roles=dict(line.get("roles") or {}),
             artifacts=dict(line.get("artifacts") or {}),
             image=line.get("image"),
             sequences=sequences,
@@ -256,6 +258,29 @@ class GroupEntry:
     waiting: dict[int, PlayedEntry] = field(default_factory=dict)
 
 
+class _UsageCount:
+    """Sums what lines say of calls, tokens and cost, by role; the last line of a rollout that has waited counts."""
+
+    def __init__(self) -> None:
+        self.roles: dict[str, dict[str, float]] = {}
+        self._waiting: dict[str, list[tuple[str, Mapping[str, float]]]] = {}
+
+    def enter(self, line: Line) -> None:
+        for role, counts in self._waiting.pop(line["id"], ()):
+            self._add(role, counts, -1)
+        own = {"calls": line.get("turns") or 0, **(line.get("usage") or {})}
+        said = [("policy", own), *(line.get("roles") or {}).items()]
+        for role, counts in said:
+            self._add(role, counts, 1)
+        if line["state"] == RolloutState.WAITING:
+            self._waiting[line["id"]] = said
+
+    def _add(self, role: str, counts: Mapping[str, float], sign: int) -> None:
+        total = self.roles.setdefault(role, {})
+        for name, count in counts.items():
+            total[name] = total.get(name, 0) + sign * count
+
+
 class RolloutStore:
     """The rollouts in a run directory; it answers `hermes_rl.rollouts.runner.Recorded`.
 
@@ -272,6 +297,7 @@ class RolloutStore:
         self.size, self.compared = size, compared
         self.path = directory.path
         self._groups: dict[str, GroupEntry] = {}
+        self._usage = _UsageCount()
         self._rollouts = directory.journal(ROLLOUTS)
         self._waiting: Journal | None = None
         try:
@@ -316,11 +342,16 @@ class RolloutStore:
         return all(journal.empty for journal in self._journals)
 
     @property
+    def usage(self) -> dict[str, dict[str, float]]:
+        """What each role's models were asked for all that is recorded: calls, tokens, and dollars where known."""
+        return self._usage.roles
+
+    @property
     def _journals(self) -> list[Journal]:
         return [self._rollouts, *([self._waiting] if self._waiting is not None else [])]
 
     def _index(self) -> None:
-        self._groups = {}
+        self._groups, self._usage = {}, _UsageCount()
         for begin, line in self._rollouts.scan(*ROLLOUT_KEYS):
             self._enter_ended(line, begin)
         for begin, line in self._waiting.scan(*ROLLOUT_KEYS) if self._waiting is not None else ():
@@ -328,11 +359,15 @@ class RolloutStore:
 
     def _enter_ended(self, line: Line, begin: int) -> None:
         group, entry = self._entered(line), _entry(line, begin)
+        self._usage.enter(line)
         known = group.ended.get(line["index"])
         if known is None or not known.state.final:
             group.ended[line["index"]] = entry
 
     def _enter_waiting(self, line: Line, begin: int) -> None:
+        ended = self._entered(line).ended.get(line["index"])
+        if ended is None or ended.attempt != line["attempt"]:  # else it has waited, and its last line is known
+            self._usage.enter(line)
         self._entered(line).waiting[line["index"]] = _entry(line, begin)
 
     def _entered(self, line: Line) -> GroupEntry:

@@ -77,7 +77,7 @@ class _Worker:
         try:
             while (message := await received(self._reader)) is not None:
                 number, what, *given = pickle.loads(message)
-                if what in ("play", "compare"):
+                if number:
                     answer = asyncio.create_task(self._answer(number, player.answer(number, what, *given)))
                     self._answers.add(answer)
                     answer.add_done_callback(self._answers.discard)

@@ -14,31 +14,34 @@ import logging
 import pickle
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import ceil
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from hermes_rl.agent.loop import LoopOptions
 from hermes_rl.agent.result import ManagedState
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, RunError, UserError
-from hermes_rl.rollouts.admission import Admission, DescriptorShare, admission, processor_seconds, usable_cores
+from hermes_rl.rollouts.admission import Admission, Calls, DescriptorShare, admission, processor_seconds, usable_cores
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.runs.handles import CLOSING, DiedError, WorkerHandle
-from hermes_rl.runs.player import Opening, error_of
+from hermes_rl.runs.player import OWN, Opening, PlaySettings, error_of
 from hermes_rl.runs.store import Line, reward_of, rollout_of, rollout_record
 from hermes_rl.runs.worker_process import ProcessHandle
+from hermes_rl.servers.policy import Policy
 from hermes_rl.spec.model import Spec
 from hermes_rl.threads import one_at_a_time
 from hermes_rl.tokens.transcript import packed, unpacked
 from hermes_rl.tools.artifacts import TakenArtifact
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 DEATHS = 3
 """Workers that may die while they have one and the same rollout; as many times all of them before they have played."""
@@ -50,6 +53,10 @@ ROOM = 600.0
 """Seconds without any worker that can play after which the run ends: a cluster has had no room for that long."""
 LOOK = 2.0
 """Seconds between two looks at how many workers there is room for."""
+NEWS = 0.02
+"""Seconds between two looks at what trainers have told of the weights of the policies that act."""
+TAKEN = 5.0
+"""Seconds in which workers have taken up what was told."""
 
 
 class WorkerSource(Protocol):
@@ -111,7 +118,7 @@ async def open_workers(
     opening: Opening,
     number: int | None,
     compiled: CompiledSpec,
-    artifacts: Path,
+    artifacts: Path | None,
     note: Callable[[str], None],
     ray: str | None = None,
 ) -> AsyncIterator[Workers | None]:
@@ -121,7 +128,7 @@ async def open_workers(
         opening: what each of them is told.
         number: of workers; None: as many as the Ray cluster has room for.
         compiled: the environment as this process has it.
-        artifacts: where artifacts of sandboxes are kept.
+        artifacts: where artifacts of sandboxes are kept; None: nowhere.
         note: where the user is told what happens.
         ray: address of the Ray cluster that plays; None: this machine.
 
@@ -164,6 +171,10 @@ def require_shares(spec: Spec, number: int) -> None:
                 )
 
 
+class WorkersDied(RunError):
+    """Workers died one after the other while they had one and the same request."""
+
+
 class Workers:
     """The workers of a run; it answers `hermes_rl.rollouts.runner.Elsewhere` and `rollouts.admission.Calls`.
 
@@ -181,13 +192,20 @@ class Workers:
         self._changed = asyncio.Event()
         self._error: Exception | None = None
         """Why the workers cannot go on."""
-        self._fixed = self._closing = False
+        self._fixed: set[int] = set()
+        """The policies, by their numbers, whose servers get as many calls at a time as they may have."""
+        self._closing = False
         self._in_vain = 0
-        """Workers that died, one after the other, before they had finished anything."""
+        """Workers that died, one after the other, without a rollout."""
         self._died = self._replayed = 0
         self._seconds_of_dead = 0.0
         self._retries_of_dead: Counter[str] = Counter()
-        self._told: dict[str, float] = {}
+        self._said: dict[str, float] = {}
+        self._acting: Counter[Policy] = Counter()
+        """How many rollouts are being played with each policy that the spec does not name."""
+        self._announced: dict[int, int] = {}
+        """Which of the words on their weights (`WeightsTold.order`) all workers were sent."""
+        self._announcing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Wait until they can play: all processes of this machine, or the first one that a cluster has room for.
@@ -205,9 +223,10 @@ class Workers:
     async def close(self) -> None:
         """End them, with what they are playing, and wait until what they held is released."""
         self._closing = True
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        beside = [task for task in (self._looking, self._announcing) if task is not None]
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
         for handle in self._handles.values():
             handle.close()
         lives = list(self._lives.values())
@@ -219,15 +238,22 @@ class Workers:
                 handle.kill()
         await asyncio.gather(*lives)
 
+    async def watch(self) -> None:
+        """Wait until they cannot go on, and raise why: they die again and again, or one found something wrong."""
+        while True:
+            await self._change()
+
     # ------------------------------------------------------------------ for the runner
 
-    async def play(self, key: RolloutKey, split: str) -> Rollout:
-        """Play one attempt.
+    async def play(
+        self, key: RolloutKey, split: str, settings: PlaySettings | None = None, deaths: int = DEATHS
+    ) -> Rollout:
+        """Play one attempt; `settings` are what it is played with where that is not what the run says.
 
         Raises:
-            UserError, RunError: what ends a run that plays by itself too, or workers die again and again.
+            UserError, RunError: what ends a run that plays by itself too, or so many workers have died with it.
         """
-        said, size = await self._answered(f"rollout {key.id}", "play", key, split)
+        said, size = await self._answered(f"rollout {key.id}", deaths, "play", key, split, settings)
         rollout = await _off_the_loop(size, lambda: rollout_of(said["line"], key))
         rollout.line, rollout.no_tokens = said["line"], said.get("no_tokens")
         if "tokens" in said and rollout.result is not None:
@@ -238,20 +264,82 @@ class Workers:
     async def compare(self, rollouts: list[Rollout]) -> None:
         """Add the rewards that need the whole group. Raises Failure."""
         members = await one_at_a_time(lambda: pickle.dumps([(one.key, _told_of(one)) for one in rollouts]))
-        said, _ = await self._answered(f"the comparison of group {rollouts[0].key.group}", "compare", members)
+        said, _ = await self._answered(f"the comparison of group {rollouts[0].key.group}", DEATHS, "compare", members)
         for rollout, values in zip(rollouts, said["rewards"], strict=True):
             rollout.rewards.update({name: reward_of(value) for name, value in values.items()})
+        rollouts[0].use(said["asked"], played=False)
         if "failed" in said:
             ending, detail = said["failed"]
             raise Failure(detail, ending=Ending(ending))
 
+    def using(self, policy: Policy | None, options: LoopOptions) -> WorkersUsing:
+        """Return the same workers, which play with a policy and settings that are not the run's.
+
+        Args:
+            policy: the model that acts; None: the spec's own.
+            options: what bounds and steers a rollout.
+
+        Raises:
+            UserError: the policy cannot act in another process.
+        """
+        return WorkersUsing(self, policy, options)
+
+    # ------------------------------------------------------------------ for policies whose weights change
+
+    @contextmanager
+    def acting(self, policy: Policy) -> Iterator[None]:
+        """While a rollout is played with the policy, tell workers what its trainer tells of the weights."""
+        if policy not in self._acting:
+            self._announced[policy.number] = policy.told().order  # a request to play says the same
+        self._acting[policy] += 1
+        if self._announcing is None:
+            self._announcing = asyncio.create_task(self._announce_again_and_again())
+        try:
+            yield
+        finally:
+            self._acting[policy] -= 1
+            if not self._acting[policy]:
+                del self._acting[policy]
+                self._announced.pop(policy.number, None)
+
+    async def announce(self) -> None:
+        """Wait until workers know what trainers have told by now: it holds for every call that begins afterwards."""
+        told = {policy.number: policy.told() for policy in self._acting}
+        asking = [asyncio.create_task(handle.ask("told", told)) for handle in self._ready if told]
+        if not asking:
+            return  # a rollout that begins brings what was told along
+        # One that does not listen now (its code holds the interpreter) hears it before it makes another call.
+        await asyncio.wait(asking, timeout=TAKEN)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+    async def _announce_again_and_again(self) -> None:
+        while True:
+            await asyncio.sleep(NEWS)
+            try:
+                told = {policy.number: policy.told() for policy in self._acting}
+            except Exception:
+                # A trainer's own function says the version; the rollouts that begin raise what it raises.
+                log.exception("the version of the weights, or the model's name, cannot be told")
+                await asyncio.sleep(SAME)
+                continue
+            news = {number: one for number, one in told.items() if self._announced.get(number) != one.order}
+            if news:
+                self._announced |= {number: one.order for number, one in news.items()}
+                for handle in self._ready:
+                    handle.tell(0, "told", news)
+
     # ------------------------------------------------------------------ for admission
 
-    def admission(self, concurrency: int | None) -> Admission:
-        """Return what says whether another rollout may begin, whichever of them plays it."""
+    def admission(self, concurrency: int | None, calls: Calls | None = None) -> Admission:
+        """Return what says whether another rollout may begin, whichever of them plays it.
+
+        `calls` are those of the policy that acts; default: the spec's own.
+        """
         return admission(
             concurrency,
-            self,
+            calls or self,
             used=self._processor_seconds,
             free=lambda: min((handle.free for handle in self._ready), default=1.0),
             cores=self._cores,
@@ -260,16 +348,21 @@ class Workers:
             descriptors=_Shared(self),
         )
 
-    def fix(self) -> None:
-        """Give the servers as many calls at a time as they may have, whatever they say."""
-        self._fixed = True
-        for handle in self._ready:
-            handle.tell(0, "fix")
+    def fix(self, number: int = OWN) -> None:
+        """Give a policy's servers as many calls at a time as they may have, whatever they say."""
+        if number not in self._fixed:
+            self._fixed.add(number)
+            for handle in self._ready:
+                handle.tell(0, "fix", number)
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a place at the policy's servers; while some do, further calls bring nothing."""
-        return sum(handle.waiting for handle in self._ready)
+        """Calls that wait for a place at the spec's policy's servers; while some do, further calls bring nothing."""
+        return self.waiting_for(OWN)
+
+    def waiting_for(self, number: int) -> int:
+        """Return how many calls wait for a place at the servers of the policy of this number."""
+        return sum(handle.waiting[str(number)] for handle in self._ready)
 
     @property
     def descriptors(self) -> int:
@@ -306,6 +399,11 @@ class Workers:
         return found
 
     @property
+    def ready(self) -> int:
+        """How many can play now."""
+        return len(self._ready)
+
+    @property
     def lost(self) -> DeadWorkers:
         """What dead workers have cost."""
         return DeadWorkers(self._died, self._replayed)
@@ -318,8 +416,9 @@ class Workers:
             self._pass_on(said["note"])
         elif "ready" in said:
             self._share()
-            if self._fixed:
-                handle.tell(0, "fix")
+            self._announced.clear()
+            for number in self._fixed:
+                handle.tell(0, "fix", number)
             self._changed.set()
 
     def _share(self) -> None:
@@ -331,16 +430,16 @@ class Workers:
     def _pass_on(self, text: str) -> None:
         """Tell the user what a worker said; all of them find out that a server is down."""
         now = time.monotonic()
-        if now - self._told.get(text, -SAME) >= SAME:
+        if now - self._said.get(text, -SAME) >= SAME:
             self._note(text)
-        self._told = {one: told for one, told in self._told.items() if now - told < SAME} | {text: now}
+        self._said = {one: said for one, said in self._said.items() if now - said < SAME} | {text: now}
 
     # ------------------------------------------------------------------ asking them, and keeping them alive
 
-    async def _answered(self, what: str, *request: Any) -> tuple[dict[str, Any], int]:
-        """Return an answer and its size; that of another worker where the one that was asked dies."""
+    async def _answered(self, what: str, deaths: int, *request: Any) -> tuple[dict[str, Any], int]:
+        """Return an answer and its size; that of another worker where the one that was asked dies, so many times."""
         handle = None
-        for _ in range(DEATHS):
+        for _ in range(deaths):
             while not (ready := self._ready):
                 await self._change()
             handle = min(ready, key=lambda one: len(one.asked))
@@ -360,9 +459,11 @@ class Workers:
                 raise error_of(*said["raised"])
             return said, len(answer.message)
         assert handle is not None
-        raise RunError(
-            f"{DEATHS} workers died one after the other while they had {what} ({handle.ended}). What it does may take "
-            "the worker with it; what is complete is kept"
+        died = (
+            "a worker died while it had" if deaths == 1 else f"{deaths} workers died one after the other while they had"
+        )
+        raise WorkersDied(
+            f"{died} {what} ({handle.ended}). What it does may take the worker with it; what is complete is kept"
         )
 
     def _keep_artifacts(self, line: Line, get: Callable[[], Mapping[str, TakenArtifact]]) -> None:
@@ -425,7 +526,7 @@ class Workers:
             if handle.closed:  # there is no room for so many any more
                 del self._handles[number], self._lives[number]
                 return
-            self._in_vain = 0 if handle.finished else self._in_vain + 1
+            self._in_vain = 0 if handle.finished or handle.lost else self._in_vain + 1
             if self._in_vain >= DEATHS * max(1, self._source.number):
                 self._give_up(
                     RunError(
@@ -453,6 +554,60 @@ class Workers:
         self._changed.set()
         for handle in self._handles.values():
             handle.fail(error)
+
+
+class WorkersUsing:
+    """The workers, for rollouts of one policy: `rollouts.runner.Elsewhere` and `rollouts.admission.Calls`.
+
+    A worker that dies makes the rollouts fail that it had, and whoever asked for them decides how often they are
+    played again: a trainer that captures what it samples has to know of each attempt.
+
+    Args:
+        workers: all of them.
+        policy: the model that acts; None: the spec's own.
+        options: what bounds and steers a rollout.
+    """
+
+    def __init__(self, workers: Workers, policy: Policy | None, options: LoopOptions) -> None:
+        self._workers, self._policy = workers, policy
+        self._settings = PlaySettings(options, None if policy is None else policy.described())
+
+    async def play(self, key: RolloutKey, split: str) -> Rollout:
+        """Play one attempt; see `Workers.play`."""
+        policy = self._policy
+        try:
+            if policy is None or policy.captured:  # nobody tells anything of their weights
+                return await self._workers.play(key, split, self._settings, deaths=1)
+            with self._workers.acting(policy):
+                return await self._workers.play(key, split, replace(self._settings, told=policy.told()), deaths=1)
+        except WorkersDied as died:
+            rollout = Rollout(key, 0)
+            rollout.fail(Failure(str(died), ending=Ending.SANDBOX_FAILURE))
+            return rollout
+
+    async def compare(self, rollouts: list[Rollout]) -> None:
+        """Add the rewards that need the whole group. Raises Failure."""
+        try:
+            await self._workers.compare(rollouts)
+        except WorkersDied as died:
+            raise Failure(str(died), ending=Ending.REWARD_FAILURE) from died
+
+    def admission(self, concurrency: int | None) -> Admission:
+        """Return what says whether another rollout may begin."""
+        return self._workers.admission(concurrency, self)
+
+    def fix(self) -> None:
+        """Give the policy's servers as many calls at a time as they may have, whatever they say."""
+        self._workers.fix(self._number)
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for a place at the policy's servers."""
+        return self._workers.waiting_for(self._number)
+
+    @property
+    def _number(self) -> int:
+        return OWN if self._policy is None else self._policy.number
 
 
 class _Shared:

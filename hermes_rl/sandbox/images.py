@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from hermes_rl.caches import cache_home
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.launcher import own_python
 
@@ -35,16 +36,12 @@ ZSTANDARD = b"\x28\xb5\x2f\xfd"
 
 
 def cache_folder() -> Path:
-    """Where unpacked images and the like are kept between runs.
-
-    $XDG_CACHE_HOME/hermes-rl where that is set, else ~/.cache/hermes-rl, for root /var/cache/hermes-rl.
+    """Where unpacked images and the like are kept between runs; see `cache_home`.
 
     Raises:
         UserError: we are root, and the user whom its sandboxes run as may not enter the folder.
     """
-    top = os.environ.get("XDG_CACHE_HOME")
-    default = Path("/var/cache") if os.geteuid() == 0 else Path.home() / ".cache"
-    folder = (Path(top) if top else default) / "hermes-rl"
+    folder = cache_home()
     closed = [above for above in folder.parents if above.exists() and not above.stat().st_mode & 0o001]
     if os.geteuid() == 0 and closed:
         raise UserError(f"sandboxes of root run as another user, who may not enter {closed[0]}: set XDG_CACHE_HOME")

@@ -25,7 +25,7 @@ from hermes_rl.plugins import did_you_mean, load_object, place_of
 from hermes_rl.scoring.value import RewardValue, Score, Weighting, combine, interpret, total
 from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.model import INJECTED
-from hermes_rl.threads import PerLoopSemaphore, in_thread
+from hermes_rl.threads import PerLoopSemaphore, Turns
 
 # ---------------------------------------------------------------------------------------------- Finding a reward
 # A shipped name, ``/abs/file.py:function``, ``package.module:function``, ``atropos:<name>``, or a name that a
@@ -97,6 +97,7 @@ class RewardFunction:
     function: Callable[..., Any]
     parameters: Mapping[str, inspect.Parameter]
     hints: Mapping[str, Any]
+    turns: Turns = field(default_factory=Turns, compare=False, repr=False)
 
     @classmethod
     def of(cls, name: str, function: Callable[..., Any]) -> RewardFunction:
@@ -172,7 +173,7 @@ async def call_reward(
     try:
         # A thread of its own that does not outlive the program: a reward that hangs must not hold up its end.
         async with _places.here():
-            job = in_thread(functools.partial(_run, reward, dict(arguments), after))
+            job = reward.turns.call(functools.partial(_run, reward, dict(arguments), after))
             # Not `wait_for`, which can lose a cancellation that comes in the moment in which the reward returns.
             async with asyncio.timeout(CEILING):
                 returned = await job

@@ -75,6 +75,8 @@ class ServerConfig:
     """Settings of the renderer, for token-level types."""
     weights_path: str | None = None
     """The path on which a token-level server tells the version of its weights; None: the usual one of its type."""
+    prices: Mapping[str, float] | None = None
+    """US dollars for a million `prompt` and `completion` tokens; None: nobody knows."""
     deviate: float = 0.0
     """Share of a group's rollouts that a `scripted` server plays wrong."""
     seed: int = 0

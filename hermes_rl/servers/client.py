@@ -7,13 +7,17 @@ in flight exist once."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import math
+import threading
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, TypeGuard, TypeVar, runtime_checkable
 
 from hermes_rl.errors import UserError
 from hermes_rl.servers.base import (
@@ -59,10 +63,63 @@ class Versioned(Protocol):
 
 
 @runtime_checkable
+class HearsVersions(Protocol):
+    """What takes note of versions of the weights that answers to other processes have told."""
+
+    def hear(self, version: int) -> None: ...
+
+
+@runtime_checkable
 class LoadsRenderer(Protocol):
     """A backend that renders conversations itself, and can load what it needs for that before it is asked."""
 
     async def load(self) -> Any: ...
+
+
+class Meter:
+    """What the models of each role were asked: calls, tokens, and US dollars where they are known."""
+
+    def __init__(self) -> None:
+        self.roles: dict[str, dict[str, float]] = {}
+        self._lock = threading.Lock()  # rewards ask from threads of their own
+
+    def count(self, role: str, usage: Mapping[str, Any]) -> None:
+        """Take an answered call into account."""
+        said = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens", "cost")}
+        with self._lock:
+            counts = self.roles.setdefault(role, {})
+            for name, count in {"calls": 1, **said}.items():
+                if _is_number(count):
+                    counts[name] = counts.get(name, 0) + count
+
+
+_meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
+
+
+@contextlib.contextmanager
+def metered() -> Iterator[Meter]:
+    """Count the calls that are made from within, also by tasks and threads that begin there."""
+    meter = Meter()
+    token = _meter.set(meter)
+    try:
+        yield meter
+    finally:
+        _meter.reset(token)
+
+
+def _priced(reply: ChatReply, prices: Mapping[str, float] | None) -> ChatReply:
+    """Return the reply with its cost, where the server has not told it and its prices are known."""
+    usage = reply.usage
+    counts = [usage.get("prompt_tokens"), usage.get("completion_tokens")]
+    if prices is None or _is_number(usage.get("cost")) or not all(map(_is_number, counts)):
+        return reply
+    prompt, completion = counts
+    cost = (prompt * prices["prompt"] + completion * prices["completion"]) / 1e6  # type: ignore[operator]
+    return replace(reply, usage={**usage, "cost": cost})
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class ModelClient:
@@ -101,7 +158,10 @@ class ModelClient:
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         """Answer a request from any event loop; raises `ServerFailure` or `ContextLengthExceeded`."""
-        return await self._on_own_loop(self._chat(request))
+        reply = await self._on_own_loop(self._chat(request))
+        if (meter := _meter.get()) is not None:
+            meter.count(self.name, reply.usage)
+        return reply
 
     async def chat_text(
         self,
@@ -151,6 +211,12 @@ class ModelClient:
         """Return the newest version of the weights that any server has; None where no server tells one."""
         telling = [backend for backend in self._backends if isinstance(backend, Versioned)]
         return await self._on_own_loop(_newest(telling))
+
+    def hear(self, version: int) -> None:
+        """Note a version of the weights that an answer has told in another process: the newest is at least that."""
+        for backend in self._backends:
+            if isinstance(backend, HearsVersions):
+                backend.hear(version)
 
     @property
     def exact(self) -> bool:
@@ -214,7 +280,7 @@ class ModelClient:
                 await self._pool.up()
             server = self._pool.pick(request.rollout_id, tried)
             tried.append(server)
-            return await self._pool.attempt(server, request)
+            return _priced(await self._pool.attempt(server, request), server.backend.config.prices)
 
         def elsewhere() -> bool:
             self.retries += 1
@@ -487,6 +553,10 @@ class Asker:
     async def weights(self) -> int | None:
         """Return the version of the server's weights now; None where it does not tell."""
         return await self._versions.after()
+
+    def hear(self, version: int) -> None:
+        """Note a version that an answer has told in another process."""
+        self._versions.hear(version)
 
     async def context_length(self) -> int | None:
         """Return the longest conversation, where the server tells it in its list of models."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,40 @@ _AT_ONCE = 1_000_000
 Version = int | Callable[[], int | None] | None
 """A version of the weights, or a function that returns it."""
 
+_NUMBERS = count(1)
+_TOLD = frozenset({"naming", "version"})
+"""What of a server's configuration changes with the weights; `WeightsTold` has it."""
+
+
+@dataclass(frozen=True)
+class WeightsTold:
+    """What a trainer has told of the weights, as it travels to the processes that play.
+
+    Attributes:
+        order: rises with every change, so that a word that comes late is known to be old.
+        version: of the weights; None: the servers are asked.
+        models: the name of the model at each server.
+    """
+
+    order: int = 0
+    version: int | None = None
+    models: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PolicyDescription:
+    """A policy as it travels to another process, which makes the same clients of it. It holds keys, and shows none.
+
+    Attributes:
+        number: tells it from the other policies of the process that it comes from.
+        servers: their configurations, without what changes with the weights.
+        captured: whether it is an `endpoint`.
+    """
+
+    number: int
+    servers: tuple[Mapping[str, Any], ...] = field(repr=False)
+    captured: bool = False
+
 
 class Policy:
     """The model that acts. Make one with `Policy.sampling`, `.chat`, `.server`, `.of_spec` or `.endpoint`.
@@ -56,7 +92,10 @@ class Policy:
         self.role, self._told, self.captured = role, told, captured
         self.tokenizer = tokenizer
         """Gives tokens to the rollouts of a policy that answers messages; None where there is none."""
+        self.number = next(_NUMBERS)
+        """Tells it from the other policies of this process."""
         self._users = 0
+        self._news = WeightsTold()
 
     @classmethod
     def sampling(
@@ -199,6 +238,62 @@ class Policy:
         config = ServerConfig("openai", base_url=base_url, model=model, api_key=key)
         return cls(create_client(ROLE, [config], AT_ENDPOINT), VersionSource(None), captured=True)
 
+    # ------------------------------------------------------------------ the way to another process
+
+    def described(self) -> PolicyDescription:
+        """Return what another process makes the same policy of (`of_description`).
+
+        Raises:
+            UserError: a function of this process answers.
+        """
+        configs = self.role.configs
+        if any(config.type == CALLABLE for config in configs):
+            raise UserError(
+                "workers: this policy is a function of this process, which other processes cannot call. Leave workers "
+                "and Ray out, or serve the model and name its server with hermes_rl.Policy.server"
+            )
+        return PolicyDescription(self.number, tuple(map(_settings, configs)), self.captured)
+
+    def told(self) -> WeightsTold:
+        """Return what a trainer has told of the weights by now; call it from one thread."""
+        version, models = self.version, tuple(config.current().model for config in self.role.configs)
+        if (version, models) != (self._news.version, self._news.models):
+            self._news = WeightsTold(self._news.order + 1, version, models)
+        return self._news
+
+    @classmethod
+    def of_description(cls, description: PolicyDescription) -> Policy:
+        """Make the policy that another process has described; `take` tells it of new weights."""
+        told = VersionSource(None)
+        made: list[Policy] = []
+
+        def name(place: int) -> str:
+            return made[0]._news.models[place]
+
+        configs = [
+            ServerConfig(
+                **{
+                    **settings,
+                    "api_key": None if settings["api_key"] is None else Secret(settings["api_key"]),
+                    "headers": {header: Secret(value) for header, value in settings["headers"].items()},
+                },
+                naming=partial(name, place),
+                version=told,
+            )
+            for place, settings in enumerate(description.servers)
+        ]
+        retry = AT_ENDPOINT if description.captured else None
+        made.append(cls(create_client(ROLE, configs, retry), told, captured=description.captured))
+        made[0].take(WeightsTold(models=tuple(config.model for config in configs)))
+        return made[0]
+
+    def take(self, told: WeightsTold) -> None:
+        """Take up what was told where the policy comes from; what is older than what is known says nothing."""
+        if told.order >= self._news.order:
+            self._news, self._told.version = told, told.version
+
+    # ------------------------------------------------------------------ what it is asked
+
     @property
     def exact(self) -> bool:
         """Whether the servers say which tokens they sampled, so that a group can be certified as exact."""
@@ -252,6 +347,17 @@ class VersionSource:
 
 def _named(model: Callable[[], str | None] | None, own: str) -> Callable[[], str] | None:
     return None if model is None else lambda: model() or own
+
+
+def _settings(config: ServerConfig) -> dict[str, Any]:
+    """Return a configuration as plain values, its keys among them."""
+    plain = {one.name: getattr(config, one.name) for one in fields(config) if one.name not in _TOLD}
+    key, headers = config.api_key, config.headers
+    return {
+        **plain,
+        "api_key": None if key is None else key.reveal(),
+        "headers": {header: value.reveal() for header, value in headers.items()},
+    }
 
 
 def _unbounded(role: ModelClient) -> ModelClient:

@@ -23,7 +23,7 @@ from hermes_rl.servers.base import (
     Sampling,
     ServerConfig,
 )
-from hermes_rl.servers.client import Generation, ScoresTokens, TokenSource
+from hermes_rl.servers.client import Generation, HearsVersions, ScoresTokens, TokenSource
 from hermes_rl.servers.transport import AttemptFailed
 from hermes_rl.tokens.load import load_renderer
 from hermes_rl.tokens.parsers import Parsed, ParsedCall
@@ -148,6 +148,11 @@ class TokenServer:
     async def weights(self) -> int | None:
         """Return the version of the server's weights now; None where it does not tell."""
         return await self._source.weights()
+
+    def hear(self, version: int) -> None:
+        """Note a version that an answer has told in another process."""
+        if isinstance(self._source, HearsVersions):
+            self._source.hear(version)
 
     async def context_length(self) -> int | None:
         """Return the longest conversation in tokens; None where the server does not tell."""

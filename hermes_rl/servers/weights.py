@@ -56,7 +56,7 @@ class Versions:
         if (pushed := self._pushed()) is not None:
             return pushed
         if told is not None:
-            self._hear(told)
+            self.hear(told)
             return told
         await self._read()
         return self.known
@@ -75,11 +75,12 @@ class Versions:
         while self._paths:
             status, data = await self._transport.get_json(self._paths[0])
             if status not in _MISSING:
-                self._hear(_field(data, _VERSIONS))
+                self.hear(_field(data, _VERSIONS))
                 return
             del self._paths[0]
 
-    def _hear(self, value: Any) -> None:
+    def hear(self, value: Any) -> None:
+        """Note a version; one that is older than what is known, or is none, says nothing."""
         version = version_of(value)
         if version is not None and (self.known is None or version > self.known):
             self.known = version

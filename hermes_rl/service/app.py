@@ -97,9 +97,17 @@ def make_app(service: Service, sessions: Sessions, *, token: bool) -> FastAPI:  
             "sessions": len(sessions),
             "versions": sorted({version for version in versions if version is not None}),
         }
-        told = service.policies.told
+        told, status = service.policies.told, service.env.status()
+        workers = {"ready": status.workers, "died": status.died, "rollouts_lost": status.lost}
         return JsonAnswer(
-            service.metrics.record(in_flight=in_flight, version=max(told, default=None), most=service.most)
+            service.metrics.record(
+                in_flight=in_flight,
+                phases=status.phases,
+                version=max(told, default=None),
+                most=service.most,
+                retries=status.retries,
+                workers=workers if status.workers is not None else None,
+            )
         )
 
     @app.get("/v1/rows", response_model=RowsTold)
@@ -124,6 +132,7 @@ def make_app(service: Service, sessions: Sessions, *, token: bool) -> FastAPI:  
     async def policy(told: PolicyTold) -> Response:
         """Take up that the weights have changed; calls from now on are of this version."""
         service.policies.tell(told)
+        await service.env.announce()
         return Response(status_code=204)
 
     @app.post("/v1/sessions", response_model=TurnTold)

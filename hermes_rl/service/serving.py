@@ -52,6 +52,8 @@ class ServiceOptions:
         record: the run directory that rollouts are recorded in.
         idle: seconds without a step after which a session ends.
         drain: seconds for what was begun, once the service is told to end.
+        workers: processes that play; None: as many as the Ray cluster has room for.
+        ray: address of the Ray cluster that plays; None: this machine.
     """
 
     listen: str = "127.0.0.1:8600"
@@ -61,6 +63,8 @@ class ServiceOptions:
     record: Path = Path("outputs/rollouts")
     idle: float = IDLE
     drain: float = DRAIN
+    workers: int | None = 1
+    ray: str | None = None
 
 
 async def serve(spec: Spec, options: ServiceOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
@@ -68,10 +72,13 @@ async def serve(spec: Spec, options: ServiceOptions, environ: Mapping[str, str],
 
     Raises:
         UserError: the address, the token, the record or the spec is wrong.
+        RunError: nothing can be played any more, as its workers die again and again.
     """
     token = _token(options.token_env, environ)
     with contextlib.closing(listening(options.listen, token)) as listener:
-        async with open_env(spec, environ=environ, record=options.record) as env:
+        async with open_env(
+            spec, environ=environ, record=options.record, workers=options.workers, ray=options.ray
+        ) as env:
             policies = Policies(spec, environ, frozenset(options.keys))
             service = Service(env, policies, options.most, str(options.record))
             await service.open()
@@ -161,23 +168,25 @@ async def _until_told(
     loop.add_signal_handler(signal.SIGTERM, end, 0)
     loop.add_signal_handler(signal.SIGINT, end, INTERRUPTED)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    idle = asyncio.create_task(sessions.end_idle())
+    beside = [asyncio.create_task(sessions.end_idle()), asyncio.create_task(service.env.watch())]
     try:
         say(f"rollouts are recorded in {options.record}")
         say(f"listening on {address_of(listener)}")
         waiting = asyncio.create_task(told.wait())
-        await asyncio.wait({waiting, serving, idle}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({waiting, serving, *beside}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
-        if idle.done():
-            idle.result()
+        for task in beside:
+            if task.done():
+                task.result()
         await _drained(service, options.drain)
         service.cut.set()
         await sessions.close()
         await _drained(service, CUT, until_cut=False)
     finally:
-        idle.cancel()
+        for task in beside:
+            task.cancel()
         server.should_exit = True
-        await asyncio.gather(serving, idle, return_exceptions=True)
+        await asyncio.gather(serving, *beside, return_exceptions=True)
         loop.remove_signal_handler(signal.SIGTERM)
         loop.remove_signal_handler(signal.SIGINT)
     return status

@@ -196,12 +196,24 @@ def _check_code(spec: Spec, findings: Findings) -> None:
     references = list(code_references(spec))
     if not references:
         return
-    from hermes_rl.spec.check_code import check_reference, check_state_tools, check_tool
+    from hermes_rl.spec.check_code import (
+        check_constructor,
+        check_generator,
+        check_reference,
+        check_state_tools,
+        check_tool,
+    )
 
     there = {path: check_reference(path, text, kind, findings) for path, text, kind in references}
+    checks = {
+        "python": check_tool,
+        "generator": check_generator,
+        "state": check_constructor,
+        "trainer": check_constructor,
+    }
     for path, reference, _ in references:
-        if there[path] and path[-1] == "python":
-            check_tool(path, reference, findings)
+        if there[path]:
+            checks[str(path[-1])](path, reference, findings)
     if there.get(("state",)):
         check_state_tools(spec, findings)
 

@@ -178,6 +178,54 @@ def uncallable(node: ast.FunctionDef | ast.AsyncFunctionDef, *, bound: bool = Fa
     return f"has a parameter without a type: `{untyped[0]}`; the model is told its type" if untyped else None
 
 
+GENERATOR = ("seed", "split")
+"""What a generator of rows is given, by name."""
+
+
+def check_generator(path: NodePath, reference: str, findings: Findings) -> None:
+    """Whether a generator takes what it is called with: `fn(seed=…, split=…)`.
+
+    A decorated function may have other parameters than it shows, so it is left to the run.
+    """
+    file, _, name = reference.rpartition(":")
+    node = defined(Path(file)).get(name) if file.endswith(".py") else None
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.decorator_list:
+        return
+    given = node.args
+    named = {one.arg for one in (*given.args, *given.kwonlyargs)}
+    lacking = [f"`{one}`" for one in GENERATOR if one not in named and given.kwarg is None]
+    signature = function(Path(file), name)
+    further = [one.name for one in signature.parameters if one.required] if signature is not None else []
+    further = [one for one in further if one not in GENERATOR]
+    if isinstance(node, ast.AsyncFunctionDef):
+        fault = "is `async`, and rows are read without awaiting: write `def`"
+    elif lacking:
+        fault = f"does not take {' and '.join(lacking)}"
+    elif further:
+        fault = f"needs `{further[0]}`, which nobody gives it"
+    else:
+        return
+    findings.problem(path, f"generator `{name}` {fault}; it is called as {name}(seed=…, split=…)")
+
+
+def check_constructor(path: NodePath, reference: str, findings: Findings) -> None:
+    """Whether a class of the spec can be made of one value: a state of its row, a trainer of the spec."""
+    file, _, name = reference.rpartition(":")
+    node = defined(Path(file)).get(name) if file.endswith(".py") else None
+    if not isinstance(node, ast.ClassDef) or node.keywords or node.decorator_list:
+        return
+    init = names_in(node.body).get("__init__")
+    if not isinstance(init, ast.FunctionDef) or init.decorator_list:
+        return
+    given = init.args
+    positional = [*given.posonlyargs, *given.args][1:]
+    named = [one.arg for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
+    takes_one = bool(positional) or given.vararg is not None
+    if not takes_one or len(positional) - len(given.defaults) > 1 or named:
+        what = "row" if path == ("state",) else "spec"
+        findings.problem(path, f"`{name}` cannot be made of the {what} alone; it is called as {name}({what})")
+
+
 def _of_kind(names: Mapping[str, ast.AST], kind: str) -> list[str]:
     """Return the names that the file itself defines; nobody means an imported one in a spec."""
     wanted = (ast.ClassDef,) if kind == "class" else (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -1,4 +1,4 @@
-"""`load_spec`: a file, or the name of a shipped spec, becomes a `Spec`, or a `SpecError` with all problems.
+"""`load_spec`: a file, a folder, a shipped spec or a repository becomes a `Spec`, or a `SpecError` with all problems.
 
 Owns the order of the passes: read, extend, override, secrets, variables, demo, paths, templates,
 types and rules.
@@ -7,19 +7,23 @@ types and rules.
 from __future__ import annotations
 
 import os
+import re
+import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple
 
 from hermes_rl.errors import Problem, SpecError, UserError
+from hermes_rl.repositories.address import Address, address_of
+from hermes_rl.repositories.cache import Fetched, fetched
 from hermes_rl.shipped import shipped_dir
 from hermes_rl.spec.demo import for_demo
 from hermes_rl.spec.merge import read_spec_file, read_spec_text
 from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.nodes import MappingNode, SourceText, scalar
 from hermes_rl.spec.origin import literal_secrets
-from hermes_rl.spec.paths import absolute
+from hermes_rl.spec.paths import absolute, leading_out
 from hermes_rl.spec.reader import check_templates
 from hermes_rl.spec.salvage import Draft, salvage
 from hermes_rl.spec.substitution import substitute
@@ -28,6 +32,9 @@ from hermes_rl.spec.validate import in_order, validate
 
 if TYPE_CHECKING:
     from hermes_rl.spec.overrides import Overrides
+
+_SPEC = re.compile(r"^[\"']?(?:rewards|extends)[\"']?[ \t]*:", re.MULTILINE)
+"""What every spec has, and other YAML files in its folder do not."""
 
 
 def load_spec(
@@ -42,7 +49,7 @@ def load_spec(
     """Load a spec from a path or by the name of a shipped one.
 
     Args:
-        source: path of a YAML file, or name of a shipped spec.
+        source: path of a YAML file or of an environment's folder, name of a shipped spec, or address of a repository.
         overrides: what the command line changes (`parse_extra_args`).
         demo: change the spec so that it runs without model, network and containers.
         environ: variables for `${VAR}`; default: the environment.
@@ -53,9 +60,9 @@ def load_spec(
         SpecError: with every problem at its place.
         UserError: there is no such spec.
     """
-    path, name = find_spec(source)
+    path, name, repository = find_spec(source)
     try:
-        root, problems = read_spec_file(path, name)
+        root, problems = read_spec_file(path, name, None if repository is None else repository.folder)
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
     if root is not None and "set" in root.entries:
@@ -63,7 +70,8 @@ def load_spec(
             f"{name} is a set of specs: `hermes-rl run {name} evaluate` and `hermes-rl validate {name}` take it; every "
             "other command takes a spec"
         )
-    return _Loading(path.stem, environ, overrides, demo, mode, confined=not resolved).finish(root, problems)
+    loading = _Loading(path.stem, environ, overrides, demo, mode, confined=not resolved, repository=repository)
+    return loading.finish(root, problems)
 
 
 def load_draft(
@@ -78,11 +86,11 @@ def load_draft(
         return Draft(load_spec(source, overrides=overrides, environ=environ), has_rows=True), []
     except SpecError as error:
         problems = list(error.problems)
-    path, name = find_spec(source)
-    root, unreadable = read_spec_file(path, name)
+    path, name, repository = find_spec(source)
+    root, unreadable = read_spec_file(path, name, None if repository is None else repository.folder)
     if root is None or unreadable:
         return None, problems  # what could not be read may be what the rest depends on
-    loading = _Loading(path.stem, environ, overrides)
+    loading = _Loading(path.stem, environ, overrides, repository=repository)
     tree, _ = loading._prepared(loading._overridden(root)[0])
     return salvage(validate(tree)), problems
 
@@ -104,19 +112,91 @@ def parse_spec(
     return _Loading("spec", environ, demo=demo).finish(root, problems)
 
 
-def find_spec(source: str | Path) -> tuple[Path, str]:
-    """Return the file of a spec, and what to call it in messages.
+class Found(NamedTuple):
+    """The file of a spec, what to call it in messages, and the repository that it came from."""
+
+    path: Path
+    name: str
+    repository: Fetched | None = None
+
+
+def find_spec(source: str | Path) -> Found:
+    """Return the file of a spec; a repository is fetched where it is not here yet.
 
     Raises:
-        UserError: there is neither such a file nor a shipped spec of that name.
+        UserError: there is no such file, folder or shipped spec; a folder has no spec or several; or a repository
+            cannot be had, or its content is not trusted yet.
     """
-    path = Path(source)
-    if path.is_file():
-        return path, str(source)
+    path, mode = Path(source), _mode(source)
+    if stat.S_ISREG(mode):
+        return Found(path, str(source))
+    if stat.S_ISDIR(mode):
+        only = spec_in(path)
+        return Found(only, str(only))
     shipped = shipped_specs()
     if str(source) in shipped:
-        return shipped[str(source)], str(shipped[str(source)])
-    raise UserError(f"there is no spec `{source}`: no such file, and no shipped spec{choices(str(source), shipped)}")
+        return Found(shipped[str(source)], str(shipped[str(source)]))
+    address = repository_of(source)
+    if address is None:
+        raise UserError(
+            f"there is no spec `{source}`: no such file, and no shipped spec{choices(str(source), shipped)}"
+        )
+    repository = fetched(address)
+    if not repository.trusted:
+        raise UserError(
+            f"{repository.address} has not been agreed to on this machine: its code would run with your rights. "
+            f"`hermes-rl validate {repository.address}` shows what it is and asks; `--trust` agrees without being asked"
+        )
+    file = spec_of(repository)
+    inside = file.relative_to(repository.folder).as_posix()
+    return Found(file, str(replace(repository.address, inside=inside)), repository)
+
+
+def repository_of(source: str | Path) -> Address | None:
+    """Return the repository that a source names; None where it means something of this machine.
+
+    Raises:
+        UserError: it begins like the address of a repository, and is none.
+    """
+    here = _mode(source) or str(source) in shipped_specs()
+    return None if here else address_of(str(source))
+
+
+def _mode(source: str | Path) -> int:
+    """Return what kind of file a path is, as `stat` says it; 0 where there is none, or the text can be no path."""
+    try:
+        return Path(source).stat().st_mode if source != "" else 0  # which Path takes for the working directory
+    except (OSError, ValueError):
+        return 0
+
+
+def spec_of(repository: Fetched) -> Path:
+    """Return the spec that the address of a repository means; raises UserError where that is none, or several."""
+    if repository.path.is_file():
+        return repository.path
+    if not repository.path.is_dir():
+        raise UserError(f"{repository.address}: the repository has no {repository.address.inside}")
+    return spec_in(repository.path, repository.address)
+
+
+def spec_in(folder: Path, address: Address | None = None) -> Path:
+    """Return the spec of an environment's folder: the only YAML file right in it that says `rewards` or `extends`.
+
+    Raises:
+        UserError: there is none, or there are several.
+    """
+    files = sorted(path for ending in ("yaml", "yml") for path in folder.glob(f"[!.]*.{ending}") if path.is_file())
+    specs = [path for path in files if _SPEC.search(path.read_text(encoding="utf-8-sig", errors="replace"))]
+    if len(specs) == 1:
+        return specs[0]
+    called = str(folder) if address is None else str(address)
+    if not specs:
+        raise UserError(f"{called} has no spec: no YAML file right in it has the key `rewards` or `extends`")
+    if address is None:
+        ways = [str(path) for path in specs]
+    else:
+        ways = [str(replace(address, inside=str(PurePosixPath(address.inside, path.name)))) for path in specs]
+    raise UserError(f"{called} has {len(specs)} specs: name one of {', '.join(ways)}")
 
 
 def shipped_specs() -> dict[str, Path]:
@@ -134,6 +214,7 @@ class _Loading:
     demo: bool = False
     mode: Mode | None = None
     confined: bool = True
+    repository: Fetched | None = None
 
     def finish(self, root: MappingNode | None, problems: list[Problem]) -> Spec:
         if root is None:
@@ -145,6 +226,7 @@ class _Loading:
         if spec is None or problems:
             raise SpecError(problems)
         spec._demo = self.demo
+        spec._repository = None if self.repository is None else self.repository.described()
         spec._overrides = self.overrides
         spec._policy_key = self.overrides.api_key if self.overrides is not None else None
         return spec
@@ -161,4 +243,5 @@ class _Loading:
         assert isinstance(tree, MappingNode)
         tree, broken = check_templates(absolute(for_demo(tree) if self.demo else tree))
         assert isinstance(tree, MappingNode)
-        return tree, [*secrets, *unset, *broken]
+        outside = () if self.repository is None else leading_out(tree, self.repository.folder)
+        return tree, [*secrets, *unset, *broken, *outside]

@@ -115,15 +115,17 @@ def expand_shorthand(node: Node, path: NodePath) -> Node:
 # changes.
 
 
-def read_spec_file(path: Path, name: str) -> tuple[MappingNode | None, list[Problem]]:
+def read_spec_file(path: Path, name: str, within: Path | None = None) -> tuple[MappingNode | None, list[Problem]]:
     """Return the tree of a file with its parents merged in, and every problem of reading them.
+
+    `within` is a folder that all parents have to lie in.
 
     Raises:
         OSError: the file itself cannot be read.
     """
     root, problems = read_bytes(path.read_bytes(), SourceText(name, path.resolve().parent))
     tree = _as_mapping(root, SourceText(name, path.resolve().parent), problems)
-    return _with_parent(tree, problems, (path.resolve(),))
+    return _with_parent(tree, problems, (path.resolve(),), within)
 
 
 def read_spec_text(text: str, source: SourceText) -> tuple[MappingNode | None, list[Problem]]:
@@ -142,7 +144,7 @@ def _as_mapping(root: Node | None, source: SourceText, problems: list[Problem]) 
 
 
 def _with_parent(
-    child: MappingNode | None, problems: list[Problem], seen: tuple[Path, ...]
+    child: MappingNode | None, problems: list[Problem], seen: tuple[Path, ...], within: Path | None = None
 ) -> tuple[MappingNode | None, list[Problem]]:
     node = child.get("extends") if child is not None else None
     if child is None or node is None:
@@ -151,10 +153,12 @@ def _with_parent(
     if not isinstance(node, ScalarNode) or not isinstance(node.value, str):
         return child, [*problems, node.mark.problem("expected the path of one parent")]
     path = (node.mark.source.folder / node.value).resolve()
+    if within is not None and not path.is_relative_to(within.resolve()):
+        return child, [*problems, node.mark.problem(f"a spec of a repository names files of it alone; this is {path}")]
     if path in seen:
         return child, [*problems, node.mark.problem(f"{node.value} extends this file; that is a cycle")]
     parent, found = _parent(path, node)
-    parent, found = _with_parent(parent, found, (*seen, path))
+    parent, found = _with_parent(parent, found, (*seen, path), within)
     if parent is None:
         return child, [*problems, *found]
     return merge(parent.without("name"), child), [*problems, *found]

@@ -287,7 +287,9 @@ class Budget(Section):
         None, ge=0, description="Groups that may be lost to failures; default: as many as the run is to have."
     )
     max_tokens: int | None = Field(None, ge=1, description="Tokens of the policy, prompts included.")
-    max_cost: float | None = Field(None, gt=0, description="US dollars, where the server tells the cost.")
+    max_cost: float | None = Field(
+        None, gt=0, description="US dollars for all models, as servers tell them or `prices` says."
+    )
     deadline: Seconds | None = Field(None, gt=0, description="Seconds from the start of the run, or 2h30m.")
 
 
@@ -671,6 +673,13 @@ class RendererSection(Section):
     stop: Seq[str] = Field((), description="Texts that end a turn, besides the model's own.")
 
 
+class Prices(Section):
+    """What a model costs."""
+
+    prompt: float = Field(ge=0, allow_inf_nan=False, description="US dollars for a million prompt tokens.")
+    completion: float = Field(ge=0, allow_inf_nan=False, description="US dollars for a million completion tokens.")
+
+
 class Server(Section):
     """One model server."""
 
@@ -693,6 +702,9 @@ class Server(Section):
     weights_path: str | None = Field(
         None,
         description="Path at the server that answers with the version of its weights; default: its type's own.",
+    )
+    prices: Late[Prices] | None = Field(
+        None, description="US dollars for a million tokens, where the server does not tell what a call costs."
     )
     deviate: float = Field(
         0.0, ge=0, le=1, description="scripted: share of each group that goes wrong on purpose, from 0 to 1."
@@ -764,6 +776,7 @@ class Spec(Section):
     _policy_key: SecretStr | None = PrivateAttr(default=None)
     _demo: bool = PrivateAttr(default=False)
     _overrides: Any = PrivateAttr(default=None)
+    _repository: dict[str, str] | None = PrivateAttr(default=None)
 
     def __eq__(self, other: object) -> bool:
         """Equal where all keys are, wherever they were written."""
@@ -781,6 +794,11 @@ class Spec(Section):
     def overrides(self) -> Any:
         """What a command line or a program has changed of the file (`overrides.Overrides`); None where nothing."""
         return self._overrides
+
+    @property
+    def repository(self) -> dict[str, str] | None:
+        """The repository that the spec came from: `address`, `commit` and `digest`; None for a file of this machine."""
+        return self._repository
 
     @property
     def policy_api_key(self) -> SecretStr | None:
@@ -876,6 +894,7 @@ __all__ = [
     "Message",
     "Mode",
     "Part",
+    "Prices",
     "Process",
     "Prompt",
     "Reasoning",

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from hermes_rl.errors import Problem
 from hermes_rl.spec import nodes
 from hermes_rl.spec.nodes import Entry, MappingNode, Node, NodePath, ScalarNode, find, rewrite
 from hermes_rl.spec.section import is_template
@@ -45,6 +46,20 @@ def absolute(root: MappingNode) -> Node:
         return replace(node, value=value)
 
     return rewrite(root, change)
+
+
+def leading_out(root: Node, folder: Path) -> Iterator[Problem]:
+    """Yield a problem for each file outside of `folder` that a spec in it names; the tree has absolute paths."""
+    top = folder.resolve()
+    for path, _, node in nodes.walk(root):
+        if not isinstance(node, ScalarNode) or not isinstance(node.value, str):
+            continue
+        if not node.mark.source.folder.resolve().is_relative_to(top) or nodes.is_in(path, nodes.OUTPUTS):
+            continue  # a command line or a set may name what it likes
+        if names_host_file(path, lambda other: _value(root, other)):
+            file = node.value.rpartition(":")[0] if nodes.is_in(path, nodes.CODE) else node.value
+            if file.startswith("/") and not Path(file).resolve().is_relative_to(top):
+                yield node.mark.problem(f"a spec of a repository names files of it alone; this is {file}")
 
 
 def file_format(path: str) -> str | None:
@@ -129,7 +144,7 @@ def _may_be_on_hub(path: NodePath) -> bool:
     return path in _DATASETS or (path[:1] == ("servers",) and path[-1] == "tokenizer")
 
 
-def _value(root: MappingNode, path: NodePath) -> object:
+def _value(root: Node, path: NodePath) -> object:
     node = find(root, path)
     return node.value if isinstance(node, ScalarNode) and isinstance(node.value, str) else None
 

@@ -102,7 +102,7 @@ _SHORTHANDS: dict[tuple[str, str], dict[str, Any]] = {
 _NULLABLE = {"type": "null"}
 
 
-class _Generator(GenerateJsonSchema):
+class YamlSchema(GenerateJsonSchema):
     """Empty mappings are no defaults worth showing; sections that are built later are shown as they will be."""
 
     ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
@@ -118,7 +118,7 @@ def spec_json_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of the YAML."""
     for section in Section.__subclasses__():
         section.model_rebuild()  # sections are built when needed; they are about to be shown, with their defaults
-    schema = Spec.model_json_schema(by_alias=True, schema_generator=_Generator)
+    schema = Spec.model_json_schema(by_alias=True, schema_generator=YamlSchema)
     sections: dict[str, Any] = schema.pop("$defs")
     sections["Spec"] = {key: schema[key] for key in ("properties", "required") if key in schema}
     sections["Server"]["properties"]["type"]["enum"] = list(type_names())  # those of this machine's packages too

@@ -12,17 +12,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema
 
 from hermes_rl.errors import Problem, SpecError, UserError
-from hermes_rl.spec.load import shipped_specs
+from hermes_rl.spec.load import Found, find_spec
 from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, ScalarNode, SequenceNode, find, is_null, locate, plain
 from hermes_rl.spec.overrides import Assignment, Overrides
 from hermes_rl.spec.reader import read_file
 from hermes_rl.spec.section import EMPTY, FreeMap, Section, Seq, wrong
-from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.validate import in_order, problem_of
 
 # ------------------------------------------------------------------------------------------- The form of the file
@@ -42,14 +41,17 @@ def _file_name(name: str) -> str:
     return name
 
 
-Name = Annotated[str, AfterValidator(_file_name)]
+_NAMED = {"type": "string", "pattern": f"^{_NAME.pattern}$", "maxLength": LONGEST, "not": {"pattern": r"\.json$"}}
+Name = Annotated[str, AfterValidator(_file_name), WithJsonSchema(_NAMED)]
 Several = Field(min_length=1)
 
 
 class SetSpec(Section):
     """A spec of a set."""
 
-    spec: str = Field(description="Path from the set's folder, or the name of a shipped spec; alone it may be a text.")
+    spec: str = Field(
+        description="Path from the set's folder, name of a shipped spec, or a repository; alone it may be a text."
+    )
     name: Name | None = Field(None, description="Its column and folder; default: the name of the file.")
     changes: FreeMap = Field(EMPTY, alias="set", description="Keys of the spec, written with dots, and their values.")
 
@@ -75,6 +77,32 @@ class SetFile(Section):
     """The file."""
 
     body: SetBody = Field(alias="set", description="The set.")
+
+
+def set_json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of the YAML of a set."""
+    from hermes_rl.spec.schema import YamlSchema  # which a set is read without
+
+    schema = SetFile.model_json_schema(by_alias=True, schema_generator=YamlSchema)
+    sections: dict[str, Any] = schema["$defs"]
+    for section in sections.values():
+        del section["title"]
+        for name, field in section["properties"].items():
+            field.pop("title", None)
+            told = {key: field.pop(key) for key in ("description", "default") if key in field}
+            choices = field.pop("anyOf", [field])
+            if name not in section["required"] and {"type": "null"} not in choices:
+                choices = [*choices, {"type": "null"}]  # a key without a value is as good as absent
+            section["properties"][name] = {**(choices[0] if len(choices) == 1 else {"anyOf": choices}), **told}
+    specs = sections["SetBody"]["properties"]["specs"]
+    specs["items"] = {"anyOf": [specs["items"], {"type": "string"}]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "https://hermes-rl.example/set.schema.json",
+        **schema,
+        "title": "hermes-rl set",
+        "description": "Specs, models and settings, each combination of which is an evaluation.",
+    }
 
 
 # ------------------------------------------------------------------------------------------- Combinations
@@ -196,7 +224,10 @@ class _Reading:
     def combinations(self) -> Iterator[Combination]:
         body = self.body
         sources = [self._source(number, one.spec) for number, one in enumerate(body.specs)]
-        specs = [one.name or Path(source or one.spec).stem for one, source in zip(body.specs, sources, strict=True)]
+        specs = [
+            one.name or (Path(one.spec) if found is None else found.path).stem
+            for one, found in zip(body.specs, sources, strict=True)
+        ]
         models = [one.name for one in body.models]
         settings = [one.name for one in body.settings] if body.settings is not None else [""]
         for kind, names in (("specs", specs), ("models", models), ("settings", settings)):
@@ -209,26 +240,21 @@ class _Reading:
         for (a, spec), (b, model), (c, setting) in product(enumerate(specs), enumerate(models), enumerate(settings)):
             mark = locate(self.tree, ("set", "models", b))[2].mark
             overrides = laid["settings"][c].over(laid["models"][b].over(laid["specs"][a]))
-            made = Combination(spec, model, setting, sources[a] or "", overrides, mark)
+            found = sources[a]
+            made = Combination(spec, model, setting, "" if found is None else found.name, overrides, mark)
             other = folders.setdefault(str(made.folder), made.label)
             if other != made.label and len(set(models)) == len(models) and len(set(settings)) == len(settings):
                 self.problems.append(mark.problem(f"{other} and {made.label} would both lie in {made.folder}"))
             yield made
 
-    def _source(self, number: int, written: str) -> str | None:
+    def _source(self, number: int, written: str) -> Found | None:
         """Return the spec that is meant, as messages call it; None where there is none."""
         mark = locate(self.tree, ("set", "specs", number, "spec"))[2].mark
-        if (mark.source.folder / written).is_file():
-            return posixpath.normpath(posixpath.join(posixpath.dirname(mark.source.name), written))
-        shipped = shipped_specs()
-        if written in shipped:
-            return str(shipped[written])
-        self.problems.append(
-            mark.problem(
-                f"there is no spec `{written}`: no such file in {mark.source.folder}, and no shipped spec"
-                f"{choices(written, shipped)}"
-            )
-        )
+        here = posixpath.normpath(posixpath.join(posixpath.dirname(mark.source.name), written))
+        try:
+            return find_spec(here if (mark.source.folder / written).exists() else written)
+        except UserError as error:
+            self.problems.append(mark.problem(str(error)))
         return None
 
     def _require_different(self, kind: str, names: Sequence[str]) -> None:

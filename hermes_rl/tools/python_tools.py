@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean, load_object
-from hermes_rl.threads import in_thread
+from hermes_rl.threads import Turns
 from hermes_rl.tools.base import Tool, ToolInputError, ToolRuntime, as_json
 
 # ---------------------------------------------------- From a signature to a schema, and from arguments to values
@@ -146,6 +146,7 @@ class PythonTool(Tool):
         if not NAME.fullmatch(self.name):
             raise UserError(f"{self.name!r} cannot be the name of a tool; use letters, digits, _ and -")
         self.signature = Signature.of(function, self.name)
+        self._turns = Turns()
 
     @property
     def description(self) -> str:
@@ -156,7 +157,7 @@ class PythonTool(Tool):
         return self.signature.parameters
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
-        return answer_of(await call_function(self.function, self.signature.values(args)))
+        return answer_of(await call_function(self.function, self.signature.values(args), self._turns))
 
 
 def python_tool(function: Callable[..., Any] | str, name: str | None = None, base: Path | None = None) -> Tool:
@@ -167,11 +168,11 @@ def python_tool(function: Callable[..., Any] | str, name: str | None = None, bas
     return PythonTool(found, name)
 
 
-async def call_function(function: Callable[..., Any], values: dict[str, Any]) -> Any:
+async def call_function(function: Callable[..., Any], values: dict[str, Any], turns: Turns) -> Any:
     """Return the result of a function that may be sync or async, off the event loop where it could block."""
     if inspect.iscoroutinefunction(function):
         return await function(**values)
-    result = await in_thread(functools.partial(function, **values))
+    result = await turns.call(functools.partial(function, **values))
     return await result if inspect.isawaitable(result) else result
 
 
@@ -196,6 +197,7 @@ class StateTool(Tool):
         self.name = name
         self._attribute = attribute
         self._signature = Signature.of(method, name)
+        self._turns = Turns()
 
     @property
     def description(self) -> str:
@@ -207,7 +209,7 @@ class StateTool(Tool):
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         owner = runtime.state if self._attribute is None else getattr(runtime.state, self._attribute)
-        return answer_of(await call_function(getattr(owner, self.name), self._signature.values(args)))
+        return answer_of(await call_function(getattr(owner, self.name), self._signature.values(args), self._turns))
 
 
 def state_tools(state: object, name: str | None = None) -> tuple[Tool, ...]:

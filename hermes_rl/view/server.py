@@ -102,6 +102,10 @@ def _answer_of_runs(app: FastAPI, shelf: Shelf) -> None:
     async def runs() -> Response:
         return JSONResponse(await in_thread(shelf.runs))
 
+    @app.get("/api/compare")
+    async def compare(a: str, b: str) -> Response:
+        return JSONResponse(await in_thread(lambda: shelf.compare(a, b)))
+
     @app.get("/api/runs/{run}")
     async def overview(run: str, request: Request) -> Response:
         version, found = await in_thread(lambda: shelf.overview(run))

@@ -13,12 +13,13 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import UserError
+from hermes_rl.reading.compare import compare_runs
 from hermes_rl.reading.overview import card, overview, running
 from hermes_rl.reading.record import RunRecord, find_runs
 from hermes_rl.reading.shown import Screen, shown_prompt, shown_rollout, shown_summary, shown_tokens, tokenizer_of
@@ -39,6 +40,10 @@ MOST_LISTED = 500
 """Runs of a list."""
 RESCAN = 5.0
 """Seconds after which folders are looked through again for new runs."""
+CHANGED = 100
+"""Fixed rows, and broken ones, that a comparison lists."""
+LABEL = 80
+"""Characters of a row that tell people which one it is."""
 ORDERED = 8
 """Answers to queries that are kept for their next pages: 8 bytes for each rollout that fits."""
 NUMBERS_AGAIN = 10
@@ -184,6 +189,28 @@ class Shelf:
                 found = {**overview(record, name), "generation": record.generation}
                 run.made = version, time.monotonic(), time.monotonic() - began, found
             return version, run.made[3]
+
+    def compare(self, a: str, b: str) -> dict[str, Any]:
+        """Return what run `b` does otherwise than run `a`, for which both are read to their ends.
+
+        Raises:
+            UserError: one of them is not there, or nothing can be compared.
+        """
+        with ExitStack() as held:
+            # In one order, so that no two comparisons wait for each other.
+            runs = {name: held.enter_context(self._using(name)) for name in sorted({a, b})}
+            first, second = records = [runs[name].read() for name in (a, b)]
+            for record in records:
+                record.refresh()
+            found = compare_runs(first, second)
+            told = {**found.record(), "run_a": a, "run_b": b}
+            for kind in ("fixed", "broken"):
+                rows = told["found"][kind]
+                labels = second.labels([row["row_key"] for row in rows[:CHANGED]], LABEL)
+                told[kind] = len(rows)
+                told["found"][kind] = [{**row, "label": labels[row["row_key"]]} for row in rows[:CHANGED]]
+        shown: dict[str, Any] = Screen().value(told)
+        return shown
 
     def rollouts(self, name: str, asked: Mapping[str, str]) -> dict[str, Any]:
         """Return a page of the rollouts that fit.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import hermes_rl
 from hermes_rl import Ending, Policy, Sampled, Sampling, open_env
 from hermes_rl.errors import UserError
+from hermes_rl.runs.store import RolloutStore
 from hermes_rl.tokens.hub import HubTokenizer
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools import base
@@ -609,3 +611,32 @@ async def test_tokens_that_are_not_proven_are_refused_where_exact_ones_are_asked
     assert len(rollout.examples()) == 1
     with pytest.raises(UserError, match=r"not proven .*does not say which tokens it sampled"):
         rollout.examples(exact=True)
+
+
+async def test_a_record_is_read_beside_the_event_loop_and_let_go_of_where_nobody_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading some gigabytes takes a minute, in which the other requests of a service would stand still."""
+    spec, begun, go_on = spec_in(tmp_path), threading.Event(), threading.Event()
+    async with open_env(spec, record=tmp_path / "run") as env:
+        first = await env.play(env.rows()[0], Sampler().policy(), group="g")
+    load, threads = RolloutStore.load, list[int]()
+
+    def slow(store: RolloutStore) -> None:
+        threads.append(threading.get_ident())
+        begun.set()
+        assert go_on.wait(10)
+        load(store)
+
+    monkeypatch.setattr(RolloutStore, "load", slow)
+    async with open_env(spec, record=tmp_path / "run") as env:
+        given_up = asyncio.create_task(env.play(env.rows()[0], Sampler().policy(), group="g"))
+        assert await asyncio.to_thread(begun.wait, 10)
+        given_up.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        again = await env.play(env.rows()[0], Sampler().policy(), group="g")
+    assert (again.id, again.messages) == (first.id, first.messages), "it was read again, and is locked by nobody else"
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads

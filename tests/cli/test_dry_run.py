@@ -107,7 +107,7 @@ def test_a_sample_measures_and_prices_make_a_cost(tmp_path: Path, capsys: pytest
     [
         (["--sample", "2"], "are about --dry-run"),
         (["--dry-run", "--prices", "none.json"], "none.json cannot be read"),
-        (["--dry-run", "--prices", "other.json"], "does not say 'scripted'"),
+        (["--dry-run", "--prices", "other.json"], "does not say the price of the model scripted"),
         (["--dry-run", "--prices", "broken.json"], "is not of the form"),
     ],
 )

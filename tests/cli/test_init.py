@@ -42,7 +42,7 @@ def test_what_is_made_is_valid_and_plays(kind: str, tmp_path: Path) -> None:
     scores = {" ".join(words[:-1]): float(words[-1]) for words in values}
     assert scores["gold"] >= 1
     assert scores["empty"] == scores["garbage"] == 0
-    played = hermes("run", "my-own.yaml", "process", "--demo", "--out", "out", "--set", "process.groups=2", cwd=folder)
+    played = hermes("run", "./my-own", "process", "--demo", "--out", "out", "--set", "process.groups=2", cwd=tmp_path)
     assert played.returncode == 0, played.stderr
     assert "2 of 2 groups" in played.stdout
     tested = subprocess.run(

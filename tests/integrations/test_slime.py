@@ -79,11 +79,14 @@ async def samples(args: Any, size: int = 4) -> list[Sample]:
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 200, "stop": None}
 
 
-async def test_samples_hold_every_sampled_token_with_the_version_of_its_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [None, 2])
+async def test_samples_hold_every_sampled_token_with_the_version_of_its_weights(
+    tmp_path: Path, workers: int | None
+) -> None:
     folder = str(tokenizer_folder(tmp_path / "t", keeps_thinking=True))
     policy = TokenPolicy(TOKENIZER, lambda text, chance: write(text, right=chance.random() < 0.5), ("generate",))
     async with policy.running() as url:
-        args = arguments(tmp_path, url, hf_checkpoint=folder)
+        args = arguments(tmp_path, url, hf_checkpoint=folder, hermes_workers=workers)
         given = await samples(args)
         made = await asyncio.gather(*(slime.generate(args, one, dict(SAMPLING)) for one in given))
     pairs = []

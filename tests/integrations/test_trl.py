@@ -485,14 +485,15 @@ def test_what_ends_the_playing_is_raised_where_trl_asks_for_health(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("installed")
-async def test_versions_of_an_adapter_are_asked_for_by_their_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [None, 2])
+async def test_versions_of_an_adapter_are_asked_for_by_their_names(tmp_path: Path, workers: int | None) -> None:
     server = TokenPolicy(TOKENIZER, lambda text, chance: write(text) + END)
     async with server.running() as url:
 
         def play() -> None:
             args = configuration(vllm_server_base_url=url.removesuffix("/v1"))
             given = {"tokenizer": str(small_tokenizer_path()), "adapter": "trl-policy"}
-            with HermesWorker(spec_in(tmp_path), args, "base", **given) as worker:
+            with HermesWorker(spec_in(tmp_path), args, "base", **given, workers=workers) as worker:
                 worker.update_model_version(1)
                 worker.start()
                 assert {one.model_version for one in taken(worker, 4)} == {1}

@@ -80,7 +80,7 @@ def complaints(page: Page, axe: str) -> list[str]:
 
 
 def walk(program: str, url: str, origin: str, folder: str, axe: str, scheme: str, width: int, shots: str) -> Any:
-    """List, run, filter, rollout, group, and a link that is opened afresh."""
+    """List, run, filter, rollout, group, a link that is opened afresh, and two runs compared."""
     script, found = Path(axe).read_text("utf-8"), {}
     with browser(program) as chromium:
         # axe is no script of the page, and so it takes a window that lets it in.
@@ -126,14 +126,31 @@ def walk(program: str, url: str, origin: str, folder: str, axe: str, scheme: str
         expect(members.first).to_be_visible()
         found["members"] = members.count()
         look("group")
-        other = context.new_page()
-        other.goto(sent)
-        expect(other.get_by_role("heading", name="Conversation")).to_be_visible()
-        found["sent"] = other.locator("h1").inner_text()
+        found["sent"] = opened_afresh(context.new_page(), sent)
+        found["compared"] = compared(page)
+        look("compare")
         strange = chromium.new_context().new_page()
         strange.goto(sent)
         found["stranger"] = strange.get_by_role("alert").inner_text()
         return {**found, **watched.done(origin)}
+
+
+def opened_afresh(page: Page, url: str) -> str:
+    """Follow the link of a rollout, and return what its page is headed by."""
+    page.goto(url)
+    expect(page.get_by_role("heading", name="Conversation")).to_be_visible()
+    return page.locator("h1").inner_text()
+
+
+def compared(page: Page) -> str:
+    """Go back to the list, and compare its two runs, first one way and then the other way."""
+    page.get_by_role("link", name="Runs").click()
+    page.get_by_label("Compare run A").select_option(index=1)
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator("main")).to_contain_text("broken")
+    page.get_by_role("link", name="exchange A and B").click()
+    expect(page.locator("tbody .pill.good").first).to_be_visible()
+    return page.locator("main").inner_text()
 
 
 def keyboard(program: str, url: str, origin: str, folder: str) -> Any:

@@ -88,16 +88,31 @@ VERSIONS = {
     "MCP servers of npm: everything, filesystem, playwright": npm_versions,
 }
 """Components, as the test modules' `COMPONENT` names them, and how to find out which version was played with."""
+TOGETHER = {"test_docker_registry": "test_docker_daemon", "test_litellm": "test_vllm"}
+"""Modules that use the engine of another one, which the tests of a session share."""
 _passed: dict[str, list[str]] = {}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep together, on one worker of `--dist loadgroup`, the tests of a module and those that share an engine."""
+    for item in items:
+        if item.path.parent == HERE and isinstance(item, pytest.Function):
+            item.add_marker(pytest.mark.xdist_group(TOGETHER.get(item.path.stem, item.path.stem)))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report: Any = yield
-    component = getattr(getattr(item, "module", None), "COMPONENT", None)
-    if component is not None and report.when == "call" and report.passed:
-        _passed.setdefault(component, []).append(item.nodeid)
+    if (component := getattr(getattr(item, "module", None), "COMPONENT", None)) is not None:
+        report.user_properties.append(("component", component))  # which goes from a worker to whoever started it
     return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count what has passed; with several workers this is called in the process that has started them."""
+    component = dict(report.user_properties).get("component")
+    if component is not None and report.when == "call" and report.passed:
+        _passed.setdefault(str(component), []).append(report.nodeid)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -22,6 +22,8 @@ from tests.cli.test_run import environment, hermes, listen_to_ctrl_c
 from tests.real.environments import HERE, ray_python
 from tests.runs.faulty_model import FaultyModel
 from tests.runs.test_workers import change, groups, lines, played, rollouts, said, sleepers, until, write
+from tests.service.playing import holds, named, policy
+from tests.service.served import PLAYED, Served, spec_in
 
 COMPONENT = "Ray"
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(400)]
@@ -156,6 +158,57 @@ def test_process_and_serve_give_the_same_as_one_process(tmp_path: Path) -> None:
     done = on_ray("run", "spec.yaml", "serve", "--out", "served", "--ray", "--workers", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(lines(tmp_path / "got.jsonl")) >= 2
+
+
+async def test_a_service_plays_on_a_cluster_with_the_policies_of_its_requests(
+    tmp_path: Path, cluster: RayCluster
+) -> None:
+    for name in ("one", "ray"):
+        (tmp_path / name).mkdir()
+    text = PLAYED.replace("scripted}", "scripted, deviate: 0.5}")
+    with Served(spec_in(tmp_path / "one", text)) as one:
+        keys = one.keys()
+        alone, _ = one.batch(rows=keys, n=2, batch="b")
+    await asyncio.to_thread(cluster.do, "add")
+    model = policy()
+    async with model.running() as url:
+        service = await asyncio.to_thread(
+            lambda: Served(
+                spec_in(tmp_path / "ray", text),
+                *("--workers", "2", "--key-env", "POLICY_KEY", "--ray", cluster.address),
+                environ={**OWN, "POLICY_KEY": SECRET},
+                python=str(ray_python()),
+            )
+        )
+        try:
+            lines, end = await asyncio.to_thread(lambda: service.batch(rows=keys, n=2, batch="b"))
+            assert (end["dropped"], by_group(lines)) == (0, by_group(alone))
+            await holds(lambda: service.get("/v1/metrics")["workers"]["ready"] == 2, 120)
+            model.pause()
+            asked = {"rows": keys, "n": 2, "policy": named(url, version=1, api_key_env="POLICY_KEY")}
+            answering = asyncio.create_task(asyncio.to_thread(lambda: service.batch(**asked)))
+            await holds(lambda: len(model.asked) == 8)
+            told = await asyncio.to_thread(service.ask, "PUT", "/v1/policy", {"version": 3, "model": "tiny-3"})
+            assert told.status == 204
+            await asyncio.to_thread(cluster.do, "kill")
+            await holds(lambda: service.get("/v1/metrics")["workers"]["died"] == 1, 120)
+            model.resume()
+            lines, end = await answering
+            assert (end["groups"], end["dropped"]) == (4, 0), end
+            assert {line["weights"][1] for line in lines} == {3}, "the version that was told in flight"
+            assert 1 in {line["weights"][0] for line in lines}
+            assert {one["model"] for one in model.asked} == {"tiny", "tiny-3"}
+            assert 0 < (await asyncio.to_thread(service.get, "/v1/metrics"))["workers"]["rollouts_lost"] < 8
+            assert await asyncio.to_thread(service.terminate) == 0
+        finally:
+            await asyncio.to_thread(service.__exit__)
+    assert files_of(cluster.folder)
+    for folder in (cluster.folder, tmp_path):
+        assert [path for path in files_of(folder) if SECRET.encode() in path.read_bytes()] == []
+
+
+def by_group(answered: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {line["group"]: line for line in answered}
 
 
 def test_a_node_that_joins_plays_too(tmp_path: Path, cluster: RayCluster) -> None:

@@ -41,6 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("viewed")
     command = [sys.executable, "-m", "hermes_rl.cli.main", "run", "terminal-files", "process", "--out", "played"]
     subprocess.run([*command, "--set", "process.groups=8"], cwd=made, check=True, capture_output=True, timeout=120)
+    again = [*command[:-1], "again", "--set", "process.groups=8", "--set", "servers.policy.deviate=0.9"]
+    subprocess.run(again, cwd=made, check=True, capture_output=True, timeout=120)
     return made
 
 
@@ -57,9 +59,9 @@ def test_a_person_finds_a_rollout_and_sends_its_link(viewed: Viewed, scheme: str
     asked = {"url": url, "origin": viewed.url, "folder": "played", "axe": str(axe_script())}
     found = step("walk", **asked, scheme=scheme, width=width, shots=SHOTS)
     assert found["address"] == viewed.url, "an address that is copied does not give the token away"
-    assert {name: found[name] for name in ("list", "run", "filtered", "rollout", "group")} == {
-        name: [] for name in ("list", "run", "filtered", "rollout", "group")
-    }
+    looked = ("list", "run", "filtered", "rollout", "group", "compare")
+    assert {name: found[name] for name in looked} == {name: [] for name in looked}
+    assert "rows are graded in both" in found["compared"] and "fixed" in found["compared"]
     assert set(found["scores"]) == {"1.000"}
     assert found["sorted"].startswith("Tokens")
     assert "write_file" in found["trained"] and "You are a careful engineer" not in found["trained"]

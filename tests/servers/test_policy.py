@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import random
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,54 @@ async def test_the_endpoint_of_a_rollout_is_not_kept_when_it_has_ended(tmp_path:
         del policy
         gc.collect()
         assert left() is None
+
+
+# ---------------------------------------------------------------------- the way to another process
+
+
+def test_a_description_makes_the_same_policy_and_shows_no_key() -> None:
+    model = ["m-1"]
+    policy = Policy.server(
+        "vllm",
+        "http://a:1/v1",
+        lambda: model[0],
+        api_key="a secret",
+        tokenizer="t",
+        renderer="template",
+        weights_path="/version",
+        version=3,
+    )
+    described = policy.described()
+    assert "a secret" not in repr(described)
+    other = Policy.of_description(pickle.loads(pickle.dumps(described)))
+    (mine,), (theirs,) = policy.role.configs, other.role.configs
+    assert replace(mine, naming=None, version=None) == replace(theirs, naming=None, version=None)
+    assert (other.version, theirs.current().model) == (None, "m-1"), "nothing was told of its weights yet"
+    first = policy.told()
+    assert policy.told() is first, "nothing has changed"
+    model[0], policy.version = "m-2", 4
+    other.take(policy.told())
+    other.take(first)
+    assert (other.version, theirs.current().model) == (4, "m-2"), "a word that comes late says nothing"
+    assert other.described().servers == described.servers
+
+
+def test_a_described_policy_of_a_spec_has_all_of_its_servers_and_their_headers(tmp_path: Path) -> None:
+    server = "{type: vllm, base_url: 'http://%s/v1', model: %s, headers_env: {X-Key: KEY}}"
+    policies = ", ".join(server % (host, host) for host in ("a", "b"))
+    spec = parse_spec(f"{DATA}servers: {{policy: [{policies}]}}\n", folder=tmp_path)
+    policy = Policy.of_spec(spec, environ={"KEY": "a secret"}, model=lambda: None)
+    other = Policy.of_description(pickle.loads(pickle.dumps(policy.described())))
+    other.take(policy.told())
+    assert [one.current().model for one in other.role.configs] == ["a", "b"]
+    assert [one.headers["X-Key"].reveal() for one in other.role.configs] == ["a secret"] * 2
+
+
+def test_a_function_and_what_it_calls_stay_in_their_process() -> None:
+    async def chat(messages: object, tools: object) -> str:
+        return ""
+
+    with pytest.raises(UserError, match="which other processes cannot call"):
+        Policy.chat(chat).described()
+    endpoint = Policy.of_description(Policy.endpoint("http://a:1/v1", "m").described())
+    assert endpoint.captured

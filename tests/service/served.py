@@ -42,11 +42,16 @@ class Served:
     """`hermes-rl rollouts` in a process of its own; use it with `with`."""
 
     def __init__(
-        self, spec: Path, *options: str, token: str | None = None, environ: Mapping[str, str] | None = None
+        self,
+        spec: Path,
+        *options: str,
+        token: str | None = None,
+        environ: Mapping[str, str] | None = None,
+        python: str = sys.executable,
     ) -> None:
         self.token = token
         secured = ["--token-env", "SERVICE_TOKEN"] if token is not None else []
-        command = [sys.executable, "-m", "hermes_rl.cli.main", "rollouts", str(spec), "--listen", "127.0.0.1:0"]
+        command = [python, "-m", "hermes_rl.cli.main", "rollouts", str(spec), "--listen", "127.0.0.1:0"]
         self.log = spec.parent / "service.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

@@ -284,3 +284,62 @@ def test_errors_of_columns_are_spec_errors_when_rows_are_loaded(tmp_path: Path) 
     text = 'version: 1\ndataset: {items: [{q: a}], columns: {b: "{{ qq }}"}}\nprompt: {user: "{{ b }}"}\n'
     with pytest.raises(SpecError, match=r"s\.yaml:2:41: there is no column `qq`"):
         load_rows(load_spec(write(tmp_path, text)), "train", notify=print)
+
+
+CALLED = """
+def good(*, seed, split): ...
+def positional(seed, split, more=3): ...
+def rest(**given): ...
+def none(): ...
+def half(seed): ...
+def most(seed, split, path): ...
+def only(seed, split, /): ...
+async def later(*, seed, split): ...
+@decorated
+def unknown(): ...
+class Row:
+    def __init__(self, item, more=1): ...
+class Any:
+    def __init__(self, *items): ...
+class Empty:
+    def __init__(self): ...
+class Pair:
+    def __init__(self, a, b): ...
+class Named:
+    def __init__(self, item, *, name): ...
+@decorated
+class Made:
+    def __init__(self): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("good", None),
+        ("positional", None),
+        ("rest", None),
+        ("unknown", None),
+        ("none", "generator `none` does not take `seed` and `split`; it is called as none(seed=…, split=…)"),
+        ("half", "does not take `split`"),
+        ("only", "does not take `seed` and `split`"),
+        ("most", "needs `path`, which nobody gives it"),
+        ("later", "is `async`"),
+    ],
+)
+def test_a_generator_takes_what_it_is_called_with(tmp_path: Path, name: str, said: str | None) -> None:
+    (tmp_path / "own.py").write_text(CALLED)
+    text = f'dataset: {{generator: "own.py:{name}"}}\nprompt: {{user: hi}}\n'
+    (tmp_path / "spec.yaml").write_text(text)
+    problems, _ = check_spec(load_spec(tmp_path / "spec.yaml"))
+    assert [problem.line for problem in problems] == ([] if said is None else [1])
+    assert said is None or said in problems[0].message
+
+
+@pytest.mark.parametrize("name", ["Row", "Any", "Made", "Empty", "Pair", "Named"])
+@pytest.mark.parametrize(("key", "what"), [("state: {}", "the row"), ("serve: {{trainer: {}}}", "the spec")])
+def test_a_class_of_the_spec_can_be_made_of_what_it_gets(tmp_path: Path, name: str, key: str, what: str) -> None:
+    (tmp_path / "own.py").write_text(CALLED)
+    problems = found(tmp_path, key.format(f"own.py:{name}") + "\n")
+    bad = name in ("Empty", "Pair", "Named")
+    assert [f"cannot be made of {what} alone" in problem for problem in problems] == [True] * bad

@@ -9,9 +9,12 @@ import jsonschema
 import pytest
 import yaml
 
+from hermes_rl.cli.main import status
+from hermes_rl.errors import SpecError
 from hermes_rl.shipped import shipped_rewards
 from hermes_rl.spec.env_fields import PASSED
 from hermes_rl.spec.schema import schema_text, spec_json_schema
+from hermes_rl.spec.sets import load_set, set_json_schema
 
 HERE = Path(__file__).parent
 MINIMAL: dict[str, Any] = {"dataset": {"items": [{"q": "a"}]}, "prompt": {"user": "x"}}
@@ -125,4 +128,53 @@ def test_the_fields_of_the_environment_are_there(schema: dict[str, Any]) -> None
         schema["properties"]["env"]["properties"].keys() == PASSED.keys()
         if "properties" in schema["properties"]["env"]
         else True
+    )
+
+
+SETS: list[tuple[Any, bool]] = [
+    ({"name": "a", "specs": ["terminal-files"], "models": [{"name": "m"}]}, True),
+    (
+        {"name": "a", "specs": [{"spec": "terminal-files", "name": "t", "set": {"a.b": 1}}], "models": [{"name": "m"}]},
+        True,
+    ),
+    (
+        {
+            "name": "a",
+            "specs": ["terminal-files"],
+            "models": [{"name": "m", "set": None}],
+            "settings": None,
+            "by": None,
+        },
+        True,
+    ),
+    ({"name": "a", "specs": ["terminal-files"], "models": []}, False),
+    ({"name": "a/b", "specs": ["terminal-files"], "models": [{"name": "m"}]}, False),
+    ({"name": "a" * 61, "specs": ["terminal-files"], "models": [{"name": "m"}]}, False),
+    ({"name": "a", "specs": ["terminal-files"], "models": ["m"]}, False),
+    ({"name": "a", "specs": ["terminal-files"], "models": [{"name": "m.json"}]}, False),
+    ({"name": "a", "specs": ["terminal-files"]}, False),
+    ({"name": "a", "specs": [{"name": "b"}], "models": [{"name": "m"}]}, False),
+    ({"name": "a", "specs": ["terminal-files"], "models": [{"name": "m"}], "rewards": {}}, False),
+    (None, False),
+]
+
+
+@pytest.mark.parametrize(("body", "good"), SETS)
+def test_the_schema_of_sets_is_of_one_mind_with_the_loader(body: Any, good: bool, tmp_path: Path) -> None:
+    schema = set_json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert jsonschema.Draft202012Validator(schema).is_valid({"set": body}) is good
+    (tmp_path / "set.yaml").write_text(yaml.safe_dump({"set": body}))
+    if good:
+        assert load_set(tmp_path / "set.yaml").name == "a"
+    else:
+        with pytest.raises(SpecError):
+            load_set(tmp_path / "set.yaml")
+
+
+def test_the_schema_of_sets_is_fresh(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["schema", "--set"]) == 0
+    committed = HERE.parents[1] / "docs" / "set.schema.json"
+    assert committed.read_text(encoding="utf-8") == capsys.readouterr().out, (
+        "run: hermes-rl schema --set > docs/set.schema.json"
     )

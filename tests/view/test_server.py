@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
@@ -207,6 +208,43 @@ def test_what_is_not_there_is_told(viewed: Viewed, path: str) -> None:
     status, _, body = viewed.ask(f"/api/runs/{path.replace('RUN', run_of(viewed, 'many'))}")
     assert status == 404
     assert "none" in json.loads(body)["detail"]
+
+
+def test_what_a_run_has_cost_is_told_as_it_grew(tmp_path: Path) -> None:
+    lines = [recorded(f"row {place}") for place in range(100)]
+    for place, line in enumerate(lines[:80]):  # the server tells nothing of the other ones
+        line["usage"]["cost"] = 0.25 + place % 2 * 0.5
+    write_run(tmp_path / "run", lines)
+    with Viewed(tmp_path) as viewed:
+        (name,) = viewed.names()
+        told = viewed.read(name)
+        (listed,) = viewed.get("runs")["runs"]
+    assert (told["cost"], listed["cost"]) == (40.0, 40.0)
+    assert told["costs"]["count"] == 80 and told["costs"]["mean"] == 0.5
+    assert [one["cost"] for one in told["spending"]] == [float(part) for part in range(1, 41)]
+    assert told["spending"][-1]["count"] == 80
+
+
+def test_two_runs_are_compared(tmp_path: Path) -> None:
+    # Row 0 is broken, row 1 fixed, and the other ones pass in both.
+    before = [recorded(f"row {row}", score=float(row != 1)) for row in range(8)]
+    after = [recorded(f"row {row}", score=float(row != 0)) for row in range(8)]
+    write_run(tmp_path / "before", before)
+    write_run(tmp_path / "after", after)
+    with Viewed(tmp_path) as viewed:
+        a, b = run_of(viewed, "before"), run_of(viewed, "after")
+        with ThreadPoolExecutor(8) as asking:
+            pairs = [(a, b), (b, a)] * 8
+            both = list(asking.map(lambda pair: viewed.get("compare", a=pair[0], b=pair[1]), pairs))
+        status, _, body = viewed.ask(f"/api/compare?a={a}&b=nothing")
+    told = both[0]
+    assert (told["a"], told["b"]) == (str(tmp_path / "before"), str(tmp_path / "after"))
+    assert (told["fixed"], told["broken"]) == (1, 1)
+    assert [(row["row_key"], row["label"]) for row in told["found"]["broken"]] == [("row 0", "What is row 0?")]
+    assert [(row["row_key"], row["a"], row["b"]) for row in told["found"]["fixed"]] == [("row 1", 0, 1)]
+    assert told["verdict"] == "no difference beyond chance"
+    assert [one["fixed"] for one in both] == [1] * 16 and both[1]["found"]["fixed"][0]["row_key"] == "row 0"
+    assert status == 404 and b"there is no run 'nothing'" in body
 
 
 def test_hostile_texts_come_without_controls(viewed: Viewed) -> None:

@@ -22,6 +22,7 @@ class Server {
   }
 
   runs() { return this.ask("runs"); }
+  compare(a, b) { return this.ask("compare", { a, b }); }
   overview(run, version = null) { return this.ask(`runs/${encodeURIComponent(run)}`, {}, version); }
   rollouts(run, query) { return this.ask(`runs/${encodeURIComponent(run)}/rollouts`, query); }
   rollout(run, id) { return this.ask(`runs/${encodeURIComponent(run)}/rollouts/${encodeURIComponent(id)}`); }
@@ -150,6 +151,8 @@ function number(value) {
 function score(value) { return typeof value === "number" ? value.toFixed(3) : NONE; }
 function share(part, whole) { return whole ? `${(100 * part / whole).toFixed(part && part < whole / 100 ? 1 : 0)} %` : NONE; }
 
+function money(value) { return typeof value === "number" ? `${number(value)} $` : NONE; }
+
 function duration(seconds) {
   if (typeof seconds !== "number") return NONE;
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
@@ -197,18 +200,28 @@ function histogram(title, found, told = number, more = null) {
     el("p", {}, summary));
 }
 
-function course(parts) {
-  if (parts.length < 2) return null;
-  const values = parts.map((part) => part.mean);
-  const low = Math.min(0, ...values), high = Math.max(1, ...values);
-  const points = values.map((value, place) => `${100 * place / (values.length - 1)},${70 - 66 * (value - low) / (high - low)}`);
+/** How something changes over the run, in the order in which rollouts ended. */
+function curve(title, values, told, low, high, note) {
+  if (values.length < 2) return null;
+  const points = values.map((value, place) => `${100 * place / (values.length - 1)},${70 - 66 * (value - low) / (high - low || 1)}`);
   return el("section", { class: "card" },
-    heading(3, "Mean score over the run"),
+    heading(3, title),
     svg("svg", { viewBox: "0 0 100 72", preserveAspectRatio: "none", role: "img",
-      "aria-label": `Mean score of ${parts.length} parts of the run, in the order in which rollouts ended: ${values.map(score).join(", ")}` },
+      "aria-label": `${title}, ${values.length} parts of the run in the order in which rollouts ended: ${values.map(told).join(", ")}` },
     svg("line", { class: "axis", x1: 0, y1: 70.5, x2: 100, y2: 70.5 }), svg("polyline", { class: "curve", points: points.join(" ") })),
     el("div", { class: "ends", "aria-hidden": "true" }, el("span", {}, "first"), el("span", {}, "last")),
-    el("p", {}, `each point is ${parts[0].count === 1 ? "a rollout" : `${count(parts[0].count)} rollouts`} · axis from ${number(low)} to ${number(high)}`));
+    el("p", {}, `${note} · axis from ${told(low)} to ${told(high)}`));
+}
+
+function course(parts) {
+  const values = parts.map((part) => part.mean);
+  const note = parts.length ? `each point is ${parts[0].count === 1 ? "a rollout" : `${count(parts[0].count)} rollouts`}` : "";
+  return curve("Mean score over the run", values, number, Math.min(0, ...values), Math.max(1, ...values), note);
+}
+
+function spending(parts) {
+  const values = parts.map((part) => part.cost);
+  return curve("Cost over the run", values, money, 0, Math.max(0, ...values), "of all rollouts that had ended");
 }
 
 function barCell(part, whole, bad = false) {
@@ -256,6 +269,7 @@ async function draw() {
     if (!parts.length && !source.live) parts = [source.data.overview.run];
     const query = Object.fromEntries(new URLSearchParams(asked ?? ""));
     const page = parts.length === 0 ? await runsPage(turn)
+      : parts[0] === "compare" && parts.length === 3 ? await comparePage(turn, parts[1], parts[2])
       : parts.length === 1 ? await runPage(turn, parts[0], query)
       : parts[1] === "group" && parts.length > 2 ? await groupPage(turn, parts[0], parts[2], query)
       : await rolloutPage(turn, parts[0], parts[1]);
@@ -288,11 +302,15 @@ function later(turn, seconds, look) {
 
 async function runsPage(turn) {
   place([], "");
-  const body = el("div");
+  const body = el("div"), choice = el("div");
+  let known = [];
   const show = async () => {
     const found = await source.runs();
     if (turn !== drawn) return;
     const key = document.activeElement?.getAttribute("href");
+    const same = known.length === found.runs.length && known.every((name, at) => name === found.runs[at].run);
+    known = found.runs.map((run) => run.run);
+    if (!same) choice.replaceChildren(found.runs.length > 1 ? compareForm(found.runs) : "");
     body.replaceChildren(runsTable(found.runs), found.more ? el("p", { class: "quiet" }, `${count(found.more)} older runs are not listed.`) : "");
     if (key && document.activeElement === document.body) {
       [...body.querySelectorAll("a")].find((one) => one.getAttribute("href") === key)?.focus();
@@ -300,12 +318,12 @@ async function runsPage(turn) {
     later(turn, found.reading ? 0.2 : 3, show);
   };
   await show();
-  return [heading(1, "Runs"), body];
+  return [heading(1, "Runs"), body, choice];
 }
 
 function runsTable(runs) {
   if (!runs.length) return el("p", {}, "There is no run yet.");
-  const columns = ["Run", "Mode", "Model", "Groups", "Rollouts", "Mean score", "Failures", "Started", "Time"];
+  const columns = ["Run", "Mode", "Model", "Groups", "Rollouts", "Mean score", "Failures", "Cost", "Started", "Time"];
   return scrolled("Runs", el("table", { class: "wide" },
     el("thead", {}, el("tr", {}, columns.map((name, at) => el("th", { scope: "col", class: at > 2 ? "number" : null }, name)))),
     el("tbody", {}, runs.map((run) => el("tr", {},
@@ -313,14 +331,68 @@ function runsTable(runs) {
         el("div", { class: "quiet mono" }, run.path)),
       el("td", {}, run.mode ?? NONE),
       el("td", {}, run.model ?? NONE),
-      run.error ? el("td", { colspan: 6 }, run.error) : [
+      run.error ? el("td", { colspan: 7 }, run.error) : [
         el("td", { class: "number" }, count(run.groups)),
         el("td", { class: "number" }, count(run.rollouts), run.read < 1 ? el("div", { class: "quiet" }, `${share(run.read, 1)} read`) : null),
         el("td", { class: "number" }, score(run.mean), el("span", { class: "quiet" }, interval(run))),
         el("td", { class: "number" }, run.failed ? el("span", { class: "bad" }, count(run.failed)) : "0"),
+        el("td", { class: "number" }, money(run.cost)),
         el("td", { class: "number" }, moment(run.started)),
         el("td", { class: "number" }, duration(run.seconds)),
       ])))));
+}
+
+// ------------------------------------------------------------------------------------------------------ Two runs
+
+function compareForm(runs) {
+  const choice = (label, key, chosen) => el("label", { for: `compare-${key}` }, label, el("select", { id: `compare-${key}`, name: key },
+    runs.map((run, at) => el("option", { value: run.run, selected: at === chosen }, `${run.spec ?? ""} · ${run.path.split("/").at(-1)}`))));
+  const form = el("form", { "aria-label": "Compare two runs",
+    onsubmit: (event) => {
+      event.preventDefault();
+      const asked = new FormData(form);
+      location.hash = address(["compare", asked.get("a"), asked.get("b")]);
+    } },
+  choice("Compare run A", "a", 1), choice("with run B", "b", 0), el("button", { type: "submit" }, "Compare"));
+  return form;
+}
+
+const signed = (told) => (value) => value === null ? NONE : `${value > 0 ? "+" : ""}${told(value)}`;
+
+async function comparePage(turn, a, b) {
+  const both = await source.compare(a, b);
+  if (turn !== drawn) return [];
+  place([["compare", ["compare", a, b]]], "compare");
+  const { found } = both;
+  const told = (value) => Math.abs(value) >= 100 ? number(value) : score(value);
+  const change = signed(told);
+  const beyond = (one) => one.low !== null && (one.low > 0 || one.high < 0);
+  const measure = (one) => el("tr", {}, el("th", { scope: "row" }, one.name),
+    el("td", { class: "number" }, told(one.a)), el("td", { class: "number" }, told(one.b)), el("td", { class: "number" }, change(one.difference)),
+    el("td", { class: "number" }, one.low === null ? NONE : `${change(one.low)} to ${change(one.high)}`),
+    el("td", {}, beyond(one) ? "beyond chance" : one.low === null ? "not known" : "within chance"));
+  const rows = (kind) => found[kind].map((row) => el("tr", {},
+    el("th", { scope: "row" }, row.label || row.row_key, el("div", { class: "quiet mono" }, row.row_key)),
+    el("td", {}, el("span", { class: kind === "broken" ? "pill bad" : "pill good" }, kind)),
+    el("td", { class: "number" }, link(`${row.a} of ${row.of}`, [a, row.shown_a])), el("td", { class: "number" }, link(`${row.b} of ${row.of}`, [b, row.shown_b]))));
+  const changed = [...rows("broken"), ...rows("fixed")];
+  const table = (label, columns, body, numbered) => scrolled(label, el("table", { class: "wide" },
+    el("thead", {}, el("tr", {}, columns.map((text, at) => el("th", { scope: "col", class: numbered.includes(at) ? "number" : null }, text)))), el("tbody", {}, body)));
+  return [
+    heading(1, "Two runs compared"),
+    el("p", {}, "A: ", link(both.a, [a], null, { class: "mono" }), ` · ${both.model_a}`, el("br"), "B: ", link(both.b, [b], null, { class: "mono" }), ` · ${both.model_b}`),
+    el("nav", { class: "buttons", "aria-label": "Direction" }, link("exchange A and B", ["compare", b, a])),
+    both.refusals.map((text) => el("p", { class: "note bad" }, `Graded differently, so that the scores do not mean the same: ${text}`)),
+    both.warnings.map((text) => el("p", { class: "note" }, text)),
+    el("p", {}, el("strong", {}, both.verdict), `; ${count(found.score.rows)} rows are graded in both.`,
+      found.score.detectable === null ? "" : ` Four times in five, so many rows would show a true difference of ${number(found.score.detectable)} or more.`),
+    found.bounds ? el("p", { class: "note" }, `Without a score: ${count(found.ungraded_a)} rollouts in A, ${count(found.ungraded_b)} in B; graded, they could make the difference ${change(found.bounds[0])} to ${change(found.bounds[1])}.`) : null,
+    table("Differences", ["Mean of", "A", "B", "B − A", "95 % interval", "Chance"],
+      [found.score, found.passes, ...found.measures.filter((one) => one.a || one.b)].map(measure), [1, 2, 3, 4]),
+    heading(2, "Rows that changed"),
+    el("p", { class: "quiet" }, `${count(both.fixed)} rows fixed, ${count(both.broken)} broken (a pass scores ${number(found.success)} or more); sign test p = ${number(found.p)}. The numbers lead to a rollout that shows it.`),
+    changed.length ? table("Rows that changed", ["Row", "Change", "Passed in A", "Passed in B"], changed, [2, 3]) : el("p", {}, "Every row passes as often in both."),
+  ];
 }
 
 // ------------------------------------------------------------------------------------------------------- One run
@@ -367,8 +439,9 @@ function runHead(run) {
     ["Rows", count(run.rows)],
     ["Failures", run.failed ? el("span", { class: "bad" }, count(run.failed)) : "0"],
     ["Tokens", count(run.tokens)],
+    run.cost === null ? null : ["Cost", money(run.cost)],
     ["Time", duration(run.seconds)],
-  ];
+  ].filter(Boolean);
   return [
     heading(1, [run.spec ?? run.run, " ", run.running ? el("span", { class: "pill good" }, "running") : null]),
     el("p", { class: "quiet" }, [run.mode, run.model, run.fingerprint, `started ${moment(run.started)}`].filter(Boolean).join(" · "),
@@ -406,6 +479,7 @@ function runFigures(run, name) {
     histogram("Turns", run.turns),
     histogram("Prompt tokens", run.prompt_tokens),
     histogram("Completion tokens", run.completion_tokens),
+    run.costs ? [spending(run.spending) ?? "", histogram("Cost of a rollout", run.costs, money)] : [],
     histogram("Time of a rollout", run.seconds_spread, duration),
   ].flat();
 }

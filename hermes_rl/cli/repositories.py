@@ -1,0 +1,89 @@
+"""A SPEC that is a repository: which commit was taken, what is in it, and whether it may run here.
+
+Where content is, and what is remembered of it, is `hermes_rl.repositories`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import typer
+
+from hermes_rl.cli.echo import echo
+from hermes_rl.cli.screen import counted
+from hermes_rl.errors import UserError
+from hermes_rl.repositories.cache import Fetched, fetched
+from hermes_rl.repositories.files import files_of
+from hermes_rl.spec.load import repository_of, spec_of
+
+SHOWN = 60
+"""Files that are listed by name."""
+_READ = (".py", ".yaml", ".yml", ".sh")
+"""Endings of files that decide what runs, listed before others."""
+
+
+def at_hand(sources: Sequence[str], *, trust: bool) -> list[str]:
+    """Return what a command line names as specs, with each repository as the commit that it means now.
+
+    A repository is fetched where it is not here yet. Its files are shown and agreed to before anything of it runs, once
+    for each content; `trust` agrees without asking.
+
+    Raises:
+        UserError: a repository cannot be had, has no spec, or is not agreed to.
+    """
+    return [_settled(source, trust=trust) for source in sources]
+
+
+def _settled(source: str, *, trust: bool) -> str:
+    address = repository_of(source)
+    if address is None:
+        return source
+    found = fetched(address)
+    spec = spec_of(found)
+    if address.revision is None:
+        echo(
+            f"{source}: no revision is named; this is what it has now. To play the same later: {found.address}",
+            err=True,
+        )
+    elif address.commit is None:
+        echo(f"{source}: {address.revision} is the commit {found.address.revision}", err=True)
+    if not found.trusted:
+        for line in _contents(found, spec):
+            echo(line, err=True)
+        if not trust:
+            _ask(found)
+        found.trust()
+    return str(found.address)
+
+
+def _contents(found: Fetched, spec: Path) -> Iterator[str]:
+    """Yield what is in a repository, in words: first the files that decide what runs, and those beside the spec."""
+    yield f"{found.address}"
+    yield f"  content: sha256 {found.digest}"
+    files = sorted(files_of(found.folder), key=lambda path: (path.suffix not in _READ, spec.parent not in path.parents))
+    for path in files[:SHOWN]:
+        name = path.relative_to(found.folder).as_posix()
+        yield f"  {name}: {f'a link to {path.readlink()}' if path.is_symlink() else _size(path.read_bytes())}"
+    if rest := files[SHOWN:]:
+        code = sum(path.suffix in _READ for path in rest)
+        yield f"  and {counted(len(rest), 'more file')}, {code} of them code or YAML"
+    yield f"  all of it lies in {found.folder}"
+    yield "Its code runs on this machine with your rights, and its spec says which servers get which of your keys."
+
+
+def _size(content: bytes) -> str:
+    if b"\0" in content[:8000]:
+        return f"{len(content):,} bytes"
+    return counted(content.count(b"\n") + (not content.endswith(b"\n") and content != b""), "line")
+
+
+def _ask(found: Fetched) -> None:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UserError(
+            f"{found.address} has not been agreed to on this machine, and there is no terminal to ask on: add --trust "
+            "where you trust what is listed above"
+        )
+    if not typer.confirm("Do you trust it?", err=True):
+        raise UserError(f"{found.address} was not agreed to, and nothing of it has run")

@@ -1,0 +1,129 @@
+"""What a user writes for an environment in a repository.
+
+::
+
+    owner/name[@REV][#PATH]                          on GitHub
+    git+https://HOST/PATH[@REV][#PATH]               any git: https, http, ssh, file
+    hf://[datasets|models|spaces/]owner/name[@REV][#PATH]    on a hub of Hugging Face's API; without a kind, a dataset
+
+REV is a branch, a tag, or a whole commit. PATH is the folder or the spec inside of the repository.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Literal
+from urllib.parse import urlsplit
+
+from hermes_rl.errors import UserError
+from hermes_rl.visible import visible
+
+_NAME = r"[A-Za-z0-9][\w.-]*"
+_SHORT = re.compile(rf"{_NAME}/{_NAME}")
+_HUB = re.compile(rf"(?:(datasets|models|spaces)/)?({_NAME}/{_NAME})")
+_REVISION = re.compile(r"[A-Za-z0-9_][\w.+/-]*")
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+SCHEMES = ("https", "http", "ssh", "file")
+"""How git may be asked; others, such as `ext`, run programs."""
+
+
+Kind = Literal["git", "datasets", "models", "spaces"]
+_KINDS: dict[str | None, Kind] = {None: "datasets", "datasets": "datasets", "models": "models", "spaces": "spaces"}
+
+
+@dataclass(frozen=True)
+class Address:
+    """A repository, and what of it is meant.
+
+    Attributes:
+        place: what stands before the revision, as it was written.
+        kind: who has it: git, or the kind of repository on a hub.
+        url: what git is given; on a hub its `owner/name`.
+        revision: a branch, a tag or a commit; None for what the repository's owner shows first.
+        inside: the folder or the spec in it; empty for all of it.
+    """
+
+    place: str
+    kind: Kind
+    url: str
+    revision: str | None = None
+    inside: str = ""
+
+    @property
+    def commit(self) -> str | None:
+        """The commit, where the revision is one."""
+        return self.revision if self.revision is not None and _COMMIT.fullmatch(self.revision) else None
+
+    def at(self, commit: str) -> Address:
+        """Return the address of the same at a commit."""
+        return replace(self, revision=commit)
+
+    def __str__(self) -> str:
+        revision = f"@{self.revision}" if self.revision is not None else ""
+        return f"{self.place}{revision}{f'#{self.inside}' if self.inside else ''}"
+
+
+def address_of(text: str) -> Address | None:
+    """Return the address that a text is; None for a text that can only mean something on this machine.
+
+    Raises:
+        UserError: it begins like an address, and is none.
+    """
+    rest, _, inside = text.partition("#")
+    scheme, colon, behind = rest.partition("://")
+    if not colon:
+        place, _, revision = rest.partition("@")
+        if _SHORT.fullmatch(place) is None or _means_a_file(place):
+            return None
+        return _checked(text, Address(place, "git", f"https://github.com/{place}.git"), revision, inside)
+    if scheme == "hf":
+        place, _, revision = behind.partition("@")
+        found = _HUB.fullmatch(place)
+        if found is None or found[2].partition("/")[0] in _KINDS:
+            raise UserError(f"{visible(text)} is no repository of a hub: write hf://OWNER/NAME@REV")
+        return _checked(text, Address(f"hf://{place}", _KINDS[found[1]], found[2]), revision, inside)
+    if not scheme.startswith("git+"):
+        return None
+    if (scheme := scheme.removeprefix("git+")) not in SCHEMES:
+        raise UserError(f"{visible(text)}: git is asked by {', '.join(f'git+{one}' for one in SCHEMES)} alone")
+    host, slash, path = behind.partition("/")
+    path, _, revision = path.partition("@")
+    url = f"{scheme}://{host}{slash}{path}"
+    if not path or any(ord(one) <= ord(" ") for one in url):
+        raise UserError(f"{visible(text)} names no repository: write git+https://HOST/PATH@REV")
+    if urlsplit(url).password is not None or (urlsplit(url).username and scheme != "ssh"):
+        raise UserError(
+            f"git+{scheme}://…@{visible(host.rpartition('@')[2])}/…: an address with a password or a token in it would "
+            "be in every record of a run; leave it out, and let git's credential helper know it"
+        )
+    return _checked(text, Address(f"git+{url}", "git", url), revision, inside)
+
+
+def _means_a_file(place: str) -> bool:
+    """Return True for `specs/mine.yaml`, and for `specs/mine` where there is a folder `specs`: it was mistyped."""
+    owner, _, name = place.partition("/")
+    return name.endswith((".yaml", ".yml", ".json")) or Path(owner).is_dir()
+
+
+def _checked(text: str, address: Address, revision: str, inside: str) -> Address:
+    if "@" in text.partition("#")[0].removeprefix(address.place) and not revision:
+        raise UserError(f"{visible(text)}: a branch, a tag or a commit is missing behind `@`")
+    if revision and (_REVISION.fullmatch(revision) is None or ".." in revision):
+        raise UserError(f"{visible(text)}: {visible(revision)!r} is no name of a branch, a tag or a commit")
+    if inside and not plain_path(inside.rstrip("/")):
+        raise UserError(f"{visible(text)}: {visible(inside)!r} is no path inside of the repository, such as envs/maths")
+    return replace(address, revision=revision or None, inside=inside.rstrip("/"))
+
+
+def plain_path(path: str) -> bool:
+    """Return True for a path that stays below its folder, whatever lies there, and is none of git's own files."""
+    parts = path.split("/")
+    return (
+        len(path) <= 1000
+        and not PurePosixPath(path).is_absolute()
+        and "\\" not in path
+        and path.isprintable()
+        and all(part not in ("", ".", "..") and part.lower() != ".git" for part in parts)
+    )

@@ -1,0 +1,130 @@
+"""Environments that were fetched, each commit once, and which of them the user trusts.
+
+Below `environments/` of the cache lies a folder for each repository and in it one for each commit; beside that stands
+the digest of its files, by which they are known to be what was fetched. `trusted/` has a file for each digest that the
+user has agreed to run. Where content differs from its digest it is fetched again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from hermes_rl.caches import cache_home
+from hermes_rl.errors import UserError
+from hermes_rl.repositories.address import Address
+from hermes_rl.repositories.files import Unfit, digest_of, write_files
+from hermes_rl.repositories.git import Named, git_commit, git_files
+from hermes_rl.repositories.hub import hub_commit, hub_files
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A repository as it lies here; `address` names its commit."""
+
+    address: Address
+    folder: Path
+    digest: str
+
+    @property
+    def path(self) -> Path:
+        """The folder or the spec in it that the address means."""
+        return self.folder / self.address.inside
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the user has agreed to run exactly this."""
+        return _trust(self.digest).is_file()
+
+    def trust(self) -> None:
+        """Remember that the user has agreed to run exactly this."""
+        _trust(self.digest).parent.mkdir(parents=True, exist_ok=True)
+        _trust(self.digest).write_text(f"{self.address}\n", encoding="utf-8")
+
+    def described(self) -> dict[str, str]:
+        """Return what the record of a run says of it."""
+        return {"address": str(self.address), "commit": str(self.address.revision), "digest": self.digest}
+
+
+def fetched(address: Address) -> Fetched:
+    """Return a repository at the commit that the address means now; only what is not here yet is fetched.
+
+    An address with a commit that is here asks nobody.
+
+    Raises:
+        UserError: it cannot be had, or is no environment.
+    """
+    repository = _environments() / _folder_name(address)
+    if address.commit is not None:
+        named = Named(address.commit, address.commit)
+    else:
+        try:
+            named = git_commit(address) if address.kind == "git" else Named(hub_commit(address), "")
+        except UserError as error:
+            raise UserError(f"{error}{_kept(repository, address)}") from error
+    if (found := _here(repository, address.at(named.commit))) is not None:
+        return found
+    try:
+        repository.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=repository) as work:
+            return _fetch(repository, address, named, Path(work))
+    except Unfit as error:
+        raise UserError(f"{address}: {error}") from error
+    except OSError as error:
+        raise UserError(f"{address} cannot be kept in {repository}: {error.strerror or error}") from error
+
+
+def _fetch(repository: Path, address: Address, named: Named, work: Path) -> Fetched:
+    files = work / "files"
+    files.mkdir()
+    if address.kind == "git":
+        commit, entries = git_files(address, named, work / "git")
+    else:
+        commit, entries = named.commit, hub_files(address, named.commit)
+    if address.commit not in (None, commit):
+        raise UserError(f"{address}: another commit was given, {commit}")
+    write_files(entries, files)
+    digest = digest_of(files)
+    described = json.dumps({"address": str(address.at(commit)), "digest": digest})
+    (work / "digest").write_text(described, encoding="utf-8")
+    shutil.rmtree(repository / commit, ignore_errors=True)  # what is there is no longer what was fetched
+    files.rename(repository / commit)
+    (work / "digest").rename(repository / f"{commit}.json")
+    return Fetched(address.at(commit), repository / commit, digest)
+
+
+def _here(repository: Path, address: Address) -> Fetched | None:
+    """Return what was fetched of a commit; None where there is nothing, or not what was fetched."""
+    folder = repository / str(address.revision)
+    try:
+        digest = str(json.loads((repository / f"{address.revision}.json").read_text(encoding="utf-8"))["digest"])
+        return Fetched(address, folder, digest) if digest_of(folder) == digest else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _kept(repository: Path, address: Address) -> str:
+    """Return what can be named without asking anybody, in words."""
+    there = sorted(repository.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    if not there:
+        return ""
+    return "; here already: " + ", ".join(str(address.at(path.stem)) for path in there[:3])
+
+
+def _folder_name(address: Address) -> str:
+    """Return a name that people know again, and no other repository has."""
+    name = address.url.rstrip("/").rpartition("/")[2].removesuffix(".git")
+    safe = "".join(one if one.isascii() and (one.isalnum() or one in "-_") else "-" for one in name)[:60]
+    return f"{safe}-{hashlib.sha256(f'{address.kind} {address.url}'.encode()).hexdigest()[:12]}"
+
+
+def _environments() -> Path:
+    return cache_home() / "environments"
+
+
+def _trust(digest: str) -> Path:
+    return _environments() / "trusted" / digest

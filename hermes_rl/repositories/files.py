@@ -1,0 +1,111 @@
+"""Files of an environment that came from elsewhere: what may be written, and what they are all together."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hermes_rl.errors import UserError
+from hermes_rl.repositories.address import plain_path
+from hermes_rl.visible import visible
+
+MOST_FILES = 10_000
+MOST_BYTES = 256 * 2**20
+"""Of all files together, and so of one."""
+_COMPILED = "__pycache__"
+
+
+class Unfit(UserError):
+    """What a repository has cannot be an environment here."""
+
+
+@dataclass(frozen=True)
+class RepositoryFile:
+    """A file of a repository, or a link; `content` is None where only its name and size are told."""
+
+    name: str
+    size: int
+    link: bool = False
+    executable: bool = False
+    content: bytes | None = None
+
+    @property
+    def compiled(self) -> bool:
+        """Python would run it in place of the source that a reader has seen."""
+        return self.name.endswith((".pyc", ".pyo")) or _COMPILED in self.name.split("/")
+
+
+def write_files(entries: Iterable[RepositoryFile], folder: Path) -> None:
+    """Write files into a folder, links last and only if they stay in it; compiled Python is left out.
+
+    All names and sizes have to come before the first content.
+
+    Raises:
+        Unfit: there is too much, or a name or a link that leads out of the folder.
+    """
+    names: set[str] = set()
+    links: list[tuple[Path, str]] = []
+    total = 0
+    for entry in entries:
+        if entry.compiled:
+            continue
+        if entry.content is None:
+            total += entry.size
+            _require_fit(entry, total, names)
+            names.add(entry.name)
+            continue
+        path = folder / entry.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if entry.link:
+            links.append((path, os.fsdecode(entry.content)))
+            continue
+        with path.open("xb") as file:
+            file.write(entry.content)
+        path.chmod(0o755 if entry.executable else 0o644)
+    top = folder.resolve()
+    for path, target in links:
+        path.symlink_to(target)
+    for path, target in links:
+        if Path(target).is_absolute() or not _real(path).is_relative_to(top):
+            raise Unfit(f"{visible(path.relative_to(folder).as_posix())} is a link that leads out of the repository")
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # `resolve` raises where links go in a circle
+
+
+def _require_fit(entry: RepositoryFile, total: int, names: set[str]) -> None:
+    shown = visible(entry.name.encode("utf-8", "replace").decode())
+    if not plain_path(entry.name) or entry.name in names:
+        raise Unfit(f"{shown!r} is no name of a file that may be written here")
+    if total > MOST_BYTES:
+        raise Unfit(
+            f"with {shown} ({entry.size:,} bytes) it is larger than {MOST_BYTES:,} bytes: an environment is code and "
+            "few rows, and a large dataset is named by `dataset.path`"
+        )
+    if len(names) >= MOST_FILES:
+        raise Unfit(f"it has more than {MOST_FILES:,} files")
+
+
+def files_of(folder: Path) -> Iterator[Path]:
+    """Yield the files and links of a folder, in the order of their names; what Python compiled is none of them."""
+    for path in sorted(folder.rglob("*")):
+        if (path.is_symlink() or not path.is_dir()) and _COMPILED not in path.relative_to(folder).parts:
+            yield path
+
+
+def digest_of(folder: Path) -> str:
+    """Return the SHA-256 of all names, kinds and contents of a folder."""
+    whole = hashlib.sha256()
+    for path in files_of(folder):
+        if path.is_symlink():
+            kind, content = b"l", os.fsencode(path.readlink())
+        else:
+            kind, content = b"x" if path.stat().st_mode & 0o100 else b"f", path.read_bytes()
+        name = os.fsencode(path.relative_to(folder).as_posix())
+        whole.update(b"%s %d %d\0%s" % (kind, len(name), len(content), name))
+        whole.update(content)
+    return whole.hexdigest()

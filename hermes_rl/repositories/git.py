@@ -1,0 +1,141 @@
+"""Files of a git repository at a commit, by the program `git`.
+
+Owns what git may do here: it is asked for objects alone, and the files are written by us. So no hook, filter,
+attribute or submodule of a repository has an effect, and what is written is checked and bounded before.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from hermes_rl.errors import UserError
+from hermes_rl.repositories.address import Address
+from hermes_rl.repositories.files import MOST_BYTES, RepositoryFile, Unfit
+from hermes_rl.visible import visible
+
+SECONDS = 600
+"""Of a fetch."""
+_BLOCK = 512
+_NOT_OURS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_NAMESPACE", "GIT_OBJECT_DIRECTORY",
+             "GIT_ALTERNATE_OBJECT_DIRECTORIES")  # fmt: skip
+"""Variables of a process that git itself has started in a repository."""
+_SETTINGS = (
+    "core.hooksPath=/dev/null", "core.fsmonitor=false", "fetch.recurseSubmodules=false", "gc.auto=0",
+    "maintenance.auto=false", "fetch.unpackLimit=1", "transfer.unpackLimit=1", "fetch.showForcedUpdates=false",
+)  # fmt: skip
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+class Named(NamedTuple):
+    """What a revision means at the moment: a commit, and what to ask for to get it."""
+
+    commit: str
+    wanted: str
+
+
+def git_commit(address: Address) -> Named:
+    """Ask which commit a revision means now.
+
+    Raises:
+        UserError: the repository cannot be reached, or has no such revision.
+    """
+    revision = address.revision
+    patterns = ["HEAD"] if revision is None else [f"refs/tags/{revision}", f"refs/tags/{revision}^{{}}",
+                                                  f"refs/heads/{revision}"]  # fmt: skip
+    lines = (
+        _git(address, ["ls-remote", "--quiet", "--", address.url, *patterns]).decode("utf-8", "replace").splitlines()
+    )
+    found = {name: commit for commit, _, name in (line.partition("\t") for line in lines)}
+    for name in patterns:
+        if name in found:
+            return Named(found.get(f"{name}^{{}}", found[name]), name)
+    if revision is None:
+        raise UserError(f"{address} is empty: it has no commit")
+    raise UserError(f"{address.place} has no branch and no tag {revision}; a commit is named by all of its 40 digits")
+
+
+def git_files(address: Address, named: Named, folder: Path) -> tuple[str, Iterator[RepositoryFile]]:
+    """Fetch a commit into an empty folder; returns which one it is, and its files.
+
+    Raises:
+        UserError: it cannot be had, or is too large.
+    """
+    _git(address, ["init", "--quiet", "--bare", "--template=", "--", str(folder)])
+    at = ["-C", str(folder)]
+    _git(address, [*at, "fetch", "--quiet", "--depth=1", "--no-tags", "--", address.url, named.wanted])
+    commit = _git(address, [*at, "rev-parse", "--verify", "FETCH_HEAD^{commit}"]).decode().strip()
+    listed = _git(address, [*at, "ls-tree", "-r", "-z", "-l", "--full-tree", commit])
+    return commit, _entries(address, at, listed)
+
+
+def _entries(address: Address, at: Sequence[str], listed: bytes) -> Iterator[RepositoryFile]:
+    found: list[tuple[str, str, str, int]] = []
+    for line in listed.decode("utf-8", "surrogateescape").split("\0")[:-1]:
+        about, _, path = line.partition("\t")
+        permissions, kind, blob, length = about.split()
+        if kind == "blob":  # else a submodule: another repository, which is not ours to fetch
+            found.append((path, permissions, blob, int(length)))
+    yield from (RepositoryFile(name, size, link=mode == "120000") for name, mode, _, size in found)
+    with tempfile.TemporaryFile() as wanted, tempfile.TemporaryFile() as given:
+        wanted.write("".join(f"{blob}\n" for _, _, blob, _ in found).encode())
+        wanted.seek(0)
+        _git(address, [*at, "cat-file", "--batch"], wanted.fileno(), given.fileno())
+        given.seek(0)
+        for name, mode, _, size in found:
+            given.readline()
+            content = given.read(size)
+            given.read(1)
+            if content.startswith(_POINTER) and size < 1024:
+                raise Unfit(
+                    f"{visible(name)} is kept by Git LFS, and is not in the repository itself: take it out of LFS"
+                )
+            yield RepositoryFile(name, size, link=mode == "120000", executable=mode == "100755", content=content)
+
+
+def _git(address: Address, arguments: Sequence[str], given: int | None = None, into: int | None = None) -> bytes:
+    """Run git, bounded in time and in what it writes into a file; returns what it says.
+
+    Raises:
+        UserError: git is not here, or fails.
+    """
+    scheme = urlsplit(address.url).scheme
+    environ = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
+    environ |= {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "", "SSH_ASKPASS": "", "GIT_ALLOW_PROTOCOL": scheme}
+    environ |= {"LC_ALL": "C", "GIT_LFS_SKIP_SMUDGE": "1"}
+    environ.setdefault("GIT_SSH_COMMAND", "ssh -oBatchMode=yes")
+    settings = [word for setting in _SETTINGS for word in ("-c", setting)]
+    limited = ["sh", "-c", 'ulimit -f "$0" && exec git "$@"', str(2 * MOST_BYTES // _BLOCK), *settings, *arguments]
+    with tempfile.TemporaryFile() as said:
+        try:
+            child = subprocess.Popen(
+                limited, stdin=subprocess.DEVNULL if given is None else given, stderr=said, env=environ,
+                stdout=subprocess.PIPE if into is None else into, start_new_session=True,
+                restore_signals=False,  # as in Python a file that is too large is an error, and no signal
+            )  # fmt: skip
+        except OSError as error:
+            raise UserError(f"git cannot be started ({error.strerror}): install it to play {address}") from error
+        try:
+            told, _ = child.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            raise UserError(f"{address}: git was not ready after {SECONDS} s; try again") from None
+        finally:
+            if child.returncode is None:  # git asks others to transfer, who would go on
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        if child.returncode == 0:
+            return told or b""
+        said.seek(0)
+        words = " ".join(said.read(4000).decode("utf-8", "replace").split()) or f"status {child.returncode}"
+    if child.returncode == 127:
+        raise UserError(f"git is not installed, and {address} needs it")
+    if "File too large" in words:
+        raise UserError(f"{address} is larger than {2 * MOST_BYTES:,} bytes: an environment is code and few rows")
+    taken = "" if "://" in address.place else "; nothing of that name is here, so it was taken for one on GitHub"
+    raise UserError(f"{address} cannot be had: git says: {visible(words)[:600]}{taken}")

@@ -1,0 +1,76 @@
+"""Files of a repository on a hub of Hugging Face's API, by huggingface_hub, which is given bounds to wait."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hermes_rl.errors import UserError
+from hermes_rl.repositories.address import Address
+from hermes_rl.repositories.files import RepositoryFile
+from hermes_rl.visible import visible
+
+ANSWER = 60.0
+"""Seconds that a hub has for each answer."""
+
+
+def hub_commit(address: Address) -> str:
+    """Ask which commit a revision means now.
+
+    Raises:
+        UserError: the hub cannot be reached, or has no such repository or revision.
+    """
+    try:
+        found = _api().repo_info(address.url, repo_type=_type(address), revision=address.revision, timeout=ANSWER)
+    except Exception as error:  # whatever the libraries below raise is told, and always raised again
+        raise _refused(address, error) from error
+    return str(found.sha)
+
+
+def hub_files(address: Address, commit: str) -> Iterator[RepositoryFile]:
+    """Yield the files of a commit, names and sizes first.
+
+    Raises:
+        UserError: they cannot be had.
+    """
+    try:
+        api, kind = _api(), _type(address)
+        told = api.list_repo_tree(address.url, recursive=True, repo_type=kind, revision=commit)
+        files = [RepositoryFile(one.path, one.size) for one in told if hasattr(one, "size")]
+        yield from files
+        with tempfile.TemporaryDirectory(prefix="hermes-rl-hub-") as kept:
+            for file in files:
+                path = api.hf_hub_download(address.url, file.name, repo_type=kind, revision=commit, cache_dir=kept)
+                yield RepositoryFile(file.name, file.size, content=Path(path).read_bytes())
+    except UserError:
+        raise
+    except Exception as error:  # as above
+        raise _refused(address, error) from error
+
+
+def bound_answers() -> None:
+    """Let the library wait for an answer as long as is reasonable; its own clients wait for ever."""
+    from huggingface_hub import get_session, set_client_factory
+
+    session = get_session()
+    kind, hooks = type(session), session.event_hooks
+    set_client_factory(lambda: kind(event_hooks=hooks, follow_redirects=True, timeout=ANSWER))
+
+
+def _api() -> Any:
+    from huggingface_hub import HfApi
+
+    bound_answers()
+    return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="hermes-rl")
+
+
+def _type(address: Address) -> str:
+    return address.kind.removesuffix("s")
+
+
+def _refused(address: Address, error: Exception) -> UserError:
+    said = getattr(error, "server_message", None) or str(error).strip().split("\n")[0]
+    return UserError(f"{address} cannot be had from the hub: {type(error).__name__}: {visible(said)[:300]}")

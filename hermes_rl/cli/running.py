@@ -17,6 +17,7 @@ from typing import Any, TypeVar, get_args
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of, restore_terminal
 from hermes_rl.cli.options import environment, with_policy
+from hermes_rl.cli.screen import dollars
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.reading.report import write_report_or_say
@@ -309,7 +310,11 @@ def _serve(spec: Spec, launch: Launch) -> int:
 
 
 def say_where(directory: RunDirectory, progress: Progress) -> None:
-    """Say where everything is, and how to look at it."""
+    """Say what all that is recorded has cost, where that is known, where everything is, and how to look at it."""
+    costs = {role: one["cost"] for role, one in directory.described().get("usage", {}).items() if "cost" in one}
+    if costs:
+        each = ", ".join(f"{role} {dollars(cost)}" for role, cost in costs.items())
+        echo(f"cost: {dollars(sum(costs.values()))}" + (f" ({each})" if len(costs) > 1 else ""))
     echo(f"run directory: {directory.path}")
     progress.note(f"next: hermes-rl show {shlex.quote(str(directory.path))} --failed")
 

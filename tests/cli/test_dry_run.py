@@ -109,6 +109,8 @@ def test_a_sample_measures_and_prices_make_a_cost(tmp_path: Path, capsys: pytest
         (["--dry-run", "--prices", "none.json"], "none.json cannot be read"),
         (["--dry-run", "--prices", "other.json"], "does not say the price of the model scripted"),
         (["--dry-run", "--prices", "broken.json"], "is not of the form"),
+        (["--dry-run", "--prices", "flat.json"], "prompt: Input should be"),
+        (["--dry-run", "--prices", "below.json"], "scripted.prompt: Input should be greater than or equal to 0"),
     ],
 )
 def test_wrong_options_are_told(
@@ -116,5 +118,7 @@ def test_wrong_options_are_told(
 ) -> None:
     (tmp_path / "other.json").write_text('{"other": {"prompt": 1, "completion": 10}}')
     (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "flat.json").write_text('{"prompt": 1, "completion": 10}')
+    (tmp_path / "below.json").write_text('{"scripted": {"prompt": -1, "completion": 10}}')
     assert status(["run", "terminal-files", *SMALL, *arguments]) == 2
     assert said in capsys.readouterr().err

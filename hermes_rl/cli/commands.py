@@ -5,6 +5,7 @@ Annotations are not postponed here: Typer would evaluate the text of each severa
 
 import glob
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -43,7 +44,9 @@ def _shipped(incomplete: str) -> list[str]:
     from hermes_rl.shipped import shipped_dir
 
     begun = glob.escape(incomplete)
-    here = {*glob.glob(f"{begun}*.yaml"), *(str(Path(spec).parent) for spec in glob.glob(f"{begun}*/*.yaml"))}
+    # A path would lose the `./` that was typed.
+    files, in_folders = glob.glob(f"{begun}*.yaml"), glob.glob(f"{begun}*/*.yaml")  # noqa: PTH207
+    here = {*files, *(os.path.dirname(spec) for spec in in_folders)}  # noqa: PTH120
     shipped = sorted(path.stem for path in shipped_dir("specs").glob(f"{begun}*.yaml"))
     return [*sorted(here), *shipped]
 

@@ -56,8 +56,9 @@ def _takes(found: DryRun) -> Iterator[str]:
         bound = f"at most {found.max_tokens} completion tokens each" if found.max_tokens else "as the server bounds it"
         yield f"a rollout: at most {counted(found.max_turns, 'call')}, {bound}; --sample 5 measures what it takes"
         return
+    calls = f"{one.turns:.3g} {'call' if one.turns == 1 else 'calls'}"
     yield (
-        f"a rollout, measured on {counted(one.count, 'rollout')} of {one.source}: {one.turns:.3g} {'call' if one.turns == 1 else 'calls'}, "
+        f"a rollout, measured on {counted(one.count, 'rollout')} of {one.source}: {calls}, "
         f"{one.prompt_tokens:.0f} prompt and {one.completion_tokens:.0f} completion tokens, {one.seconds:.3g} s"
     )
     if not found.play:

@@ -195,6 +195,7 @@ def test_serving_to_openenv_says_what_is_missing(capsys: pytest.CaptureFixture[s
         ("hermes-rl run term", ["terminal-bench", "terminal-bench-2", "terminal-files"]),
         ("hermes-rl run e", ["env", "exam.yaml"]),
         ("hermes-rl run env/", ["env/math.yaml"]),
+        ("hermes-rl run ./e", ["./env", "./exam.yaml"]),
         ("hermes-rl run exam.yaml e", ["env", "evaluate", "exam.yaml"]),
         ("hermes-rl run exam.yaml env s", ["serve", "swe"]),
         ("hermes-rl run exam.yaml evaluate e", []),

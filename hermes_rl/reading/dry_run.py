@@ -207,8 +207,8 @@ def prices_of(spec: Spec, path: Path | None) -> dict[str, Price]:
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         place = ".".join(map(str, wrong["loc"]))
-        found = f"{place}: {wrong['msg']}" if place else wrong["msg"]
-        raise UserError(f"--prices: {path} is not of the form {form}: {found}") from error
+        what = f"{place}: {wrong['msg']}" if place else wrong["msg"]
+        raise UserError(f"--prices: {path} is not of the form {form}: {what}") from error
     if models.get("policy") not in said and "policy" not in found:
         raise UserError(f"--prices: {path} does not say the price of the model {models.get('policy')}")
     told = {model: Price(one.prompt, one.completion) for model, one in said.items()}
@@ -375,7 +375,7 @@ def _tokenizer(spec: Spec, prompts: Sequence[Rendered]) -> str:
     name = tokenizer_of(spec)
     missing = next((one.missing for one in prompts if one.missing), None)
     if missing:
-        return f"cannot be had: {missing.splitlines()[0]}"
+        return missing.splitlines()[0]
     return "the small built-in one" if name is None else name
 
 

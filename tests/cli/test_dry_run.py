@@ -45,6 +45,12 @@ def test_a_new_run_plays_all(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert tree(tmp_path) == {}
 
 
+def test_a_tokenizer_that_cannot_be_had_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    server = "servers.policy={type: vllm, base_url: 'http://127.0.0.1:9/v1', model: m, tokenizer: ./none}"
+    (line,) = [one for one in foretold(capsys, *SMALL, "--set", server).splitlines() if one.startswith("tokenizer:")]
+    assert line.count("cannot be had") == 1
+
+
 def test_what_it_foretells_is_what_the_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     assert status(["run", "terminal-files", *SMALL, "--quiet"]) == 0

@@ -5,6 +5,7 @@ Annotations are not postponed here: Typer would evaluate the text of each severa
 
 import glob
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -36,14 +37,27 @@ app = typer.Typer(
 
 
 def _shipped(incomplete: str) -> list[str]:
-    """Return what a shell offers for a spec; where that is nothing, it offers files."""
+    """Return what a shell offers for a spec: what is here under that name, then what is shipped.
+
+    A shell offers files by itself only where this is nothing, so that a shipped spec would hide them.
+    """
     from hermes_rl.shipped import shipped_dir
 
-    return sorted(path.stem for path in shipped_dir("specs").glob(f"{glob.escape(incomplete)}*.yaml"))
+    begun = glob.escape(incomplete)
+    # A path would lose the `./` that was typed.
+    files, in_folders = glob.glob(f"{begun}*.yaml"), glob.glob(f"{begun}*/*.yaml")  # noqa: PTH207
+    here = {*files, *(os.path.dirname(spec) for spec in in_folders)}  # noqa: PTH120
+    shipped = sorted(path.stem for path in shipped_dir("specs").glob(f"{begun}*.yaml"))
+    return [*sorted(here), *shipped]
 
 
-def _specs_and_modes(incomplete: str) -> list[str]:
-    return [*_shipped(incomplete), *(mode for mode in get_args(Mode) if mode.startswith(incomplete))]
+def _specs_and_modes(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the specs, and once there is one the modes, which end the words."""
+    words = context.params.get("words") or []
+    modes = get_args(Mode)
+    if any(word in modes for word in words):
+        return []
+    return [*_shipped(incomplete), *(mode for mode in modes if words and mode.startswith(incomplete))]
 
 
 def _at_hand(specs: list[str], trust: bool) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hermes_rl.cli.screen import counted
+from hermes_rl.cli.screen import counted, dollars
 from hermes_rl.reading.dry_run import DryRun
 
 SHOWN = 400
@@ -56,8 +56,9 @@ def _takes(found: DryRun) -> Iterator[str]:
         bound = f"at most {found.max_tokens} completion tokens each" if found.max_tokens else "as the server bounds it"
         yield f"a rollout: at most {counted(found.max_turns, 'call')}, {bound}; --sample 5 measures what it takes"
         return
+    calls = f"{one.turns:.3g} {'call' if one.turns == 1 else 'calls'}"
     yield (
-        f"a rollout, measured on {counted(one.count, 'rollout')} of {one.source}: {one.turns:.3g} calls, "
+        f"a rollout, measured on {counted(one.count, 'rollout')} of {one.source}: {calls}, "
         f"{one.prompt_tokens:.0f} prompt and {one.completion_tokens:.0f} completion tokens, {one.seconds:.3g} s"
     )
     if not found.play:
@@ -83,7 +84,7 @@ def _takes(found: DryRun) -> Iterator[str]:
     if "policy" not in known:
         yield "cost: not known; servers.policy.prices or --prices FILE says what tokens cost"
         return
-    each = ", ".join(f"{role} {cost:,.2f} $" for role, cost in known.items()) if len(known) > 1 else ""
-    yield f"cost: about {sum(known.values()):,.2f} $" + (f" ({each})" if each else "")
+    each = ", ".join(f"{role} {dollars(cost)}" for role, cost in known.items()) if len(known) > 1 else ""
+    yield f"cost: about {dollars(sum(known.values()))}" + (f" ({each})" if each else "")
     for role in found.costs.keys() - known.keys():
         yield f"cost: without the {role}'s, which is not known; servers.{role}.prices says what tokens cost"

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, get_args
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of, restore_terminal
 from hermes_rl.cli.options import environment, with_policy
+from hermes_rl.cli.screen import dollars
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import did_you_mean
 from hermes_rl.reading.report import write_report_or_say
@@ -103,16 +104,22 @@ def specs_and_mode(words: Sequence[str]) -> tuple[list[str], Mode]:
     Raises:
         UserError: there is no spec, or no such mode.
     """
-    *specs, mode = words or [""]
+    *specs, last = words or [""]
     modes: tuple[Mode, ...] = get_args(Mode)
-    for known in modes:
-        if mode == known and specs:
-            return specs, known
-    if mode in modes:
-        raise UserError(f"no spec is named: hermes-rl run SPEC {mode}")
-    raise UserError(
-        f"{mode!r} is no mode{did_you_mean(mode, modes)}: name it behind the spec, hermes-rl run SPEC {'|'.join(modes)}"
-    )
+    named: list[Mode] = [mode for word in words for mode in modes if word == mode]
+    usage = f"hermes-rl run SPEC {named[0] if named else '|'.join(modes)}"
+    if len(named) > 1:
+        raise UserError(f"one mode is expected, and there are {len(named)}: {', '.join(named)}")
+    if named and last != named[0]:
+        others = " ".join(shlex.quote(word) for word in words if word != named[0])
+        raise UserError(f"{named[0]} stands behind all specs: hermes-rl run {others} {named[0]}")
+    if named and specs:
+        return specs, named[0]
+    if named:
+        raise UserError(f"no spec is named: {usage}")
+    if close := did_you_mean(last, modes):
+        raise UserError(f"{last!r} is no mode{close} {usage}")
+    raise UserError(f"no mode is named, and the last word says it: {usage}")
 
 
 def run_spec(request: RunRequest) -> int:
@@ -303,7 +310,11 @@ def _serve(spec: Spec, launch: Launch) -> int:
 
 
 def say_where(directory: RunDirectory, progress: Progress) -> None:
-    """Say where everything is, and how to look at it."""
+    """Say what all that is recorded has cost, where that is known, where everything is, and how to look at it."""
+    costs = {role: one["cost"] for role, one in directory.described().get("usage", {}).items() if "cost" in one}
+    if costs:
+        each = ", ".join(f"{role} {dollars(cost)}" for role, cost in costs.items())
+        echo(f"cost: {dollars(sum(costs.values()))}" + (f" ({each})" if len(costs) > 1 else ""))
     echo(f"run directory: {directory.path}")
     progress.note(f"next: hermes-rl show {shlex.quote(str(directory.path))} --failed")
 

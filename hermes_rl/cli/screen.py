@@ -93,6 +93,11 @@ def indented(text: Text) -> Padding:
     return Padding(text, (0, 0, 0, 2), expand=False)
 
 
+def dollars(cost: float) -> str:
+    """Return US dollars to the cent, and less than a tenth of a dollar with two digits that count."""
+    return f"{cost:,.2f} $" if cost >= 0.1 or cost == 0 else f"{cost:.2g} $"
+
+
 def counted(count: int, what: str) -> str:
     """Return a number with its noun, which takes an `s` in the plural."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -68,7 +68,7 @@ def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[st
 
     problems += _wrong(served, [launch(one, Progress(StringIO())) for one in served], out)
     if problems:
-        raise SpecError(problems)
+        raise SpecError(dict.fromkeys(problems))  # what is wrong with the command line is found for each spec
     if request.dry:
         for one in served:
             show([heading(one.spec.name)])

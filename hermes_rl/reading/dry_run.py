@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from hermes_rl.data.load import Rows, Split, load_rows
 from hermes_rl.errors import UserError
 from hermes_rl.reading.record import RolloutSummary, RunRecord
@@ -29,7 +31,7 @@ from hermes_rl.runs.opening import Launch, plan_of, require_runnable
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.regrading import Grading, require_judgeable
 from hermes_rl.runs.rendered import Rendered, render_row
-from hermes_rl.spec.model import Mode, Spec
+from hermes_rl.spec.model import Mode, Prices, Spec
 
 PROMPTS = 3
 """Rows whose prompts are looked at."""
@@ -199,16 +201,17 @@ def prices_of(spec: Spec, path: Path | None) -> dict[str, Price]:
     if path is None:
         return found
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        told = {model: Price(float(said[model]["prompt"]), float(said[model]["completion"])) for model in said}
+        said = TypeAdapter(dict[str, Prices]).validate_json(path.read_bytes())
     except OSError as error:
         raise UserError(f"--prices: {path} cannot be read: {error.strerror}") from error
-    except KeyError as error:
-        raise UserError(f"--prices: {path} does not say {error} of a model; its form is {form}") from error
-    except (ValueError, TypeError) as error:
-        raise UserError(f"--prices: {path} is not of the form {form}: {error}") from error
-    if models.get("policy") not in told and "policy" not in found:
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        place = ".".join(map(str, wrong["loc"]))
+        what = f"{place}: {wrong['msg']}" if place else wrong["msg"]
+        raise UserError(f"--prices: {path} is not of the form {form}: {what}") from error
+    if models.get("policy") not in said and "policy" not in found:
         raise UserError(f"--prices: {path} does not say the price of the model {models.get('policy')}")
+    told = {model: Price(one.prompt, one.completion) for model, one in said.items()}
     return found | {role: told[model] for role, model in models.items() if model in told}
 
 
@@ -372,7 +375,7 @@ def _tokenizer(spec: Spec, prompts: Sequence[Rendered]) -> str:
     name = tokenizer_of(spec)
     missing = next((one.missing for one in prompts if one.missing), None)
     if missing:
-        return f"cannot be had: {missing.splitlines()[0]}"
+        return missing.splitlines()[0]
     return "the small built-in one" if name is None else name
 
 

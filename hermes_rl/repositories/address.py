@@ -88,12 +88,25 @@ def address_of(text: str) -> Address | None:
         return None
     if (scheme := scheme.removeprefix("git+")) not in SCHEMES:
         raise UserError(f"{visible(text)}: git is asked by {', '.join(f'git+{one}' for one in SCHEMES)} alone")
+    return _of_git(text, scheme, behind, inside)
+
+
+def _of_git(text: str, scheme: str, behind: str, inside: str) -> Address:
     host, slash, path = behind.partition("/")
     path, _, revision = path.partition("@")
     url = f"{scheme}://{host}{slash}{path}"
     if not path or any(ord(one) <= ord(" ") for one in url):
         raise UserError(f"{visible(text)} names no repository: write git+https://HOST/PATH@REV")
-    if urlsplit(url).password is not None or (urlsplit(url).username and scheme != "ssh"):
+    if scheme == "file" and host not in ("", "localhost"):
+        raise UserError(
+            f"{visible(text)}: {visible(host)} stands where a host does; the path of this machine has three slashes "
+            "in front, as in git+file:///srv/environments"
+        )
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UserError(f"{visible(text)} names no repository: {error}") from error
+    if parts.password is not None or (parts.username and scheme != "ssh"):
         raise UserError(
             f"git+{scheme}://…@{visible(host.rpartition('@')[2])}/…: an address with a password or a token in it would "
             "be in every record of a run; leave it out, and let git's credential helper know it"

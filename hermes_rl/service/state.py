@@ -82,7 +82,8 @@ class Service:
         unknown = [key for key in keys if key not in places]
         if unknown:
             detail = (
-                f"{len(unknown)} keys are not of the split {split!r}; GET /v1/rows?split={split} has those that are"
+                f"{len(unknown)} of {len(keys)} keys are not of the split {split!r}; "
+                f"GET /v1/rows?split={split} has those that are"
             )
             raise wrong("unknown_row", place, detail, rows=unknown[:SHOWN])
         return [self._rows[split][places[key]] for key in keys]

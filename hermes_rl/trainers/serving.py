@@ -126,11 +126,12 @@ class Serving:
         tasks = [asyncio.create_task(work) for work in (self._consume(), self._send_all(), self._follow())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            self.together.leave(self)
             for task in done:
                 task.result()
             await self._finish_evaluations()
         finally:
-            self.together.feeding.remove(self)
+            self.together.leave(self)
             if self._evaluation is not None:
                 tasks.append(self._evaluation)
             for task in tasks:

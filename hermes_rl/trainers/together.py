@@ -60,6 +60,12 @@ class Together:
         self.registered = asyncio.Barrier(number)
         """None sends before all are registered: what the trainer has taken last tells which groups arrived."""
 
+    def leave(self, one: Feeds) -> None:
+        """Take note that it begins nothing more; may be called twice."""
+        if one in self.feeding:
+            self.feeding.remove(one)
+            self.wake()
+
     @property
     def pending(self) -> int:
         """Sequences of all of them that are not on their way to the trainer yet."""

@@ -45,6 +45,12 @@ def test_a_new_run_plays_all(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert tree(tmp_path) == {}
 
 
+def test_a_tokenizer_that_cannot_be_had_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    server = "servers.policy={type: vllm, base_url: 'http://127.0.0.1:9/v1', model: m, tokenizer: ./none}"
+    (line,) = [one for one in foretold(capsys, *SMALL, "--set", server).splitlines() if one.startswith("tokenizer:")]
+    assert line.count("cannot be had") == 1
+
+
 def test_what_it_foretells_is_what_the_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     assert status(["run", "terminal-files", *SMALL, "--quiet"]) == 0
@@ -109,6 +115,8 @@ def test_a_sample_measures_and_prices_make_a_cost(tmp_path: Path, capsys: pytest
         (["--dry-run", "--prices", "none.json"], "none.json cannot be read"),
         (["--dry-run", "--prices", "other.json"], "does not say the price of the model scripted"),
         (["--dry-run", "--prices", "broken.json"], "is not of the form"),
+        (["--dry-run", "--prices", "flat.json"], "prompt: Input should be"),
+        (["--dry-run", "--prices", "below.json"], "scripted.prompt: Input should be greater than or equal to 0"),
     ],
 )
 def test_wrong_options_are_told(
@@ -116,5 +124,7 @@ def test_wrong_options_are_told(
 ) -> None:
     (tmp_path / "other.json").write_text('{"other": {"prompt": 1, "completion": 10}}')
     (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "flat.json").write_text('{"prompt": 1, "completion": 10}')
+    (tmp_path / "below.json").write_text('{"scripted": {"prompt": -1, "completion": 10}}')
     assert status(["run", "terminal-files", *SMALL, *arguments]) == 2
     assert said in capsys.readouterr().err

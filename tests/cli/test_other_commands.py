@@ -193,9 +193,20 @@ def test_serving_to_openenv_says_what_is_missing(capsys: pytest.CaptureFixture[s
     [
         ("hermes-rl re", ["regrade", "render", "report"]),
         ("hermes-rl run term", ["terminal-bench", "terminal-bench-2", "terminal-files"]),
+        ("hermes-rl run e", ["env", "exam.yaml"]),
+        ("hermes-rl run env/", ["env/math.yaml"]),
+        ("hermes-rl run ./e", ["./env", "./exam.yaml"]),
+        ("hermes-rl run exam.yaml e", ["env", "evaluate", "exam.yaml"]),
+        ("hermes-rl run exam.yaml env s", ["serve", "swe"]),
+        ("hermes-rl run exam.yaml evaluate e", []),
+        ("hermes-rl validate e", ["env", "exam.yaml"]),
     ],
 )
-def test_a_shell_completes_commands_and_shipped_specs(words: str, offered: list[str], tmp_path: Path) -> None:
+def test_a_shell_completes_commands_specs_and_modes(words: str, offered: list[str], tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "empty").mkdir()
+    for name in ("env/math.yaml", "exam.yaml"):
+        (tmp_path / name).touch()
     asked = {"_HERMES_RL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     program = "import sys; sys.argv[0] = 'hermes-rl'; from hermes_rl.cli.main import main; main()"
     done = subprocess.run(

@@ -263,6 +263,9 @@ def test_one_name_for_two_specs_is_refused_with_the_way_out(folder: Path, capsys
         ([SPECS[0], "serve", "--weight", "long=2"], "--weight is about several specs"),
         ([*SPECS, "serves"], "did you mean 'serve'?"),
         (["serve"], "no spec is named: hermes-rl run SPEC serve"),
+        (list(SPECS), "no mode is named, and the last word says it: hermes-rl run SPEC serve|process|evaluate"),
+        ([SPECS[0], "serve", SPECS[1]], f"serve stands behind all specs: hermes-rl run {SPECS[0]} {SPECS[1]} serve"),
+        ([SPECS[0], "serve", "process"], "one mode is expected, and there are 2: serve, process"),
         ([*SPECS, "serve", "--set", "env.data_path_to_save_groups=all.jsonl"], "would both write"),
         ([*SPECS, "serve"], "start one with `run-api`"),
     ],
@@ -271,6 +274,10 @@ def test_what_cannot_be_served_together_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str], command: list[str], words: str
 ) -> None:
     assert words in refused(capsys, *command)
+
+
+def test_what_is_wrong_with_the_command_line_is_said_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, *SPECS, "serve", "--no.such", "1").count("there is no such option") == 1
 
 
 def test_specs_of_different_trainers_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

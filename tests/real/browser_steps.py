@@ -153,6 +153,27 @@ def compared(page: Page) -> str:
     return page.locator("main").inner_text()
 
 
+def refused(program: str, url: str, origin: str) -> Any:
+    """Compare two runs that have no row in common, go back, and compare one with itself."""
+    with browser(program) as chromium:
+        page = chromium.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.goto(url)
+        first = page.get_by_label("Compare run A")
+        found: dict[str, Any] = {"choices": first.locator("option").all_inner_texts()}
+        page.get_by_role("button", name="Compare").click()
+        found["why"] = page.get_by_role("alert").inner_text()
+        found["heading"] = page.locator("main h1").inner_text()
+        found["links"] = page.locator("main p a").count()
+        page.get_by_role("link", name="choose other runs").click()
+        expect(first).to_be_visible()
+        found["back"] = page.locator("main h1").inner_text()
+        page.get_by_label("Compare run A").select_option(index=0)
+        page.get_by_role("button", name="Compare").click()
+        expect(page.locator("main h1")).to_have_text("Two runs compared")
+        return {**found, "itself": page.locator("main").inner_text()}
+
+
 def keyboard(program: str, url: str, origin: str, folder: str) -> Any:
     """From the list to what a tool was called with, without a mouse; each step is visible."""
     with browser(program) as chromium:
@@ -282,7 +303,7 @@ def large(program: str, url: str, origin: str, run: str) -> Any:
         return {"first": first, "elements": elements, **watched.done(origin)}
 
 
-STEPS: dict[str, Callable[..., Any]] = {one.__name__: one for one in (walk, keyboard, hostile, growing, large)}
+STEPS: dict[str, Callable[..., Any]] = {one.__name__: one for one in (walk, refused, keyboard, hostile, growing, large)}
 
 if __name__ == "__main__":
     print(json.dumps(STEPS[sys.argv[1]](**json.loads(sys.argv[2]))))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def test_a_person_finds_a_rollout_and_sends_its_link(viewed: Viewed, scheme: str
     assert found["address"] == viewed.url, "an address that is copied does not give the token away"
     looked = ("list", "run", "filtered", "rollout", "group", "compare")
     assert {name: found[name] for name in looked} == {name: [] for name in looked}
-    assert "rows are graded in both" in found["compared"] and "fixed" in found["compared"]
+    assert "rows graded in both" in found["compared"] and "fixed" in found["compared"]
     assert set(found["scores"]) == {"1.000"}
     assert found["sorted"].startswith("Tokens")
     assert "write_file" in found["trained"] and "You are a careful engineer" not in found["trained"]
@@ -71,6 +72,31 @@ def test_a_person_finds_a_rollout_and_sends_its_link(viewed: Viewed, scheme: str
     assert found["sent"].startswith("Rollout ")
     assert "its token is missing" in found["stranger"]
     assert found["wrong"] == [] and found["outside"] == []
+
+
+def test_runs_that_cannot_be_compared_are_named_with_the_reason(tmp_path: Path) -> None:
+    for folder, question in (("one/run", "a"), ("two/run", "b")):
+        spec = f"""
+            name: small
+            dataset: {{items: [{{question: {question}}}]}}
+            prompt: {{user: "{{{{ question }}}}"}}
+            servers: {{policy: {{type: scripted, prices: {{prompt: 0.1, completion: 0.1}}}}}}
+            rewards: {{few: {{fn: turn_efficiency, args: {{best: 1, worst: 3}}}}}}
+            process: {{groups: 1, group_size: 2}}
+        """
+        (tmp_path / "small.yaml").write_text(dedent(spec))
+        command = [sys.executable, "-m", "hermes_rl.cli.main", "run", "small.yaml", "process", "--out", folder]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    with Viewed(tmp_path) as viewer:
+        found = step("refused", url=f"{viewer.url}?token={viewer.token}", origin=viewer.url)
+    assert {choice.removeprefix(f"small · {tmp_path}/") for choice in found["choices"]} == {"one/run", "two/run"}
+    assert found["heading"] == "These two runs cannot be compared"
+    assert "the runs have no row in common" in found["why"]
+    assert found["links"] == 2
+    assert found["back"] == "Runs"
+    assert "1 row graded in both" in found["itself"]
+    cost = next(line for line in found["itself"].splitlines() if line.startswith("cost"))
+    assert "e-" in cost and cost.split()[1] != "0.000"
 
 
 def test_a_keyboard_is_enough(viewed: Viewed) -> None:

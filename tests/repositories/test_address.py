@@ -62,6 +62,8 @@ def test_a_path_below_a_folder_that_is_here_is_no_address(tmp_path: Path, monkey
         ("git+ext://sh -c touch", "git is asked by git.https"),
         ("git+https://host", "names no repository"),
         ("git+https://host/a\nb", "names no repository"),
+        ("git+https://[host/a", "names no repository: Invalid IPv6 URL"),
+        ("git+file://srv/environments@v1", "three slashes in front"),
         ("hf://name", "no repository of a hub"),
         ("hf://spaces/name", "no repository of a hub"),
     ],

@@ -113,6 +113,15 @@ def test_what_costs_is_shown_and_bounded(capsys: pytest.CaptureFixture[str]) -> 
     assert "ended early: budget.max_cost (1e-06 $) is used up" in capsys.readouterr().out
 
 
+def test_the_closing_words_say_what_was_spent(capsys: pytest.CaptureFixture[str]) -> None:
+    usage = run()["usage"]
+    said = capsys.readouterr().out
+    assert f"cost: {sum(one['cost'] for one in usage.values()):.2g} $ (" in said
+    assert f"judge {usage['judge']['cost']:.2g} $" in said
+    assert status(["run", "priced.yaml", "evaluate", "--out", "out", "--dry-run", "--set", "evaluate.rollouts=9"]) == 0
+    assert "cost: about 0.00 $" not in capsys.readouterr().out
+
+
 def test_a_user_that_the_policy_plays_is_counted_apart_from_the_policys_turns() -> None:
     usage = run("--set", "user.server=policy")["usage"]
     line = json.loads(Path("out/rollouts.jsonl").read_text().splitlines()[0])

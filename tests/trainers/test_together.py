@@ -75,6 +75,15 @@ def test_one_without_a_share_has_no_turns() -> None:
     assert turns.turn(inside)
 
 
+def test_one_that_has_ended_takes_no_room_and_no_turn() -> None:
+    first, second = Feeding(1, begun=8), Feeding(1, pending=4)
+    turns = together(first, second)
+    assert not turns.turn(first)
+    turns.leave(second)
+    turns.leave(second)
+    assert turns.turn(first) and turns.pending == 0 and first.woken == 1
+
+
 def test_what_all_have_begun_counts_against_the_room_of_each() -> None:
     first, second = Feeding(1, pending=8), Feeding(1, pending=4)
     turns = together(first, second)

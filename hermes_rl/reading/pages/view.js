@@ -345,8 +345,11 @@ function runsTable(runs) {
 // ------------------------------------------------------------------------------------------------------ Two runs
 
 function compareForm(runs) {
+  // The name of its folder tells a run, but for runs that lie in folders of the same name.
+  const short = (run) => `${run.spec ?? ""} · ${run.path.split("/").at(-1)}`;
+  const named = (run) => runs.filter((other) => short(other) === short(run)).length > 1 ? `${run.spec ?? ""} · ${run.path}` : short(run);
   const choice = (label, key, chosen) => el("label", { for: `compare-${key}` }, label, el("select", { id: `compare-${key}`, name: key },
-    runs.map((run, at) => el("option", { value: run.run, selected: at === chosen }, `${run.spec ?? ""} · ${run.path.split("/").at(-1)}`))));
+    runs.map((run, at) => el("option", { value: run.run, selected: at === chosen }, named(run)))));
   const form = el("form", { "aria-label": "Compare two runs",
     onsubmit: (event) => {
       event.preventDefault();
@@ -357,14 +360,22 @@ function compareForm(runs) {
   return form;
 }
 
+const rowsOf = (many) => `${count(many)} ${many === 1 ? "row" : "rows"}`;
 const signed = (told) => (value) => value === null ? NONE : `${value > 0 ? "+" : ""}${told(value)}`;
 
 async function comparePage(turn, a, b) {
-  const both = await source.compare(a, b);
-  if (turn !== drawn) return [];
   place([["compare", ["compare", a, b]]], "compare");
+  let both;
+  try {
+    both = await source.compare(a, b);
+  } catch (error) {
+    return [heading(1, "These two runs cannot be compared"), failed(error),
+      el("p", {}, "A: ", link(a, [a], null, { class: "mono" }), el("br"), "B: ", link(b, [b], null, { class: "mono" })),
+      el("nav", { class: "buttons", "aria-label": "Back" }, link("choose other runs", []))];
+  }
+  if (turn !== drawn) return [];
   const { found } = both;
-  const told = (value) => Math.abs(value) >= 100 ? number(value) : score(value);
+  const told = (value) => Math.abs(value) >= 100 || (value && Math.abs(value) < 0.001) ? number(value) : score(value);
   const change = signed(told);
   const beyond = (one) => one.low !== null && (one.low > 0 || one.high < 0);
   const measure = (one) => el("tr", {}, el("th", { scope: "row" }, one.name),
@@ -384,13 +395,13 @@ async function comparePage(turn, a, b) {
     el("nav", { class: "buttons", "aria-label": "Direction" }, link("exchange A and B", ["compare", b, a])),
     both.refusals.map((text) => el("p", { class: "note bad" }, `Graded differently, so that the scores do not mean the same: ${text}`)),
     both.warnings.map((text) => el("p", { class: "note" }, text)),
-    el("p", {}, el("strong", {}, both.verdict), `; ${count(found.score.rows)} rows are graded in both.`,
+    el("p", {}, el("strong", {}, both.verdict), `; ${rowsOf(found.score.rows)} graded in both.`,
       found.score.detectable === null ? "" : ` Four times in five, so many rows would show a true difference of ${number(found.score.detectable)} or more.`),
     found.bounds ? el("p", { class: "note" }, `Without a score: ${count(found.ungraded_a)} rollouts in A, ${count(found.ungraded_b)} in B; graded, they could make the difference ${change(found.bounds[0])} to ${change(found.bounds[1])}.`) : null,
     table("Differences", ["Mean of", "A", "B", "B − A", "95 % interval", "Chance"],
       [found.score, found.passes, ...found.measures.filter((one) => one.a || one.b)].map(measure), [1, 2, 3, 4]),
     heading(2, "Rows that changed"),
-    el("p", { class: "quiet" }, `${count(both.fixed)} rows fixed, ${count(both.broken)} broken (a pass scores ${number(found.success)} or more); sign test p = ${number(found.p)}. The numbers lead to a rollout that shows it.`),
+    el("p", { class: "quiet" }, `${rowsOf(both.fixed)} fixed, ${count(both.broken)} broken (a pass scores ${number(found.success)} or more); sign test p = ${number(found.p)}. The numbers lead to a rollout that shows it.`),
     changed.length ? table("Rows that changed", ["Row", "Change", "Passed in A", "Passed in B"], changed, [2, 3]) : el("p", {}, "Every row passes as often in both."),
   ];
 }

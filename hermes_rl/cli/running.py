@@ -72,6 +72,9 @@ T = TypeVar("T")
 INTERRUPTED = 130
 
 
+DEMO = "demo: a scripted policy plays; no model, network or container is used"
+
+
 @dataclass(frozen=True)
 class RunRequest:
     """The words of `hermes-rl run`."""
@@ -137,7 +140,7 @@ def run_spec(request: RunRequest) -> int:
     progress = progress_of(f"{Path(request.spec).stem} · {request.mode}", quiet=request.quiet)
     spec = load_for(request, environ)
     if spec.demo:
-        progress.note("demo: a scripted policy plays; no model, network or container is used")
+        progress.note(DEMO)
     launch = Launch(request.mode, request.out, request.fresh, environ, progress, request.ray, write_report_or_say)
     if request.dry:
         return say_plan(spec, launch, request)

@@ -10,7 +10,7 @@ from pathlib import Path
 from hermes_rl import open_env
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import Options
-from hermes_rl.cli.running import logged
+from hermes_rl.cli.running import DEMO, logged
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.opening import workers_of
@@ -53,6 +53,8 @@ def serve_rollouts(request: RolloutsRequest) -> int:
     spec = load_spec(
         request.spec, overrides=request.options.overrides(*more), demo=request.demo, environ=environ, mode="serve"
     )
+    if spec.demo:
+        echo(DEMO, err=True)
     record = request.out or Path("outputs") / spec.name / "rollouts"
     options = ServiceOptions(
         listen=request.listen,

@@ -15,6 +15,7 @@ from hermes_rl.cli.live import progress_of
 from hermes_rl.cli.options import environment
 from hermes_rl.cli.running import (
     AFTERWARDS,
+    DEMO,
     INTERRUPTED,
     RunRequest,
     load_for,
@@ -91,7 +92,7 @@ def _serve(served: Sequence[_Served], launch: Callable[[_Served, Progress], Laun
     try:
         for one in served:
             if one.spec.demo:
-                progress.note(f"{one.spec.name}: demo: a scripted policy plays; no model, network or container is used")
+                progress.note(f"{one.spec.name}: {DEMO}")
         with rare_full_collections(), logged(say, verbose=request.verbose):
             pairs = [(one.spec, launched) for one, launched in zip(served, launches, strict=True)]
             ended = run_interruptible(serve_together(pairs))

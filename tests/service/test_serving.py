@@ -41,6 +41,11 @@ def test_what_is_wrong_with_the_command_is_status_2(tmp_path: Path, options: tup
     assert "Traceback" not in done.stderr
 
 
+def test_a_demo_is_told_as_one(tmp_path: Path) -> None:
+    with Served(spec_in(tmp_path), "--demo") as service:
+        assert "demo: a scripted policy plays" in service.said
+
+
 def test_an_address_and_a_record_belong_to_one_service(tmp_path: Path) -> None:
     with Served(spec_in(tmp_path)) as service:
         command = [sys.executable, "-m", "hermes_rl.cli.main", "rollouts", "sums.yaml", "--listen"]

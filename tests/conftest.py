@@ -15,6 +15,12 @@ import pytest
 from tests.rootfs import make_rootfs
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two for each core: most tests wait for processes, sandboxes and servers of their own."""
+    return 2 * len(os.sched_getaffinity(0))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache() -> Iterator[Path]:
     """What tests unpack must not fill the cache of whoever runs them. Sandboxes of root enter it as another user."""

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
@@ -280,12 +281,13 @@ def tinker_python() -> Path:
 
 
 def build_all() -> None:
-    """Build whatever is not there yet: all environments, and all files that tests take from a package."""
-    for name, build in list(globals().items()):
-        if name.endswith("_python"):
-            build()
-    for build in (tiny_model, small_learner, harbor_files, axe_script, node, lambda: npm_packages("npm-servers")):
-        build()
+    """Build whatever is not there yet, two at a time: the environments, and the files that tests take from packages."""
+    own = [vllm_python, trl_python]  # which others stand on
+    own += [build for name, build in globals().items() if name.endswith("_python") and build not in own]
+    files = [tiny_model, small_learner, harbor_files, axe_script, node, lambda: npm_packages("npm-servers")]
+    with ThreadPoolExecutor(2) as pool:
+        for built_one in [pool.submit(build) for build in (*own, *files)]:
+            built_one.result()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from tests.attacks.hostile import PRIMITIVES
 HERE = Path(__file__).parent
 TRACING = not Path("/proc/sys/kernel/yama/ptrace_scope").exists()
 """Whether the kernel lets a process change its parent's memory; where it does not, that attack is held already."""
+# One after the other: worlds that are there at the same time have the same users, for whom the kernel counts.
+pytestmark = pytest.mark.xdist_group("attacks")
 ORDINARY = 1234
 SECRETS = {"API_KEY": "KEY-environment", "AWS_SECRET_ACCESS_KEY": "KEY-cloud"}
 

@@ -150,13 +150,18 @@ def check_reference(path: NodePath, reference: str, kind: str, findings: Finding
     return True
 
 
+def _definition(reference: str) -> tuple[Path, str, ast.AST | None]:
+    """Return the file and the name that a reference has, and what the file defines by it; None for other modules."""
+    file, _, name = reference.rpartition(":")
+    return Path(file), name, defined(Path(file)).get(name) if file.endswith(".py") else None
+
+
 def check_tool(path: NodePath, reference: str, findings: Findings) -> None:
     """Whether a model can call the function of a tool: it has a docstring, and every parameter has a type.
 
     A decorated function may have other parameters than it shows, so it is left to the run.
     """
-    file, _, name = reference.rpartition(":")
-    node = defined(Path(file)).get(name) if file.endswith(".py") else None
+    _, name, node = _definition(reference)
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.decorator_list:
         return
     fault = uncallable(node)
@@ -187,14 +192,13 @@ def check_generator(path: NodePath, reference: str, findings: Findings) -> None:
 
     A decorated function may have other parameters than it shows, so it is left to the run.
     """
-    file, _, name = reference.rpartition(":")
-    node = defined(Path(file)).get(name) if file.endswith(".py") else None
+    file, name, node = _definition(reference)
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.decorator_list:
         return
     given = node.args
     named = {one.arg for one in (*given.args, *given.kwonlyargs)}
     lacking = [f"`{one}`" for one in GENERATOR if one not in named and given.kwarg is None]
-    signature = function(Path(file), name)
+    signature = function(file, name)
     further = [one.name for one in signature.parameters if one.required] if signature is not None else []
     further = [one for one in further if one not in GENERATOR]
     if isinstance(node, ast.AsyncFunctionDef):
@@ -210,8 +214,7 @@ def check_generator(path: NodePath, reference: str, findings: Findings) -> None:
 
 def check_constructor(path: NodePath, reference: str, findings: Findings) -> None:
     """Whether a class of the spec can be made of one value: a state of its row, a trainer of the spec."""
-    file, _, name = reference.rpartition(":")
-    node = defined(Path(file)).get(name) if file.endswith(".py") else None
+    _, name, node = _definition(reference)
     if not isinstance(node, ast.ClassDef) or node.keywords or node.decorator_list:
         return
     init = names_in(node.body).get("__init__")

@@ -47,7 +47,7 @@ def wait_for_loop(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop)
             concurrent.futures.wait([future], timeout=PATIENCE)
             if not future.done() and not loop.is_running():
                 raise LoopGoneError
-    except BaseException:
+    except BaseException:  # Ctrl-C too: the work would go on for nobody
         future.cancel()
         raise
     return future.result()

@@ -72,7 +72,7 @@ class Batch:
         except UserError as error:
             place.leave()
             raise wrong("request", where, str(error)) from error
-        except BaseException:
+        except BaseException:  # a cancellation too: nobody else knows of the place
             place.leave()
             raise
         return batch

@@ -135,7 +135,7 @@ class Sessions:
             place.leave()
             where = "tokenizer" if asked.tokenizer is not None else "sampling" if asked.sampling else "row"
             raise wrong("session", where, str(error)) from error
-        except BaseException:
+        except BaseException:  # a cancellation too: nobody else knows of the place
             place.leave()
             raise
         held = HeldSession(session, place)

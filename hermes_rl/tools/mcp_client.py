@@ -99,7 +99,7 @@ class McpSession:
         except TimeoutError:
             await session.close()
             raise McpLostError(f"it did not begin to work within {seconds:g} s") from None
-        except BaseException:
+        except BaseException:  # a cancellation too: whoever asked has no session to close
             await session.close()
             raise
         return session

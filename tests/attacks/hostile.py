@@ -547,7 +547,7 @@ def main():
     for primitive in rng.choices(PRIMITIVES, k=rng.randrange(2, 9)):
         try:
             primitive(rng)
-        except BaseException:
+        except BaseException:  # whatever one attack ends with, the next one is tried
             pass
 
 

@@ -15,6 +15,9 @@ of 4 with four tool turns each by default. Contenders (`runs_contenders.py`), ea
 - hermes-rl process, sandboxed: the same with a command in a sandbox for each tool turn, a sandbox for each rollout;
 - other frameworks (`peer_contenders.py`), where PYTHON is the interpreter of an environment that has one installed.
 
+CPU ms per turn are the process's own; beside them stands what all cores together were busy with meanwhile: the server,
+the processes in sandboxes, and the kernel, which starts and buries them.
+
 The ideal is the time that the models alone would take: the waves of rollouts × the calls of each × the mean latency. No
 program reaches it where the machine has to do anything for a turn, and the server takes a part of the same cores; raw
 aiohttp says how near one can come. The last wave counts in full, as it takes as long for a few rollouts as for many;
@@ -120,6 +123,7 @@ def summary(runs: Runs, options: argparse.Namespace) -> str:
         cells = [
             f"{concurrency} ({waves:.3g})",
             spread([1000 * run["cpu"] / run["turns"] for run in measured]),
+            spread([1000 * run["machine"] / run["turns"] for run in measured]),
             ratio(measured, runs.get((RAW, concurrency)), "cpu"),
             ratio(measured, reference, "cpu"),
             ratio(measured, reference, "wall", inverse=True),
@@ -128,7 +132,15 @@ def summary(runs: Runs, options: argparse.Namespace) -> str:
             "" if measured[0]["useful"] is None else spread([1000 * run["cpu"] / run["useful"] for run in measured], 1),
         ]
         rows.append([f"{name} {measured[0].get('version', '')}".rstrip(), *cells])
-    heads = ["", "at a time (waves)", "CPU ms per turn", "to raw", f"to {REFERENCE}", "times as fast as that"]
+    heads = [
+        "",
+        "at a time (waves)",
+        "CPU ms per turn",
+        "of the machine",
+        "to raw",
+        f"to {REFERENCE}",
+        "times as fast as that",
+    ]
     return table([*heads, "share of the ideal", "in flight", "CPU ms per useful group"], rows)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import tempfile
 import time
@@ -45,15 +46,28 @@ Contender = Callable[[argparse.Namespace, Path], Awaitable[Run]]
 
 
 async def measure(contender: Contender, options: argparse.Namespace) -> dict[str, Any]:
-    """CPU and wall seconds without imports; `began` and `most` (until most groups had ended) are monotonic times."""
+    """CPU seconds of this process and of the whole machine, and wall seconds, without imports.
+
+    `began` and `most` (until most groups had ended) are monotonic times.
+    """
     with tempfile.TemporaryDirectory() as folder:
         run, tally = await contender(options, Path(folder)), Tally()
-        began, cpu, wall = time.monotonic(), time.process_time(), time.perf_counter()
+        began, cpu, wall, busy = time.monotonic(), time.process_time(), time.perf_counter(), machine_busy()
         await run(tally)
         measured = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall, "began": began}
+        measured["machine"] = machine_busy() - busy
         count_groups(tally, Path(folder))
     most = sorted(tally.ended)[int(MOST * len(tally.ended)) - 1]
     return {**measured, "turns": tally.turns, "useful": tally.useful, "most": most}
+
+
+def machine_busy() -> float:
+    """Seconds for which all cores together were busy since the machine's start, with the kernel's own work.
+
+    See proc_stat(5): of the first line's fields the fourth and the fifth are time in which nothing ran.
+    """
+    ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def count_groups(tally: Tally, folder: Path) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hermes_rl.agent.result import AgentResult, ManagedState, Timings, ToolCall, Usage, reasoning_of
@@ -23,6 +23,7 @@ from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.rollouts.runner import take_up
 from hermes_rl.runs.directory import RunDirectory
+from hermes_rl.runs.group_index import GroupEntry, GroupIndex, PlayedEntry
 from hermes_rl.runs.journal import Journal
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import ChatReply, LedgerEntry
@@ -237,27 +238,6 @@ ROLLOUTS, WAITING = "rollouts.jsonl", "waiting.jsonl"
 Line = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class PlayedEntry:
-    """Where a rollout's line begins in its file, and what decides whether the rollout has to be played again."""
-
-    begin: int
-    attempt: int
-    state: RolloutState
-    score: float | None
-
-
-@dataclass(slots=True)
-class GroupEntry:
-    """What is recorded about one group. `ended` and `waiting` are by the member's index in the group."""
-
-    row_key: str
-    epoch: int
-    digest: str
-    ended: dict[int, PlayedEntry] = field(default_factory=dict)
-    waiting: dict[int, PlayedEntry] = field(default_factory=dict)
-
-
 class _UsageCount:
     """Sums what lines say of calls, tokens and cost, by role; the last line of a rollout that has waited counts."""
 
@@ -296,9 +276,8 @@ class RolloutStore:
     def __init__(self, directory: RunDirectory, size: int, *, compared: bool = False) -> None:
         self.size, self.compared = size, compared
         self.path = directory.path
-        self._groups: dict[str, GroupEntry] = {}
-        self._usage = _UsageCount()
         self._rollouts = directory.journal(ROLLOUTS)
+        self._groups, self._usage = GroupIndex(), _UsageCount()
         self._waiting: Journal | None = None
         try:
             if compared or (directory.path / WAITING).exists():
@@ -351,7 +330,7 @@ class RolloutStore:
         return [self._rollouts, *([self._waiting] if self._waiting is not None else [])]
 
     def _index(self) -> None:
-        self._groups, self._usage = {}, _UsageCount()
+        self._groups, self._usage = GroupIndex(), _UsageCount()
         for begin, line in self._rollouts.scan(*ROLLOUT_KEYS):
             self._enter_ended(line, begin)
         for begin, line in self._waiting.scan(*ROLLOUT_KEYS) if self._waiting is not None else ():
@@ -363,19 +342,22 @@ class RolloutStore:
         known = group.ended.get(line["index"])
         if known is None or not known.state.final:
             group.ended[line["index"]] = entry
+        self._put(line["group"], group)
 
     def _enter_waiting(self, line: Line, begin: int) -> None:
-        ended = self._entered(line).ended.get(line["index"])
+        group = self._entered(line)
+        ended = group.ended.get(line["index"])
         if ended is None or ended.attempt != line["attempt"]:  # else it has waited, and its last line is known
             self._usage.enter(line)
-        self._entered(line).waiting[line["index"]] = _entry(line, begin)
+        group.waiting[line["index"]] = _entry(line, begin)
+        self._put(line["group"], group)
 
     def _entered(self, line: Line) -> GroupEntry:
         known = self._groups.get(line["group"])
-        if known is None:
-            known = GroupEntry(line["row_key"], line["epoch"], line.get("row_digest", ""))
-            self._groups[line["group"]] = known
-        return known
+        return known or GroupEntry(line["row_key"], line["epoch"], line.get("row_digest", ""))
+
+    def _put(self, group: str, known: GroupEntry) -> None:
+        self._groups.put(group, known, settled=self._settled(known))
 
     def _to_compare_again(self) -> set[tuple[str, int, int]]:
         """Lines that are taken out of the rollouts, since their group is still to be compared as a whole.
@@ -403,15 +385,16 @@ class RolloutStore:
     # ------------------------------------------------------------------ what is known about a group
 
     @property
-    def groups(self) -> dict[str, GroupEntry]:
+    def groups(self) -> Mapping[str, GroupEntry]:
         """What is recorded, by the id of the group."""
         return self._groups
 
     def complete(self, group: str) -> bool:
         """Return True where nothing of the group is left to be played or scored."""
         known = self._groups.get(group)
-        if known is None:
-            return False
+        return known is not None and self._settled(known)
+
+    def _settled(self, known: GroupEntry) -> bool:
         states = [entry.state for entry in known.ended.values()]
         if self.compared and RolloutState.LEFT_OUT in states:
             return True  # the others are never compared without it
@@ -440,8 +423,7 @@ class RolloutStore:
 
     def rollouts_of_unfinished_groups(self) -> int:
         """How many rollouts are recorded of groups that are not complete."""
-        unfinished = [known for group, known in self._groups.items() if not self.complete(group)]
-        return sum(len(_recallable(known)) for known in unfinished)
+        return sum(len(_recallable(known)) for known in self._groups.open.values())
 
     def require_same(self, row: Row, group: str) -> None:
         """Refuse a row whose content is no longer that of its recorded rollouts.

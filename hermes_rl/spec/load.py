@@ -129,6 +129,11 @@ def find_spec(source: str | Path) -> Found:
     """
     path, mode = Path(source), _mode(source)
     if stat.S_ISREG(mode):
+        if path.suffix == ".py":
+            raise UserError(
+                f"{source} is Python code and no spec: name the YAML file that uses it. A file with an environment "
+                f"class of its own is run by itself: python {source} serve|process|evaluate"
+            )
         return Found(path, str(source))
     if stat.S_ISDIR(mode):
         only = spec_in(path)

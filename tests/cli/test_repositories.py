@@ -55,6 +55,15 @@ def test_what_can_be_no_spec_is_told_without_a_traceback(word: str, capsys: pyte
     assert "there is no spec" in capsys.readouterr().err
 
 
+def test_a_file_of_python_is_no_spec(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("game.py").write_text("class Game: ...\n")
+    assert status(["run", "game.py", "process"]) == 2
+    assert "game.py is Python code and no spec: name the YAML file" in capsys.readouterr().err
+
+
 def test_a_repository_is_refused_until_it_is_trusted_and_then_for_that_content_alone(
     origin: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

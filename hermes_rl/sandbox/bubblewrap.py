@@ -495,8 +495,12 @@ def _groups() -> Ability:
 def _users_ability() -> Ability:
     if os.geteuid() == 0 and _has_users() and _lays_images():
         return Ability("users", "each sandbox is a user of its own outside")
-    if _has_users() if os.geteuid() == 0 else subordinate_users():
+    if os.geteuid() == 0 and _has_users():
         return Ability("users", "each sandbox without an image is a user of its own outside")
+    if os.geteuid() != 0 and subordinate_users():
+        return Ability(
+            "users", "each sandbox without an image is a user of its own outside; they share what inotify takes"
+        )
     remedy = "" if os.geteuid() == 0 else "install uidmap, and give this user a line in /etc/subuid and /etc/subgid"
     return Ability("users", "sandboxes share a user, so one can use up what is counted per user", remedy)
 

@@ -294,16 +294,17 @@ assert subprocess.run(['echo', 'hi'], capture_output=True).stdout == b'hi\\n'
 ALONE = """
 import array
 a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0]))])
-assert ctypes.CDLL(None).inotify_init() >= 0
 r, w = os.pipe(); os.set_blocking(w, False); assert os.write(w, b'x' * 60000) == 60000
 """
 """Work with what is counted per user: a sandbox can rely on it where it is a user of its own outside."""
+WATCHING = "assert ctypes.CDLL(None).inotify_init() >= 0\n"
+"""As root only: the kernel counts this also for who made the user namespaces, who is the runner without root."""
 ANSWERING = "with open('answer', 'w') as file: file.write('42')"
 
 
-def innocent(number: int, *, alone: bool) -> Case:
+def innocent(number: int, work: str) -> Case:
     """A rollout that deserves 1: its output and its file are larger than what fits into one message."""
-    (work,) = py(4, "", WORK + (ALONE if alone else "") + ANSWERING).calls
+    (first,) = py(4, "", work + ANSWERING).calls
     return Case(
-        4, f"innocent {number}", (work, call("terminal", command="head -c 100000 big"), call("read_file", path="big"))
+        4, f"innocent {number}", (first, call("terminal", command="head -c 100000 big"), call("read_file", path="big"))
     )

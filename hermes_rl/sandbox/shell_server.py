@@ -73,7 +73,7 @@ _SUBSHELL = "; ".join(
 # One line, as bash counts the lines of a command from where its `eval` stands.
 PROGRAM = "; ".join(
     (
-        "((BASH_VERSINFO >= 4)) && ( : >/proc/$$/fd/4 ) && set -m && export -p >&3 && printf '\\0%d\\n' 0 || exit",
+        "((BASH_VERSINFO >= 4)) && : >/proc/$$/fd/4 && set -m && export -p >&3 && printf '\\0%d\\n' 0 || exit",
         "trap : INT",  # else a command that SIGINT has ended would end this loop
         f"while read -r -u 2; do ( {_SUBSHELL} ); printf '\\0%d\\n' $?; done; code=$?",
         # A command that stops itself with SIGTSTP leaves the loop: nobody else could find what it runs afterwards.

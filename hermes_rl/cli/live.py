@@ -139,7 +139,6 @@ class LivePanel(Progress):
     def _take(self, text: str, scores: Sequence[float]) -> None:
         now = time.monotonic()
         self.text = text
-        self.scores += scores
         self.values["score"].extend(scores)
         self._ends.append((now, self.done))
         while len(self._ends) > 2 and now - self._ends[0][0] > RATE:

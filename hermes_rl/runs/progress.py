@@ -239,7 +239,7 @@ class Progress:
         self.quiet = quiet
         self.total: int | None = None
         self.what = "groups"
-        self.scores: list[float] = []
+        self._scored, self._sum = 0, 0.0
         self.watched: Watched | None = None
         self.noted: Callable[[str], None] | None = None
         """Told of every note as well."""
@@ -269,7 +269,7 @@ class Progress:
 
     def show(self, text: str, scores: Sequence[float], *, last: bool = False) -> None:
         """Take scores into the mean, and print the line with it if the last one is some time ago."""
-        self.scores += scores
+        self._scored, self._sum = self._scored + len(scores), self._sum + sum(scores)
         now = time.monotonic()
         if self.quiet or (now - self._last < (0.1 if self._inline else EVERY) and not last):
             return
@@ -278,7 +278,7 @@ class Progress:
         self.write(" · ".join(filter(None, [text, f"mean score {self.mean()}", again])))
 
     def mean(self) -> str:
-        return f"{sum(self.scores) / len(self.scores):.3f}" if self.scores else "–"
+        return f"{self._sum / self._scored:.3f}" if self._scored else "–"
 
     def note(self, message: str) -> None:
         """Something that the user should know, even with --quiet."""

@@ -30,6 +30,7 @@ from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.base import PYTHON, SandboxConfig
 from hermes_rl.sandbox.cgroup import CONTROLLERS, DELEGATE, ControlGroup, Layout, find_layout
 from hermes_rl.sandbox.channel import Diagnosis, Lost
+from hermes_rl.sandbox.etc import ACCOUNTS, ETC, HOME, HOSTS, RESOLVER, UID, USER_LINE, etc_folder
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
 from hermes_rl.sandbox.image_mounts import ImageMounts, recent_kernel
 from hermes_rl.sandbox.images import OUTER_UID, cache_folder, overlay_refused, ready_image
@@ -147,31 +148,11 @@ def _version(path: str) -> tuple[int, ...] | None:
 # stays. bubblewrap takes the folder for changes from outside of the sandbox, so a first bubblewrap makes a place
 # with just that tmpfs and the image, and a second one, inside of it, makes the sandbox.
 
-HOME = "/home/user"
-UID = 1000
-"""User and group inside."""
 NO_SUCH_MOUNTS = (errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES, errno.EROFS)
 """How a kernel, a file system or a container says that the files of an image cannot be shown as another user's."""
 SHARED_MEMORY = 64 << 20
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-ETC = (
-    "/etc/alternatives",
-    "/etc/ca-certificates.conf",
-    "/etc/fonts",
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/etc/magic",
-    "/etc/mime.types",
-    "/etc/nsswitch.conf",
-    "/etc/perl",
-    "/etc/protocols",
-    "/etc/services",
-    "/etc/ssl/certs",
-    "/etc/ssl/openssl.cnf",
-)
-"""What programs need of /etc; nothing here is a secret."""
 READ_ONLY = (*SYSTEM, "/etc", "/proc", "/dev")
-USER_LINE = f"user:x:{UID}:{UID}::{HOME}:/bin/sh\n"
 
 
 class Root(ABC):
@@ -237,8 +218,8 @@ class SystemRoot(Root):
         super().prepare()
         if self.packages:
             self._package_folder = package_folder(self.packages)
-        if os.geteuid() != 0:
-            subordinate_users()
+        users = subordinate_users() if os.geteuid() != 0 else range(FIRST_UID, FIRST_UID + UIDS)
+        self._etc_folder = etc_folder(others=bool(users))
 
     def user(self) -> int | None:
         """Return a user for this sandbox alone, where there is one, so that nothing counted per user is shared."""
@@ -265,15 +246,16 @@ class SystemRoot(Root):
         return boot_argv(self.python, descriptors.control, descriptors.code)
 
     def _etc(self, descriptors: Descriptors, *, network: bool) -> Iterator[str]:
+        resolver = {RESOLVER: _resolver()} if network else {}
+        if self._etc_folder is not None:
+            yield from ("--ro-bind", str(self._etc_folder), "/etc")
+            for name, text in resolver.items():
+                yield from ("--perms", "0444", "--ro-bind-data", _text(descriptors, text), f"/etc/{name}")
+            return
         yield from ("--size", str(1 << 20), "--tmpfs", "/etc")
-        yield from _shown(ETC)
-        files = {
-            "/etc/passwd": f"root:x:0:0:root:/root:/bin/sh\nuser:x:{UID}:{UID}::{HOME}:/bin/bash\n",
-            "/etc/group": f"root:x:0:\nuser:x:{UID}:\n",
-            **_names(network=network),
-        }
-        for path, text in files.items():
-            yield from ("--perms", "0444", "--file", _text(descriptors, text), path)
+        yield from _shown(tuple(f"/etc/{name}" for name in ETC))
+        for name, text in (ACCOUNTS | HOSTS | resolver).items():
+            yield from ("--perms", "0444", "--file", _text(descriptors, text), f"/etc/{name}")
         yield from ("--remount-ro", "/etc")
 
 
@@ -300,8 +282,8 @@ class ImageRoot(Root):
         yield from _devices()
         yield from ("--ro-bind", "/runtime", RUNTIME_FOLDER)
         yield from ("--perms", "1777", "--dir", "/tmp", "--dir", HOME, "--dir", self.workdir)
-        for path, text in _names(network=network).items():
-            yield from ("--perms", "0644", "--file", _text(descriptors, text), path)
+        for name, text in (HOSTS | ({RESOLVER: _resolver()} if network else {})).items():
+            yield from ("--perms", "0644", "--file", _text(descriptors, text), f"/etc/{name}")
         accounts = _own_file(self._folder, "etc/passwd")
         if f":x:{UID}:" not in accounts:
             yield from ("--perms", "0644", "--file", _text(descriptors, accounts + USER_LINE), "/etc/passwd")
@@ -405,12 +387,9 @@ def _devices() -> Iterator[str]:
     yield from ("--tmpfs", "/dev/shm", "--remount-ro", "/dev")
 
 
-def _names(*, network: bool) -> dict[str, str]:
-    """Return the files by which names of hosts are resolved."""
-    files = {"/etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n", "/etc/hostname": "sandbox\n"}
-    if network:
-        files["/etc/resolv.conf"] = Path("/etc/resolv.conf").read_text("utf-8")
-    return files
+def _resolver() -> str:
+    """Return how names of hosts are resolved here, which changes while a run lasts."""
+    return Path("/etc", RESOLVER).read_text("utf-8")
 
 
 def _text(descriptors: Descriptors, text: str) -> str:

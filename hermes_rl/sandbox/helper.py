@@ -152,9 +152,13 @@ class Helper:
     # ------------------------------------------------------------------ operations
 
     def init(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
-        """folder to remove at the end, then name=value of each resource limit; a filter on system calls, or nothing."""
+        """Take up the limits of this sandbox.
+
+        folder to remove at the end, paths of programs, then name=value of each resource limit; a filter on system
+        calls, or nothing → those of the programs that are there.
+        """
         self.folder = fields[0]
-        for field in fields[1:]:
+        for field in fields[2:]:
             name, _, value = field.decode().partition("=")
             kind, limit = getattr(resource, name), int(value)
             hard = resource.getrlimit(kind)[1]
@@ -163,7 +167,7 @@ class Helper:
             resource.setrlimit(kind, (limit, limit))
         if payload:
             filter_calls(payload)
-        return [], b"", []
+        return [path for path in fields[1].split(b":") if posix.access(path, posix.F_OK)], b"", []
 
     def listen(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
         """port → a socket that listens on the sandbox's own loopback."""

@@ -59,6 +59,10 @@ NO_CORE = 1
 """The limit of core files that stops all of them: with 0 the kernel still runs a handler that it pipes the core to."""
 
 
+SHELLS = (BASH, "/bin/sh")
+"""Those that run commands, the better one first."""
+
+
 class Isolation(ABC):
     """What starts and ends the first process of one sandbox, and keeps it apart from this machine."""
 
@@ -182,7 +186,11 @@ class HelperSandbox(Sandbox):
         """
         self.connection.open(control)
         limits = [as_field(f"{name}={value}") for name, value in rlimits.items()]
-        await self.connection.ask("init", as_field(folder), *limits, payload=system_calls)
+        fields = (as_field(folder), as_field(":".join(SHELLS)), *limits)
+        found = (await self.connection.ask("init", *fields, payload=system_calls)).fields
+        self.has_shell = bool(found)
+        if found:
+            self.shell = os.fsdecode(found[0])
 
     async def listen(self, port: int) -> socket.socket:
         """Return a socket that listens on the sandbox's own loopback."""
@@ -192,10 +200,6 @@ class HelperSandbox(Sandbox):
         if not self.alive:
             await self.boot()
         try:
-            if await self._exists(BASH):
-                self.shell = BASH
-            else:
-                self.has_shell = await self._exists(self.shell)
             self._variables = {**self.isolation.environment(), "SHELL": self.shell, **self.config.env}
             if may_wait(self.shell, self._variables):
                 waiting = self._command([BASH, "-c", PROGRAM])
@@ -237,13 +241,6 @@ class HelperSandbox(Sandbox):
         # A command that runs past the end is the agent's doing; an idle sandbox waited for somebody else.
         busy = self._processes.running or (self.waiting_shell is not None and self.waiting_shell.running)
         self.connection.end(f"the sandbox's lifetime of {self.config.lifetime} s is over", by_agent=busy)
-
-    async def _exists(self, path: str) -> bool:
-        try:
-            await self.stat(path)
-        except OSError:
-            return False
-        return True
 
     # ------------------------------------------------------------------ commands
 

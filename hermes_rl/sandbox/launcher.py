@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import fcntl
 import functools
 import logging
 import os
+import platform
 import pwd
 import queue
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,7 +27,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -437,25 +438,45 @@ class LocalProcess:
         return None if self._reaped is None else await asyncio.shield(asyncio.wrap_future(self._reaped))
 
 
-_setpriv = functools.cache(lambda: shutil.which("setpriv"))
+SYSTEM_CALLS = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}
+"""`setgroups`, `setresgid` and `setresuid`, as the kernel numbers them: the functions of the C library change all
+threads."""
+
+
+@contextmanager
+def as_user(uid: int) -> Iterator[None]:
+    """Let this thread, of a process of root's, be a user and group and in no other group; what it starts is theirs.
+
+    A program in between that changes the user, such as setpriv, would have to be started for each sandbox, and for
+    Python's own way the process copies itself, which stops every thread for milliseconds.
+    """
+    setgroups, setresgid, setresuid = SYSTEM_CALLS[platform.machine()]
+    groups = os.getgroups()
+    with ExitStack() as back:
+        _system_call(setgroups, 0, None)
+        back.callback(_system_call, setgroups, len(groups), (ctypes.c_uint32 * len(groups))(*groups))
+        for number, before in ((setresgid, os.getresgid()), (setresuid, os.getresuid())):
+            _system_call(number, uid, uid, before[2])  # the third is what lets the thread come back
+            back.callback(_system_call, number, *before)
+        yield
+
+
+def _system_call(number: int, *arguments: object) -> None:
+    if _libc().syscall(number, *arguments) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def _by_another(program: Program) -> Program:
-    """Start it through a program that changes the user.
-
-    To do it itself, Python would have to copy itself first, which stops every thread for milliseconds. A user who is
-    not root becomes one of its subordinate users in a user namespace, which `newuidmap` may make for `unshare`.
-    """
-    uid, setpriv = program.uid, _setpriv()
-    if uid is None or (os.geteuid() == 0 and setpriv is None):
+    """Start it through `unshare`: a user who is not root becomes one of its subordinate users in a user namespace."""
+    if program.uid is None or os.geteuid() == 0:
         return program
-    if os.geteuid() == 0:
-        changer, change = str(setpriv), [f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
-    else:
-        changer, change = "/usr/bin/unshare", unshare_options(uid)
-    return replace(
-        program, argv=[changer, *change, "--", program.executable, *program.argv[1:]], executable=changer, uid=None
-    )
+    change = [*unshare_options(program.uid), "--", program.executable, *program.argv[1:]]
+    return replace(program, argv=["/usr/bin/unshare", *change], executable="/usr/bin/unshare", uid=None)
 
 
 def unshare_options(uid: int) -> list[str]:
@@ -503,21 +524,19 @@ def _subordinate(file: Path) -> range:
 def _start(program: Program, started: Future[Child]) -> None:
     program = _by_another(program)
     try:
-        child = subprocess.Popen(
-            program.argv,
-            executable=program.executable,
-            pass_fds=program.fds,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=program.stderr,
-            env=program.env,
-            cwd="/",
-            # Ctrl-C in the terminal is the runner's to handle; it must not reach the sandboxes by itself.
-            start_new_session=True,
-            user=program.uid,
-            group=program.uid,
-            extra_groups=[] if program.uid is not None else None,
-        )
+        with nullcontext() if program.uid is None else as_user(program.uid):
+            child = subprocess.Popen(
+                program.argv,
+                executable=program.executable,
+                pass_fds=program.fds,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=program.stderr,
+                env=program.env,
+                cwd="/",
+                # Ctrl-C in the terminal is the runner's to handle; it must not reach the sandboxes by itself.
+                start_new_session=True,
+            )
     except (OSError, subprocess.SubprocessError) as error:
         started.set_exception(error)
     else:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +18,11 @@ import pytest
 
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.plugins import SANDBOXES
-from hermes_rl.sandbox import Sandbox, SandboxConfig, SandboxFile, bubblewrap, create_sandbox, launcher, none
+from hermes_rl.sandbox import Sandbox, SandboxConfig, SandboxFile, bubblewrap, create_sandbox, none
 from hermes_rl.sandbox.bubblewrap import FIRST_UID, UIDS, Bubblewrap, Bwrap, SystemRoot, _bundled, shared_prefix
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.sandbox.images import OUTER_UID
-from hermes_rl.sandbox.launcher import own_python
+from hermes_rl.sandbox.launcher import as_user, own_python
 
 
 @pytest.mark.parametrize("host", ["http://pypi.org", "*", "a b", "pypi.org/simple", "*.*.org", ""])
@@ -126,16 +127,37 @@ async def test_binary_in_a_folder_of_root(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes run as another user")
-@pytest.mark.parametrize("setpriv", [shutil.which("setpriv"), None])
-async def test_user_of_a_sandbox_that_root_starts(setpriv: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_setpriv", lambda: setpriv)
+async def test_user_of_a_sandbox_that_root_starts() -> None:
     sandbox = create_sandbox(SandboxConfig())
     assert isinstance(sandbox, HelperSandbox)
     async with sandbox:
-        told = dict(line.split(":\t", 1) for line in Path(f"/proc/{sandbox.pid}/status").read_text().splitlines())
+        told = status_of(f"{sandbox.pid}")
     users = set(told["Uid"].split()) | set(told["Gid"].split())
     assert len(users) == 1 and told["Groups"].strip() == ""
     assert int(users.pop()) in {OUTER_UID, *range(FIRST_UID, FIRST_UID + UIDS)}
+    assert all(int(told[kind], 16) == 0 for kind in ("CapInh", "CapPrm", "CapEff", "CapAmb"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_one_thread_alone_becomes_another_user_and_comes_back() -> None:
+    def become() -> list[dict[str, str]]:
+        told = [status_of("thread-self")]
+        with pytest.raises(FileNotFoundError), as_user(FIRST_UID):
+            told += [status_of("thread-self"), status_of(str(os.getpid()))]
+            raise FileNotFoundError
+        return [*told, status_of("thread-self")]
+
+    with ThreadPoolExecutor(1) as thread:
+        before, inside, leader, after = thread.submit(become).result()
+    assert inside["Uid"].split() == [str(FIRST_UID), str(FIRST_UID), "0", str(FIRST_UID)]
+    assert inside["Groups"].strip() == ""
+    assert int(inside["CapEff"], 16) == 0
+    for name in ("Uid", "Gid", "Groups", "CapPrm", "CapEff"):
+        assert before[name] == leader[name] == after[name]
+
+
+def status_of(process: str) -> dict[str, str]:
+    return dict(line.split(":\t", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
 
 
 async def test_bubblewrap_that_never_comes_to_anything(tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""What sandboxes of this machine's system see as /etc: what programs need of its own, and the users and names inside.
+
+A mount for each file takes a tenth of a sandbox's start, so a folder with all of them is laid out once, in the cache,
+under a hash of what it is made of, and each sandbox has that one read-only.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from hermes_rl.errors import UserError
+from hermes_rl.sandbox.images import cached
+
+log = logging.getLogger(__name__)
+
+HOME = "/home/user"
+UID = 1000
+"""User and group inside."""
+USER_LINE = f"user:x:{UID}:{UID}::{HOME}:/bin/sh\n"
+ETC = (
+    "alternatives",
+    "ca-certificates.conf",
+    "fonts",
+    "ld.so.cache",
+    "localtime",
+    "magic",
+    "mime.types",
+    "nsswitch.conf",
+    "perl",
+    "protocols",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+)
+"""What programs need of /etc; nothing here is a secret."""
+ACCOUNTS = {
+    "passwd": f"root:x:0:0:root:/root:/bin/sh\nuser:x:{UID}:{UID}::{HOME}:/bin/bash\n",
+    "group": f"root:x:0:\nuser:x:{UID}:\n",
+}
+HOSTS = {"hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n", "hostname": "sandbox\n"}
+RESOLVER = "resolv.conf"
+
+
+def etc_folder(*, others: bool) -> Path | None:
+    """Return the folder, laid out where it is not there; blocks. A network brings its own file of the resolver.
+
+    None where it cannot be kept, or `others` than its owner have to enter it and may not: then each file is mounted by
+    itself.
+    """
+    try:
+        folder = cached(f"etc/{_key()}", _lay_out)
+    except (OSError, UserError) as error:
+        log.debug("the /etc of sandboxes is not kept: %s", error)
+        return None
+    return folder if not others or all(each.stat().st_mode & 0o001 for each in (folder, *folder.parents)) else None
+
+
+@functools.cache
+def _key() -> str:
+    """Return a hash of all that the folder is made of, as this process first saw it."""
+    stamps = [
+        f"{path} {info.st_mode} {info.st_size} {info.st_mtime_ns}" for path in _files() for info in (path.lstat(),)
+    ]
+    text = repr((stamps, ACCOUNTS, HOSTS, Path(__file__).read_text("utf-8")))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _files() -> Iterator[Path]:
+    for name in ETC:
+        path = Path("/etc", name)
+        yield from sorted(path.rglob("*")) if path.is_dir() else [path.resolve()] if path.exists() else []
+
+
+def _lay_out(folder: Path) -> None:
+    for name in ETC:
+        source, target = Path("/etc", name), folder / name
+        target.parent.mkdir(exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, symlinks=True)
+        elif source.exists():
+            shutil.copyfile(source, target)
+    for name, text in (ACCOUNTS | HOSTS | {RESOLVER: ""}).items():
+        (folder / name).write_text(text, "utf-8")
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():  # for the user of root's sandboxes, whatever the umask
+            path.chmod(0o755 if path.is_dir() else 0o644)

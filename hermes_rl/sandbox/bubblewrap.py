@@ -44,6 +44,7 @@ from hermes_rl.sandbox.launcher import (
     memory_file,
     own_python,
     pipe,
+    read_to_end,
     subordinate_users,
     system_python,
 )
@@ -628,7 +629,7 @@ class Bubblewrap(Isolation):
             async with self.in_time(), self.process.started(self.root.python, self._program) as control:
                 # A group takes as long to enter as Python to start, so both are done at once.
                 info, self._info = self._info, None
-                entering = asyncio.create_task(asyncio.to_thread(self._enter_group, info))
+                entering = asyncio.create_task(self._enter_group(info))
                 entering.add_done_callback(lambda done: done.cancelled() or done.exception())  # also where nobody waits
                 await sandbox.connect(control, self._rlimits())
                 await asyncio.shield(entering)
@@ -702,7 +703,7 @@ class Bubblewrap(Isolation):
             "RLIMIT_SIGPENDING": 4096,
         }
 
-    def _enter_group(self, info: int | None) -> None:
+    async def _enter_group(self, info: int | None) -> None:
         """Read which process bubblewrap has started; put it into the group of the sandbox, if there are groups."""
         if info is None:
             return
@@ -710,10 +711,11 @@ class Bubblewrap(Isolation):
         # Files lie in memory and have a limit of their own; the helper is a process too.
         memory, processes = limits["memory"] + limits["disk"], limits["processes"] + 1
         try:
-            with os.fdopen(info) as report:
-                self.first = json.load(report)["child-pid"]
-            if self.group is not None:
-                self.group.enter(self.first, memory, processes, self.config.limits.cpu)
+            self.first = first = json.loads(await read_to_end(info))["child-pid"]
+            group, cpu = self.group, self.config.limits.cpu
+            if group is not None:
+                # All groups are made in one thread: the kernel makes them one after the other anyway.
+                await asyncio.wrap_future(launcher().call(lambda: group.enter(first, memory, processes, cpu)))
         except (OSError, ValueError) as error:
             raise SandboxFailure(f"the control group of the sandbox: {error}") from error
 

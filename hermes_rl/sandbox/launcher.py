@@ -117,6 +117,26 @@ def reopened(fd: int, flags: int) -> int:
         return os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC)
 
 
+async def read_to_end(fd: int) -> bytes:
+    """Return all that is written into a pipe until its other end is closed, and close it."""
+    loop, parts = asyncio.get_running_loop(), list[bytes]()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def take() -> None:
+        data = os.read(fd, 4096)
+        parts.append(data)
+        if not data and not ended.done():
+            ended.set_result(None)
+
+    loop.add_reader(fd, take)
+    try:
+        await ended
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+    return b"".join(parts)
+
+
 # -------------------------------------------------------------------------------- the helper's code
 # The helper is compiled once per interpreter: compiling at every start would cost a third of the time that a sandbox
 # takes to start.
@@ -202,7 +222,7 @@ GRACE_SECONDS = 5.0
 KILL_SECONDS = 10.0
 """How long it may take after that, while everything in it is killed again and again."""
 KILL_PAUSE = 0.05
-POLL_SECONDS = 0.005
+POLL_SECONDS = 0.001
 
 log = logging.getLogger(__name__)
 

@@ -88,8 +88,13 @@ VERSIONS = {
     "MCP servers of npm: everything, filesystem, playwright": npm_versions,
 }
 """Components, as the test modules' `COMPONENT` names them, and how to find out which version was played with."""
-TOGETHER = {"test_docker_registry": "test_docker_daemon", "test_litellm": "test_vllm"}
-"""Modules that use the engine of another one, which the tests of a session share."""
+ENGINES = (
+    "agentlightning", "litellm", "llama_cpp", "openrlhf", "skyrl", "tinker", "transformers_serve", "trl", "verifiers",
+    "verl", "vllm",
+)  # fmt: skip
+"""Components that compute with all cores, or wait for one that does: each is too slow for its tests beside another."""
+TOGETHER = {"test_docker_registry": "test_docker_daemon", **{f"test_{name}": "engines" for name in ENGINES}}
+"""Modules whose tests one worker plays, as they share an engine or all need the cores."""
 _passed: dict[str, list[str]] = {}
 
 

@@ -160,6 +160,7 @@ def refused(program: str, url: str, origin: str) -> Any:
         page.set_default_timeout(PATIENCE)
         page.goto(url)
         first = page.get_by_label("Compare run A")
+        expect(first.locator("option")).to_have_count(2)
         found: dict[str, Any] = {"choices": first.locator("option").all_inner_texts()}
         page.get_by_role("button", name="Compare").click()
         found["why"] = page.get_by_role("alert").inner_text()

@@ -370,14 +370,26 @@ def test_ray_that_is_not_installed_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "words"),
-    [("127.0.0.1:1", "nothing answers there"), ("ray://127.0.0.1:1", "expected HOST:PORT"), ("auto", "cannot connect")],
+    ("address", "words"), [("127.0.0.1:1", "nothing answers there"), ("ray://127.0.0.1:1", "expected HOST:PORT")]
 )
 def test_an_address_without_a_cluster_is_told(tmp_path: Path, address: str, words: str) -> None:
     write(tmp_path)
     done = on_ray("run", "spec.yaml", "process", "--ray", address, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="Ray looks for clusters among all processes, and others may have one")
+def test_a_machine_without_a_cluster_is_told(tmp_path: Path) -> None:
+    write(tmp_path)
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as own:
+        command = [ray_python(), "-m", "hermes_rl.cli.main", "run", "spec.yaml", "process", "--ray", "auto"]
+        alone = ["unshare", "--pid", "--fork", "--mount-proc", *map(str, command)]
+        done = subprocess.run(
+            alone, cwd=tmp_path, env={**OWN, "RAY_TMPDIR": own}, capture_output=True, text=True, timeout=90, check=False
+        )
+    assert done.returncode == 2
+    assert "cannot connect" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_what_is_wrong_with_the_spec_on_a_node_is_told_once(tmp_path: Path, cluster: RayCluster) -> None:

@@ -132,16 +132,8 @@ def summary(runs: Runs, options: argparse.Namespace) -> str:
             "" if measured[0]["useful"] is None else spread([1000 * run["cpu"] / run["useful"] for run in measured], 1),
         ]
         rows.append([f"{name} {measured[0].get('version', '')}".rstrip(), *cells])
-    heads = [
-        "",
-        "at a time (waves)",
-        "CPU ms per turn",
-        "of the machine",
-        "to raw",
-        f"to {REFERENCE}",
-        "times as fast as that",
-    ]
-    return table([*heads, "share of the ideal", "in flight", "CPU ms per useful group"], rows)
+    heads = ["", "at a time (waves)", "CPU ms per turn", "of the machine", "to raw", f"to {REFERENCE}"]
+    return table([*heads, "times as fast as that", "share of the ideal", "in flight", "CPU ms per useful group"], rows)
 
 
 def ratio(measured: list[Measured], base: list[Measured] | None, what: str, *, inverse: bool = False) -> str:

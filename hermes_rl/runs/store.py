@@ -277,7 +277,8 @@ class RolloutStore:
         self.size, self.compared = size, compared
         self.path = directory.path
         self._rollouts = directory.journal(ROLLOUTS)
-        self._groups, self._usage = GroupIndex(), _UsageCount()
+        self._groups: GroupIndex
+        self._usage: _UsageCount
         self._waiting: Journal | None = None
         try:
             if compared or (directory.path / WAITING).exists():

@@ -33,7 +33,7 @@ from hermes_rl.sandbox.channel import Diagnosis, Lost
 from hermes_rl.sandbox.etc import ACCOUNTS, ETC, HOME, HOSTS, RESOLVER, UID, USER_LINE, etc_folder
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
 from hermes_rl.sandbox.image_mounts import ImageMounts, recent_kernel
-from hermes_rl.sandbox.images import OUTER_UID, cache_folder, overlay_refused, ready_image
+from hermes_rl.sandbox.images import OUTER_UID, cache_folder, open_to_all, overlay_refused, ready_image
 from hermes_rl.sandbox.launcher import (
     Descriptors,
     LocalProcess,
@@ -219,8 +219,7 @@ class SystemRoot(Root):
         super().prepare()
         if self.packages:
             self._package_folder = package_folder(self.packages)
-        users = subordinate_users() if os.geteuid() != 0 else range(FIRST_UID, FIRST_UID + UIDS)
-        self._etc_folder = etc_folder(others=bool(users))
+        self._etc_folder = etc_folder(others=os.geteuid() == 0 or bool(subordinate_users()))
 
     def user(self) -> int | None:
         """Return a user for this sandbox alone, where there is one, so that nothing counted per user is shared."""
@@ -366,10 +365,6 @@ def shared_prefix(python: str) -> str:
             "install the system's python3, or run as another user"
         )
     return str(prefix)
-
-
-def open_to_all(folder: Path) -> bool:
-    return all(each.stat().st_mode & 0o001 for each in (folder, *folder.parents))
 
 
 @functools.cache

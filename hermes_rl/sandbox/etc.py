@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hermes_rl.errors import UserError
-from hermes_rl.sandbox.images import cached
+from hermes_rl.sandbox.images import cached, open_to_all
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def etc_folder(*, others: bool) -> Path | None:
     except (OSError, UserError) as error:
         log.debug("the /etc of sandboxes is not kept: %s", error)
         return None
-    return folder if not others or all(each.stat().st_mode & 0o001 for each in (folder, *folder.parents)) else None
+    return folder if not others or open_to_all(folder) else None
 
 
 @functools.cache

@@ -48,6 +48,11 @@ def cache_folder() -> Path:
     return folder
 
 
+def open_to_all(folder: Path) -> bool:
+    """Whether every user may enter a folder."""
+    return all(each.stat().st_mode & 0o001 for each in (folder, *folder.parents))
+
+
 def sandbox_uid() -> int:
     """Return the user whom an agent in bubblewrap is outside of it."""
     return OUTER_UID if os.geteuid() == 0 else os.geteuid()

@@ -163,9 +163,6 @@ sys.stdout.buffer.write(marshal.dumps(compiled))
 """
 
 
-_compiled_for: set[str] = set()
-
-
 @functools.cache
 def helper_bundle(python: str) -> bytes:
     """Return the helper's modules, compiled by `python`; starts that interpreter when first asked for it."""
@@ -186,14 +183,6 @@ def helper_bundle(python: str) -> bytes:
         tail = done.stderr.decode("utf-8", "replace")[-500:]
         raise SandboxFailure(f"{python} cannot compile the sandbox helper: {tail}")
     return done.stdout
-
-
-async def compiled_helper(python: str) -> bytes:
-    """See `helper_bundle`; waits in a thread where it was not compiled yet."""
-    if python not in _compiled_for:
-        await asyncio.to_thread(helper_bundle, python)
-        _compiled_for.add(python)
-    return helper_bundle(python)
 
 
 def boot_argv(python: str, control: int, code: int) -> list[str]:
@@ -413,10 +402,11 @@ class LocalProcess:
     async def started(self, python: str, program: Callable[[Descriptors], Program]) -> AsyncIterator[socket.socket]:
         """Start it and give the block the host's end of the control socket, which becomes the block's to close.
 
-        A `SandboxFailure` of the block is raised with what the process has written to standard error: that is the
-        cause, where it ended before the helper answered.
+        Compiling the helper for `python` blocks, so `helper_bundle` was asked for it before, in a thread. A
+        `SandboxFailure` of the block is raised with what the process has written to standard error: that is the cause,
+        where it ended before the helper answered.
         """
-        bundle = await compiled_helper(python)
+        bundle = helper_bundle(python)
         with ExitStack() as own:
             stderr = memory_file(b"", "stderr")
             own.callback(os.close, stderr)

@@ -20,7 +20,7 @@ from pathlib import Path
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
-from hermes_rl.sandbox.launcher import Descriptors, LocalProcess, Program, boot_argv, ours, own_python
+from hermes_rl.sandbox.launcher import Descriptors, LocalProcess, Program, boot_argv, helper_bundle, ours, own_python
 from hermes_rl.threads import made_in_thread
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ class NoIsolation(Isolation):
         limits = self.config.limits
         asked = {"RLIMIT_CORE": NO_CORE, "RLIMIT_DATA": limits.memory, "RLIMIT_NOFILE": limits.open_files}
         rlimits = {name: value for name, value in asked.items() if value is not None}
+        await asyncio.to_thread(helper_bundle, own_python())
         async with self.in_time(), self._process.started(own_python(), self._program) as control:
             await sandbox.connect(control, rlimits, folder=str(self._folder))
 

@@ -551,7 +551,10 @@ class Docker(Isolation):
             await asyncio.shield(self._creating)
             return await self._meet(rendezvous, code)
         finally:
-            rendezvous.close()
+            if self._creating is None or self._creating.done():
+                rendezvous.close()
+            else:  # We are cancelled and the request goes on: Podman would make the folder anew, and nobody remove it.
+                self._creating.add_done_callback(lambda _: rendezvous.close())
 
     async def _meet(self, rendezvous: Rendezvous, code: bytes) -> socket.socket:
         """Wait for the helper at the rendezvous, or for the end of its container."""

@@ -125,7 +125,10 @@ class Engine:
             return refusal(404, f"No such image: {body['Image']}")
         if name in self.containers:
             return refusal(409, f'Conflict. The container name "/{name}" is already in use')
+        await asyncio.sleep(self.plan.get("create_seconds", 0))
         for mount in body["HostConfig"].get("Mounts", ()):
+            if self.plan.get("makes_folders"):  # as Podman does
+                Path(mount["Source"]).mkdir(parents=True, exist_ok=True)
             if not Path(mount["Source"]).exists() or self.plan.get("elsewhere"):
                 text = f"bind source path does not exist: {mount['Source']}"
                 return refusal(400, f'invalid mount config for type "bind": {text}')

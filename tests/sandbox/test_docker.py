@@ -244,6 +244,22 @@ async def test_a_start_that_is_cancelled_while_its_folder_is_made_leaves_none(
     assert list(tmp_path.glob("hermes-rl-*")) == []
 
 
+async def test_a_start_that_is_cancelled_while_its_container_is_made_leaves_no_folder(
+    plan: Plan, docker_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    await plan(create_seconds=0.3, makes_folders=True)
+    sandbox = create_sandbox(CONFIG)
+    starting = asyncio.create_task(sandbox.start())
+    while "POST /containers/create" not in (await state(docker_host))["calls"]:
+        await asyncio.sleep(0.01)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await sandbox.close()
+    assert list(tmp_path.glob("hermes-rl-*")) == []
+
+
 async def test_starts_together_are_limited(plan: Plan, docker_host: str) -> None:
     await plan(start_seconds=0.2)
     sandboxes = [create_sandbox(CONFIG) for _ in range(12)]

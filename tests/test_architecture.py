@@ -54,7 +54,18 @@ DOORS = {
     "openenv": "integrations/openenv.py",
 }
 """Foreign package → where it may be imported."""
-ANYWHERE = {"caches", "errors", "endings", "plugins", "server_types", "shipped", "threads", "version", "visible"}
+ANYWHERE = {
+    "caches",
+    "errors",
+    "endings",
+    "plugins",
+    "server_types",
+    "several",
+    "shipped",
+    "threads",
+    "version",
+    "visible",
+}
 """Modules of the package itself that every room may use."""
 
 

@@ -384,14 +384,23 @@ def compare(
 @app.command(context_settings=_FLAGS, epilog=_EPILOG)
 def rollouts(
     context: typer.Context,
-    spec: Annotated[str, typer.Argument(help=SPECS, autocompletion=_shipped)],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SPEC…",
+            help=f"{SPECS} Several are served below their names, http://HOST:PORT/NAME.",
+            autocompletion=_shipped,
+        ),
+    ],
     listen: Annotated[str, typer.Option(help="HOST:PORT; the port 0 is any that is free.")] = "127.0.0.1:8600",
     token_env: Annotated[str | None, typer.Option(help="Variable that holds the token of requests.")] = None,
-    most: Annotated[int, typer.Option(min=1, help="Rollouts that may be asked for at a time.")] = 16_384,
+    most: Annotated[int, typer.Option(min=1, help="Rollouts of a spec that may be asked for at a time.")] = 16_384,
     key_env: Annotated[
         list[str] | None, typer.Option(help="Variable that requests may name as the key of a server; may be repeated.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory of the record.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the record; of several specs, the folder of theirs.")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, beside an earlier record.")] = False,
     idle: Annotated[float, typer.Option(min=0.1, help="Seconds without a step after which a session ends.")] = 900.0,
     drain: Annotated[float, typer.Option(min=0.0, help="Seconds for what was begun, after SIGTERM.")] = 30.0,
@@ -400,18 +409,19 @@ def rollouts(
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")] = False,
     env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
     trust: TrustOption = False,
-    workers: Annotated[int | None, typer.Option(help="Processes that play; as `serve.workers`.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that play, for each spec; as `serve.workers`.")] = None,
     ray: RayOption = None,
 ) -> None:
     """Serve rollouts over HTTP, for trainers that cannot live in this interpreter."""
-    from hermes_rl.cli.options import Options
+    from hermes_rl.cli.options import Options, separated
     from hermes_rl.cli.serving import RolloutsRequest, serve_rollouts
 
-    [spec] = _at_hand([spec], trust)
-    options = Options(tuple(sets or ()), tuple(context.args), env_file)
+    named, flags = separated([*words, *context.args])
+    specs = _at_hand(named, trust)
+    options = Options(tuple(sets or ()), flags, env_file)
     keys = tuple(key_env or ())
     request = RolloutsRequest(
-        spec, options, listen, token_env, most, keys, out, fresh, idle, drain, demo, verbose, workers, ray
+        specs, options, listen, token_env, most, keys, out, fresh, idle, drain, demo, verbose, workers, ray
     )
     raise typer.Exit(serve_rollouts(request))
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from hermes_rl import open_env
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import Options
 from hermes_rl.cli.running import DEMO, logged
-from hermes_rl.errors import UserError
+from hermes_rl.cli.together import alike_names, load_each
+from hermes_rl.errors import SpecError, UserError
 from hermes_rl.rollouts.admission import raise_descriptor_limit
+from hermes_rl.runs.directory import beside
 from hermes_rl.runs.opening import workers_of
-from hermes_rl.service.serving import ServiceOptions, serve, serve_app
+from hermes_rl.service.serving import ServiceOptions, ToServe, serve, serve_app
+from hermes_rl.several import with_environment
 from hermes_rl.spec.load import load_spec
 from hermes_rl.threads import rare_full_collections
 from hermes_rl.tokens.hub import without_advice
@@ -24,7 +27,7 @@ from hermes_rl.tokens.hub import without_advice
 class RolloutsRequest:
     """The words of `hermes-rl rollouts`."""
 
-    spec: str
+    specs: Sequence[str]
     options: Options
     listen: str
     token_env: str | None
@@ -44,31 +47,46 @@ def serve_rollouts(request: RolloutsRequest) -> int:
     """Serve until the process is told to end; returns the exit status.
 
     Raises:
-        UserError: the command line or the spec is wrong.
+        UserError: the command line or one of the specs is wrong.
     """
+    several = len(request.specs) > 1
+    if several and request.ray is not None:
+        raise UserError("--ray plays one spec: use --workers N, or serve each spec by a command of its own")
     raise_descriptor_limit()
     without_advice()
     environ = request.options.environ()
     more = [f"serve.workers={request.workers}"] if request.workers is not None else []
-    spec = load_spec(
-        request.spec, overrides=request.options.overrides(*more), demo=request.demo, environ=environ, mode="serve"
+    overrides = request.options.overrides(*more)
+    named = load_each(
+        request.specs,
+        lambda source: load_spec(source, overrides=overrides, demo=request.demo, environ=environ, mode="serve"),
     )
-    if spec.demo:
-        echo(DEMO, err=True)
-    record = request.out or Path("outputs") / spec.name / "rollouts"
+    if problems := [*named.problems, *alike_names(named.specs)]:
+        raise SpecError(problems)
+    served = list[ToServe]()
+    for _, spec in named.specs:
+        if spec.demo:
+            echo(f"{spec.name}: {DEMO}" if several else DEMO, err=True)
+        record = Path("outputs") / spec.name / "rollouts"
+        if request.out is not None:
+            record = request.out / spec.name if several else request.out
+        record = beside(record) if request.fresh else record
+        served.append(ToServe(spec, record, workers_of(spec, "serve", request.ray)))
     options = ServiceOptions(
         listen=request.listen,
         token_env=request.token_env,
         keys=request.keys,
         most=request.most,
-        record=_beside(record) if request.fresh else record,
         idle=request.idle,
         drain=request.drain,
-        workers=workers_of(spec, "serve", request.ray),
         ray=request.ray,
     )
-    with rare_full_collections(), logged(partial(echo, err=True), verbose=request.verbose):
-        return asyncio.run(serve(spec, options, environ, echo))
+
+    def say(line: str) -> None:
+        echo(with_environment(line), err=True)
+
+    with rare_full_collections(), logged(say, verbose=request.verbose):
+        return asyncio.run(serve(served, options, environ, echo))
 
 
 def serve_openenv(spec: str, options: Options, listen: str, token_env: str | None, most: int) -> int:
@@ -91,11 +109,3 @@ def serve_openenv(spec: str, options: Options, listen: str, token_env: str | Non
             return await serve_app(make_app(env, most), listen, token_env, environ, echo)
 
     return asyncio.run(main())
-
-
-def _beside(path: Path) -> Path:
-    """Return a folder that does not exist yet, beside this one."""
-    number, found = 2, path
-    while found.exists():
-        found, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return found

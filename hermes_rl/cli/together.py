@@ -32,18 +32,53 @@ from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import RunDirectory, beside
 from hermes_rl.runs.opening import Launch, require_runnable
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.run_log import ENVIRONMENT
+from hermes_rl.several import with_environment
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.sets import is_set
 from hermes_rl.threads import rare_full_collections
 from hermes_rl.tokens.hub import without_advice
 
 
-class _Served(NamedTuple):
+class NamedSpec(NamedTuple):
     """A spec as it was named on the command line, and what it is."""
 
     source: str
     spec: Spec
+
+
+class LoadedSpecs(NamedTuple):
+    """Those that can be read, and what is wrong with the others."""
+
+    specs: list[NamedSpec]
+    problems: list[Problem]
+
+
+def load_each(sources: Sequence[str], load: Callable[[str], Spec]) -> LoadedSpecs:
+    """Load several specs, so that what is wrong with any of them is known at once."""
+    found = LoadedSpecs([], [])
+    for source in sources:
+        try:
+            found.specs.append(NamedSpec(source, load(source)))
+        except SpecError as error:
+            found.problems.extend(error.problems)
+        except UserError as error:
+            found.problems.append(Problem(source, None, None, str(error)))
+    return found
+
+
+def alike_names(served: Sequence[NamedSpec]) -> list[Problem]:
+    """Return the specs that have the name of an earlier one."""
+    return [
+        Problem(
+            sources[-1],
+            None,
+            None,
+            f"this spec and {', '.join(sources[:-1])} have the same name, {name}, by which the trainer knows them: "
+            "write another `name:` in one of them",
+        )
+        for name, sources in _alike(served, lambda spec: spec.name).items()
+        if len(sources) > 1
+    ]
 
 
 def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[str]) -> int:
@@ -57,13 +92,12 @@ def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[st
     raise_descriptor_limit()
     request.require_dry()
     environ = environment(request.env_file)
-    given, problems = _weights(weights), list[Problem]()
-    served = _loaded(specs, request, environ, given, problems)
+    served, problems = _loaded(specs, request, environ, _weights(weights))
     out = request.out
     if out is not None and request.fresh:
         out, request = beside(out), replace(request, fresh=False)
 
-    def launch(one: _Served, progress: Progress) -> Launch:
+    def launch(one: NamedSpec, progress: Progress) -> Launch:
         folder = out / one.spec.name if out is not None else None
         return Launch("serve", folder, request.fresh, environ, progress, None, write_report_or_say)
 
@@ -78,7 +112,7 @@ def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[st
     return _serve(served, launch, request)
 
 
-def _serve(served: Sequence[_Served], launch: Callable[[_Served, Progress], Launch], request: RunRequest) -> int:
+def _serve(served: Sequence[NamedSpec], launch: Callable[[NamedSpec, Progress], Launch], request: RunRequest) -> int:
     without_advice()
     from hermes_rl.env.together import serve_together
 
@@ -86,8 +120,7 @@ def _serve(served: Sequence[_Served], launch: Callable[[_Served, Progress], Laun
     launches = [launch(one, progress.named(one.spec.name)) for one in served]
 
     def say(line: str) -> None:
-        name = ENVIRONMENT.get()
-        progress.say(f"{name}: {line}" if name else line)
+        progress.say(with_environment(line))
 
     try:
         for one in served:
@@ -153,31 +186,26 @@ def _loaded(
     request: RunRequest,
     environ: Mapping[str, str],
     weights: Mapping[str, str],
-    problems: list[Problem],
-) -> list[_Served]:
-    """Return the specs that can be read, with their weights; `problems` gets what is wrong with the others."""
-    served: list[_Served] = []
-    for source in specs:
+) -> LoadedSpecs:
+    """Return the specs that can be read, with their weights, and what is wrong with the others."""
+
+    def load(source: str) -> Spec:
         asked = replace(request, spec=source)
-        try:
-            spec = load_for(asked, environ)
-            if (weight := weights.get(spec.name)) is not None:
-                asked = replace(asked, sets=(*asked.sets, f"env.inference_weight={weight}"))
-                spec = load_for(asked, environ)
-            served.append(_Served(source, spec))
-        except SpecError as error:
-            problems += error.problems
-        except UserError as error:
-            problems.append(Problem(source, None, None, str(error)))
+        spec = load_for(asked, environ)
+        if (weight := weights.get(spec.name)) is None:
+            return spec
+        return load_for(replace(asked, sets=(*asked.sets, f"env.inference_weight={weight}")), environ)
+
+    served, problems = load_each(specs, load)
     names = [one.spec.name for one in served]
     if len(served) == len(specs):
         for name in weights.keys() - set(names):
             close = did_you_mean(name, names) or f": there are {', '.join(names)}"
             problems.append(Problem(f"--weight {name}", None, None, f"no spec has this name{close}"))
-    return served
+    return LoadedSpecs(served, problems)
 
 
-def _wrong(served: Sequence[_Served], launches: Sequence[Launch], out: Path | None) -> list[Problem]:
+def _wrong(served: Sequence[NamedSpec], launches: Sequence[Launch], out: Path | None) -> list[Problem]:
     """Return what keeps the specs from being served, each for itself or together."""
     from hermes_rl.env.serve import require_exact
 
@@ -194,16 +222,9 @@ def _wrong(served: Sequence[_Served], launches: Sequence[Launch], out: Path | No
     return problems + _at_odds(served)
 
 
-def _at_odds(served: Sequence[_Served]) -> list[Problem]:
+def _at_odds(served: Sequence[NamedSpec]) -> list[Problem]:
     """Return what keeps the specs from being served together."""
-    problems = list[Problem]()
-    for name, sources in _alike(served, lambda spec: spec.name).items():
-        if len(sources) > 1:
-            text = (
-                f"this spec and {', '.join(sources[:-1])} have the same name, {name}, by which the trainer knows them: "
-                "write another `name:` in one of them"
-            )
-            problems.append(Problem(sources[-1], None, None, text))
+    problems = alike_names(served)
     for key in ("trainer", "api_url", "total_steps"):
         values = _alike(served, lambda spec, key=key: getattr(spec.serve, key))  # type: ignore[misc]
         if len(values) > 1:
@@ -220,7 +241,7 @@ def _at_odds(served: Sequence[_Served]) -> list[Problem]:
     return problems
 
 
-def _alike(served: Sequence[_Served], of: Callable[[Spec], Any]) -> dict[Any, list[str]]:
+def _alike(served: Sequence[NamedSpec], of: Callable[[Spec], Any]) -> dict[Any, list[str]]:
     """Return the specs by what is asked of them."""
     found = defaultdict[Any, list[str]](list)
     for one in served:

@@ -12,7 +12,7 @@ from hermes_rl.env.spec_env import Served, run_serve
 from hermes_rl.errors import HermesRLError, RunError, UserError
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.run import Run
-from hermes_rl.runs.run_log import ENVIRONMENT
+from hermes_rl.several import ENVIRONMENT
 from hermes_rl.spec.model import Spec
 from hermes_rl.trainers.find import ATROPOS
 from hermes_rl.trainers.together import Together

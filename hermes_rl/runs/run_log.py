@@ -12,11 +12,11 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from hermes_rl.runs.progress import Progress
+from hermes_rl.several import ENVIRONMENT
 from hermes_rl.visible import visible
 
 NAME = "run.log"
@@ -26,10 +26,6 @@ SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 """Variables with such a name hold secrets."""
 SHORTEST = 8
 """Characters from which on a value is taken for a secret; shorter ones would take parts out of ordinary words."""
-
-
-ENVIRONMENT: ContextVar[str] = ContextVar("environment", default="")
-"""Name of the environment that is at work, where several play in one process."""
 
 
 @contextmanager

@@ -61,18 +61,19 @@ class JsonAnswer(JSONResponse):
         return json.dumps(content, default=str).encode("ascii")
 
 
-def make_app(service: Service, sessions: Sessions, *, token: bool) -> FastAPI:  # noqa: C901 - a path each
-    """Return the application.
+def bare_app(description: str, *, token: bool, below: str = "") -> FastAPI:
+    """Return an application without paths, which says what is wrong with a request.
 
     Args:
-        service: what is served.
-        sessions: its sessions.
+        description: of what it does.
         token: whether requests bring one; the description says so.
+        below: the path below which clients find it.
     """
     app = FastAPI(
         title="hermes-rl rollouts",
         version=__version__,
-        description="Rollouts of one spec, for trainers.",
+        description=description,
+        servers=[{"url": below}] if below else None,
         docs_url=None,  # both pages would load code of another host
         redoc_url=None,
         redirect_slashes=False,
@@ -81,6 +82,41 @@ def make_app(service: Service, sessions: Sessions, *, token: bool) -> FastAPI:  
     )
     _answer_mistakes(app)
     _describe(app, token=token)
+    return app
+
+
+def metrics_of(service: Service, sessions: Sessions) -> dict[str, Any]:
+    """Return what has gone through a service since it began, as JSON has it."""
+    versions = [batch.version for batch in service.batches]
+    in_flight = {
+        "batches": len(service.batches),
+        "rollouts": service.taken,
+        "sessions": len(sessions),
+        "versions": sorted({version for version in versions if version is not None}),
+    }
+    told, difference, status = service.policies.told, service.policies.difference, service.env.status()
+    workers = {"ready": status.workers, "died": status.died, "rollouts_lost": status.lost}
+    return service.metrics.record(
+        in_flight=in_flight,
+        phases=status.phases,
+        version=max(told, default=None),
+        logprob_difference={"mean": difference.mean, "largest": difference.largest},
+        most=service.most,
+        retries=status.retries,
+        workers=workers if status.workers is not None else None,
+    )
+
+
+def make_app(service: Service, sessions: Sessions, *, token: bool, below: str = "") -> FastAPI:  # noqa: C901 - a path each
+    """Return the application of one environment.
+
+    Args:
+        service: what is served.
+        sessions: its sessions.
+        token: whether requests bring one; the description says so.
+        below: the path below which clients find it.
+    """
+    app = bare_app("Rollouts of one spec, for trainers.", token=token, below=below)
 
     @app.get("/v1/health", response_model=HealthTold)
     async def health() -> Response:
@@ -90,26 +126,7 @@ def make_app(service: Service, sessions: Sessions, *, token: bool) -> FastAPI:  
     @app.get("/v1/metrics")
     async def metrics() -> Response:
         """Say what has gone through the service since it began."""
-        versions = [batch.version for batch in service.batches]
-        in_flight = {
-            "batches": len(service.batches),
-            "rollouts": service.taken,
-            "sessions": len(sessions),
-            "versions": sorted({version for version in versions if version is not None}),
-        }
-        told, difference, status = service.policies.told, service.policies.difference, service.env.status()
-        workers = {"ready": status.workers, "died": status.died, "rollouts_lost": status.lost}
-        return JsonAnswer(
-            service.metrics.record(
-                in_flight=in_flight,
-                phases=status.phases,
-                version=max(told, default=None),
-                logprob_difference={"mean": difference.mean, "largest": difference.largest},
-                most=service.most,
-                retries=status.retries,
-                workers=workers if status.workers is not None else None,
-            )
-        )
+        return JsonAnswer(metrics_of(service, sessions))
 
     @app.get("/v1/rows", response_model=RowsTold)
     async def rows(split: SplitName = "train", after: Annotated[str | None, Query(max_length=1000)] = None) -> Response:
@@ -160,25 +177,35 @@ def make_app(service: Service, sessions: Sessions, *, token: bool) -> FastAPI:  
     @app.post("/run")
     async def run(asked: RunAsked, request: Request) -> Response:
         """Play one rollout, as NeMo Gym asks an agent server to."""
-        policy = await service.policy(None)
-        place = service.place()
-        place.take(1)
-        try:
-            group = await _unless_gone(request, service, nemo_gym.played(service, asked, policy))
-        finally:
-            place.leave()
-        allowed = service.env.spec.serve.allow_inexact
-        answer, cause = await asyncio.to_thread(nemo_gym.answer, asked, group, allow_inexact=allowed)
-        service.metrics.count(group, cause)
-        return JsonAnswer(answer)
+        return await run_for_gym(service, asked, request)
+
+    add_aggregation(app)
+    return app
+
+
+async def run_for_gym(service: Service, asked: RunAsked, request: Request) -> Response:
+    """Play one rollout and answer as NeMo Gym expects it."""
+    policy = await service.policy(None)
+    place = service.place()
+    place.take(1)
+    try:
+        group = await _unless_gone(request, service, nemo_gym.played(service, asked, policy))
+    finally:
+        place.leave()
+    allowed = service.env.spec.serve.allow_inexact
+    answer, cause = await asyncio.to_thread(nemo_gym.answer, asked, group, allow_inexact=allowed)
+    service.metrics.count(group, cause)
+    return JsonAnswer(answer)
+
+
+def add_aggregation(app: FastAPI) -> None:
+    """Add NeMo Gym's path that sums up rows, of any environment."""
 
     @app.post("/aggregate_metrics")
     async def aggregate(request: Request) -> Response:
         """Sum up what /run has answered; rows that failed are no part of it."""
         body = await request.body()
         return JsonAnswer(await asyncio.to_thread(lambda: nemo_gym.aggregated(_parsed(body))))
-
-    return app
 
 
 async def _unless_gone(request: Request, service: Service, work: Coroutine[Any, Any, T]) -> T:
@@ -237,9 +264,15 @@ def _describe(app: FastAPI, *, token: bool) -> None:
 
     def described() -> dict[str, Any]:
         if app.openapi_schema is None:
-            made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            made = get_openapi(
+                title=app.title,
+                version=app.version,
+                description=app.description,
+                servers=app.servers or None,
+                routes=app.routes,
+            )
             schemas = made["components"]["schemas"]
-            for model in (GroupTold, EndTold):
+            for model in (GroupTold, EndTold) if "/v1/rollouts" in made["paths"] else ():
                 told = model.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
                 schemas |= told.pop("$defs", {})
                 schemas[model.__name__] = told

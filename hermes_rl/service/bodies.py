@@ -210,6 +210,21 @@ class HealthTold(BaseModel):
     record: str
 
 
+class EnvironmentTold(BaseModel):
+    """One of several environments, which has the paths of a service below its own."""
+
+    name: str
+    path: str
+    record: str
+
+
+class HealthOfAllTold(BaseModel):
+    """Whether a service of several environments takes requests."""
+
+    status: Literal["ok", "ending"]
+    environments: list[EnvironmentTold]
+
+
 class RefusalTold(BaseModel):
     """Why a request is not done."""
 

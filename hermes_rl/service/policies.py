@@ -63,6 +63,14 @@ class Policies:
         Raises:
             Refused: the version is older than one that was told.
         """
+        self.require_rise(told)
+        for weights in (self._last, *(weights for _, weights in self._known.values())):
+            weights.tell(told.version, told.model)
+        if told.logprob_difference is not None:
+            self.difference.tell(told.logprob_difference.mean, told.logprob_difference.largest)
+
+    def require_rise(self, told: PolicyTold) -> None:
+        """Raise Refused where the version is older than one that was told."""
         newest = max([*self.told, self._last.version or 0])
         if told.version < newest:
             raise wrong(
@@ -71,10 +79,6 @@ class Policies:
                 f"version {newest} was told before, and versions only rise; to go on from older weights, start the "
                 "service anew",
             )
-        for weights in (self._last, *(weights for _, weights in self._known.values())):
-            weights.tell(told.version, told.model)
-        if told.logprob_difference is not None:
-            self.difference.tell(told.logprob_difference.mean, told.logprob_difference.largest)
 
     def named(self, asked: PolicyAsked | None) -> Policy:
         """Return the policy that a request names, the same object for the same server.

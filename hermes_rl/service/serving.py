@@ -12,10 +12,11 @@ import ipaddress
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -23,10 +24,12 @@ from starlette.types import ASGIApp
 from hermes_rl import Spec, open_env
 from hermes_rl.errors import UserError
 from hermes_rl.service.app import make_app
+from hermes_rl.service.environments import ByName, below, make_shared_app
 from hermes_rl.service.gate import HEADER_BYTES, PATIENCE, Gate, TimedProtocol
 from hermes_rl.service.policies import Policies
 from hermes_rl.service.sessions import IDLE, Sessions
 from hermes_rl.service.state import Service
+from hermes_rl.several import ENVIRONMENT, with_environment
 
 MOST = 16_384
 DRAIN = 30.0
@@ -48,11 +51,9 @@ class ServiceOptions:
         listen: HOST:PORT; the port 0 is any that is free.
         token_env: the variable that holds the token; None: there is none.
         keys: variables that requests may name as keys of any server.
-        most: rollouts that may be asked for at a time.
-        record: the run directory that rollouts are recorded in.
+        most: rollouts of an environment that may be asked for at a time.
         idle: seconds without a step after which a session ends.
         drain: seconds for what was begun, once the service is told to end.
-        workers: processes that play; None: as many as the Ray cluster has room for.
         ray: address of the Ray cluster that plays; None: this machine.
     """
 
@@ -60,15 +61,39 @@ class ServiceOptions:
     token_env: str | None = None
     keys: tuple[str, ...] = ()
     most: int = MOST
-    record: Path = Path("outputs/rollouts")
     idle: float = IDLE
     drain: float = DRAIN
-    workers: int | None = 1
     ray: str | None = None
 
 
-async def serve(spec: Spec, options: ServiceOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
-    """Serve until the process is told to end; returns its exit status.
+class ToServe(NamedTuple):
+    """A spec that is to be served.
+
+    Attributes:
+        spec: the spec.
+        record: the run directory that rollouts are recorded in.
+        workers: processes that play; None: as many as the Ray cluster has room for.
+    """
+
+    spec: Spec
+    record: Path
+    workers: int | None = 1
+
+
+class _Served(NamedTuple):
+    """An environment that is open."""
+
+    service: Service
+    sessions: Sessions
+
+
+async def serve(
+    specs: Sequence[ToServe], options: ServiceOptions, environ: Mapping[str, str], say: Callable[[str], None]
+) -> int:
+    """Serve one spec at the top of the address, or several below their names, until the process is told to end.
+
+    Returns:
+        Its exit status.
 
     Raises:
         UserError: the address, the token, the record or the spec is wrong.
@@ -76,16 +101,48 @@ async def serve(spec: Spec, options: ServiceOptions, environ: Mapping[str, str],
     """
     token = _token(options.token_env, environ)
     with contextlib.closing(listening(options.listen, token)) as listener:
-        async with open_env(
-            spec, environ=environ, record=options.record, workers=options.workers, ray=options.ray
-        ) as env:
-            policies = Policies(spec, environ, frozenset(options.keys))
-            service = Service(env, policies, options.most, str(options.record))
-            await service.open()
-            sessions = Sessions(service, options.idle)
-            app = make_app(service, sessions, token=token is not None)
-            server = _Server(_config(Gate(app, token, service.draining.is_set)))
-            return await _until_told(server, listener, service, sessions, options, say)
+        async with AsyncExitStack() as stack:
+            served = await _all_opened(specs, options, environ, stack)
+            first, *others = served.values()
+            if not others:
+                app: ASGIApp = _gated(first, token)
+            else:
+                named = {name: _gated(one, token, below(name)) for name, one in served.items()}
+                shared = make_shared_app(served, token=token is not None)
+                app = ByName(named, Gate(shared, token, first.service.draining.is_set))
+            return await _until_told(_Server(_config(app)), listener, list(served.values()), options, say)
+
+
+async def _opened(one: ToServe, options: ServiceOptions, environ: Mapping[str, str], stack: AsyncExitStack) -> _Served:
+    env = await stack.enter_async_context(
+        open_env(one.spec, environ=environ, record=one.record, workers=one.workers, ray=options.ray)
+    )
+    policies = Policies(one.spec, environ, frozenset(options.keys))
+    service = Service(env, policies, options.most, str(one.record))
+    await service.open()
+    return _Served(service, Sessions(service, options.idle))
+
+
+async def _all_opened(
+    specs: Sequence[ToServe], options: ServiceOptions, environ: Mapping[str, str], stack: AsyncExitStack
+) -> dict[str, _Served]:
+    """Open each under its name; raises UserError with what keeps any of them from it."""
+    served, problems = dict[str, _Served](), list[str]()
+    for one in specs:
+        # What is begun here, and goes on beside, says this name.
+        ENVIRONMENT.set(one.spec.name if len(specs) > 1 else "")
+        try:
+            served[one.spec.name] = await _opened(one, options, environ, stack)
+        except UserError as error:
+            problems.append(with_environment(str(error)))
+    ENVIRONMENT.set("")
+    if problems:
+        raise UserError("\n".join(problems))
+    return served
+
+
+def _gated(one: _Served, token: str | None, below: str = "") -> Gate:
+    return Gate(make_app(*one, token=token is not None, below=below), token, one.service.draining.is_set)
 
 
 async def serve_app(
@@ -148,8 +205,7 @@ async def serve_until_told(
 async def _until_told(
     server: uvicorn.Server,
     listener: socket.socket,
-    service: Service,
-    sessions: Sessions,
+    served: Sequence[_Served],
     options: ServiceOptions,
     say: Callable[[str], None],
 ) -> int:
@@ -160,17 +216,22 @@ async def _until_told(
     def end(code: int) -> None:
         nonlocal status
         status = max(status, code)
-        if told.is_set() or code:
-            service.cut.set()
-        service.draining.set()
+        for service, _ in served:
+            if told.is_set() or code:
+                service.cut.set()
+            service.draining.set()
         told.set()
 
     loop.add_signal_handler(signal.SIGTERM, end, 0)
     loop.add_signal_handler(signal.SIGINT, end, INTERRUPTED)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    beside = [asyncio.create_task(sessions.end_idle()), asyncio.create_task(service.env.watch())]
+    beside = [asyncio.create_task(sessions.end_idle()) for _, sessions in served]
+    beside += [asyncio.create_task(service.env.watch()) for service, _ in served]
     try:
-        say(f"rollouts are recorded in {options.record}")
+        for service, _ in served:
+            alone = len(served) == 1
+            name = service.env.spec.name
+            say(f"{'' if alone else f'{name}, below {below(name)}: '}rollouts are recorded in {service.record}")
         say(f"listening on {address_of(listener)}")
         waiting = asyncio.create_task(told.wait())
         await asyncio.wait({waiting, serving, *beside}, return_when=asyncio.FIRST_COMPLETED)
@@ -178,10 +239,11 @@ async def _until_told(
         for task in beside:
             if task.done():
                 task.result()
-        await _drained(service, options.drain)
-        service.cut.set()
-        await sessions.close()
-        await _drained(service, CUT, until_cut=False)
+        await asyncio.gather(*(_drained(service, options.drain) for service, _ in served))
+        for service, _ in served:
+            service.cut.set()
+        await asyncio.gather(*(sessions.close() for _, sessions in served))
+        await asyncio.gather(*(_drained(service, CUT, until_cut=False) for service, _ in served))
     finally:
         for task in beside:
             task.cancel()

@@ -27,7 +27,7 @@ class Service:
     Args:
         env: the environment, open.
         policies: the models that act.
-        most: rollouts that may be asked for at a time, by all requests together.
+        most: rollouts that may be asked for at a time, by all of its requests together.
         record: where rollouts are recorded.
     """
 

@@ -1,0 +1,91 @@
+"""Several environments behind one address: each below its own name, and what they share at the top.
+
+Below `/NAME` is all that a service of that environment alone has at the top, so a client of one works with any of them.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from urllib.parse import quote
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from hermes_rl.service.app import JsonAnswer, add_aggregation, bare_app, metrics_of, run_for_gym
+from hermes_rl.service.bodies import HealthOfAllTold, PolicyTold, RunAsked
+from hermes_rl.service.refusals import wrong
+from hermes_rl.service.sessions import Sessions
+from hermes_rl.service.state import Service
+from hermes_rl.several import ENVIRONMENT
+
+
+def below(name: str) -> str:
+    """Return the path below which the environment of that name is."""
+    return f"/{quote(name, safe='')}"
+
+
+class ByName:
+    """Gives a request below the name of an environment to its application, and every other to the one of all.
+
+    Args:
+        named: the applications by the names of the environments.
+        shared: the application of all.
+    """
+
+    def __init__(self, named: Mapping[str, ASGIApp], shared: ASGIApp) -> None:
+        self._named, self._shared = named, shared
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        for name, app in self._named.items():
+            if path.startswith(f"/{name}/"):
+                ENVIRONMENT.set(name)  # each request has a context of its own
+                await app({**scope, "path": path.removeprefix(f"/{name}")}, receive, send)
+                return
+        await self._shared(scope, receive, send)
+
+
+def make_shared_app(environments: Mapping[str, tuple[Service, Sessions]], *, token: bool) -> FastAPI:
+    """Return the application of what several environments share.
+
+    Args:
+        environments: by their names.
+        token: whether requests bring one; the description says so.
+    """
+    app = bare_app("What is served for trainers: each environment has its own description below its path.", token=token)
+
+    @app.get("/v1/health", response_model=HealthOfAllTold)
+    async def health() -> Response:
+        """Say that the service takes requests, and where each environment is."""
+        told = [
+            {"name": name, "path": below(name), "record": service.record} for name, (service, _) in environments.items()
+        ]
+        return JsonAnswer({"status": "ok", "environments": told})
+
+    @app.get("/v1/metrics")
+    async def metrics() -> Response:
+        """Say what has gone through each environment since the service began."""
+        return JsonAnswer({name: metrics_of(*served) for name, served in environments.items()})
+
+    @app.put("/v1/policy", status_code=204, response_class=Response)
+    async def policy(told: PolicyTold) -> Response:
+        """Take up that the weights have changed, for all environments or for none."""
+        for service, _ in environments.values():
+            service.policies.require_rise(told)
+        for service, _ in environments.values():
+            service.policies.tell(told)
+        await asyncio.gather(*(service.env.announce() for service, _ in environments.values()))
+        return Response(status_code=204)
+
+    @app.post("/run")
+    async def run(asked: RunAsked, request: Request) -> Response:
+        """Play one rollout for NeMo Gym, of the environment that `verifier_metadata.environment` names."""
+        name = asked.verifier_metadata.get("environment")
+        if not isinstance(name, str) or name not in environments:
+            known = ", ".join(environments)
+            raise wrong("unknown_environment", "verifier_metadata.environment", f"name one of them: {known}")
+        ENVIRONMENT.set(name)
+        return await run_for_gym(environments[name][0], asked, request)
+
+    add_aggregation(app)
+    return app

@@ -387,7 +387,7 @@ def rollouts(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="SPEC…",
+            metavar="SPEC",
             help=f"{SPECS} Several are served below their names, http://HOST:PORT/NAME.",
             autocompletion=_shipped,
         ),

@@ -61,13 +61,14 @@ class JsonAnswer(JSONResponse):
         return json.dumps(content, default=str).encode("ascii")
 
 
-def bare_app(description: str, *, token: bool, below: str = "") -> FastAPI:
+def bare_app(description: str, *, token: bool, below: str = "", elsewhere: str = "") -> FastAPI:
     """Return an application without paths, which says what is wrong with a request.
 
     Args:
         description: of what it does.
         token: whether requests bring one; the description says so.
         below: the path below which clients find it.
+        elsewhere: where other paths are, for a client that asks for one that is not here.
     """
     app = FastAPI(
         title="hermes-rl rollouts",
@@ -80,7 +81,7 @@ def bare_app(description: str, *, token: bool, below: str = "") -> FastAPI:
         default_response_class=JsonAnswer,
         responses=_REFUSALS,
     )
-    _answer_mistakes(app)
+    _answer_mistakes(app, f"see {below}/openapi.json for the paths and their methods{elsewhere}")
     _describe(app, token=token)
     return app
 
@@ -234,8 +235,8 @@ def _parsed(body: bytes) -> Any:
         raise wrong("not_json", "body", f"the body is not JSON: {error}") from error
 
 
-def _answer_mistakes(app: FastAPI) -> None:
-    """Make every mistake of a request an answer that says what it is."""
+def _answer_mistakes(app: FastAPI, paths: str) -> None:
+    """Make every mistake of a request an answer that says what it is; `paths` is said where a path is wrong."""
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> Response:
@@ -255,8 +256,7 @@ def _answer_mistakes(app: FastAPI) -> None:
     async def http(request: Request, error: HTTPException) -> Response:
         if error.status_code == 400:  # FastAPI could not parse the body
             return wrong("not_json", "body", "the body is not JSON that can be read").response()
-        detail = "see /openapi.json for the paths and their methods"
-        return Refused(error.status_code, error.detail.lower().replace(" ", "_"), detail).response()
+        return Refused(error.status_code, error.detail.lower().replace(" ", "_"), paths).response()
 
 
 def _describe(app: FastAPI, *, token: bool) -> None:

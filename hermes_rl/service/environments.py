@@ -52,7 +52,12 @@ def make_shared_app(environments: Mapping[str, tuple[Service, Sessions]], *, tok
         environments: by their names.
         token: whether requests bring one; the description says so.
     """
-    app = bare_app("What is served for trainers: each environment has its own description below its path.", token=token)
+    places = ", ".join(map(below, environments))
+    app = bare_app(
+        "What several environments share; each has its own description below its path.",
+        token=token,
+        elsewhere=f"; those of an environment are below its name: {places}",
+    )
 
     @app.get("/v1/health", response_model=HealthOfAllTold)
     async def health() -> Response:

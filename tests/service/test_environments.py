@@ -81,7 +81,10 @@ def test_each_has_below_its_name_what_a_service_of_its_own_has(both: Served, tmp
 
 def test_what_is_asked_for_nobody_is_refused_and_everybody_brings_the_token(both: Served) -> None:
     for path in ("/v1/rows", "/nobody/v1/rows", "/sums", "/sumsv1/rows"):
-        assert both.ask("GET", path).status == 404, path
+        missing = both.ask("GET", path)
+        assert missing.status == 404, path
+        assert "below its name: /sums, /zwei" in missing.json["detail"]
+    assert "see /sums/openapi.json" in both.ask("GET", "/sums/v1/nothing").json["detail"]
     for path in ("/v1/health", "/sums/v1/rows"):
         assert both.ask("GET", path, headers={"Authorization": "Bearer other"}).status == 401
     refused = both.ask("POST", "/sums/v1/rollouts", {"rows": ["x"]}).json

@@ -96,6 +96,8 @@ ENGINES = (
 TOGETHER = {"test_docker_registry": "test_docker_daemon", **{f"test_{name}": "engines" for name in ENGINES}}
 """Modules whose tests one worker plays, as they share an engine or all need the cores."""
 _passed: dict[str, list[str]] = {}
+_figures: list[tuple[str, str]] = []
+"""What tests have measured, each behind the id of its test: `record_property("figure", …)` tells it."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -118,12 +120,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     component = dict(report.user_properties).get("component")
     if component is not None and report.when == "call" and report.passed:
         _passed.setdefault(str(component), []).append(report.nodeid)
+        _figures.extend((report.nodeid, str(told)) for name, told in report.user_properties if name == "figure")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     rows = rows_of(_passed, VERSIONS)
-    for row in rows.values():
-        terminalreporter.write_line(row)
+    for line in (*rows.values(), *(f"{test}: {figure}" for test, figure in _figures)):
+        terminalreporter.write_line(line)
     if rows and (file := os.environ.get("HERMES_RL_TESTED_WITH")):
         write(Path(file), rows)
 

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,9 @@ def require_exact(found: dict[str, Any]) -> None:
     assert found["unexplained"] == 0
 
 
-def test_ten_thousand_tokens_are_exact_and_turns_are_independent(vllm: Vllm, model: Path, sums: Path) -> None:
+def test_ten_thousand_tokens_are_exact_and_turns_are_independent(
+    vllm: Vllm, model: Path, sums: Path, record_property: Callable[[str, object], None]
+) -> None:
     more = ["--set", "process.groups=64", "--out", "run"]
     hermes("run", sums, "process", *policy(vllm, model), *more, folder=sums.parent)
     found = recomputed(model, sums.parent / "run" / "groups.jsonl")
@@ -44,6 +46,11 @@ def test_ten_thousand_tokens_are_exact_and_turns_are_independent(vllm: Vllm, mod
     assert found["tokens"] >= 10_000
     # Whether a turn begins with a thought is drawn anew in each turn: equal decisions are as frequent as by chance.
     assert found["turns"] > 100
+    deviations = (found["agree"] - found["expected"]) / found["variance"] ** 0.5
+    record_property("figure", f"{found['tokens']} tokens, mean difference {found['sum'] / found['tokens']:.1e}")
+    record_property(
+        "figure", f"{found['turns']} pairs of turns, {deviations:+.1f} standard deviations from independence"
+    )
     assert abs(found["agree"] - found["expected"]) <= 4 * found["variance"] ** 0.5
 
 
@@ -76,10 +83,13 @@ def hostile(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[V
     server.kill()
 
 
-async def test_the_sampling_settings_of_a_model_folder_change_nothing(hostile: Vllm, model: Path) -> None:
+async def test_the_sampling_settings_of_a_model_folder_change_nothing(
+    hostile: Vllm, model: Path, record_property: Callable[[str, object], None]
+) -> None:
     findings = await measured(hostile.url, model, 8000)
     assert [finding for finding in findings if not finding.ok] == []
     variation = float(findings[0].detail.split("total variation ")[1].split()[0])
+    record_property("figure", f"total variation {variation}")
     assert variation <= 0.02
 
 
@@ -146,7 +156,9 @@ def test_a_pause_costs_nothing(mode: str, vllm: Vllm, model: Path, sums: Path) -
     require_exact(recomputed(model, sums.parent / "run" / "groups.jsonl"))
 
 
-def test_every_token_is_explained_by_weights_within_its_versions(model: Path, sums: Path, vllm: Vllm) -> None:
+def test_every_token_is_explained_by_weights_within_its_versions(
+    model: Path, sums: Path, vllm: Vllm, record_property: Callable[[str, object], None]
+) -> None:
     versions = [model, model.with_name("trained-2"), model.with_name("trained-3")]
     vllm.post("/update_weight_version", {"new_version": "1"})
     more = ["--set", "process.groups=48", "--set", "process.concurrency=8", "--out", "run"]
@@ -162,6 +174,7 @@ def test_every_token_is_explained_by_weights_within_its_versions(model: Path, su
     assert running.returncode == 0, said
     require_exact(recomputed(versions, sums.parent / "run" / "groups.jsonl"))
     spans = {(one["certificate"]["oldest"], one["certificate"]["newest"]) for one in groups_of(sums.parent / "run")}
+    record_property("figure", f"versions of groups, oldest and newest: {sorted(spans)}")
     assert {(1, 1), (3, 3)} <= spans
     assert len(spans) > 2
 
@@ -181,7 +194,9 @@ def test_two_hundred_and_fifty_six_at_a_time(vllm: Vllm, model: Path, sums: Path
     require_exact(recomputed(model, sums.parent / "run" / "groups.jsonl"))
 
 
-def test_chat_and_token_level_servers_score_alike(vllm: Vllm, model: Path, sums: Path) -> None:
+def test_chat_and_token_level_servers_score_alike(
+    vllm: Vllm, model: Path, sums: Path, record_property: Callable[[str, object], None]
+) -> None:
     found = {}
     for kind in ("vllm", "openai"):
         hermes("run", sums, "evaluate", *policy(vllm, model, type=kind), "--out", kind, folder=sums.parent)
@@ -189,6 +204,7 @@ def test_chat_and_token_level_servers_score_alike(vllm: Vllm, model: Path, sums:
     text = json.dumps(found)
     means = [float(one["eval/mean_reward"]) for one in found.values()]
     errors = [float(one["eval/mean_reward_stderr"]) for one in found.values()]
+    record_property("figure", f"mean rewards {means}, with standard errors {errors}")
     assert abs(means[0] - means[1]) <= 4 * (errors[0] ** 2 + errors[1] ** 2) ** 0.5, text
 
 

@@ -31,8 +31,9 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, HermesRLError, ServerFailure
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, ReasoningOptions, drawn_seed
+from hermes_rl.tokens.parsers.table import unread_call
 from hermes_rl.tokens.transcript import Transcript
-from hermes_rl.tools.base import TimeLeft, ToolRuntime, capped, runtime_for
+from hermes_rl.tools.base import TimeLeft, ToolError, ToolRuntime, capped, runtime_for
 from hermes_rl.tools.catalogue import toolkit_of
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
 
@@ -117,6 +118,12 @@ def _is_object(arguments: object) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------ The loop
+
+UNREAD = (
+    "the server left this call in its text, so that it was not executed: the model spoiled it, or the server's tool "
+    "parser reads another format (vLLM: --tool-call-parser)"
+)
+"""The error of a call that a chat server has not read. Its turn is an answer, as the server says."""
 
 
 @dataclass(frozen=True)
@@ -364,6 +371,11 @@ class HermesAgentLoop:
         result.timings.generation += reply.timing.generating
         result.timings.queue += reply.timing.queued + reply.timing.retrying + reply.timing.paused
         calls: list[dict[str, Any]] = message.get("tool_calls") or []
+        if not calls and reply.sampled is None and self.toolkit.schemas:
+            unread = unread_call(text_of(message.get("content")))
+            if unread is not None:
+                result.tool_calls.append(ToolCall(result.turns_used, "", "", unread, "", UNREAD))
+                result.tool_errors.append(ToolError(result.turns_used, "", unread, UNREAD, ""))
         return calls
 
     async def _act(self, calls: list[dict[str, Any]], result: AgentResult, runtime: ToolRuntime) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.agent.loop import HermesAgentLoop
+from hermes_rl.agent.loop import UNREAD, HermesAgentLoop
 from hermes_rl.agent.result import AgentResult
 from hermes_rl.endings import Ending
-from tests.agent.scripted_chat import ScriptedChat, answer, call, calls
+from tests.agent.scripted_chat import ScriptedChat, answer, call, calls, says
 
 MakeLoop = Callable[..., HermesAgentLoop]
 GO = [{"role": "user", "content": "go"}]
@@ -49,6 +49,38 @@ async def play(chat: ScriptedChat, loop: HermesAgentLoop, *tool_calls: object) -
 
 def answers(result: AgentResult) -> list[str]:
     return [message["content"] for message in result.messages if message["role"] == "tool"]
+
+
+# ------------------------------------------------------------------ left in the text
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        (
+            '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>',
+            '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>',
+        ),
+        ('<think>\nFirst.\n</think>\n\nSo: <tool_call>{"name": "pi', '<tool_call>{"name": "pi'),
+        ("[TOOL_CALLS]ping[ARGS]{}", "[TOOL_CALLS]ping[ARGS]{}"),
+        ("<think>\nI could write <tool_call> here.\n</think>\nDone.", None),
+        ("<think>\nI could write <tool_call> here", None),
+        ("Done.", None),
+    ],
+)
+async def test_a_call_that_the_server_left_in_its_text_is_counted_and_not_executed(
+    chat: ScriptedChat, make_loop: MakeLoop, said: str, left: str | None
+) -> None:
+    chat.script = [says(said)]
+    result = await make_loop(ping).run(GO)
+    assert (result.ending, result.turns_used, made) == (Ending.FINISHED, 1, [])
+    recorded = [(one.turn, str(one.arguments), one.error) for one in (*result.tool_calls, *result.tool_errors)]
+    assert recorded == ([(1, left, UNREAD)] * 2 if left else [])
+
+
+async def test_text_like_a_call_is_text_where_no_tool_is_offered(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    chat.script = [says("<tool_call>{}</tool_call>")]
+    assert (await make_loop().run(GO)).tool_errors == []
 
 
 # ------------------------------------------------------------------ together, in order

@@ -38,6 +38,8 @@ PARSERS = {name: models for name, (models, _) in _FORMATS.items()}
 """Formats and the models that write them."""
 ALIASES = {"llama4_json": "llama3_json", "deepseek_v31": "deepseek_v3_1"}
 """Names that other projects have for the same formats."""
+OPENINGS = tuple({parser.markers[0]: None for _, parser in _FORMATS.values()})
+"""How a call begins in each format."""
 NAME, ARGUMENTS = "toolxq7z", {"x": "argxq7z"}
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -60,6 +62,16 @@ def load_parser(name: str) -> Parser:
             f"there is no tool parser {name!r}{did_you_mean(name, list(PARSERS))} (there are: {', '.join(PARSERS)})"
         )
     return _FORMATS[name][1]
+
+
+def unread_call(text: str) -> str | None:
+    """Return the text of a turn from the first call in it on; None where there is none behind what the model thought.
+
+    For a server that reads calls itself, this is what it did not take for a call.
+    """
+    said = text.rpartition("</think>")[2]
+    places = [place for opening in OPENINGS if (place := said.find(opening)) >= 0]
+    return said[min(places) :] if places and not said.lstrip().startswith("<think>") else None
 
 
 def parser_for(name: str | None, tokenizer: Tokenizer) -> Parser:

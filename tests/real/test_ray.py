@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ import pytest
 
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.cli.test_run import environment, hermes, listen_to_ctrl_c
+from tests.env import test_together
+from tests.env.trainer import train, trajectory_api
 from tests.real.environments import HERE, ray_python
 from tests.runs.faulty_model import FaultyModel
 from tests.runs.test_workers import change, groups, lines, played, rollouts, said, sleepers, until, write
@@ -158,6 +161,43 @@ def test_process_and_serve_give_the_same_as_one_process(tmp_path: Path) -> None:
     done = on_ray("run", "spec.yaml", "serve", "--out", "served", "--ray", "--workers", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(lines(tmp_path / "got.jsonl")) >= 2
+
+
+async def served_together(folder: Path, steps: int, *more: str, python: str = sys.executable) -> str:
+    """Serve the two specs of a folder to a trainer; returns what was said."""
+    async with trajectory_api() as url:
+        test_together.write(folder, url, steps)
+        async with test_together.serving(folder, *more, python=python, environ=OWN) as process:
+            await asyncio.wait_for(train(url, steps=steps, batch_size=test_together.BATCH), 200)
+            output = await test_together.ended(process, 60)
+    assert process.returncode == 0, output
+    return output
+
+
+@pytest.mark.parametrize("where", ["a cluster of its own", "a cluster of somebody's"])
+async def test_specs_that_are_served_together_share_a_cluster(tmp_path: Path, where: str) -> None:
+    cluster = await asyncio.to_thread(RayCluster) if where == "a cluster of somebody's" else None
+    folders = [tmp_path / name for name in ("one", "ray")]
+    for folder in folders:
+        folder.mkdir()
+    try:
+        if cluster is not None:
+            await asyncio.to_thread(cluster.do, "add")
+        await served_together(folders[0], 6)
+        more = [cluster.address] if cluster is not None else ["--workers", "1"]
+        output = await served_together(folders[1], 6, "--ray", *more, python=str(ray_python()))
+    finally:
+        if cluster is not None:
+            await asyncio.to_thread(cluster.close)
+    assert output.count("Ray cluster") == output.count("for 2 environments") == 1, output
+    for name in ("long", "short"):
+        assert f"{name}: workers: 1, each with 1 CPU" in output
+        one, ray = (rollouts(folder / "run" / name) for folder in folders)
+        assert len(one.keys() & ray.keys()) >= 16
+        assert all(ray[key] == one[key] for key in one.keys() & ray.keys())
+    assert "has died" not in output and "Traceback" not in output
+    left = processes_with(str(folders[1]))
+    assert left == []
 
 
 async def test_a_service_plays_on_a_cluster_with_the_policies_of_its_requests(

@@ -196,8 +196,28 @@ async def test_specs_that_are_served_together_share_a_cluster(tmp_path: Path, wh
         assert len(one.keys() & ray.keys()) >= 16
         assert all(ray[key] == one[key] for key in one.keys() & ray.keys())
     assert "has died" not in output and "Traceback" not in output
-    left = processes_with(str(folders[1]))
-    assert left == []
+
+
+def test_environments_of_one_process_share_a_cluster_and_make_room_for_each_other(
+    tmp_path: Path, cluster: RayCluster
+) -> None:
+    paths = [str(tmp_path / name / "spec.yaml") for name in ("one", "two")]
+    for path in paths:
+        write(Path(path).parent, command="sleep 0.5; echo {{ n }} > /tmp/n")
+        change(Path(path).parent, ", deviate: 0.5", "")
+    cluster.do("add")
+    command = [str(ray_python()), str(HERE / "ray_environments.py"), cluster.address, *paths]
+    done = subprocess.run(command, env=OWN, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    connected, other = found["refused"]
+    assert "connected to a Ray cluster already" in connected and "hermes_rl.connect_ray" in connected
+    assert "other specs than played-by-workers" in other
+    assert found["workers"] == [[1, 1], [2]] and found["died"] == 0
+    assert "for 2 environments" in done.stderr and "Traceback" not in done.stderr
+    assert found["first"] == found["second"] and len(found["first"]) == 40
+    assert all(len(set(scores)) == 1 and scores[0] > 1 for scores in found["first"].values())
+    until(lambda: not set(processes_with("ray::_Actor")).intersection(processes_with(str(cluster.folder))), 60)
 
 
 async def test_a_service_plays_on_a_cluster_with_the_policies_of_its_requests(

@@ -483,6 +483,8 @@ def _words(error: Exception) -> str:
     """Return why an actor is gone, as Ray says it, in a few words."""
     if type(error).__name__ == "ActorUnavailableError":
         return "its process or its node is gone"
+    if (cause := getattr(error, "cause", None)) is not None:  # raised by a method of the actor
+        return f"{type(cause).__name__}: {cause}"[:300]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = next((line for line in lines if "because" in line), lines[0] if lines else type(error).__name__)
     return telling.rpartition("because ")[2].partition(". ")[0].rstrip(".")[:300]
@@ -502,7 +504,7 @@ def _unfit(error: Exception) -> UserError | RunError | None:
 # ------------------------------------------------------------------------------------- what runs on the nodes
 
 
-@dataclass
+@dataclass(repr=False)  # Ray shows it in the messages of errors, and the pieces hold keys
 class _Actor:
     """Holds a `Player` on an event loop of its own: Ray's is of another kind, which cannot start processes in a thread.
 

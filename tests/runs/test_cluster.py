@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hermes_rl.runs.cluster import Needs, dealt
+from hermes_rl.runs.cluster import Needs, _Actor, dealt
 from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.model import Spec
 
@@ -33,6 +33,10 @@ def test_a_place_fits_a_worker_of_each_spec() -> None:
     assert Needs.of(specs) == Needs(4, 3 << 30)
     node = {"Resources": {"CPU": 16.0, "memory": float(10 << 30)}}
     assert Needs.of(specs).room(node) == 3
+
+
+def test_ray_shows_nothing_of_what_an_actor_was_told() -> None:
+    assert _Actor.__repr__ is object.__repr__, "Ray puts it into the messages of errors"
 
 
 def spec(sandbox: str = "{}") -> Spec:

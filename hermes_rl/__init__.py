@@ -13,7 +13,7 @@ from hermes_rl.version import __version__
 if TYPE_CHECKING:
     from hermes_rl.agent.loop import HermesAgentLoop
     from hermes_rl.agent.result import AgentResult
-    from hermes_rl.api.environment import Env, open_env
+    from hermes_rl.api.environment import Env, connect_ray, open_env
     from hermes_rl.api.session import Session, SessionTurn
     from hermes_rl.api.sync import sync
     from hermes_rl.data.rows import Row
@@ -59,6 +59,7 @@ _HOMES = {
     "clear_task_env_overrides": "hermes_rl.tools.base",
     "register_task_env_overrides": "hermes_rl.tools.base",
     "compile_spec": "hermes_rl.env.spec_env",
+    "connect_ray": "hermes_rl.api.environment",
     "load_spec": "hermes_rl.spec.load",
     "open_env": "hermes_rl.api.environment",
     "sync": "hermes_rl.api.sync",
@@ -92,6 +93,7 @@ __all__ = [
     "cleanup_vm",
     "clear_task_env_overrides",
     "compile_spec",
+    "connect_ray",
     "load_spec",
     "open_env",
     "register_task_env_overrides",

@@ -253,7 +253,7 @@ def test_the_public_names_are_the_ones_listed() -> None:
         "HermesAgentLoop", "Policy", "Rollout", "Row", "Sampled", "Sampling", "Score", "Session", "SessionTurn", "Spec",
         "SpecEnv", "ToolContext", "ToolError",
         "__version__", "certify", "cleanup_all_environments", "cleanup_vm", "clear_task_env_overrides", "compile_spec",
-        "load_spec", "open_env", "register_task_env_overrides", "sync",
+        "connect_ray", "load_spec", "open_env", "register_task_env_overrides", "sync",
     }  # fmt: skip
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         hermes_rl.nothing  # noqa: B018

@@ -11,8 +11,8 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -31,6 +31,7 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
 from hermes_rl.rollouts.sandboxes import keep_artifacts
+from hermes_rl.runs.cluster import RayConnection, connected
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.exact import require_same_tokenizer
 from hermes_rl.runs.opening import budget_of, open_records, require_machine
@@ -61,7 +62,7 @@ def open_env(
     environ: Mapping[str, str] | None = None,
     record: str | Path | None = None,
     workers: int | None = None,
-    ray: str | None = None,
+    ray: str | RayConnection | None = None,
 ) -> Env:
     """Return an environment from a spec; use it with `async with`, or call `open` and `close`.
 
@@ -72,7 +73,8 @@ def open_env(
             with the same `group` and `index`, and the groups of `groups`, are answered from it. None records nothing.
         workers: processes that play; this one then decides and records, and plays sessions alone. Default: this one
             plays; with `ray`, as many as the cluster has room for.
-        ray: plays on a Ray cluster: HOST:PORT of its head, `auto`, or `local` for one that is started here.
+        ray: plays on a Ray cluster: HOST:PORT of its head, `auto`, or `local` for one that is started here; or what
+            `connect_ray` gives, where several environments play on it.
 
     Raises:
         UserError: the spec has problems, or code that it names cannot be loaded.
@@ -84,11 +86,29 @@ def open_env(
     return Env(loaded, environ=environ, record=None if record is None else Path(record), played_by=played_by)
 
 
+def connect_ray(
+    specs: Sequence[Spec], address: str, *, environ: Mapping[str, str] | None = None
+) -> AbstractAsyncContextManager[RayConnection]:
+    """Return a connection to a Ray cluster that several environments share; use it with `async with`.
+
+    The room there is divided among them. It is entered before the first of them is opened, and left behind the last.
+
+    Args:
+        specs: of the environments, one each: what `load_spec` returned, and `open_env` is given too.
+        address: HOST:PORT of the head of the cluster, `auto`, or `local` for one that is started here.
+        environ: where the keys of servers are looked up; default: the process's environment.
+
+    Raises:
+        UserError: Ray is not installed, or cannot be reached, or this process is connected already.
+    """
+    return connected([Opening(spec, None, environ) for spec in specs], address, logger.warning)
+
+
 class PlayedBy(NamedTuple):
-    """Which processes play: so many, None for as many as the Ray cluster at the address has room for."""
+    """Which processes play: so many, None for as many as the Ray cluster has room for."""
 
     number: int | None = 1
-    ray: str | None = None
+    ray: str | RayConnection | None = None
 
 
 @dataclass(frozen=True)

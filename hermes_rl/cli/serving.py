@@ -50,8 +50,6 @@ def serve_rollouts(request: RolloutsRequest) -> int:
         UserError: the command line or one of the specs is wrong.
     """
     several = len(request.specs) > 1
-    if several and request.ray is not None:
-        raise UserError("--ray plays one spec: use --workers N, or serve each spec by a command of its own")
     raise_descriptor_limit()
     without_advice()
     environ = request.options.environ()

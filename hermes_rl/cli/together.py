@@ -99,7 +99,7 @@ def run_together(specs: Sequence[str], request: RunRequest, weights: Sequence[st
 
     def launch(one: NamedSpec, progress: Progress) -> Launch:
         folder = out / one.spec.name if out is not None else None
-        return Launch("serve", folder, request.fresh, environ, progress, None, write_report_or_say)
+        return Launch("serve", folder, request.fresh, environ, progress, request.ray, write_report_or_say)
 
     problems += _wrong(served, [launch(one, Progress(StringIO())) for one in served], out)
     if problems:
@@ -128,7 +128,7 @@ def _serve(served: Sequence[NamedSpec], launch: Callable[[NamedSpec, Progress], 
                 progress.note(f"{one.spec.name}: {DEMO}")
         with rare_full_collections(), logged(say, verbose=request.verbose):
             pairs = [(one.spec, launched) for one, launched in zip(served, launches, strict=True)]
-            ended = run_interruptible(serve_together(pairs))
+            ended = run_interruptible(serve_together(pairs, progress.note))
     except KeyboardInterrupt:
         progress.note(f"interrupted; {AFTERWARDS['serve']}")
         return INTERRUPTED
@@ -158,8 +158,6 @@ def _require_several(specs: Sequence[str], request: RunRequest) -> None:
         )
     if sets := [spec for spec in specs if is_set(spec)]:
         raise UserError(f"{sets[0]} is a set, which is evaluated: hermes-rl run {sets[0]} evaluate")
-    if request.ray is not None:
-        raise UserError("--ray plays one spec: use --workers N, or serve each spec by a command of its own")
     if request.as_json:
         raise UserError("--json is about sets")
 

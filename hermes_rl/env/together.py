@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hermes_rl.env.serve import require_trajectory_api
 from hermes_rl.env.spec_env import Served, run_serve
 from hermes_rl.errors import HermesRLError, RunError, UserError
+from hermes_rl.runs.cluster import connected
 from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.player import Opening
 from hermes_rl.runs.run import Run
 from hermes_rl.several import ENVIRONMENT
 from hermes_rl.spec.model import Spec
@@ -42,10 +44,14 @@ class _Environment:
         return self.task.exception() if self.task.done() and not self.task.cancelled() else None
 
 
-async def serve_together(served: Sequence[tuple[Spec, Launch]]) -> list[Served]:
+async def serve_together(served: Sequence[tuple[Spec, Launch]], note: Callable[[str], None]) -> list[Served]:
     """Play until the trainer has had its steps, with specs of different names that have the same trainer.
 
     All are opened before one of them registers with the trainer, and where one of them fails all end.
+
+    Args:
+        served: the specs, with what was asked for; the Ray cluster is the same for all.
+        note: where the user is told what is of no single environment.
 
     Returns:
         What came of each, in the same order.
@@ -58,6 +64,14 @@ async def serve_together(served: Sequence[tuple[Spec, Launch]]) -> list[Served]:
     for trainer, url in trainers:
         if trainer == ATROPOS:
             await require_trajectory_api(url)
+    ray = served[0][1].ray
+    if not isinstance(ray, str):
+        return await _served(served)
+    async with connected([Opening(spec, one.mode, one.environ) for spec, one in served], ray, note) as connection:
+        return await _served([(spec, replace(launch, ray=connection)) for spec, launch in served])
+
+
+async def _served(served: Sequence[tuple[Spec, Launch]]) -> list[Served]:
     together, go, beside = Together(len(served)), asyncio.Event(), list[Run]()
     logger = logging.getLogger("hermes_rl")
     level = logger.level

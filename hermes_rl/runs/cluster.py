@@ -14,9 +14,9 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -61,11 +61,15 @@ class Needs:
     memory: int
 
     @staticmethod
-    def of(spec: Spec) -> Needs:
-        limits = spec.sandbox.limits
-        here = spec.sandbox.backend in ON_THE_NODE
-        cpu = limits.cpu if here and isinstance(limits.cpu, int | float) else 1.0
-        return Needs(max(1.0, cpu), limits.memory if here and isinstance(limits.memory, int) else 0)
+    def of(specs: Iterable[Spec]) -> Needs:
+        """Return what is enough for a worker of any of the specs, so that each place in a cluster fits them all."""
+        cpus, memory = 1.0, 0
+        for sandbox in [spec.sandbox for spec in specs if spec.sandbox.backend in ON_THE_NODE]:
+            if isinstance(sandbox.limits.cpu, int | float):
+                cpus = max(cpus, sandbox.limits.cpu)
+            if isinstance(sandbox.limits.memory, int):
+                memory = max(memory, sandbox.limits.memory)
+        return Needs(cpus, memory)
 
     def room(self, node: Mapping[str, Any]) -> int:
         """Return how many workers a node has room for, if nothing else runs on it."""
@@ -80,15 +84,14 @@ class Needs:
 
 
 @asynccontextmanager
-async def open_cluster(
-    opening: Opening, address: str, number: int | None, note: Callable[[str], None]
-) -> AsyncIterator[Cluster]:
+async def connected(
+    openings: Sequence[Opening], address: str, note: Callable[[str], None]
+) -> AsyncIterator[RayConnection]:
     """Connect to a cluster, or start one on this machine; leave it, or end it, afterwards.
 
     Args:
-        opening: what the workers are told.
+        openings: what the workers of each environment that shares the connection are told.
         address: of the head of the cluster, as HOST:PORT; `auto` or `local`.
-        number: of workers; None: as many as there is room for.
         note: where the user is told what happens.
 
     Raises:
@@ -100,8 +103,12 @@ async def open_cluster(
     except ImportError:
         raise UserError("--ray needs Ray, which is not installed: pip install 'hermes-rl[ray]'") from None
     if ray.is_initialized():
-        raise UserError("--ray: this process is connected to a Ray cluster already; let it disconnect first")
-    _require_hidden_key(opening.spec)
+        raise UserError(
+            "--ray: this process is connected to a Ray cluster already; let it disconnect first. Environments that "
+            "play at the same time share a connection: hermes_rl.connect_ray"
+        )
+    for opening in openings:
+        _require_hidden_key(opening.spec)
     # The kernel ends what Ray starts here together with the thread that started it, so that thread has to stay.
     thread = ThreadPoolExecutor(1, thread_name_prefix="hermes-rl-ray")
     in_it = partial(asyncio.get_running_loop().run_in_executor, thread)
@@ -110,15 +117,38 @@ async def open_cluster(
             folders: tuple[Path, ...] = ()
             if address != LOCAL:
                 await in_it(_require_reachable, address)
-                staging = partial(stage, opening.spec.folders, Path(made), _keys(opening), note)
-                folders = await asyncio.to_thread(staging)
+                of_all = frozenset[Path]().union(*(opening.spec.folders for opening in openings))
+                keys = set[bytes]().union(*map(_keys, openings))
+                folders = await asyncio.to_thread(stage, of_all, Path(made), keys, note)
             await in_it(_connect, ray, address, made if folders else None)  # the head has the files then
-        cluster = Cluster(ray, opening, address, number, note, folders)
-        await cluster.begin()
-        yield cluster
+        yield RayConnection(ray, [opening.spec for opening in openings], address, folders, note)
     finally:
         await in_it(ray.shutdown)
         thread.shutdown(wait=False)
+
+
+@asynccontextmanager
+async def open_cluster(
+    opening: Opening, ray: str | RayConnection, number: int | None, note: Callable[[str], None]
+) -> AsyncIterator[Cluster]:
+    """Yield a cluster as where the workers of one environment come from.
+
+    Args:
+        opening: what the workers are told.
+        ray: the address of a cluster (see `connected`), or the connection that the environment shares with others.
+        number: of workers; None: as many as there is room for.
+        note: where the user is told what happens.
+
+    Raises:
+        UserError: the cluster cannot be had, or has no room.
+    """
+    async with AsyncExitStack() as stack:
+        if isinstance(ray, str):
+            ray = await stack.enter_async_context(connected([opening], ray, note))
+        cluster = Cluster(ray, opening, number, note)
+        stack.enter_context(ray.shared_by(cluster))
+        await cluster.begin()
+        yield cluster
 
 
 def _require_hidden_key(spec: Spec) -> None:
@@ -178,40 +208,115 @@ def _log(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
     log.info("Ray: %s", "\n".join(data["lines"]))
 
 
-class Cluster:
-    """A Ray cluster, as where workers come from.
+class RayConnection:
+    """The connection of this process to a Ray cluster, and who shares the room there.
 
     Args:
         ray: the module.
-        opening: what the workers are told.
+        specs: of the environments that it is for, one each.
         address: as the user gave it.
-        number: of workers; None: as many as there is room for.
+        folders: of all specs, that have travelled to the nodes.
         note: where the user is told what happens.
-        folders: of the spec, that travel to the nodes.
     """
 
     def __init__(
-        self,
-        ray: ModuleType,
-        opening: Opening,
-        address: str,
-        number: int | None,
-        note: Callable[[str], None],
-        folders: Sequence[Path],
+        self, ray: ModuleType, specs: Sequence[Spec], address: str, folders: Sequence[Path], note: Callable[[str], None]
     ) -> None:
-        self.number = number or 1
-        self.ray = ray
-        self.needs = Needs.of(opening.spec)
-        self.has_artifacts = bool(opening.spec.artifacts)
+        self.ray, self.address, self.folders = ray, address, folders
+        self.needs = Needs.of(specs)
+        self.alone = len(specs) == 1
+        """Whether it is for one environment, which tells the user of the cluster itself."""
         self.nodes: list[Mapping[str, Any]] = []
         """Those that are alive."""
-        self._address, self._follows, self._note = address, number is None, note
-        self._most = min([MOST, *(one.max_concurrency for those in opening.spec.servers.values() for one in those)])
-        packed = pack(opening, folders)
+        self._specs, self._awaited, self._note = specs, list(specs), note
+        self._sharing: list[Cluster] = []
+
+    async def look(self) -> None:
+        """Find out which nodes there are, and tell the user where they are others than before."""
+        nodes = await asyncio.to_thread(self.ray.nodes)
+        before, self.nodes = self.what_there_is, [node for node in nodes if node["Alive"]]
+        if not self.alone and self.what_there_is != before:
+            self._note(f"{self}, for {len(self._specs)} environments")
+
+    @contextmanager
+    def shared_by(self, cluster: Cluster) -> Iterator[None]:
+        """Give an environment its part of the room for as long as it is open. Raises UserError."""
+        if not any(cluster.spec is spec for spec in self._specs):
+            raise UserError(
+                f"ray: the connection was opened for other specs than {cluster.spec.name}: load each spec once, and "
+                "give hermes_rl.connect_ray and open_env the same objects"
+            )
+        self._awaited = [spec for spec in self._awaited if spec is not cluster.spec]
+        self._sharing.append(cluster)
+        try:
+            yield
+        finally:
+            self._sharing.remove(cluster)
+
+    def share(self, cluster: Cluster) -> int:
+        """Return how many workers of an environment there is room for, beside those of the others."""
+        room = sum(map(self.needs.room, self.nodes))
+        wanted = [one.most for one in self._sharing] + [MOST] * len(self._awaited)
+        return dealt(room, wanted)[self._sharing.index(cluster)]
+
+    def is_short(self, beside: Cluster) -> bool:
+        """Return whether another environment than this has fewer workers on nodes than its share."""
+        return any(one.placed < self.share(one) for one in self._sharing if one is not beside)
+
+    def __str__(self) -> str:
+        where = "on this machine" if self.address == LOCAL else f"at {self.address}"
+        return f"Ray cluster {where}: {self.what_there_is}"
+
+    @property
+    def what_there_is(self) -> str:
+        nodes = len(self.nodes)
+        cpus = sum(node["Resources"].get("CPU", 0) for node in self.nodes)
+        memory = max((node["Resources"].get("memory", 0) for node in self.nodes), default=0)
+        most = f", at most {memory / 2**30:.1f} GiB of memory each" if self.needs.memory else ""
+        return f"{nodes} node{'' if nodes == 1 else 's'} with {cpus:g} CPU{most}"
+
+    def explain(self) -> str:
+        others = "" if self.alone else f" for {len(self._sharing) + len(self._awaited)} environments"
+        return f"a worker asks for {self.needs}, and the Ray cluster has {self.what_there_is}{others}"
+
+
+def dealt(room: int, wanted: Sequence[int]) -> list[int]:
+    """Return how many places each gets where they are dealt out in turns, to each as many as it wants at most."""
+    got = [0] * len(wanted)
+    while room > 0 and (wanting := [one for one, most in enumerate(wanted) if got[one] < most]):
+        for one in wanting[:room]:
+            got[one] += 1
+        room -= len(wanting)
+    return got
+
+
+class Cluster:
+    """A Ray cluster, as where the workers of one environment come from.
+
+    Args:
+        connection: to the cluster.
+        opening: what the workers are told.
+        number: of workers; None: as many as there is room for.
+        note: where the user is told what happens.
+    """
+
+    def __init__(
+        self, connection: RayConnection, opening: Opening, number: int | None, note: Callable[[str], None]
+    ) -> None:
+        self.number = number or 1
+        self.connection, self.spec = connection, opening.spec
+        self.has_artifacts = bool(opening.spec.artifacts)
+        self.placed = 0
+        """Workers that are on a node, when it was last looked."""
+        self._follows, self._note = number is None, note
+        calls = [one.max_concurrency for those in opening.spec.servers.values() for one in those]
+        self.most = min([MOST, *calls]) if number is None else number
+        packed = pack(opening, connection.folders)
         self.pieces = [packed[start : start + PIECE] for start in range(0, len(packed), PIECE)]
-        more = {"memory": self.needs.memory} if self.needs.memory else {}
-        self._actor = ray.remote(_Actor).options(
-            num_cpus=self.needs.cpus,
+        needs = connection.needs
+        more = {"memory": needs.memory} if needs.memory else {}
+        self._actor = connection.ray.remote(_Actor).options(
+            num_cpus=needs.cpus,
             max_concurrency=CALLS,
             scheduling_strategy="SPREAD",
             enable_task_events=False,  # Ray's record of calls would grow with the run
@@ -220,47 +325,45 @@ class Cluster:
 
     async def begin(self) -> None:
         """Find out how many workers there are to be, and tell the user. Raises UserError where none can ever play."""
-        room = await self._room()
+        await self.connection.look()
+        share = self.connection.share(self)
         if self._follows:
-            self.number = max(1, min(room, self._most))
-        if room == 0 and self._address == LOCAL:
+            self.number = max(1, share)
+        if share == 0 and self.connection.address == LOCAL:
             raise UserError(f"--ray: {self.explain()}")
-        where = "on this machine" if self._address == LOCAL else f"at {self._address}"
-        workers = f"workers: {self.number}, each with {self.needs}"
-        self._note(f"Ray cluster {where}: {self._what_there_is}; {workers}")
-        if room < self.number:
-            self._note(f"there is room for {room} of them; the others wait for nodes that join")
+        about = f"{self.connection}; " if self.connection.alone else ""
+        self._note(f"{about}workers: {self.number}, each with {self.connection.needs}")
+        if share < self.number:
+            self._note(f"there is room for {share} of them; the others wait for nodes that join")
 
     async def look(self) -> None:
-        """Follow nodes that join and vanish."""
-        room = await self._room()
-        wanted = max(1, min(room, self._most))
+        """Follow nodes and environments that join and leave."""
+        await self.connection.look()
+        wanted = max(1, self.connection.share(self))
         if self._follows and wanted != self.number:
-            self._note(f"the Ray cluster has {self._what_there_is} now; workers: {wanted}, not {self.number}")
+            about = f"the Ray cluster has {self.connection.what_there_is} now; " if self.connection.alone else ""
+            self._note(f"{about}workers: {wanted}, not {self.number}")
             self.number = wanted
+
+    def surplus(self, handles: Sequence[WorkerHandle]) -> list[WorkerHandle]:
+        nodes = {node["NodeID"] for node in self.connection.nodes}
+        on_nodes = [handle for handle in handles if handle.machine in nodes and not handle.closed]
+        self.placed = len(on_nodes)
+        found = [handle for handle in handles if not handle.placed][: max(0, len(handles) - self.number)]
+        if self.connection.is_short(beside=self):
+            on_nodes.sort(key=lambda handle: len(handle.asked))
+            found += on_nodes[: max(0, self.placed - max(1, self.connection.share(self)))]
+        return found
 
     def handle(self, number: int, heard: Callable[[WorkerHandle, Mapping[str, Any]], None]) -> WorkerHandle:
         return ActorHandle(self, f"worker {number + 1}", heard)
 
     def explain(self) -> str:
-        return f"a worker asks for {self.needs}, and the Ray cluster has {self._what_there_is}"
+        return self.connection.explain()
 
     def actor(self) -> Any:
         """Ask for another actor."""
         return self._actor.remote()
-
-    @property
-    def _what_there_is(self) -> str:
-        nodes = len(self.nodes)
-        cpus = sum(node["Resources"].get("CPU", 0) for node in self.nodes)
-        memory = max((node["Resources"].get("memory", 0) for node in self.nodes), default=0)
-        most = f", at most {memory / 2**30:.1f} GiB of memory each" if self.needs.memory else ""
-        return f"{nodes} node{'' if nodes == 1 else 's'} with {cpus:g} CPU{most}"
-
-    async def _room(self) -> int:
-        nodes = await asyncio.to_thread(self.ray.nodes)
-        self.nodes = [node for node in nodes if node["Alive"]]
-        return sum(map(self.needs.room, self.nodes))
 
 
 class ActorHandle(WorkerHandle):
@@ -276,7 +379,7 @@ class ActorHandle(WorkerHandle):
         super().__init__(name, heard)
         self.placed = False
         self._cluster = cluster
-        self._errors = cluster.ray.exceptions
+        self._errors = cluster.connection.ray.exceptions
         self._actor: Any = None
         self._closing = asyncio.Event()
         self._waits: set[asyncio.Task[None]] = set()
@@ -311,7 +414,8 @@ class ActorHandle(WorkerHandle):
             )
             return False
         self.machine = found["node"]
-        cores = [node["Resources"].get("CPU", 1) for node in self._cluster.nodes if node["NodeID"] == self.machine]
+        nodes = self._cluster.connection.nodes
+        cores = [node["Resources"].get("CPU", 1) for node in nodes if node["NodeID"] == self.machine]
         self.cores = max(1, int(cores[0] if cores else 1))
         for piece in self._cluster.pieces:
             await within(handles.START, self._actor.take.remote(piece))
@@ -359,7 +463,7 @@ class ActorHandle(WorkerHandle):
     def _get(self, artifacts: Any) -> Mapping[str, TakenArtifact]:
         """Get artifacts from the node; blocks. Raises DiedError where it is gone."""
         try:
-            return dict(self._cluster.ray.get(artifacts) or {})
+            return dict(self._cluster.connection.ray.get(artifacts) or {})
         except self._errors.RayError as error:
             raise DiedError from error
 
@@ -372,13 +476,15 @@ class ActorHandle(WorkerHandle):
 
     def kill(self) -> None:
         if self._actor is not None:
-            self._cluster.ray.kill(self._actor)
+            self._cluster.connection.ray.kill(self._actor)
 
 
 def _words(error: Exception) -> str:
     """Return why an actor is gone, as Ray says it, in a few words."""
     if type(error).__name__ == "ActorUnavailableError":
         return "its process or its node is gone"
+    if (cause := getattr(error, "cause", None)) is not None:  # raised by a method of the actor
+        return f"{type(cause).__name__}: {cause}"[:300]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = next((line for line in lines if "because" in line), lines[0] if lines else type(error).__name__)
     return telling.rpartition("because ")[2].partition(". ")[0].rstrip(".")[:300]
@@ -398,7 +504,7 @@ def _unfit(error: Exception) -> UserError | RunError | None:
 # ------------------------------------------------------------------------------------- what runs on the nodes
 
 
-@dataclass
+@dataclass(repr=False)  # Ray shows it in the messages of errors, and the pieces hold keys
 class _Actor:
     """Holds a `Player` on an event loop of its own: Ray's is of another kind, which cannot start processes in a thread.
 

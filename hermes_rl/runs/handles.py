@@ -96,6 +96,12 @@ class WorkerHandle(ABC):
     def kill(self) -> None:
         """End it at once."""
 
+    def make_room(self) -> None:
+        """Let it end although it may be at work, which others do again."""
+        self.closed, self.ended = True, "it made room for workers of another environment"
+        self.fail(DiedError())
+        self.close()
+
     async def ask(self, what: str, *given: Any) -> WorkerAnswer:
         """Return the answer; where the wait is cancelled, so is the work, and it is released. Raises `DiedError`."""
         number = next(self._numbers)

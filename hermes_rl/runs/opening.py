@@ -21,6 +21,7 @@ from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder
 from hermes_rl.rollouts.sandboxes import keep_artifacts
+from hermes_rl.runs.cluster import RayConnection
 from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.exact import require_same_tokenizer
 from hermes_rl.runs.groups import GroupsFile
@@ -44,9 +45,9 @@ from hermes_rl.threads import in_thread, made_in_thread
 class Launch:
     """What the user asked for beside the spec.
 
-    `environ` is where the keys of servers are, `ray` the address of the Ray cluster that plays, or `local`. `at_end` is
-    called with the run directory and what tells the user, in a thread, when the run has ended in any way. `pick`
-    chooses among the rows; without it all are played.
+    `environ` is where the keys of servers are. `ray` is the Ray cluster that plays: its address, `local`, or a
+    connection that is shared. `at_end` is called with the run directory and what tells the user, in a thread, when the
+    run has ended in any way. `pick` chooses among the rows; without it all are played.
     """
 
     mode: Mode
@@ -54,7 +55,7 @@ class Launch:
     fresh: bool = False
     environ: Mapping[str, str] | None = None
     progress: Progress = field(default_factory=Progress)
-    ray: str | None = None
+    ray: str | RayConnection | None = None
     at_end: Callable[[Path, Callable[[str], None]], None] | None = None
     beside: list[Run] | None = None
     """The runs that play in this process at the same time, of which this becomes one; None: it is the only one."""
@@ -357,7 +358,7 @@ def in_flight(spec: Spec, mode: Mode) -> int | None:
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
-def workers_of(spec: Spec, mode: Mode, ray: str | None = None) -> int | None:
+def workers_of(spec: Spec, mode: Mode, ray: str | RayConnection | None = None) -> int | None:
     """How many workers play; 1 is this process alone, and None is as many as the Ray cluster has room for."""
     section = spec.evaluate if mode == "evaluate" else spec.process if mode == "process" else spec.serve
     if ray is not None and section.workers == 1 and not spec.is_written((mode, "workers")):

@@ -14,7 +14,7 @@ import logging
 import pickle
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +30,7 @@ from hermes_rl.errors import Failure, RunError, UserError
 from hermes_rl.rollouts.admission import Admission, Calls, DescriptorShare, admission, processor_seconds, usable_cores
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
+from hermes_rl.runs.cluster import RayConnection, open_cluster
 from hermes_rl.runs.handles import CLOSING, DiedError, WorkerHandle
 from hermes_rl.runs.player import OWN, Opening, PlaySettings, error_of
 from hermes_rl.runs.store import Line, reward_of, rollout_of, rollout_record
@@ -73,6 +74,10 @@ class WorkerSource(Protocol):
         """Find out again how many there are to be."""
         ...
 
+    def surplus(self, handles: Sequence[WorkerHandle]) -> Sequence[WorkerHandle]:
+        """Return which of the workers are to end, as there is no room for them any more."""
+        ...
+
     def explain(self) -> str:
         """Say why no worker has a place to play at."""
         ...
@@ -91,6 +96,9 @@ class LocalWorkers:
 
     async def look(self) -> None:
         """They stay as many."""
+
+    def surplus(self, handles: Sequence[WorkerHandle]) -> Sequence[WorkerHandle]:
+        return ()
 
     def explain(self) -> str:
         return "no worker process has become ready"
@@ -120,7 +128,7 @@ async def open_workers(
     compiled: CompiledSpec,
     artifacts: Path | None,
     note: Callable[[str], None],
-    ray: str | None = None,
+    ray: str | RayConnection | None = None,
 ) -> AsyncIterator[Workers | None]:
     """Start the workers of a run, and end them afterwards.
 
@@ -130,7 +138,7 @@ async def open_workers(
         compiled: the environment as this process has it.
         artifacts: where artifacts of sandboxes are kept; None: nowhere.
         note: where the user is told what happens.
-        ray: address of the Ray cluster that plays; None: this machine.
+        ray: the Ray cluster that plays: its address, or a connection that is shared; None: this machine.
 
     Yields:
         The workers; None for one on this machine, which is this process itself.
@@ -147,8 +155,6 @@ async def open_workers(
             assert number is not None
             source = LocalWorkers(opening, number, artifacts)
         else:
-            from hermes_rl.runs.cluster import open_cluster
-
             source = await stack.enter_async_context(open_cluster(opening, ray, number, note))
         workers = Workers(source, compiled, note)
         stack.push_async_callback(workers.close)
@@ -374,7 +380,7 @@ class Workers:
 
     @property
     def _ready(self) -> list[WorkerHandle]:
-        return [handle for handle in self._handles.values() if handle.ready]
+        return [handle for handle in self._handles.values() if handle.ready and not handle.closed]
 
     def _cores(self) -> int:
         """Of all machines that have a worker."""
@@ -497,9 +503,8 @@ class Workers:
                 self._give_up(error)
                 return
             self._fill()
-            without_room = [handle for handle in self._handles.values() if not handle.placed]
-            for handle in without_room[: max(0, len(self._handles) - self._source.number)]:
-                handle.close()
+            for handle in self._source.surplus(list(self._handles.values())):
+                handle.make_room()
             now = time.monotonic()
             without = now if self._ready else without
             if now - without > ROOM:
@@ -523,8 +528,11 @@ class Workers:
             if handle.error is not None:
                 self._give_up(handle.error)
                 return
+            self._seconds_of_dead += handle.seconds
+            self._retries_of_dead.update(handle.retries)
             if handle.closed:  # there is no room for so many any more
                 del self._handles[number], self._lives[number]
+                self._share()
                 return
             self._in_vain = 0 if handle.finished or handle.lost else self._in_vain + 1
             if self._in_vain >= DEATHS * max(1, self._source.number):
@@ -544,8 +552,6 @@ class Workers:
         """Count a dead worker, and what it has cost."""
         self._died += 1
         self._replayed += handle.lost
-        self._seconds_of_dead += handle.seconds
-        self._retries_of_dead.update(handle.retries)
         again = f", and the {handle.lost} rollouts that it had are played again" if handle.lost else ""
         self._note(f"{handle.name} has died ({handle.ended}): another takes its place{again}")
 

@@ -15,13 +15,14 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from hermes_rl import Spec, open_env
+from hermes_rl import Env, Spec, connect_ray, open_env
 from hermes_rl.errors import UserError
 from hermes_rl.service.app import make_app
 from hermes_rl.service.environments import ByName, below, make_shared_app
@@ -102,7 +103,11 @@ async def serve(
     token = _token(options.token_env, environ)
     with contextlib.closing(listening(options.listen, token)) as listener:
         async with AsyncExitStack() as stack:
-            served = await _all_opened(specs, options, environ, stack)
+            env_of: Callable[..., Env] = partial(open_env, environ=environ)
+            if options.ray is not None:
+                connecting = connect_ray([one.spec for one in specs], options.ray, environ=environ)
+                env_of = partial(env_of, ray=await stack.enter_async_context(connecting))
+            served = await _all_opened(specs, options, environ, env_of, stack)
             first, *others = served.values()
             if not others:
                 app: ASGIApp = _gated(first, token)
@@ -113,10 +118,14 @@ async def serve(
             return await _until_told(_Server(_config(app)), listener, list(served.values()), options, say)
 
 
-async def _opened(one: ToServe, options: ServiceOptions, environ: Mapping[str, str], stack: AsyncExitStack) -> _Served:
-    env = await stack.enter_async_context(
-        open_env(one.spec, environ=environ, record=one.record, workers=one.workers, ray=options.ray)
-    )
+async def _opened(
+    one: ToServe,
+    options: ServiceOptions,
+    environ: Mapping[str, str],
+    env_of: Callable[..., Env],
+    stack: AsyncExitStack,
+) -> _Served:
+    env = await stack.enter_async_context(env_of(one.spec, record=one.record, workers=one.workers))
     policies = Policies(one.spec, environ, frozenset(options.keys))
     service = Service(env, policies, options.most, str(one.record))
     await service.open()
@@ -124,7 +133,11 @@ async def _opened(one: ToServe, options: ServiceOptions, environ: Mapping[str, s
 
 
 async def _all_opened(
-    specs: Sequence[ToServe], options: ServiceOptions, environ: Mapping[str, str], stack: AsyncExitStack
+    specs: Sequence[ToServe],
+    options: ServiceOptions,
+    environ: Mapping[str, str],
+    env_of: Callable[..., Env],
+    stack: AsyncExitStack,
 ) -> dict[str, _Served]:
     """Open each under its name; raises UserError with what keeps any of them from it."""
     served, problems = dict[str, _Served](), list[str]()
@@ -132,7 +145,7 @@ async def _all_opened(
         # What is begun here, and goes on beside, says this name.
         ENVIRONMENT.set(one.spec.name if len(specs) > 1 else "")
         try:
-            served[one.spec.name] = await _opened(one, options, environ, stack)
+            served[one.spec.name] = await _opened(one, options, environ, env_of, stack)
         except UserError as error:
             problems.append(with_environment(str(error)))
     ENVIRONMENT.set("")

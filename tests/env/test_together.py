@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -56,12 +56,14 @@ SPECS = ("long/long.yaml", "short/short.yaml")
 
 
 @asynccontextmanager
-async def serving(folder: Path, *more: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def serving(
+    folder: Path, *more: str, python: str = sys.executable, environ: Mapping[str, str] | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """The program as a user starts it; killed at the end where it still runs."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "hermes_rl.cli.main", "run", *SPECS, "serve", "--out", "run", *more,
+        python, "-m", "hermes_rl.cli.main", "run", *SPECS, "serve", "--out", "run", *more,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, stdin=asyncio.subprocess.DEVNULL,
-        cwd=folder, env=environment(), preexec_fn=listen_to_ctrl_c,
+        cwd=folder, env=environ or environment(), preexec_fn=listen_to_ctrl_c,
     )  # fmt: skip
     try:
         yield process
@@ -214,6 +216,17 @@ async def test_where_one_cannot_be_opened_the_trainer_hears_of_none(tmp_path: Pa
     assert lines(tmp_path / "run" / "long" / "rollouts.jsonl") == [], "nothing was played"
 
 
+@pytest.mark.slow
+async def test_a_cluster_that_cannot_be_had_is_said_once(tmp_path: Path) -> None:
+    async with trajectory_api() as url:
+        write(tmp_path, url)
+        async with serving(tmp_path, "--ray") as process:
+            output = await ended(process)
+    assert process.returncode == 2, output
+    assert output.count("pip install 'hermes-rl[ray]'") == 1 and "Traceback" not in output
+    assert not (tmp_path / "run").exists()
+
+
 # ---------------------------------------------------------------------------------------- what is refused at once
 
 
@@ -255,7 +268,6 @@ def test_one_name_for_two_specs_is_refused_with_the_way_out(folder: Path, capsys
     [
         ([*SPECS, "process"], "process takes one spec, and only serve several. To evaluate several, write a set"),
         ([*SPECS, "evaluate"], "hermes-rl run set.yaml evaluate"),
-        ([*SPECS, "serve", "--ray"], "--ray plays one spec"),
         ([*SPECS, "serve", "--weight", "long"], "--weight long: it is NAME=NUMBER"),
         ([*SPECS, "serve", "--weight", "long=0"], "a number above 0"),
         ([*SPECS, "serve", "--weight", "long=1", "--weight", "long=2"], "--weight long is given twice"),

@@ -55,8 +55,12 @@ async def train(
     pause: float = 0.05,
     starting_step: int = 0,
     batches: list[list[dict[str, Any]]] | None = None,
+    go_on: asyncio.Event | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """Register, then pull batches until `batches` (default: none yet) has `steps` of them."""
+    """Register, then pull batches until `batches` (default: none yet) has `steps` of them.
+
+    After the first one it waits for `go_on`, where that is given.
+    """
     registration = {
         "wandb_group": "group",
         "wandb_project": "project",
@@ -77,5 +81,7 @@ async def train(
                 batch = (await answer.json())["batch"]
             if batch is not None:
                 batches.append(batch)
+                if go_on is not None:
+                    await go_on.wait()
             await asyncio.sleep(pause)
     return batches

@@ -8,9 +8,10 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import pytest
 
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.cli.test_run import environment, hermes, listen_to_ctrl_c
+from tests.env import test_together
+from tests.env.trainer import train, trajectory_api
 from tests.real.environments import HERE, ray_python
 from tests.runs.faulty_model import FaultyModel
 from tests.runs.test_workers import change, groups, lines, played, rollouts, said, sleepers, until, write
@@ -158,6 +161,126 @@ def test_process_and_serve_give_the_same_as_one_process(tmp_path: Path) -> None:
     done = on_ray("run", "spec.yaml", "serve", "--out", "served", "--ray", "--workers", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(lines(tmp_path / "got.jsonl")) >= 2
+
+
+async def served_together(
+    folder: Path, steps: int, *more: str, python: str = sys.executable, meanwhile: Callable[[], None] = lambda: None
+) -> str:
+    """Serve the two specs of a folder to a trainer; returns what was said.
+
+    `meanwhile` is called when the trainer has had its first batch.
+    """
+    folder.mkdir()
+    batches: list[Any] = []
+    go_on = asyncio.Event()
+    async with trajectory_api() as url:
+        test_together.write(folder, url, steps)
+        async with test_together.serving(folder, *more, python=python, environ=OWN) as process:
+            pulled = train(url, steps=steps, batch_size=test_together.BATCH, batches=batches, go_on=go_on)
+            training = asyncio.create_task(pulled)
+            await asyncio.wait_for(test_together.received(batches, 1), 200)
+            await asyncio.to_thread(meanwhile)
+            go_on.set()
+            await asyncio.wait_for(training, 200)
+            output = await test_together.ended(process, 60)
+    assert process.returncode == 0, output
+    return output
+
+
+def same_where_both_have_played(one: Path, other: Path) -> None:
+    """Compare what both runs of two specs have: in which order their groups came is up to chance."""
+    for name in ("long", "short"):
+        first, second = (rollouts(folder / "run" / name) for folder in (one, other))
+        assert len(first.keys() & second.keys()) >= 16
+        assert all(first[key] == second[key] for key in first.keys() & second.keys())
+        sent, again = (groups(folder / "run" / name) for folder in (one, other))
+        assert sent.keys() & again.keys()
+        assert all(sent[key]["scores"] == again[key]["scores"] for key in sent.keys() & again.keys())
+
+
+@pytest.mark.parametrize("where", ["a cluster of its own", "a cluster of somebody's"])
+async def test_specs_that_are_served_together_share_a_cluster(tmp_path: Path, where: str) -> None:
+    cluster = await asyncio.to_thread(RayCluster) if where == "a cluster of somebody's" else None
+    try:
+        if cluster is not None:
+            await asyncio.to_thread(cluster.do, "add")
+        await served_together(tmp_path / "one", 6)
+        more = [cluster.address] if cluster is not None else ["--workers", "1"]
+        output = await served_together(tmp_path / "ray", 6, "--ray", *more, python=str(ray_python()))
+    finally:
+        if cluster is not None:
+            await asyncio.to_thread(cluster.close)
+    assert output.count("Ray cluster") == output.count("for 2 environments") == 1, output
+    for name in ("long", "short"):
+        assert f"{name}: workers: 1, each with 1 CPU" in output
+    same_where_both_have_played(tmp_path / "one", tmp_path / "ray")
+    assert "has died" not in output and "Traceback" not in output
+
+
+async def test_a_cluster_of_its_own_without_room_for_all_specs_is_told_at_once(tmp_path: Path) -> None:
+    cores = os.cpu_count()
+    async with trajectory_api() as url:
+        test_together.write(tmp_path, url)
+        more = ["--ray", "--set", f"sandbox.limits.cpu={cores}"]
+        async with test_together.serving(tmp_path, *more, python=str(ray_python()), environ=OWN) as process:
+            output = await test_together.ended(process, 120)
+    assert process.returncode == 2, output
+    assert f"a worker asks for {cores} CPU, and the Ray cluster has 1 node with {cores} CPU for 2 env" in output
+    assert "Traceback" not in output
+
+
+async def test_specs_that_are_served_together_follow_nodes_that_vanish_and_join(
+    tmp_path: Path, cluster: RayCluster
+) -> None:
+    def logged() -> str:
+        return "".join(path.read_text() for path in (tmp_path / "ray" / "run").glob("*/run.log"))
+
+    def lose_a_node_and_get_two() -> None:
+        cluster.do("kill")
+        until(lambda: "has died (" in logged() and "workers: 1, not 2" in logged(), 90)
+        cluster.do("add")
+        cluster.do("add")
+        until(lambda: "workers: 3, not 2" in logged(), 90)
+
+    for _ in range(3):
+        await asyncio.to_thread(cluster.do, "add")
+    await served_together(tmp_path / "one", 8)
+    more = ["--out", "run", "--ray", cluster.address]
+    output = await served_together(
+        tmp_path / "ray", 8, *more, python=str(ray_python()), meanwhile=lose_a_node_and_get_two
+    )
+    assert output.count("4 nodes with 4 CPU, for 2 environments") in (1, 2), "two nodes may join in one look"
+    assert output.count("3 nodes with 3 CPU, for 2 environments") == 1
+    assert output.count("5 nodes with 5 CPU, for 2 environments") == 1
+    assert output.count("workers: 2, each with 1 CPU") == 2
+    # Nodes of one machine have one folder for what travels, and lay it out anew below each other's workers.
+    assert output.count("has died (its process or its node is gone") == 1 and "Traceback" not in output
+    same_where_both_have_played(tmp_path / "one", tmp_path / "ray")
+    for name in ("long", "short"):
+        ids = [line["id"] for line in lines(tmp_path / "ray" / "run" / name / "rollouts.jsonl")]
+        assert len(set(ids)) == len(ids), "each rollout once"
+
+
+def test_environments_of_one_process_share_a_cluster_and_make_room_for_each_other(
+    tmp_path: Path, cluster: RayCluster
+) -> None:
+    paths = [str(tmp_path / name / "spec.yaml") for name in ("one", "two")]
+    for path in paths:
+        write(Path(path).parent, command="sleep 0.5; echo {{ n }} > /tmp/n")
+        change(Path(path).parent, ", deviate: 0.5", "")
+    cluster.do("add")
+    command = [str(ray_python()), str(HERE / "ray_environments.py"), cluster.address, *paths]
+    done = subprocess.run(command, env=OWN, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    connected, other = found["refused"]
+    assert "connected to a Ray cluster already" in connected and "hermes_rl.connect_ray" in connected
+    assert "other specs than played-by-workers" in other
+    assert found["workers"] == [[1, 1], [2]] and found["died"] == 0
+    assert "for 2 environments" in done.stderr and "Traceback" not in done.stderr
+    assert found["first"] == found["second"] and len(found["first"]) == 40
+    assert all(len(set(scores)) == 1 and scores[0] > 1 for scores in found["first"].values())
+    until(lambda: not set(processes_with("ray::_Actor")).intersection(processes_with(str(cluster.folder))), 60)
 
 
 async def test_a_service_plays_on_a_cluster_with_the_policies_of_its_requests(

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
@@ -19,9 +19,11 @@ from typing import Any
 import pytest
 
 from hermes_rl.errors import UserError
+from hermes_rl.runs.handles import WorkerHandle
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.workers import LocalWorkers
 from hermes_rl.spec.load import load_spec
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.cli.test_run import environment, hermes, listen_to_ctrl_c
@@ -406,6 +408,34 @@ async def test_a_worker_that_says_nothing_any_more_is_replaced(tmp_path: Path, m
     await playing
     assert "has died (it said nothing any more)" in told.getvalue()
     assert len(groups(tmp_path / "run")) == 6
+
+
+@pytest.mark.timeout(120)
+async def test_a_worker_that_makes_room_costs_no_rollout_and_has_not_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_rl.runs.workers.LOOK", 0.2)
+    made_room = list[WorkerHandle]()
+
+    def surplus(_: LocalWorkers, handles: Sequence[WorkerHandle]) -> Sequence[WorkerHandle]:
+        busy = [handle for handle in handles if handle.asked and handle.finished and not handle.closed]
+        found = busy[:1] if not made_room else []
+        made_room.extend(found)
+        return found
+
+    monkeypatch.setattr(LocalWorkers, "surplus", surplus)
+    for name in ("undisturbed", "disturbed"):
+        write(tmp_path / name, groups=8, command="sleep 0.3; echo {{ n }} > /tmp/n")
+    spec = load_spec(tmp_path / "undisturbed" / "spec.yaml", mode="process", environ={})
+    await run_process(spec, Launch("process", tmp_path / "undisturbed" / "run", progress=Progress(io.StringIO())))
+    spec = load_spec(tmp_path / "disturbed" / "spec.yaml", mode="process", environ={})
+    spec = spec.model_copy(update={"process": spec.process.model_copy(update={"workers": 2, "concurrency": 4})})
+    told = io.StringIO()
+    await run_process(spec, Launch("process", tmp_path / "disturbed" / "run", progress=Progress(told)))
+    assert [handle.lost > 0 for handle in made_room] == [True], "it was at work"
+    assert rollouts(tmp_path / "undisturbed" / "run") == rollouts(tmp_path / "disturbed" / "run")
+    assert groups(tmp_path / "undisturbed" / "run") == groups(tmp_path / "disturbed" / "run")
+    assert "has died" not in told.getvalue() and not workers(os.getpid())
 
 
 @pytest.mark.timeout(120)

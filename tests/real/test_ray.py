@@ -27,6 +27,7 @@ from tests.runs.faulty_model import FaultyModel
 from tests.runs.test_workers import change, groups, lines, played, rollouts, said, sleepers, until, write
 from tests.service.playing import holds, named, policy
 from tests.service.served import PLAYED, Served, spec_in
+from tests.service.test_environments import another, batch_below, keys_below, paths
 
 COMPONENT = "Ray"
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(400)]
@@ -281,6 +282,20 @@ def test_environments_of_one_process_share_a_cluster_and_make_room_for_each_othe
     assert found["first"] == found["second"] and len(found["first"]) == 40
     assert all(len(set(scores)) == 1 and scores[0] > 1 for scores in found["first"].values())
     until(lambda: not set(processes_with("ray::_Actor")).intersection(processes_with(str(cluster.folder))), 60)
+
+
+def test_a_service_of_several_specs_divides_a_cluster(tmp_path: Path, cluster: RayCluster) -> None:
+    cluster.do("add")
+    specs = spec_in(tmp_path), another(tmp_path, "other")
+    with Served(*specs, "--ray", cluster.address, environ=OWN, python=str(ray_python())) as service:
+        for path in paths(service).values():
+            lines, end = batch_below(service, path, rows=keys_below(service, path), n=2)
+            assert (end["groups"], end["dropped"]) == (4, 0), end
+            assert {rollout["score"] for line in lines for rollout in line["rollouts"]} == {1.0}
+        assert [one["workers"]["ready"] for one in service.get("/v1/metrics").values()] == [1, 1]
+        assert "2 nodes with 2 CPU, for 2 environments" in service.said
+        assert "other: workers: 1, each with 1 CPU" in service.said
+        assert service.terminate() == 0
 
 
 async def test_a_service_plays_on_a_cluster_with_the_policies_of_its_requests(

@@ -299,7 +299,14 @@ class ImageRoot(Root):
         if not (os.geteuid() == 0 and _has_users() and recent_kernel()):
             return
         user = _image_users.pop() if _image_users else FIRST_UID + next(_users) % UIDS
-        laid = await asyncio.wrap_future(launcher().call(lambda: _lay(self._folder, user)))
+        try:
+            await asyncio.shield(asyncio.wrap_future(launcher().call(lambda: self._lay_for(user))))
+        except asyncio.CancelledError:
+            launcher().call(self.release)  # has its turn after the laying, which goes on
+            raise
+
+    def _lay_for(self, user: int) -> None:
+        laid = _lay(self._folder, user)
         if laid is not None:
             self._user, self._shown = user, laid
 

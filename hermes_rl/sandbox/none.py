@@ -15,13 +15,14 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
 from hermes_rl.sandbox.launcher import Descriptors, LocalProcess, Program, boot_argv, helper_bundle, ours, own_python
-from hermes_rl.threads import made_in_thread
+from hermes_rl.threads import done_in_thread, made_in_thread
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class NoIsolation(Isolation):
             await self._process.wait()
         finally:
             if self._folder is not None:
-                await asyncio.to_thread(_clear, self.id, self._folder)
+                await done_in_thread(partial(_clear, self.id, self._folder))
 
     def _make_folders(self) -> Path:
         with ours("the sandbox did not start"):

@@ -182,8 +182,8 @@ class HelperSandbox(Sandbox):
     ) -> None:
         """Take over the helper's socket, and have it prepare its process before anything of the agent runs.
 
-        It puts the resource limits and the filter on system calls on itself, and so on everything after it. It removes
-        `folder` at its end.
+        It puts the resource limits and the filter on system calls on itself, and so on everything after it. It makes
+        `folder`, and removes it at its end.
         """
         self.connection.open(control)
         limits = [as_field(f"{name}={value}") for name, value in rlimits.items()]

@@ -197,6 +197,27 @@ async def test_killed_runner_leaves_nothing(backend: str) -> None:
     pytest.fail("the sandbox or its folder is still there")
 
 
+KILLED_IN_ITS_START = """
+import asyncio, os, signal, sys
+from hermes_rl.sandbox import SandboxConfig, create_sandbox
+from hermes_rl.sandbox.helper_sandbox import HelperSandbox
+
+setattr(HelperSandbox, sys.argv[1], lambda *given, **more: os.kill(os.getpid(), signal.SIGKILL))
+asyncio.run(create_sandbox(SandboxConfig(backend="none")).start())
+"""
+
+
+@pytest.mark.parametrize("moment", ["connect", "prepare"])
+async def test_a_runner_that_is_killed_while_it_starts_one_leaves_no_folder(moment: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED_IN_ITS_START, moment]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    runner = await asyncio.create_subprocess_exec(*command, env=env, stderr=asyncio.subprocess.DEVNULL)
+    assert await runner.wait() == -signal.SIGKILL
+    async with asyncio.timeout(30):
+        while list(tmp_path.glob("hermes-rl-*")):
+            await asyncio.sleep(0.02)
+
+
 async def test_lost_by_us_is_our_failure(fenced: Sandbox) -> None:
     from hermes_rl.endings import Ending
     from hermes_rl.errors import SandboxFailure

@@ -16,7 +16,7 @@ import pytest
 
 from tests.api.summing import CODE, TEXT
 from tests.integrations.doors import DESERVED
-from tests.real.conftest import free_port
+from tests.ports import free_port
 from tests.real.doors_played import require_scores_as_everywhere, write_doors
 from tests.real.environments import HERE, ROOT, openenv_python
 from tests.service.test_batches import BROKEN

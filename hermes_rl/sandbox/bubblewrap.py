@@ -39,6 +39,7 @@ from hermes_rl.sandbox.launcher import (
     LocalProcess,
     Program,
     boot_argv,
+    copy_of,
     helper_bundle,
     launcher,
     memory_file,
@@ -687,6 +688,9 @@ class Bubblewrap(Isolation):
             *("--chdir", "/", "--"),
             *self.root.boot(descriptors),
         ]
+        # Where nobody read the report any more, writing it would end bubblewrap, and what it has begun inside would
+        # wait for it for ever. So it has the reading end too.
+        descriptors.add(copy_of(self._info))
         return Program(argv, executable, descriptors.all, descriptors.stderr, user, env)
 
     def _rlimits(self) -> dict[str, int]:

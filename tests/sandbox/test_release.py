@@ -197,6 +197,26 @@ async def test_killed_runner_leaves_nothing(backend: str) -> None:
     pytest.fail("the sandbox or its folder is still there")
 
 
+async def test_a_start_that_is_cancelled_twice_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time while it is being closed, at whatever moment of bubblewrap's own start."""
+    tmp_path.chmod(0o755)
+    for folder in (tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # named in the command line of bubblewrap
+    async with create_sandbox(SandboxConfig()) as sandbox:
+        await sandbox.run("true")
+    for number in range(60):
+        starting = asyncio.create_task(create_sandbox(SandboxConfig()).start())
+        await asyncio.sleep(number % 20 * 0.0005)
+        starting.cancel()
+        await asyncio.sleep(number % 3 * 0.001)
+        starting.cancel()
+        await asyncio.wait([starting])
+    assert await gone(str(tmp_path), 30)
+
+
 KILLED_IN_ITS_START = """
 import asyncio, os, signal, sys
 from hermes_rl.sandbox import SandboxConfig, create_sandbox

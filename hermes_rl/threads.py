@@ -190,6 +190,14 @@ async def made_in_thread(make: Callable[[], T], unmake: Callable[[T], object]) -
         raise
 
 
+async def done_in_thread(work: Callable[[], T]) -> T:
+    """Return the result of `work`, which is done in a thread also where the caller is cancelled before it has begun.
+
+    `asyncio.to_thread` then drops it, and what it was to close or to remove is left.
+    """
+    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, work))
+
+
 async def one_at_a_time(work: Callable[..., T], *given: Any, **more: Any) -> T:
     """Do work on a large text in a thread, while no other such work is done.
 

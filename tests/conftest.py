@@ -11,8 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.rootfs import make_rootfs
+
+# On a machine that is busy, an example may take any time.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 @pytest.hookimpl(optionalhook=True)

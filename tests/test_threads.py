@@ -6,11 +6,12 @@ import asyncio
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from hermes_rl import threads
-from hermes_rl.threads import TURNS, Turns, in_thread, made_in_thread, one_at_a_time
+from hermes_rl.threads import TURNS, Turns, done_in_thread, in_thread, made_in_thread, one_at_a_time
 
 
 async def test_a_thread_that_has_ended_its_work_does_more() -> None:
@@ -67,6 +68,24 @@ async def test_what_a_thread_makes_for_somebody_who_is_cancelled_is_unmade(times
     assert len(unmade) == 1
 
 
+async def test_what_is_to_be_done_is_done_also_where_the_caller_is_cancelled_before_a_thread_was_free() -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    let_go, done = threading.Event(), list[str]()
+    occupied = asyncio.create_task(asyncio.to_thread(let_go.wait, 30))
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(done_in_thread(lambda: done.append("removed")))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    let_go.set()
+    await occupied
+    assert await asyncio.to_thread(lambda: done) == ["removed"]
+    assert await done_in_thread(lambda: "a result") == "a result"
+    with pytest.raises(ZeroDivisionError):
+        await done_in_thread(lambda: 1 // 0)
+
+
 async def test_what_a_thread_cannot_make_is_said_where_it_is_waited_for() -> None:
     with pytest.raises(ZeroDivisionError):
         await made_in_thread(lambda: 1 // 0, print)
@@ -117,12 +136,20 @@ class Busy:
         return "computed"
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the machine is busy, a call that computes may get next to nothing of a core for a tenth of a second."""
+    monkeypatch.setattr(threads, "GLANCE", 2.0)
+
+
+@pytest.mark.usefixtures("patient")
 async def test_calls_that_compute_take_turns() -> None:
     turns, busy = Turns(), Busy(0.03)
     assert await asyncio.gather(*(turns.call(busy) for _ in range(24))) == ["computed"] * 24
     assert 1 <= busy.most <= TURNS
 
 
+@pytest.mark.usefixtures("patient")
 async def test_functions_take_turns_with_each_other() -> None:
     busy = Busy(0.03)
     await asyncio.gather(*(Turns().call(busy) for _ in range(24)))

@@ -39,6 +39,7 @@ from hermes_rl.sandbox.launcher import (
     LocalProcess,
     Program,
     boot_argv,
+    copy_of,
     helper_bundle,
     launcher,
     memory_file,
@@ -299,7 +300,14 @@ class ImageRoot(Root):
         if not (os.geteuid() == 0 and _has_users() and recent_kernel()):
             return
         user = _image_users.pop() if _image_users else FIRST_UID + next(_users) % UIDS
-        laid = await asyncio.wrap_future(launcher().call(lambda: _lay(self._folder, user)))
+        try:
+            await asyncio.shield(asyncio.wrap_future(launcher().call(lambda: self._lay_for(user))))
+        except asyncio.CancelledError:
+            launcher().call(self.release)  # has its turn after the laying, which goes on
+            raise
+
+    def _lay_for(self, user: int) -> None:
+        laid = _lay(self._folder, user)
         if laid is not None:
             self._user, self._shown = user, laid
 
@@ -680,6 +688,9 @@ class Bubblewrap(Isolation):
             *("--chdir", "/", "--"),
             *self.root.boot(descriptors),
         ]
+        # Where nobody read the report any more, writing it would end bubblewrap, and what it has begun inside would
+        # wait for it for ever. So it has the reading end too.
+        descriptors.add(copy_of(self._info))
         return Program(argv, executable, descriptors.all, descriptors.stderr, user, env)
 
     def _rlimits(self) -> dict[str, int]:

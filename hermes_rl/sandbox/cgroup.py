@@ -30,6 +30,8 @@ DELEGATE = "start it with `systemd-run --user --scope -p Delegate=yes hermes-rl 
 
 WATCHMAN = """
 import os, sys, time
+if os.fork():
+    os._exit(0)
 os.read(0, 1)
 end = time.monotonic() + 10
 while time.monotonic() < end:
@@ -46,7 +48,8 @@ while time.monotonic() < end:
         break
     time.sleep(0.05)
 """
-"""Waits until the runner's end of a pipe is closed, which its death does too, then removes its groups."""
+"""Waits until the runner's end of a pipe is closed, which its death does too, then removes its groups. It is no child
+of the runner: Ray kills those of a worker that it ends."""
 
 _watchmen: dict[int, subprocess.Popen[bytes]] = {}
 _lock = threading.Lock()
@@ -223,3 +226,4 @@ def _watch(layout: Layout) -> None:
                 cwd="/",
                 start_new_session=True,
             )
+            _watchmen[os.getpid()].wait()  # the process that has forked it

@@ -154,9 +154,11 @@ class Helper:
     def init(self, fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
         """Take up the limits of this sandbox.
 
-        folder to remove at the end, paths of programs, then name=value of each resource limit; a filter on system
-        calls, or nothing → those of the programs that are there.
+        folder to make now and to remove at the end, paths of programs, then name=value of each resource limit; a filter
+        on system calls, or nothing → those of the programs that are there.
         """
+        if fields[0]:
+            posix.mkdir(fields[0], 0o700)
         self.folder = fields[0]
         for field in fields[2:]:
             name, _, value = field.decode().partition("=")

@@ -28,6 +28,7 @@ import stat
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal, cast
 
 from hermes_rl.errors import SandboxFailure, UserError
@@ -48,7 +49,7 @@ from hermes_rl.sandbox.jobs import SCRIPT_FD, Command, Processes
 from hermes_rl.sandbox.launcher import IN_THREAD, copy_of, in_memory
 from hermes_rl.sandbox.shell_server import BASH, PROGRAM, SCRIPT_LIMIT, WaitingShell, may_wait
 from hermes_rl.sandbox.wire import FRAME_LIMIT
-from hermes_rl.threads import one_at_a_time
+from hermes_rl.threads import done_in_thread, one_at_a_time
 
 INLINE = FRAME_LIMIT // 2
 """Bytes of a file that are sent in the request itself."""
@@ -181,8 +182,8 @@ class HelperSandbox(Sandbox):
     ) -> None:
         """Take over the helper's socket, and have it prepare its process before anything of the agent runs.
 
-        It puts the resource limits and the filter on system calls on itself, and so on everything after it. It removes
-        `folder` at its end.
+        It puts the resource limits and the filter on system calls on itself, and so on everything after it. It makes
+        `folder`, and removes it at its end.
         """
         self.connection.open(control)
         limits = [as_field(f"{name}={value}") for name, value in rlimits.items()]
@@ -387,7 +388,7 @@ async def _read_all(fd: int, limit: int) -> bytes:
     if info.st_size < IN_THREAD:
         return _read(fd, limit)
     # The thread has a descriptor of its own: when we are cancelled, ours is closed while it still reads.
-    return await asyncio.to_thread(_read_and_close, copy_of(fd), limit)
+    return await done_in_thread(partial(_read_and_close, copy_of(fd), limit))
 
 
 def _read_and_close(fd: int, limit: int) -> bytes:

@@ -311,10 +311,15 @@ class Launcher:
         return future
 
     def call(self, work: Callable[[], T]) -> Future[T]:
-        """Do something in the launcher's thread, whose mounts every sandbox begins with."""
+        """Do something in the launcher's thread, whose mounts every sandbox begins with.
+
+        It is not done where the future is cancelled before its turn has come; after that, it cannot be cancelled.
+        """
         future: Future[T] = Future()
 
         def job() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(work())
             except Exception as error:  # noqa: BLE001 - carried to the caller; the thread is everybody's

@@ -15,13 +15,14 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
-from hermes_rl.sandbox.launcher import Descriptors, LocalProcess, Program, boot_argv, helper_bundle, ours, own_python
-from hermes_rl.threads import made_in_thread
+from hermes_rl.sandbox.launcher import Descriptors, LocalProcess, Program, boot_argv, helper_bundle, own_python
+from hermes_rl.threads import done_in_thread
 
 log = logging.getLogger(__name__)
 
@@ -67,13 +68,18 @@ class NoIsolation(Isolation):
 
     async def start(self, sandbox: HelperSandbox) -> None:
         _warn()
-        self._folder = await made_in_thread(self._make_folders, _remove)
         limits = self.config.limits
         asked = {"RLIMIT_CORE": NO_CORE, "RLIMIT_DATA": limits.memory, "RLIMIT_NOFILE": limits.open_files}
         rlimits = {name: value for name, value in asked.items() if value is not None}
         await asyncio.to_thread(helper_bundle, own_python())
+        # The helper makes the folder, since it also removes it where this process is killed, at whatever moment.
+        self._folder = Path(tempfile.gettempdir(), f"hermes-rl-{self.id}")
+        self.home = str(self._folder / "home")
+        self.workdir = posixpath.normpath(posixpath.join(self.home, self.config.workdir or ""))
         async with self.in_time(), self._process.started(own_python(), self._program) as control:
             await sandbox.connect(control, rlimits, folder=str(self._folder))
+            for folder in (self.workdir, str(self._folder / "tmp")):
+                await sandbox.make_dir(folder)
 
     def end(self) -> None:
         self._process.reap()
@@ -83,16 +89,7 @@ class NoIsolation(Isolation):
             await self._process.wait()
         finally:
             if self._folder is not None:
-                await asyncio.to_thread(_clear, self.id, self._folder)
-
-    def _make_folders(self) -> Path:
-        with ours("the sandbox did not start"):
-            made = Path(tempfile.mkdtemp(prefix="hermes-rl-"))
-            self.home = str(made / "home")
-            self.workdir = posixpath.normpath(posixpath.join(self.home, self.config.workdir or ""))
-            for folder in (self.workdir, str(made / "tmp")):
-                Path(folder).mkdir(parents=True)
-            return made
+                await done_in_thread(partial(_clear, self.id, self._folder))
 
     def _program(self, descriptors: Descriptors) -> Program:
         argv = boot_argv(own_python(), descriptors.control, descriptors.code)
@@ -132,8 +129,4 @@ def _clear(mark: str, folder: Path) -> None:
                 os.kill(int(process.name), signal.SIGKILL)
         except OSError:
             continue  # ended meanwhile, or somebody else's
-    _remove(folder)
-
-
-def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)

@@ -17,10 +17,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import ToolServerFailure, UserError
+from hermes_rl.threads import done_in_thread
 from hermes_rl.tools.base import Tool, ToolInputError, ToolRuntime
 from hermes_rl.tools.hermes_worker import HOME
 from hermes_rl.tools.host_process import HostProcess
@@ -161,10 +163,12 @@ class HermesToolsets:
 
     async def close(self) -> None:
         """End the process; those of rollouts end with their connections."""
-        if self._process is not None:
-            await self._process.close()
-        if self._folder is not None:
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        try:
+            if self._process is not None:
+                await self._process.close()
+        finally:
+            if self._folder is not None:
+                await done_in_thread(partial(shutil.rmtree, self._folder, ignore_errors=True))
 
     async def _start(self) -> HostProcess:
         self._folder = self._folder or Path(tempfile.mkdtemp(prefix="hermes-rl-agent-"))
@@ -179,6 +183,9 @@ class HermesToolsets:
                     return process
         except TimeoutError:
             pass
+        except BaseException:  # a cancellation too: nobody else knows of the process
+            await process.close()
+            raise
         await process.close()
         said = process.errors().decode("utf-8", "replace").strip()[-1000:]
         raise ToolServerFailure(f"hermes-agent's process does not start: {said or 'no message'}")

@@ -14,12 +14,13 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import ToolServerFailure
 from hermes_rl.sandbox.base import Conversation, Sandbox, SandboxFile
-from hermes_rl.threads import made_in_thread
+from hermes_rl.threads import done_in_thread, made_in_thread
 from hermes_rl.tools.base import ToolInputError
 from hermes_rl.tools.host_process import HostProcess
 from hermes_rl.tools.mcp_client import (
@@ -174,7 +175,7 @@ class HostServer(McpServer):
     async def close(self) -> None:
         await super().close()
         if self._folder is not None:
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            await done_in_thread(partial(shutil.rmtree, self._folder, ignore_errors=True))
             self._folder = None
 
     def _lay(self) -> Path:

@@ -29,8 +29,8 @@ def noop() -> str:
 
 
 async def slow() -> str:
-    """Take half a second."""
-    await asyncio.sleep(0.5)
+    """Take longer than there is."""
+    await asyncio.sleep(30)
     return "ok"
 
 
@@ -78,9 +78,9 @@ async def test_calls_of_a_turn_that_was_cut_are_not_made(chat: ScriptedChat, mak
 
 async def test_the_working_time_ends_by_slow_tools(chat: ScriptedChat, make_loop: MakeLoop) -> None:
     chat.script = [calls(call("slow")), calls(call("noop"))]
-    result = await make_loop(slow, noop, timeout=0.1).run(GO)
+    result = await make_loop(slow, noop, timeout=1).run(GO)
     assert (result.ending, result.turns_used, result.tool_errors[0].error) == (Ending.TIMEOUT, 1, "timeout")
-    assert 0.1 <= result.timings.working < 0.5
+    assert 1 <= result.timings.working < 20
 
 
 async def test_the_working_time_ends_by_slow_generation(chat: ScriptedChat, make_loop: MakeLoop) -> None:
@@ -90,10 +90,10 @@ async def test_the_working_time_ends_by_slow_generation(chat: ScriptedChat, make
 
 
 async def test_failed_attempts_are_no_working_time(chat: ScriptedChat, make_loop: MakeLoop) -> None:
-    chat.script = [Answer(b"busy", 503, delay=0.3), says("done")]
-    result = await make_loop(noop, timeout=0.2).run(GO)
+    chat.script = [Answer(b"busy", 503, delay=1.2), says("done")]
+    result = await make_loop(noop, timeout=1).run(GO)
     assert result.ending is Ending.FINISHED
-    assert result.timings.generation < 0.2 <= result.timings.queue
+    assert result.timings.generation < 1 < result.timings.queue
 
 
 # ------------------------------------------------------------------ the budget of tokens

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -51,24 +52,28 @@ async def test_a_group_is_played_in_sandboxes_and_scored_by_compute_reward(model
 
 
 async def test_a_reward_does_not_hold_up_the_event_loop(model: WriterModel) -> None:
+    rewarding, turned = threading.Event(), threading.Event()
+
     class Slow(Greetings):
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
-            ctx.terminal("sleep 0.5")
-            return 1.0
+            rewarding.set()
+            ctx.terminal("true")
+            return float(turned.wait(60))
 
-    env, ticks = make(model, Slow), 0
-    await env.setup()
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
+    async def turn() -> None:
+        while not rewarding.is_set():
             await asyncio.sleep(0.01)
-            ticks += 1
+        for _ in range(25):
+            await asyncio.sleep(0.01)
+        turned.set()
 
-    ticking = asyncio.create_task(tick())
-    await env.collect_trajectories({"who": "Ann"})
-    ticking.cancel()
-    assert ticks >= 25
+    env = make(model, Slow)
+    await env.setup()
+    turning = asyncio.create_task(turn())
+    group, _ = await env.collect_trajectories({"who": "Ann"})
+    await turning
+    assert group is not None
+    assert group["scores"] == [1.0, 1.0]
     await env.shut_down()
 
 

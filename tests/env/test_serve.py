@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_run import listen_to_ctrl_c
-from tests.env.trainer import free_port, train, trajectory_api
+from tests.env.trainer import train, trajectory_api
+from tests.ports import free_port
 
 SPEC = """
 extends: {parent}

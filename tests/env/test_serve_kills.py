@@ -12,7 +12,8 @@ import pytest
 
 from tests.cli.test_run import lines
 from tests.env.test_serve import serve
-from tests.env.trainer import free_port, train, trajectory_api
+from tests.env.trainer import train, trajectory_api
+from tests.ports import free_port
 
 SPEC = """
 name: numbers

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import pytest
 
 from hermes_rl.sandbox.docker import remove_leftovers
 from hermes_rl.sandbox.docker_engine import Engine as DockerEngine
+from tests.ports import free_port
 from tests.real.containers import give_images, settled
 from tests.real.docker_daemon import Daemon, DockerDaemon, docker_version
 from tests.real.docker_registry import registry_version
@@ -281,12 +281,6 @@ def docker_host(engine: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert settled(lambda: engine.containers() == [] and list(folder.glob("hermes-rl-*")) == [])
     assert engine.networks() == networks
     assert engine.crashed or settled(lambda: engine.watchers() == [])
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

@@ -67,6 +67,7 @@ class Daemon:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                cwd=self.folder,  # Podman notes there that memory was used up
                 env={**os.environ, **environ},
                 start_new_session=True,
             )

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.api.summing import TEXT
-from tests.real.conftest import free_port
+from tests.ports import free_port
 from tests.real.environments import HERE, nemo_gym_python
 from tests.service.playing import named, policy
 from tests.service.served import Served, spec_in

@@ -16,7 +16,8 @@ import pytest
 
 from tests.api.summing import CODE, TEXT
 from tests.integrations.doors import DESERVED
-from tests.real.conftest import free_port
+from tests.ports import free_port
+from tests.real.containers import settled
 from tests.real.doors_played import require_scores_as_everywhere, write_doors
 from tests.real.environments import HERE, ROOT, openenv_python
 from tests.service.test_batches import BROKEN
@@ -117,15 +118,12 @@ def test_the_sandbox_of_a_client_that_is_gone_is_released(tmp_path: Path) -> Non
         try:
             assert staying.stdout is not None
             assert staying.stdout.readline() == "begun\n"
-            assert running(mark)
+            assert settled(lambda: running(mark))  # the shell has answered, and it may not have begun
             assert "CAPACITY_REACHED" in client(url, "one").stderr
         finally:
             staying.kill()
             staying.communicate()
-        deadline = time.monotonic() + 60
-        while running(mark) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not running(mark)
+        assert settled(lambda: not running(mark))
         assert seen(url, "one") is False  # there is room again
 
 

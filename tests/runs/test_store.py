@@ -42,12 +42,17 @@ def by_index(key: RolloutKey) -> float:
     return float(key.index)
 
 
-async def halted(work: Any, policy: Halts) -> None:
-    """Cancel the run once its policy answers no more."""
+def written(folder: Path) -> int:
+    files = [folder / "rollouts.jsonl", folder / "waiting.jsonl"]
+    return sum(file.read_text("utf-8").count("\n") for file in files if file.exists())
+
+
+async def halted(work: Any, policy: Halts, folder: Path) -> None:
+    """Cancel the run once its policy answers no more, and what it has answered is written."""
     run = asyncio.create_task(work)
-    while policy.calls < policy.after and not run.done():
-        await asyncio.sleep(0)
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while not run.done() and written(folder) < policy.after:
+            await asyncio.sleep(0.01)
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)
 
@@ -56,7 +61,7 @@ async def halted(work: Any, policy: Halts) -> None:
 async def test_process_plays_only_the_members_that_are_missing(tmp_path: Path, answered: int) -> None:
     plan = ProcessPlan(4, 3, concurrency=6)
     first = Halts(answered)
-    await halted(play_process(World(on_grade=by_index, policy=first), tmp_path, plan), first)
+    await halted(play_process(World(on_grade=by_index, policy=first), tmp_path, plan), first, tmp_path)
     assert len(lines(tmp_path / "rollouts.jsonl")) == answered
     world = World(on_grade=by_index)
     await play_process(world, tmp_path, plan)
@@ -82,7 +87,8 @@ async def test_evaluate_goes_on_to_the_same_numbers(tmp_path: Path, answered: in
     plan = EvaluatePlan(rollouts=2, concurrency=3)
     whole = await play_evaluate(World(on_grade=by_index), plan, folder=tmp_path / "whole")
     first = Halts(answered)
-    await halted(play_evaluate(World(on_grade=by_index, policy=first), plan, folder=tmp_path / "cut"), first)
+    cut = tmp_path / "cut"
+    await halted(play_evaluate(World(on_grade=by_index, policy=first), plan, folder=cut), first, cut)
     world = World(on_grade=by_index)
     found = await play_evaluate(world, plan, folder=tmp_path / "cut")
     assert world.policy.calls == 8 - answered
@@ -105,7 +111,8 @@ def compared(values: list[float]) -> Any:
 async def test_rollouts_that_wait_for_their_group_outlive_a_crash(tmp_path: Path) -> None:
     plan = ProcessPlan(3, 1)
     first = Halts(2)
-    await halted(play_process(World(policy=first, on_group=compared([1.0])), tmp_path, plan, count=1), first)
+    crashed = play_process(World(policy=first, on_group=compared([1.0])), tmp_path, plan, count=1)
+    await halted(crashed, first, tmp_path)
     assert lines(tmp_path / "rollouts.jsonl") == []
     assert len(lines(tmp_path / "waiting.jsonl")) == 2
     world = World(on_group=compared([1.0]))

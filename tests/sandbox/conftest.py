@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
+from tests.ports import free_port
 
 
 @contextmanager
@@ -55,9 +55,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     folder = tmp_path_factory.mktemp("sshd")
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = str(taken.getsockname()[1])
+    port = str(free_port())
     (folder / "config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
         f"StrictModes no\nUsePAM no\nPermitRootLogin yes\nPidFile none\nMaxSessions 100\nMaxStartups 100\n"

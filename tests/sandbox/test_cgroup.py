@@ -15,6 +15,7 @@ from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import ResourceLimits, SandboxConfig, create_sandbox
 from hermes_rl.sandbox.cgroup import ControlGroup, Layout, find_layout
+from hermes_rl.sandbox.helper_system import children
 
 HERE = find_layout()
 needs_groups = pytest.mark.skipif(HERE is None, reason="this user may make no control groups here")
@@ -57,7 +58,9 @@ async def test_share_of_the_processor() -> None:
 
 
 @needs_groups
-def test_killed_runner_leaves_no_group() -> None:
+@pytest.mark.parametrize("how", ["alone", "with its children"])
+def test_killed_runner_leaves_no_group(how: str) -> None:
+    """Ray kills the children of a worker before it ends the worker itself."""
     code = (
         "import asyncio\nfrom hermes_rl.sandbox import SandboxConfig, create_sandbox\n"
         "from hermes_rl.sandbox.cgroup import find_layout\n"
@@ -68,6 +71,9 @@ def test_killed_runner_leaves_no_group() -> None:
     assert runner.stdout is not None
     tops = [Path(word) for word in runner.stdout.readline().split()]
     assert tops and all(any(top.iterdir()) for top in tops)
+    if how == "with its children":
+        for child in children(runner.pid):
+            os.kill(child, signal.SIGKILL)
     runner.send_signal(signal.SIGKILL)
     runner.wait()
     runner.stdout.close()

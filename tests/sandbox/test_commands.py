@@ -79,10 +79,10 @@ async def test_killed_by_signal(sandbox: Sandbox) -> None:
 
 async def test_timeout_kills_the_process_group(sandbox: Sandbox) -> None:
     began = time.perf_counter()
-    result = await sandbox.run("(sleep 50 & echo $! > child; wait) | cat", timeout=0.3)
+    result = await sandbox.run("(sleep 50 & echo $! > child; wait) | cat", timeout=1)
     assert result.timed_out
     assert result.exit_code == 124
-    assert time.perf_counter() - began < 3
+    assert time.perf_counter() - began < 20
     child = (await sandbox.read_file("child")).decode().strip()
     # Killed at once, but it stays visible until its parent has taken note of it.
     look = f"kill -0 {child} 2>/dev/null"
@@ -105,13 +105,17 @@ async def test_output_keeps_head_and_tail(sandbox: Sandbox) -> None:
 
 
 async def test_flood_leaves_the_loop_alone(sandbox: Sandbox) -> None:
-    flood = asyncio.create_task(sandbox.run("yes", timeout=1.0, output_limit=10_000))
-    longest, last = 0.0, time.perf_counter()
-    while not flood.done():
-        await asyncio.sleep(0.005)
-        now = time.perf_counter()
-        longest, last = max(longest, now - last), now
-    assert flood.result().timed_out
+    longest = 1.0
+    for _ in range(3):  # what else runs on this machine may hold up a loop too, but not each time
+        flood = asyncio.create_task(sandbox.run("yes", timeout=1.0, output_limit=10_000))
+        longest, last = 0.0, time.perf_counter()
+        while not flood.done():
+            await asyncio.sleep(0.005)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+        assert flood.result().timed_out
+        if longest < 0.25:
+            break
     assert longest < 0.25
 
 
@@ -119,12 +123,12 @@ async def test_background_child_does_not_hold_up_the_command(sandbox: Sandbox) -
     began = time.perf_counter()
     result = await sandbox.run("sleep 30 & echo started")
     assert result.output == "started\n"
-    assert time.perf_counter() - began < 2
+    assert time.perf_counter() - began < 20
 
 
 async def test_background_child_may_go_on_writing(sandbox: Sandbox) -> None:
     await sandbox.run("(for i in 1 2 3 4 5; do sleep 0.05; echo $i; done; echo done > finished) &")
-    for _ in range(100):
+    for _ in range(500):
         await asyncio.sleep(0.02)
         if "finished" in {info.name for info in await sandbox.list_dir(".")}:
             return
@@ -137,7 +141,8 @@ async def test_many_at_once(sandbox: Sandbox) -> None:
 
 
 async def test_kill_all_ends_daemons_and_keeps_files(sandbox: Sandbox) -> None:
-    await sandbox.run("echo x > kept; setsid sh -c 'echo $$ > daemon; sleep 60' >/dev/null 2>&1 & sleep 0.1")
+    await sandbox.run("echo x > kept; setsid sh -c 'echo $$ > daemon; sleep 60' >/dev/null 2>&1 &")
+    await sandbox.run("until [ -s daemon ]; do sleep 0.01; done", timeout=30)
     daemon = (await sandbox.read_file("daemon")).decode().strip()
     await sandbox.kill_all()
     assert (await sandbox.run(f"kill -0 {daemon} 2>/dev/null || echo gone")).output == "gone\n"
@@ -179,7 +184,7 @@ async def test_use_after_close_is_a_failure(backend: str) -> None:
 
 
 async def test_lifetime_while_a_command_runs_is_the_agents(backend: str) -> None:
-    async with create_sandbox(SandboxConfig(backend=backend, lifetime=0.3)) as sandbox:
+    async with create_sandbox(SandboxConfig(backend=backend, lifetime=1)) as sandbox:
         with pytest.raises(SandboxFailure, match="lifetime") as caught:
             await sandbox.run("sleep 20")
         assert caught.value.ending is Ending.SANDBOX_KILLED
@@ -188,7 +193,8 @@ async def test_lifetime_while_a_command_runs_is_the_agents(backend: str) -> None
 
 async def test_lifetime_of_an_idle_sandbox_is_ours(backend: str) -> None:
     async with create_sandbox(SandboxConfig(backend=backend, lifetime=0.1)) as sandbox:
-        await asyncio.sleep(0.2)
+        while sandbox.alive:
+            await asyncio.sleep(0.02)
         with pytest.raises(SandboxFailure, match="lifetime") as caught:
             await sandbox.run("true")
         assert caught.value.ending is Ending.SANDBOX_FAILURE

@@ -261,7 +261,7 @@ async def test_a_start_that_is_cancelled_while_its_container_is_made_leaves_no_f
 
 
 async def test_starts_together_are_limited(plan: Plan, docker_host: str) -> None:
-    await plan(start_seconds=0.2)
+    await plan(start_seconds=1)
     sandboxes = [create_sandbox(CONFIG) for _ in range(12)]
     await asyncio.gather(*(sandbox.start() for sandbox in sandboxes))
     assert (await state(docker_host))["most_starting"] == 8

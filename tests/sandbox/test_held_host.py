@@ -8,8 +8,10 @@ import os
 import resource
 import signal
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -123,10 +125,10 @@ async def test_no_process_of_a_sandbox_has_an_open_file_description_of_the_host(
     process = await sandbox.spawn("sleep 60")
     running = asyncio.create_task(sandbox.run_reporting("sleep 60", ""))
     talk = await sandbox.converse(["sleep", "60"]) if sandbox.config.backend != "ssh" else None
-    await asyncio.sleep(0.1)
     try:
-        inside = descendants(sandbox.pid)
-        assert len(inside) >= 3
+        async with asyncio.timeout(30):
+            while len(inside := descendants(sandbox.pid)) < 3:
+                await asyncio.sleep(0.01)
         assert {pid: found for pid in inside if (found := shared(pid))} == {}
     finally:
         running.cancel()
@@ -356,6 +358,29 @@ async def test_a_command_or_file_without_descriptors_is_our_failure(fenced: Sand
         assert answer is None or answer == b"x" * 100_000 or answer.exit_code == 3, name  # type: ignore[attr-defined]
     await fenced.close()
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+async def test_cancelling_the_reading_of_a_large_file_before_a_thread_is_free_leaves_no_descriptor(
+    fenced: Sandbox,
+) -> None:
+    await fenced.write_file("large", b"x" * (4 << 20))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    let_go = threading.Event()
+    occupied = asyncio.create_task(asyncio.to_thread(let_go.wait, 30))
+    reading = asyncio.create_task(fenced.read_file("large"))
+    await fenced.read_file("/etc/passwd")  # answered after it
+    await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    let_go.set()
+    await occupied
+    for _ in range(250):
+        if len(list(Path("/proc/self/fd").iterdir())) <= before:
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail("a descriptor is left")
 
 
 async def test_cancelling_a_large_input_leaves_no_descriptor(fenced: Sandbox) -> None:

@@ -43,6 +43,32 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
+async def no_more_than(number: int) -> bool:
+    """Wait until there are at most so many descriptors: a connection to an engine is closed a little later."""
+    for _ in range(250):
+        if descriptors() <= number:
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
+async def steady_descriptors() -> int:
+    """Their number once it stays the same for a while."""
+    still, before = 0, descriptors()
+    while still < 5:
+        await asyncio.sleep(0.02)
+        still, before = still + 1 if descriptors() == before else 0, descriptors()
+    return before
+
+
+async def there(mark: str, count: int = 1) -> list[int]:
+    """Wait until so many processes have `mark` in their command line."""
+    async with asyncio.timeout(30):
+        while len(found := marked(mark)) < count:
+            await asyncio.sleep(0.01)
+    return found
+
+
 def ended(pid: int) -> bool:
     """True for a zombie too: burying it is the business of whoever inherited it."""
     try:
@@ -67,17 +93,16 @@ def unique(number: int) -> str:
 async def test_orphans_end_with_the_sandbox(backend: str) -> None:
     seconds = unique(1)
     async with create_sandbox(SandboxConfig(backend=backend)) as sandbox:
-        await sandbox.run(f"setsid nohup sleep {seconds} >/dev/null 2>&1 & sleep 0.05")
-        await sandbox.run(f"(setsid sh -c 'sleep {seconds} & sleep {seconds}' &) ; sleep 0.05")
-        assert len(marked(seconds)) >= 2
+        await sandbox.run(f"setsid nohup sleep {seconds} >/dev/null 2>&1 &")
+        await sandbox.run(f"(setsid sh -c 'sleep {seconds} & sleep {seconds}' &)")
+        await there(seconds, 3)
     assert marked(seconds) == []
 
 
 async def test_cancelled_command_is_killed(sandbox: Sandbox) -> None:
     seconds = unique(2)
     task = asyncio.create_task(sandbox.run(f"sleep {seconds}"))
-    await asyncio.sleep(0.2)
-    assert marked(seconds)
+    await there(seconds)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -88,7 +113,7 @@ async def test_cancelled_command_is_killed(sandbox: Sandbox) -> None:
 @pytest.mark.parametrize("delay", [0, 0.001, 0.004, 0.008, 0.015, 0.05])
 async def test_cancelled_start_leaves_nothing(backend: str, delay: float) -> None:
     await start_and_close(backend)
-    before = descriptors()
+    before = await steady_descriptors()
     sandbox = create_sandbox(SandboxConfig(backend=backend, setup=(f"sleep {unique(3)}",)))
     task = asyncio.create_task(sandbox.start())
     await asyncio.sleep(delay)
@@ -97,11 +122,7 @@ async def test_cancelled_start_leaves_nothing(backend: str, delay: float) -> Non
         await task
     assert not sandbox.alive
     assert await gone(unique(3))
-    for _ in range(100):  # a connection to an engine is closed when the loop comes round to it
-        if descriptors() == before:
-            return
-        await asyncio.sleep(0.02)
-    pytest.fail(f"{descriptors()} descriptors, and {before} before")
+    assert await no_more_than(before), f"{descriptors()} descriptors, and {before} before"
 
 
 async def test_close_that_is_cancelled_still_releases(backend: str) -> None:
@@ -137,7 +158,7 @@ async def test_no_descriptor_thread_or_folder_is_left(
     before, threads = descriptors(), threading.active_count()
     for _ in range(10):
         await asyncio.gather(*(start_and_close(backend) for _ in range(5)))
-    assert descriptors() <= before
+    assert await no_more_than(before)
     assert threading.active_count() <= threads + 6  # the event loop's own pool may have grown
     assert leftovers() <= folders
 
@@ -174,6 +195,47 @@ async def test_killed_runner_leaves_nothing(backend: str) -> None:
             return
         await asyncio.sleep(0.02)
     pytest.fail("the sandbox or its folder is still there")
+
+
+async def test_a_start_that_is_cancelled_twice_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time while it is being closed, at whatever moment of bubblewrap's own start."""
+    tmp_path.chmod(0o755)
+    for folder in (tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # named in the command line of bubblewrap
+    async with create_sandbox(SandboxConfig()) as sandbox:
+        await sandbox.run("true")
+    for number in range(60):
+        starting = asyncio.create_task(create_sandbox(SandboxConfig()).start())
+        await asyncio.sleep(number % 20 * 0.0005)
+        starting.cancel()
+        await asyncio.sleep(number % 3 * 0.001)
+        starting.cancel()
+        await asyncio.wait([starting])
+    assert await gone(str(tmp_path), 30)
+
+
+KILLED_IN_ITS_START = """
+import asyncio, os, signal, sys
+from hermes_rl.sandbox import SandboxConfig, create_sandbox
+from hermes_rl.sandbox.helper_sandbox import HelperSandbox
+
+setattr(HelperSandbox, sys.argv[1], lambda *given, **more: os.kill(os.getpid(), signal.SIGKILL))
+asyncio.run(create_sandbox(SandboxConfig(backend="none")).start())
+"""
+
+
+@pytest.mark.parametrize("moment", ["connect", "prepare"])
+async def test_a_runner_that_is_killed_while_it_starts_one_leaves_no_folder(moment: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED_IN_ITS_START, moment]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    runner = await asyncio.create_subprocess_exec(*command, env=env, stderr=asyncio.subprocess.DEVNULL)
+    assert await runner.wait() == -signal.SIGKILL
+    async with asyncio.timeout(30):
+        while list(tmp_path.glob("hermes-rl-*")):
+            await asyncio.sleep(0.02)
 
 
 async def test_lost_by_us_is_our_failure(fenced: Sandbox) -> None:

@@ -39,6 +39,7 @@ def asked_of_every_sandbox(module: ModuleType) -> dict[str, Callable[[Sandbox], 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("module", [test_commands, test_background, test_sandbox_files])
 async def test_what_is_asked_of_every_sandbox(module: ModuleType, ssh: SandboxConfig) -> None:
     tests = asked_of_every_sandbox(module)
@@ -55,7 +56,8 @@ async def test_life_over_ssh(ssh: SandboxConfig) -> None:
     async with create_sandbox(ssh) as sandbox:
         await sandbox.write_file("new\nline \udcff", b"x")
         assert [info.name for info in await sandbox.list_dir(".")] == ["new\nline \udcff"]
-        await sandbox.run("setsid sh -c 'echo $$ > daemon; exec sleep 600' >/dev/null 2>&1 & sleep 0.3")
+        await sandbox.run("setsid sh -c 'echo $$ > daemon; exec sleep 600' >/dev/null 2>&1 &")
+        await sandbox.run("until [ -s daemon ]; do sleep 0.05; done", timeout=30)
         daemon = int(await sandbox.read_file("daemon"))
         await sandbox.kill_all()
         assert over(daemon)

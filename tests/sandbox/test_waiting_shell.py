@@ -67,10 +67,11 @@ grep -E '^Sig(Blk|Ign|Cgt)' /proc/self/status
 echo "$-" "$0" "$#" "$SHLVL" "$BASH_SUBSHELL" "$LINENO" "$?" "[$!]" "${PIPESTATUS[*]}"
 (echo "$BASH_SUBSHELL"; (echo "$BASH_SUBSHELL"))
 bash -c 'echo $SHLVL $-; sleep 0.05; exit 9'
-echo "$SECONDS"; sleep 1.01; test "$SECONDS" -ge 1 && test "$SECONDS" -le 2; echo $?
+sleep 2.1; test "$SECONDS" -ge 2; echo $?
+test "$SECONDS" -le 1; echo $?
 sleep 0.3 & wait $!; echo $?; jobs; wait %1
 sleep 0.2 & disown; jobs; echo gone
-(sleep 0.1; echo late) &
+(sleep 60; echo late) &
 sleep 0.1; echo next
 umask; umask 077; ulimit -n 64; ulimit -n
 umask; ulimit -n; ulimit -u; ulimit -c
@@ -191,7 +192,7 @@ GONE = (
 
 async def test_timeout_kills_what_it_runs_and_nothing_else(terminal: Terminal) -> None:
     await terminal.run("sleep 61 >/dev/null 2>&1 & echo $! >kept")
-    result = await terminal.run("echo begun; (sleep 62 & echo $! >pid; wait) | cat; echo end", timeout=0.3)
+    result = await terminal.run("echo begun; (sleep 62 & echo $! >pid; wait) | cat; echo end", timeout=1)
     assert (result.timed_out, result.exit_code, result.stdout) == (True, 124, b"begun\n")
     assert (await terminal.said(GONE)).endswith("gone\n")
     assert await terminal.said("kill -0 $(cat kept) && echo runs") == "runs\n"
@@ -229,7 +230,7 @@ async def test_what_a_stopped_command_runs_is_killed_however_late_the_helper_hea
 
 async def test_cancelling_kills_what_it_runs(terminal: Terminal) -> None:
     task = asyncio.create_task(terminal.run("echo $BASHPID >pid; sleep 63"))
-    await asyncio.sleep(0.3)
+    await terminal.sandbox.run("until [ -s pid ]; do sleep 0.01; done", timeout=30)
     task.cancel()
     assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
     assert (await terminal.said(GONE)).endswith("gone\n")
@@ -322,8 +323,11 @@ async def test_nothing_of_it_is_left(backend: str) -> None:
         async with create_sandbox(SandboxConfig(backend=backend)) as sandbox:
             await Terminal(sandbox).run("true")
             await Terminal(sandbox).run(command)
-    await asyncio.sleep(0.05)  # sockets of the fake engine
-    assert (len(_live), _descriptors()) == before
+    for _ in range(250):  # sockets of the fake engine are closed a little later
+        if (len(_live), _descriptors()) == before:
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail(f"{len(_live), _descriptors()}, and {before} before")
 
 
 def _descriptors() -> int:

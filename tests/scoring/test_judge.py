@@ -137,14 +137,31 @@ async def test_a_failure_is_shared_by_those_who_wait_for_it_and_not_kept() -> No
 
 
 async def test_who_waits_for_a_verdict_gets_it_although_the_one_who_asked_is_cancelled() -> None:
-    judge = Wavering()
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    class Waiting(Model):
+        async def answer(
+            self, messages: Sequence[dict[str, Any]], schema: Mapping[str, Any], temperature: float
+        ) -> tuple[str, Mapping[str, float]]:
+            asked.set()
+            await answer.wait()
+            return await super().answer(messages, schema, temperature)
+
+        def decide(self, question: str) -> str:
+            return json.dumps({"reason": "r", "score": 1})
+
+    judge = Waiting()
 
     def ask() -> asyncio.Task[float]:
         return asyncio.create_task(verdict(judge, "?", {}, lambda found: float(found["score"]), Bill()))
 
     first, second = ask(), ask()
-    await asyncio.sleep(0.02)
+    await asked.wait()
+    for _ in range(5):
+        await asyncio.sleep(0)
     first.cancel()
+    await asyncio.wait([first])
+    answer.set()
     assert (await second, len(judge.asked)) == (1.0, 1)
     assert first.cancelled()
 

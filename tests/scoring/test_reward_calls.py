@@ -138,31 +138,22 @@ async def test_a_reward_runs_off_the_main_thread_and_its_time_is_measured() -> N
     assert (returned, seconds >= 0.02) == (False, True)
 
 
-async def ticks_during(work: Any) -> int:
-    """How often the event loop comes round while `work` goes on."""
-    count = 0
-    task = asyncio.ensure_future(work)
-    while not task.done():
-        await asyncio.sleep(0.005)
-        count += 1
-    await task
-    return count
-
-
 async def test_blocking_rewards_leave_the_loop_free_and_run_beside_each_other() -> None:
+    all_of_them = threading.Barrier(21)
+
     def sync_reward() -> float:
-        time.sleep(0.3)
+        all_of_them.wait(60)
         return 1.0
 
     async def async_reward() -> float:
-        time.sleep(0.3)  # noqa: ASYNC251 - blocking inside an async reward is what this is about
+        all_of_them.wait(60)  # blocking inside an async reward is what this is about
         return 1.0
 
-    began = time.perf_counter()
-    calls = [result_of(function) for function in (sync_reward, async_reward) for _ in range(10)]
-    ticks = await ticks_during(asyncio.gather(*calls))
-    assert time.perf_counter() - began < 2.0  # one after the other it would be 6 s
-    assert ticks >= 10
+    calls = [asyncio.create_task(result_of(function)) for function in (sync_reward, async_reward) for _ in range(10)]
+    while all_of_them.n_waiting < 20:
+        await asyncio.sleep(0.005)
+    all_of_them.wait(60)  # the loop is free, and they all wait beside each other
+    assert await asyncio.gather(*calls) == [1.0] * 20
 
 
 async def test_what_is_to_be_done_after_it_is_done_in_its_thread_also_when_it_raises() -> None:

@@ -182,7 +182,7 @@ async def test_a_tool_that_hangs() -> None:
 
     began = time.perf_counter()
     outcome = await one(Scripted("t", lambda args: hang()), {"n": 1}, timeout=0.1)
-    assert time.perf_counter() - began < 2
+    assert time.perf_counter() - began < 20
     assert outcome.error is not None
     assert "within 0.1 s" in outcome.content
     assert stopped == [True]
@@ -195,14 +195,18 @@ async def test_the_smaller_timeout_wins() -> None:
 
 
 async def test_answers_are_in_order_and_calls_run_together() -> None:
+    all_of_them, ended = asyncio.Barrier(3), list[int]()
+
     async def later(args: dict[str, Any]) -> str:
-        await asyncio.sleep(0.3 - 0.1 * args["n"])
+        await all_of_them.wait()
+        while len(ended) < 2 - args["n"]:
+            await asyncio.sleep(0)
+        ended.append(args["n"])
         return f"n={args['n']}"
 
-    began = time.perf_counter()
     tool = Scripted("t", later)
-    outcomes = await play(tool, *(call("t", {"n": n}, str(n)) for n in range(3)), call("t", "null", "bad"))
-    assert time.perf_counter() - began < 0.5
+    outcomes = await play(tool, *(call("t", {"n": n}, str(n)) for n in range(3)), call("t", "null", "bad"), timeout=60)
+    assert ended == [2, 1, 0]
     assert [(outcome.id, outcome.content) for outcome in outcomes[:3]] == [("0", "n=0"), ("1", "n=1"), ("2", "n=2")]
     assert outcomes[3].error is not None
     assert len(tool.calls) == 3
@@ -243,10 +247,12 @@ async def test_failures_end_the_others_and_go_up() -> None:
             stopped.append(True)
 
     async def fail() -> None:
-        await asyncio.sleep(0.02)
+        while not hanging.calls:
+            await asyncio.sleep(0)
         raise SandboxFailure("lost")
 
-    tools: list[Tool] = [Scripted("hang", lambda args: hang()), Scripted("fail", lambda args: fail())]
+    hanging = Scripted("hang", lambda args: hang())
+    tools: list[Tool] = [hanging, Scripted("fail", lambda args: fail())]
     with pytest.raises(Failure, match="lost"):
         await play(tools, call("hang", {"n": 1}), call("fail", {"n": 1}))
     assert stopped == [True]
@@ -280,8 +286,10 @@ async def test_cancellation_goes_through_and_releases() -> None:
         finally:
             stopped.append(True)
 
-    task = asyncio.create_task(play(Scripted("t", lambda args: hang()), call("t", {"n": 1})))
-    await asyncio.sleep(0.05)
+    tool = Scripted("t", lambda args: hang())
+    task = asyncio.create_task(play(tool, call("t", {"n": 1}), timeout=60))
+    while not tool.calls:
+        await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -54,9 +54,16 @@ async def test_registry() -> None:
 
 
 async def test_closed_while_it_starts() -> None:
-    runtime = ToolRuntime(SandboxConfig(setup=("sleep 0.2",)))
+    made: list[Sandbox] = []
+
+    def factory(config: SandboxConfig) -> Sandbox:
+        made.append(create_sandbox(config))
+        return made[-1]
+
+    runtime = ToolRuntime(SandboxConfig(setup=("sleep 0.2",)), factory=factory)
     starting = asyncio.create_task(runtime.sandbox())
-    await asyncio.sleep(0.1)
+    while not made:
+        await asyncio.sleep(0)
     await runtime.close()
     with pytest.raises(UserError, match="released"):
         await starting

@@ -26,13 +26,6 @@ TESTS = 'pytest -n auto -m "not slow"'
 SET_UP, USED = commands()[:2], [command for command in commands()[2:] if command != TESTS]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("readme")
-    (made / "arithmetic.yaml").write_text(blocks("yaml")[0], encoding="utf-8")
-    return made
-
-
 def test_set_up_is_what_ci_does() -> None:
     ci = (ROOT / ".ci" / "run").read_text()
     assert SET_UP == ["python3 -m venv .venv && . .venv/bin/activate", "pip install -c constraints.txt -e '.[test]'"]
@@ -42,20 +35,22 @@ def test_set_up_is_what_ci_does() -> None:
     assert '\npytest -n 2 --dist loadgroup -m "slow and not real" ' in ci
 
 
-@pytest.mark.parametrize("command", USED)
-def test_command_works(command: str, folder: Path) -> None:
-    arguments = command.split()
-    assert arguments[0] == "hermes-rl"
-    done = subprocess.run(
-        [sys.executable, "-m", "hermes_rl.cli.main", *arguments[1:]],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.mark.timeout(400)
+def test_commands_work_one_after_the_other(tmp_path: Path) -> None:
+    (tmp_path / "arithmetic.yaml").write_text(blocks("yaml")[0], encoding="utf-8")
+    for command in USED:
+        program, *arguments = command.split()
+        assert program == "hermes-rl"
+        done = subprocess.run(
+            [sys.executable, "-m", "hermes_rl.cli.main", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
 
 
 @pytest.mark.parametrize("page", sorted(set(re.findall(r"\]\(([\w/.]+)\)", README))))

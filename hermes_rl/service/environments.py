@@ -4,8 +4,8 @@ Below `/NAME` is all that a service of that environment alone has at the top, so
 """
 
 import asyncio
-from collections.abc import Mapping
-from urllib.parse import quote
+from collections.abc import Collection, Mapping
+from urllib.parse import quote, unquote
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
@@ -30,19 +30,21 @@ class ByName:
     Args:
         named: the applications by the names of the environments.
         shared: the application of all.
+        top: the paths of that, also where an environment has the name that one of them begins with.
     """
 
-    def __init__(self, named: Mapping[str, ASGIApp], shared: ASGIApp) -> None:
-        self._named, self._shared = named, shared
+    def __init__(self, named: Mapping[str, ASGIApp], shared: ASGIApp, top: Collection[str]) -> None:
+        self._named, self._shared, self._top = named, shared, top
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        for name, app in self._named.items():
-            if path.startswith(f"/{name}/"):
-                ENVIRONMENT.set(name)  # each request has a context of its own
-                await app({**scope, "path": path.removeprefix(f"/{name}")}, receive, send)
-                return
-        await self._shared(scope, receive, send)
+        # Not yet decoded, so that a slash in a name is told from one behind it.
+        first, slash, rest = scope.get("raw_path", b"").decode("latin-1").removeprefix("/").partition("/")
+        app = self._named.get(unquote(first)) if slash and scope["path"] not in self._top else None
+        if app is None:
+            await self._shared(scope, receive, send)
+        else:
+            ENVIRONMENT.set(unquote(first))  # each request has a context of its own
+            await app({**scope, "path": f"/{unquote(rest)}", "raw_path": f"/{rest}".encode("latin-1")}, receive, send)
 
 
 def make_shared_app(environments: Mapping[str, tuple[Service, Sessions]], *, token: bool) -> FastAPI:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import uvicorn
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from hermes_rl import Env, Spec, connect_ray, open_env
@@ -114,7 +115,8 @@ async def serve(
             else:
                 named = {name: _gated(one, token, below(name)) for name, one in served.items()}
                 shared = make_shared_app(served, token=token is not None)
-                app = ByName(named, Gate(shared, token, first.service.draining.is_set))
+                gated = Gate(shared, token, first.service.draining.is_set)
+                app = ByName(named, gated, {route.path for route in shared.routes if isinstance(route, Route)})
             return await _until_told(_Server(_config(app)), listener, list(served.values()), options, say)
 
 

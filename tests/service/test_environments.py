@@ -79,6 +79,14 @@ def test_each_has_below_its_name_what_a_service_of_its_own_has(both: Served, tmp
     assert [len((folder / record / "rollouts.jsonl").read_text().splitlines()) for record in records] == [8, 8]
 
 
+def test_names_may_be_like_paths_and_like_each_other(tmp_path: Path) -> None:
+    with Served(spec_in(tmp_path, PLAYED.replace("name: sums", "name: v1")), another(tmp_path, "v1/v1")) as service:
+        assert paths(service) == {"v1": "/v1", "v1/v1": "/v1%2Fv1"}
+        for name, path in paths(service).items():
+            assert service.get(f"{path}/v1/health")["name"] == name
+            assert batch_below(service, path, rows=keys_below(service, path), n=1)[1]["groups"] == 4
+
+
 def test_what_is_asked_for_nobody_is_refused_and_everybody_brings_the_token(both: Served) -> None:
     for path in ("/v1/rows", "/nobody/v1/rows", "/sums", "/sumsv1/rows"):
         missing = both.ask("GET", path)

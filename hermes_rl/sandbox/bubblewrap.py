@@ -478,15 +478,18 @@ def _groups() -> Ability:
     return Ability("control groups", detail, f"not handed to this user: {', '.join(missing)}" if missing else "")
 
 
+ALL_USERS = "4294967295"
+"""How many there are in the machine's first user namespace."""
+INOTIFY_SHARED = "; they share what inotify takes"
+
+
 def _users_ability() -> Ability:
-    if os.geteuid() == 0 and _has_users() and _lays_images():
-        return Ability("users", "each sandbox is a user of its own outside")
-    if os.geteuid() == 0 and _has_users():
-        return Ability("users", "each sandbox without an image is a user of its own outside")
-    if os.geteuid() != 0 and subordinate_users():
-        return Ability(
-            "users", "each sandbox without an image is a user of its own outside; they share what inotify takes"
-        )
+    as_root = os.geteuid() == 0
+    if _has_users() if as_root else subordinate_users():
+        which = "" if as_root and _lays_images() else " without an image"
+        # The kernel counts it for whoever made the user namespaces too, which is one user but in the first of them.
+        shared = "" if as_root and ALL_USERS in Path("/proc/self/uid_map").read_text() else INOTIFY_SHARED
+        return Ability("users", f"each sandbox{which} is a user of its own outside{shared}")
     remedy = "" if os.geteuid() == 0 else "install uidmap, and give this user a line in /etc/subuid and /etc/subgid"
     return Ability("users", "sandboxes share a user, so one can use up what is counted per user", remedy)
 

@@ -296,9 +296,10 @@ import array
 a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0]))])
 r, w = os.pipe(); os.set_blocking(w, False); assert os.write(w, b'x' * 60000) == 60000
 """
-"""Work with what is counted per user: a sandbox can rely on it where it is a user of its own outside."""
-WATCHING = "assert ctypes.CDLL(None).inotify_init() >= 0\n"
-"""As root only: the kernel counts this also for who made the user namespaces, who is the runner without root."""
+"""Work with what is counted per user: a sandbox can rely on it where it is a user of its own outside.
+
+What inotify takes is not among it: in the user namespace of a world it is counted for all sandboxes together.
+"""
 ANSWERING = "with open('answer', 'w') as file: file.write('42')"
 
 

@@ -30,13 +30,13 @@ from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.tools.base import ToolRuntime
 from tests.attacks.cases import CASES, LIMITS, SUCCEEDED, Case
-from tests.attacks.relatives import ALL, ALONE, WATCHING, WORK, innocent
+from tests.attacks.relatives import ALL, ALONE, WORK, innocent
 
 SECRET = "KEY-"
 ATTACKS = CASES if sys.argv[2:3] == ["none"] else (*CASES, *ALL)
 IS_USER = sys.argv[2:3] == ["system"] and (_has_users() if os.geteuid() == 0 else "LENT" in os.environ)
 """Whether each sandbox is a user of its own outside."""
-EVERYDAY = WORK + (ALONE if IS_USER else "") + (WATCHING if IS_USER and os.geteuid() == 0 else "")
+EVERYDAY = WORK + (ALONE if IS_USER else "")
 INNOCENT = tuple(innocent(number, EVERYDAY) for number in range(len(ATTACKS) // 5))
 VICTIMS = ("kill", "stop", "trace", "nice", "limit", "memory")
 HELD = """

@@ -11,6 +11,7 @@ import pytest
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.bubblewrap import ALL_USERS
 
 
 async def test_environment_is_not_inherited(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +153,18 @@ async def test_limit_that_cannot_be_kept(backend: str, limits: ResourceLimits, m
 async def test_limit_too_small_to_work() -> None:
     with pytest.raises(UserError, match="at least"):
         create_sandbox(SandboxConfig(limits=ResourceLimits(open_files=5)))
+
+
+async def test_sandboxes_of_the_machines_root_do_not_share_what_inotify_takes() -> None:
+    if os.geteuid() != 0 or ALL_USERS not in Path("/proc/self/uid_map").read_text():
+        pytest.skip("elsewhere the kernel counts it for all sandboxes together")
+    script = "import ctypes\nwhile ctypes.CDLL(None).inotify_init() >= 0: print('one')\nprint('all', flush=True)\n"
+    waiting = f'python3 -c "{script}import time; time.sleep(60)" > said &'
+    async with create_sandbox(SandboxConfig(limits=ResourceLimits(open_files=4096))) as greedy:
+        taken = await greedy.run(f"{waiting} until grep -q all said; do sleep 0.05; done; wc -l < said", timeout=60)
+        assert int(taken.output) > 10
+        async with create_sandbox(SandboxConfig()) as other:
+            assert (await other.run(f'python3 -c "{script}"')).output.startswith("one\n")
 
 
 async def test_two_sandboxes_side_by_side(backend: str) -> None:

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.base import PYTHON, SandboxConfig
-from hermes_rl.sandbox.cgroup import CONTROLLERS, DELEGATE, ControlGroup, Layout, find_layout
+from hermes_rl.sandbox.cgroup import CONTROLLERS, DELEGATE, ControlGroup, Layout, find_layout, runner_mark
 from hermes_rl.sandbox.channel import Diagnosis, Lost
 from hermes_rl.sandbox.etc import ACCOUNTS, ETC, HOME, HOSTS, RESOLVER, UID, USER_LINE, etc_folder
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
@@ -680,6 +680,7 @@ class Bubblewrap(Isolation):
         by_descriptor = user is not None or isinstance(self.root, ImageRoot)
         bwrap = self.root.bwrap
         executable, env = bwrap.by_descriptor(descriptors.add) if by_descriptor else (bwrap.path, {})
+        env |= runner_mark()
         disk, network = self.limits["disk"], self.config.network is True
         self._info, report = pipe()
         argv = [

@@ -33,10 +33,19 @@ import os, sys, time
 if os.fork():
     os._exit(0)
 os.read(0, 1)
+mark = os.fsencode(sys.argv[1])
 end = time.monotonic() + 10
 while time.monotonic() < end:
     left = False
-    for top in sys.argv[1:]:
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{process}/environ", "rb") as file:
+                if mark in file.read().split(b"\\0"):
+                    os.kill(int(process), 9)
+                    left = True
+        except OSError:
+            pass
+    for top in sys.argv[2:]:
         for folder, _, _ in os.walk(top, topdown=False):
             try:
                 os.rmdir(folder)
@@ -48,8 +57,9 @@ while time.monotonic() < end:
         break
     time.sleep(0.05)
 """
-"""Waits until the runner's end of a pipe is closed, which its death does too, then removes its groups. It is no child
-of the runner: Ray kills those of a worker that it ends."""
+"""Waits until the runner's end of a pipe is closed, which its death does too, then ends what has its mark, and removes
+its groups. A bubblewrap that has just begun has the mark, and would wait for ever for another half that dies with the
+runner. The watchman is no child of the runner: Ray kills those of a worker that it ends."""
 
 _watchmen: dict[int, subprocess.Popen[bytes]] = {}
 _lock = threading.Lock()
@@ -169,6 +179,11 @@ def _mark(pid: int) -> str:
     return f"{pid}-{os.urandom(4).hex()}"
 
 
+def runner_mark() -> dict[str, str]:
+    """Return a variable for the environment of what is not to outlive this process."""
+    return {"HERMES_RL_RUNNER": _mark(os.getpid())}
+
+
 @functools.cache
 def find_layout(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Layout | None:
     """Return a place for groups with all or some of the controllers; None where this user may not make any."""
@@ -217,8 +232,9 @@ def _watch(layout: Layout) -> None:
     """See to it that this runner's groups go when it ends, however it ends."""
     with _lock:
         if os.getpid() not in _watchmen:
+            (mark,) = ("=".join(variable) for variable in runner_mark().items())
             _watchmen[os.getpid()] = subprocess.Popen(
-                [system_python() or own_python(), "-I", "-S", "-c", WATCHMAN, *map(str, layout.tops())],
+                [system_python() or own_python(), "-I", "-S", "-c", WATCHMAN, mark, *map(str, layout.tops())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

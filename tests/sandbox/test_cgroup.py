@@ -59,18 +59,20 @@ async def test_share_of_the_processor() -> None:
 
 @needs_groups
 @pytest.mark.parametrize("how", ["alone", "with its children"])
-def test_killed_runner_leaves_no_group(how: str) -> None:
+def test_killed_runner_leaves_no_group_and_nothing_that_it_has_marked(how: str) -> None:
     """Ray kills the children of a worker before it ends the worker itself."""
     code = (
         "import asyncio\nfrom hermes_rl.sandbox import SandboxConfig, create_sandbox\n"
-        "from hermes_rl.sandbox.cgroup import find_layout\n"
+        "import subprocess\nfrom hermes_rl.sandbox.cgroup import find_layout, runner_mark\n"
         "async def main():\n    async with create_sandbox(SandboxConfig()):\n"
-        "        print(*find_layout().tops(), flush=True)\n        await asyncio.sleep(60)\nasyncio.run(main())"
+        "        begun = subprocess.Popen(['/bin/sleep', '60'], env=runner_mark(), start_new_session=True)\n"
+        "        print(f'/proc/{begun.pid}', *find_layout().tops(), flush=True)\n        await asyncio.sleep(60)\n"
+        "asyncio.run(main())"
     )
     runner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert runner.stdout is not None
-    tops = [Path(word) for word in runner.stdout.readline().split()]
-    assert tops and all(any(top.iterdir()) for top in tops)
+    begun, *tops = [Path(word) for word in runner.stdout.readline().split()]
+    assert begun.exists() and tops and all(any(top.iterdir()) for top in tops)
     if how == "with its children":
         for child in children(runner.pid):
             os.kill(child, signal.SIGKILL)
@@ -78,9 +80,9 @@ def test_killed_runner_leaves_no_group(how: str) -> None:
     runner.wait()
     runner.stdout.close()
     end = time.monotonic() + 10
-    while any(top.exists() for top in tops) and time.monotonic() < end:
+    while any(one.exists() for one in (begun, *tops)) and time.monotonic() < end:
         time.sleep(0.05)
-    assert not any(top.exists() for top in tops)
+    assert [one for one in (begun, *tops) if one.exists()] == []
 
 
 def files(folder: Path, *names: str) -> None:

@@ -124,6 +124,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if hasattr(terminalreporter.config, "workerinput"):
+        return  # a worker has played a part of them; whoever has started it knows all
     rows = rows_of(_passed, VERSIONS)
     for line in (*rows.values(), *(f"{test}: {figure}" for test, figure in _figures)):
         terminalreporter.write_line(line)

@@ -18,7 +18,7 @@ LIMITS = {"memory": 256 << 20, "processes": 64, "disk": 64 << 20, "open_files": 
 
 @dataclass(frozen=True)
 class Case:
-    """`way` counts as in the list of what hostile output does; `sign` is what `world.succeeded` looks for.
+    """`way` counts as in the list of what hostile output does; `sign` is what `world.harm` looks for.
 
     Where `armed` is a word, the attack's tools say it once the attack has done what its name says, held or not.
     """

@@ -2,7 +2,7 @@
 
     python world.py FOLDER system|none|docker|IMAGE
 
-Prints a JSON object: from the name of each case to whether it succeeded, errors, and cases that did not do what their
+Prints a JSON object: from the name of each case to the harm that it did, errors, and cases that did not do what their
 name says.
 """
 
@@ -98,7 +98,16 @@ class World:
         (folder / "opened").unlink()
         _services(folder)
 
-    def succeeded(self, case: Case, line: dict[str, Any], run: Path) -> bool:
+    def harm(self, case: Case, line: dict[str, Any], run: Path) -> str:
+        """What became of the rollout of an attack that has got through; empty where it has not."""
+        if not self._succeeded(case, line, run):
+            return ""
+        own = line["rewards"]["own"]
+        return (
+            f"{case.sign}, {line['ending']} after {line['timings']['total']:.1f} s, own {own}: {answers(line)[:2000]}"
+        )
+
+    def _succeeded(self, case: Case, line: dict[str, Any], run: Path) -> bool:
         """Whether an attack has got through, from what its tools answered and from what has become of this world."""
         said = answers(line)
         kind, _, what = case.sign.partition(":")
@@ -243,7 +252,7 @@ def main() -> None:
     asyncio.run(_play(world, spec, out))
     time.sleep(0.3)  # what was killed is buried
     lines = {line["row_key"]: line for line in map(json.loads, (out / "rollouts.jsonl").read_text().splitlines())}
-    found = {case.name: world.succeeded(case, lines[case.name], out) for case in ATTACKS}
+    found = {case.name: world.harm(case, lines[case.name], out) for case in ATTACKS}
     said = {name: answers(line) for name, line in lines.items()}
     unarmed = {case.name: said[case.name] for case in ATTACKS if case.armed not in said[case.name]}
     unarmed |= {name: text for name, text in said.items() if "NameError" in text or "SyntaxError" in text}

@@ -232,7 +232,7 @@ def _watch(layout: Layout) -> None:
     """See to it that this runner's groups go when it ends, however it ends."""
     with _lock:
         if os.getpid() not in _watchmen:
-            (mark,) = ("=".join(variable) for variable in runner_mark().items())
+            mark = "=".join(*runner_mark().items())
             _watchmen[os.getpid()] = subprocess.Popen(
                 [system_python() or own_python(), "-I", "-S", "-c", WATCHMAN, mark, *map(str, layout.tops())],
                 stdin=subprocess.PIPE,

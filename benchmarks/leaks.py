@@ -23,6 +23,7 @@ from random import Random
 from report import machine, say, table
 
 from hermes_rl.data.load import load_rows
+from hermes_rl.foreign.pool import POOL
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
 from hermes_rl.rollouts.runner import RolloutRunner
@@ -137,7 +138,8 @@ async def _kill(key: RolloutKey, task: asyncio.Task[Rollout]) -> bool:
 
 
 async def census() -> dict[str, int]:
-    """What this process has and holds, once threads without work have ended."""
+    """What this process has and holds, once threads without work have ended, and processes that wait for rewards."""
+    POOL.close()
     await asyncio.sleep(IDLE + 1)
     return counts()
 

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from hermes_rl.env.base import HermesAgentBaseEnv
     from hermes_rl.env.config import HermesAgentEnvConfig
     from hermes_rl.env.spec_env import SpecEnv, compile_spec
+    from hermes_rl.errors import ToolError
     from hermes_rl.rollouts.rollout import Example, Group, Rollout, certify
     from hermes_rl.scoring.value import Score
     from hermes_rl.servers.base import Sampled, Sampling
     from hermes_rl.servers.policy import LogprobDifference, Policy
     from hermes_rl.spec.load import load_spec
     from hermes_rl.spec.model import Spec
-    from hermes_rl.tools.base import ToolError, clear_task_env_overrides, register_task_env_overrides
+    from hermes_rl.tools.base import clear_task_env_overrides, register_task_env_overrides
     from hermes_rl.tools.context import ToolContext, cleanup_all_environments, cleanup_vm
 
 
@@ -52,7 +53,7 @@ _HOMES = {
     "Spec": "hermes_rl.spec.model",
     "SpecEnv": "hermes_rl.env.spec_env",
     "ToolContext": "hermes_rl.tools.context",
-    "ToolError": "hermes_rl.tools.base",
+    "ToolError": "hermes_rl.errors",
     "certify": "hermes_rl.rollouts.rollout",
     "cleanup_all_environments": "hermes_rl.tools.context",
     "cleanup_vm": "hermes_rl.tools.context",

@@ -70,13 +70,17 @@ def _ours(what: str, *, retried: bool = True) -> Rule:
 RULES: Mapping[Ending, Rule] = {
     Ending.FINISHED: _policys("it answered without calling a tool"),
     Ending.MAX_TURNS: _policys("`agent.max_turns` model calls were made, refused and malformed tool calls included"),
-    Ending.TOKEN_BUDGET: _policys("`agent.max_trajectory_tokens`, or the model's context, was used up"),
+    Ending.TOKEN_BUDGET: _policys(
+        "`agent.max_trajectory_tokens`, or the context of the model or of its simulated user, was used up"
+    ),
     Ending.LENGTH: _policys("a turn was cut at `agent.max_tokens`"),
     Ending.TIMEOUT: _policys("`agent.timeout` or `agent.task_timeout` seconds of working time were used up"),
     Ending.EMPTY: _policys("it answered with no text and no tool call"),
     Ending.REFUSED: _policys("the server reported a refusal or a content filter"),
     Ending.SANDBOX_KILLED: _policys("its own commands hit a limit of the sandbox, or killed it"),
-    Ending.USER_STOP: _policys("the simulated user said a stop phrase, or its turns were used up"),
+    Ending.USER_STOP: _policys(
+        "the simulated user said a stop phrase, its turns were used up, or the policy's words left it without any"
+    ),
     Ending.SERVER_FAILURE: _ours("a model server gave no usable answer after all attempts"),
     Ending.SANDBOX_FAILURE: _ours("a sandbox could not start, its setup failed, or its backend was lost"),
     Ending.TOOL_SERVER_FAILURE: _ours("a server behind a tool was lost"),
@@ -89,6 +93,10 @@ RULES: Mapping[Ending, Rule] = {
 
 OURS = frozenset(ending for ending, rule in RULES.items() if not rule.policys)
 """Endings that infrastructure caused: no score, played anew, then the group is dropped and replaced."""
+
+LOST = "lost"
+"""Key of `endings:` for a group whose member was given up, after all replays, for reasons of ours: ``drop``, the group
+goes, or ``worst``, the member counts as the worst of its group and is not trained on."""
 
 POLICYS = tuple(ending for ending in Ending if ending not in OURS)
 """Endings that a spec may treat differently under `endings:`."""

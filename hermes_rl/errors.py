@@ -9,6 +9,7 @@
     │   └── NotYetAvailable    the format names it, this version does not have it yet
     ├── ContextLengthExceeded  (hermes_rl.servers.base) the policy's doing: the token budget is used up
     ├── RunError               the run could not be completed: exit status 1
+    ├── AgentFault             what the agent wrote or left is in the way of a reward, which is then 0 with the reason
     └── Failure                infrastructure failed; never a reward (cause: `hermes_rl.endings.Ending`)
         ├── ServerFailure      a model server, after retries
         ├── SandboxFailure     a sandbox could not start, or its backend was lost
@@ -17,7 +18,9 @@
         └── JudgeFailure       a judge failed or its verdict could not be read
 
 A `Failure` ends a rollout, which is then played anew; it never becomes a score. What the policy does wrong
-(a bad tool call, an empty answer) is no exception at all: it is a `ToolError` or an `Ending`.
+(a bad tool call, an empty answer) is no exception at all: it is a `ToolError` or an `Ending`. Only a reward that cannot
+go on because of it raises an `AgentFault`: else an agent could choose not to be graded. `UserError` and `RunError` end
+a run before its first rollout; behind it, whatever an agent can bring about is its own doing.
 """
 
 from __future__ import annotations
@@ -71,6 +74,10 @@ class RunError(HermesRLError):
     """A run cannot go on (budget of failures used up, every row failed, disk full). Exit status 1."""
 
 
+class AgentFault(HermesRLError):
+    """What the agent wrote, left or did is in the way of a reward: the reward is 0, and this is its reason."""
+
+
 class Failure(HermesRLError):
     """Infrastructure failed. `ending` names the cause; `detail` is kept in the rollout's record.
 
@@ -91,6 +98,10 @@ class ServerFailure(Failure):
     """A model server did not give a usable answer after all retries."""
 
     ending = Ending.SERVER_FAILURE
+    about_the_call = False
+    """Servers were up, so that what was asked may be the reason."""
+    refused = False
+    """The last server refused this very call, and would refuse it again."""
 
 
 class SandboxFailure(Failure):
@@ -115,3 +126,18 @@ class JudgeFailure(Failure):
     """A judge's server failed or its verdict could not be read after repair."""
 
     ending = Ending.JUDGE_FAILURE
+
+
+@dataclass(frozen=True)
+class ToolError:
+    """One call that failed by the policy's doing or by the tool's own; the rollout goes on."""
+
+    turn: int
+    """Counts from 1."""
+    tool_name: str
+    arguments: str
+    """As the model wrote them; an object is written as JSON."""
+    error: str
+    """What happened, for people; may hold more than the model was told."""
+    tool_result: str
+    """What the model was told."""

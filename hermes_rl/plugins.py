@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from hermes_rl.errors import UserError
 
@@ -45,6 +45,44 @@ def load_object(ref: str, base: Path | None = None) -> Any:
     else:
         module = _import(place, ref)
     return _attribute(module, name, place)
+
+
+class Code(NamedTuple):
+    """Where an object of somebody's code is, so that another process can load the same."""
+
+    module: str
+    """Its module; for a file that is no package the name under which it was loaded, with a hash of its content."""
+    name: str
+    """Dotted name in that module."""
+    file: str | None = None
+    """The file, where it is no importable module."""
+    finds: str | None = None
+    """Argument for the object, a function that returns what is meant; None where it is what is meant."""
+
+    @classmethod
+    def of(cls, ref: str) -> Code:
+        """Say where the object of an absolute reference is; see `load_object`, which has loaded it."""
+        place, _, name = ref.rpartition(":")
+        return cls(load_file(Path(place)).__name__, name, place) if place.endswith(".py") else cls(place, name)
+
+    def load(self) -> Any:
+        """Return the object.
+
+        Raises:
+            UserError: it is not there, its module cannot be loaded, or its file has changed since.
+        """
+        module = sys.modules.get(self.module)
+        if module is None and self.file is not None:
+            module = load_file(Path(self.file))
+            if module.__name__ != self.module:
+                raise UserError(f"{self.file} was changed after the run had loaded it; start the run again")
+        found = _attribute(module or _import(self.module, f"{self.module}:{self.name}"), self.name, self.module)
+        return found if self.finds is None else found(self.finds)
+
+
+def itself(value: Any) -> Any:
+    """Return the value: what is asked for, where nothing has to be made of it."""
+    return value
 
 
 def published(group: str, what: str, taken: Container[str] = ()) -> dict[str, EntryPoint]:
@@ -155,9 +193,13 @@ def _attribute(module: ModuleType, name: str, place: str) -> Any:
     return found
 
 
+LONGEST = 100
+"""Characters of a name up to which one like it is looked for; comparing two takes their lengths times each other."""
+
+
 def did_you_mean(name: str, choices: list[str] | tuple[str, ...] | set[str] | frozenset[str]) -> str:
     """``; did you mean 'x'?`` where one of `choices` is close to `name`, else nothing."""
-    close = difflib.get_close_matches(name, sorted(choices), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, sorted(choices), n=1, cutoff=0.6) if len(name) <= LONGEST else []
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

@@ -17,8 +17,9 @@ import queue
 import sys
 import threading
 import time
+import types
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -41,6 +42,9 @@ def wait_for_loop(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop)
     Raises:
         LoopGoneError: the loop has ended; a bare wait for its answer would never end.
     """
+    step: _Step | None = getattr(_here, "step", None)
+    if step is not None and step.loop is loop:
+        return step.wait(work)
     future = asyncio.run_coroutine_threadsafe(work, loop)
     try:
         while not future.done():
@@ -88,7 +92,7 @@ def _begun(function: Callable[[], T]) -> asyncio.Future[T]:
         except RuntimeError:
             return  # the loop was closed: nobody waits any more
 
-    _hand_over(work)
+    hand_over(work)
     return future
 
 
@@ -98,7 +102,8 @@ _idle: list[_Jobs] = []
 os.register_at_fork(after_in_child=_idle.clear)  # the threads stay behind, and work handed to them would never end
 
 
-def _hand_over(work: Callable[[], None]) -> None:
+def hand_over(work: Callable[[], None]) -> None:
+    """Let a thread do this; it must not raise, and nobody waits for it."""
     try:
         _idle.pop().put(work)
     except IndexError:
@@ -286,6 +291,133 @@ async def _until_it_waits(running: asyncio.Future[Any], thread: _Clock) -> None:
     except asyncio.CancelledError:
         running.cancel()
         raise
+
+
+# ------------------------------------------------- A coroutine on the loop that may wait for the loop without await
+# Code of a user awaits on the loop of the run, since what it made there (a semaphore, a session) works nowhere else. In
+# the middle of it a call without await asks that very loop for an answer, which could never come there.
+# So each step of the coroutine, from one await to the next, has the stack of a thread, while the loop's thread stands
+# still: the two never run at once. A call without await gives the loop its turn back until it is answered.
+
+
+class OverlongError(Exception):
+    """A coroutine has held the loop, or has not ended, for longer than it may; it is left where it is."""
+
+
+_Word = tuple[str, Any]
+"""What the thread of a step says to that of the loop: it `awaits` or `waits` for something, `returned` or `raised`."""
+_here = threading.local()
+"""`step`, where this thread runs one."""
+stepping: dict[int, int] = {}
+"""Threads that stand in for those of event loops at this moment, by the thread of the loop."""
+
+
+class _Step:
+    """What a coroutine does from one await to the next."""
+
+    def __init__(self, advance: Callable[[Any], Any], given: Any, context: contextvars.Context) -> None:
+        self.loop, self.task = asyncio.get_running_loop(), asyncio.current_task()
+        self.words, self.answers = queue.SimpleQueue[_Word](), queue.SimpleQueue[_Word]()
+        self._advance, self._given, self._context = advance, given, context
+        self._loop_thread, self._hooks = threading.get_ident(), sys.get_asyncgen_hooks()
+        self._left = False
+
+    def begin(self, longest: float) -> _Word:
+        """Begin it in a thread, and return its first word."""
+        hand_over(self._run)
+        return self._word(longest)
+
+    def answer(self, kind: str, value: Any, longest: float) -> _Word:
+        """Answer its call without await, and return its next word."""
+        self.answers.put((kind, value))
+        return self._word(longest)
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`, for which the loop has its turn meanwhile; called in the thread of the step."""
+        if self._left:
+            work.close()
+            raise OverlongError
+        stepping.pop(self._loop_thread, None)
+        self.words.put(("waits", work))
+        kind, value = self.answers.get()
+        stepping[self._loop_thread] = threading.get_ident()
+        if kind == "raised":
+            raise value
+        return value  # type: ignore[no-any-return]
+
+    def _word(self, longest: float) -> _Word:
+        try:
+            return self.words.get(timeout=longest)
+        except queue.Empty:
+            self._left = True
+            stepping.pop(self._loop_thread, None)
+            raise OverlongError(f"has held the event loop for {longest:g} s") from None
+
+    def _run(self) -> None:
+        before = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(*self._hooks)
+        asyncio._set_running_loop(self.loop)
+        entered = asyncio.current_task() is None and self.task is not None  # newer Pythons ask the thread for its task
+        if entered:
+            asyncio.tasks._enter_task(self.loop, self.task)  # type: ignore[arg-type]
+        _here.step, stepping[self._loop_thread] = self, threading.get_ident()
+        try:
+            word: _Word = ("awaits", self._context.run(self._advance, self._given))
+        except StopIteration as end:
+            word = ("returned", end.value)
+        except BaseException as error:  # noqa: BLE001 - carried to the loop, whatever it is
+            word = ("raised", error)
+        if stepping.get(self._loop_thread) == threading.get_ident():
+            del stepping[self._loop_thread]
+        del _here.step
+        if entered:
+            asyncio.tasks._leave_task(self.loop, self.task)  # type: ignore[arg-type]
+        asyncio._set_running_loop(None)
+        sys.set_asyncgen_hooks(*before)
+        self.words.put(word)
+
+
+def may_wait_for(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether `wait_for_loop` works here: not on the thread of the loop, but for steps of `in_steps`."""
+    step: _Step | None = getattr(_here, "step", None)
+    return asyncio._get_running_loop() is not loop or (step is not None and step.loop is loop)
+
+
+@types.coroutine
+def in_steps(work: Coroutine[Any, Any, T], seconds: float, longest: float) -> Generator[Any, Any, T]:
+    """Await `work` on the running loop, where it may also wait for this loop without await (`wait_for_loop`).
+
+    Once it has taken `seconds` it has to end when it is cancelled, which is the caller's to do.
+
+    Raises:
+        OverlongError: it did not, or one of its steps has held the loop for more than `longest` seconds.
+    """
+    end, context = time.monotonic() + seconds, contextvars.copy_context()
+    advance, given = work.send, None
+    while True:
+        step = _Step(advance, given, context)
+        kind, value = step.begin(longest)
+        while kind == "waits":
+            try:
+                answer = yield from value.__await__()
+            except BaseException as error:  # noqa: BLE001 - raised where it waits
+                kind, value = step.answer("raised", error, longest)
+            else:
+                kind, value = step.answer("returned", answer, longest)
+        if kind == "returned":
+            return value  # type: ignore[no-any-return]
+        if kind == "raised":
+            raise _carried(value)
+        if time.monotonic() > end:
+            raise OverlongError(f"did not end within {seconds:g} s, nor when it was cancelled")
+        advance, given = work.send, None
+        try:
+            yield value
+        except GeneratorExit:  # there is no loop any more
+            work.close()
+            raise
+        except BaseException as error:  # noqa: BLE001 - raised where it awaits
+            advance, given = work.throw, error
 
 
 RARE = (2_000, 5, 1_000)

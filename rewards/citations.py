@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hermes_rl import Score
@@ -11,21 +12,48 @@ URL = re.compile(r"https?://[^\s<>\"'`\])}]+")
 
 
 def citations(result: Any, *, at_least: int = 1) -> Score:
-    """The share of the addresses cited in the final answer that stand in answers of tools; 0 for fewer than `at_least`.
+    """The share of the addresses cited in the final answer that its tools gave it; 0 for fewer than `at_least`.
 
-    Addresses begin with http:// or https:// and end at white space, quotes or closing brackets; punctuation at their
-    end and a final `/` do not count. Equal ones count once.
+    A tool gave an address that stands in its answer, unless it is an error, or the policy had said the address to a
+    tool before: it may come back from there. What the prompt says may be said. Addresses begin with http:// or https://
+    and end at white space, quotes or closing brackets; punctuation at their end and a final `/` do not count. Equal
+    ones count once.
 
     Args:
         at_least: number of different addresses that have to be cited.
     """
     cited = addresses(result.final_response)
-    seen = {address for call in result.tool_calls for address in addresses(call.result)}
+    prompt = result.messages[: result.prompt_length]
+    seen = _given(result.tool_calls, {address for text in _texts(prompt) for address in addresses(text)})
     if len(cited) < at_least or not cited:
         return Score(0.0, reason=f"{len(cited)} of {at_least} sources", metrics={"cited": len(cited)})
     made_up = sorted(cited - seen)
     reason = f"not from a tool: {', '.join(made_up)[:300]}" if made_up else None
     return Score(1 - len(made_up) / len(cited), reason=reason, metrics={"cited": len(cited)})
+
+
+def _given(calls: Iterable[Any], prompt: set[str]) -> set[str]:
+    """The addresses that tools gave."""
+    given: set[str] = set()
+    own: set[str] = set()
+    for call in calls:
+        own |= {address for text in _texts(call.arguments) for address in addresses(text)} - given - prompt
+        if call.error is None:
+            given |= addresses(call.result) - own
+    return given
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value of JSON."""
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, Mapping):
+            pending += [*part, *part.values()]
+        elif isinstance(part, list):
+            pending += part
 
 
 def addresses(text: str) -> set[str]:

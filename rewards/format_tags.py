@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 
@@ -14,9 +13,11 @@ def format_tags(result: Any, *, tags: list[str]) -> bool:
     Args:
         tags: names, such as [think, answer].
     """
-    parts = r"\s*".join(f"<{tag}>(.*?)</{tag}>" for tag in map(re.escape, tags))
-    match = re.fullmatch(rf"\s*{parts}\s*", result.final_response, re.DOTALL)
     marks = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
-    return match is not None and all(
-        part.strip() and not any(mark in part for mark in marks) for part in match.groups()
-    )
+    rest = result.final_response.strip()
+    for tag in tags:
+        part, end, after = rest.removeprefix(f"<{tag}>").partition(f"</{tag}>")
+        if not rest.startswith(f"<{tag}>") or not end or not part.strip() or any(mark in part for mark in marks):
+            return False
+        rest = after.lstrip()
+    return not rest

@@ -23,7 +23,7 @@ def length_penalty(
     if hard_limit <= soft_limit:
         raise ValueError(f"length_penalty: hard_limit ({hard_limit}) must be larger than soft_limit ({soft_limit})")
     length = result.usage.completion_tokens if unit == "tokens" else sum(map(len, result.texts))
-    if unit == "tokens" and not length and result.turns_used:
+    if unit == "tokens" and not length and result.turns_used and not result.usage.prompt_tokens:
         return Score(None, reason="the server counted no tokens; use unit: characters")
     over = (length - soft_limit) / (hard_limit - soft_limit)
     return Score(-min(1.0, max(0.0, over)), metrics={"length": length})

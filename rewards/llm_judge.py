@@ -8,15 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from hermes_rl import Score
-from hermes_rl.errors import JudgeFailure, UserError
-from hermes_rl.scoring.grader import RewardFunction, call_reward, find_reward, group_only_for
-from hermes_rl.scoring.judge import Bill, JudgeRole, marked, number_in, require_agreement, verdict
-from hermes_rl.scoring.value import interpret
+from hermes_rl.errors import AgentFault, JudgeFailure, UserError
+from hermes_rl.scoring.grader import RewardFunction, call_reward, find_reward
+from hermes_rl.scoring.judge import Bill, JudgeRole, Shown, marked, number_in, require_agreement, verdict
+from hermes_rl.scoring.value import group_only_for, in_runner, interpret
 
 WORDS = 300
 """Characters of a judge's reason that are kept."""
 
 
+@in_runner
 @group_only_for("fallback")
 async def llm_judge(
     group: list[Any],
@@ -33,8 +34,9 @@ async def llm_judge(
 ) -> list[Score]:
     """The judge's score for the last thing the policy said, brought from `scale` to 0…1; of several judges the median.
 
-    A judge that fails, or whose verdict cannot be read after repair, fails the rollout. With a `fallback` the group is
-    judged as a whole: all of it is scored by that reward instead, and each reason says so.
+    A judge that fails, or whose verdict cannot be read after repair, fails the rollout; an answer that talks it out of
+    a verdict scores 0. An answer that is too long for it is cut in the middle, with a mark. With a `fallback` the group
+    is judged as a whole: all of it is scored by that reward instead, and each reason says so.
 
     Args:
         rubric: what deserves which score.
@@ -78,7 +80,10 @@ class _Task:
 
     async def judged(self, judges: list[JudgeRole], answer: str) -> Score:
         bill = Bill()
-        given = await asyncio.gather(*(self.ask(judge, answer, bill) for judge in judges))
+        try:
+            given = await asyncio.gather(*(self.ask(judge, answer, bill) for judge in judges))
+        except AgentFault as fault:
+            return Score(0.0, reason=str(fault)[:WORDS], metrics=bill.counts)
         scores = [score for score, _ in given]
         reason = " | ".join(reason for _, reason in given)[:WORDS]
         return Score(statistics.median(scores), reason=reason, metrics=bill.counts)
@@ -88,22 +93,29 @@ class _Task:
 
         async def score(case: Mapping[str, Any]) -> float:
             own = _Task(self.rubric, case.get("question"), case.get("reference"), (self.low, self.high))
-            return (await own.ask(judge, case["answer"], Bill()))[0]
+            try:
+                return (await own.ask(judge, case["answer"], Bill()))[0]
+            except AgentFault as fault:  # no agent has written a labelled case
+                raise JudgeFailure(str(fault)) from fault
 
         return score
 
     async def ask(self, judge: JudgeRole, answer: str, bill: Bill) -> tuple[float, str]:
         if judge.scripted:
             return self._scripted(answer)
-        parts = [f"Rubric:\n{self.rubric}"]
-        parts += [marked("QUESTION", self.question)] if self.question is not None else []
-        parts += [marked("REFERENCE", self.reference)] if self.reference is not None else []
-        parts.append(marked("ANSWER", answer))
-        parts.append(
-            f"Score the answer from {self.low:g} to {self.high:g} by the rubric. First the reason in one sentence, "
-            'then the score: {"reason": "…", "score": …}'
-        )
-        return await verdict(judge, "\n\n".join(parts), self.schema, self._read, bill)
+
+        def question(shown: Shown) -> str:
+            parts = [f"Rubric:\n{self.rubric}"]
+            parts += [marked("QUESTION", self.question)] if self.question is not None else []
+            parts += [marked("REFERENCE", self.reference)] if self.reference is not None else []
+            parts.append(marked("ANSWER", shown(answer)))
+            parts.append(
+                f"Score the answer from {self.low:g} to {self.high:g} by the rubric. First the reason in one sentence, "
+                'then the score: {"reason": "…", "score": …}'
+            )
+            return "\n\n".join(parts)
+
+        return await verdict(judge, question, self.schema, self._read, bill)
 
     def _read(self, found: Mapping[str, Any]) -> tuple[float, str]:
         score = number_in(found, "score", self.low, self.high)

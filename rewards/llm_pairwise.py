@@ -8,8 +8,9 @@ from itertools import combinations
 from typing import Any
 
 from hermes_rl import Score
-from hermes_rl.errors import UserError
-from hermes_rl.scoring.judge import Bill, JudgeRole, marked, verdict
+from hermes_rl.errors import AgentFault, UserError
+from hermes_rl.scoring.judge import PLAIN, Bill, JudgeRole, Shown, marked, verdict
+from hermes_rl.scoring.value import in_runner
 
 SCHEMA = {
     "type": "object",
@@ -20,6 +21,7 @@ SCHEMA = {
 POINTS = {"first": 1.0, "tie": 0.5, "second": 0.0}
 
 
+@in_runner
 async def llm_pairwise(
     group: list[Any],
     roles: Mapping[str, JudgeRole],
@@ -31,8 +33,9 @@ async def llm_pairwise(
 ) -> list[Score]:
     """The share of comparisons that an answer wins against the others of its group, from 0 to 1; a tie is half a win.
 
-    Each pair is judged twice, in both orders; two verdicts that contradict each other are a tie. A `reference` takes
-    part as one more opponent, without a score of its own; a group of one needs it.
+    Each pair is judged twice, in both orders; two verdicts that contradict each other are a tie. An answer that talks
+    the judge out of a verdict loses. A `reference` takes part as one more opponent, without a score of its own; a group
+    of one needs it.
 
     Args:
         rubric: what makes an answer better.
@@ -68,9 +71,21 @@ class _Contest:
         """Of `one` against `other`: 1, 0.5 or 0."""
         if one == other:
             return 0.5
-        there, back = await asyncio.gather(self._better(one, other), self._better(other, one))
+        try:
+            there, back = await asyncio.gather(self._better(one, other), self._better(other, one))
+        except AgentFault:
+            lost = await asyncio.gather(self._talks_it_out(one), self._talks_it_out(other))
+            return 0.5 + (lost[1] - lost[0]) / 2
         both = (there + (1 - back)) / 2
         return both if both in (0.0, 1.0) else 0.5
+
+    async def _talks_it_out(self, answer: str) -> bool:
+        """Whether the judge gives no verdict on this answer beside a plain one."""
+        try:
+            await self._better(answer, PLAIN)
+        except AgentFault:
+            return True
+        return False
 
     def _rank(self, text: str) -> tuple[int, int, int]:
         words = text.casefold().split()
@@ -83,14 +98,18 @@ class _Contest:
     async def _better(self, first: str, second: str) -> float:
         if self.judge.scripted:  # without a model: more words of the question, then more words
             return POINTS["first"] if self._rank(first) > self._rank(second) else POINTS["second"]
-        parts = [f"Rubric:\n{self.rubric}"]
-        parts += [marked("QUESTION", self.question)] if self.question is not None else []
-        parts += [marked("FIRST ANSWER", first), marked("SECOND ANSWER", second)]
-        parts.append(
-            "Which answer is better by the rubric? First the reason in one sentence, then the winner: "
-            '{"reason": "…", "winner": "first" or "second" or "tie"}'
-        )
-        return await verdict(self.judge, "\n\n".join(parts), SCHEMA, _read, self.bill)
+
+        def question(shown: Shown) -> str:
+            parts = [f"Rubric:\n{self.rubric}"]
+            parts += [marked("QUESTION", self.question)] if self.question is not None else []
+            parts += [marked("FIRST ANSWER", shown(first)), marked("SECOND ANSWER", shown(second))]
+            parts.append(
+                "Which answer is better by the rubric? First the reason in one sentence, then the winner: "
+                '{"reason": "…", "winner": "first" or "second" or "tie"}'
+            )
+            return "\n\n".join(parts)
+
+        return await verdict(self.judge, question, SCHEMA, _read, self.bill)
 
 
 def _read(found: Mapping[str, Any]) -> float:

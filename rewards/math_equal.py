@@ -6,8 +6,10 @@ from typing import Any
 
 from hermes_rl import Score
 from hermes_rl.scoring.mathematics import equal
+from hermes_rl.scoring.value import takes_at_most
 
 
+@takes_at_most("timeout", imports=("math_verify",))
 def math_equal(result: Any, *, target: str, timeout: float = 10.0) -> Score:
     """1 if the answer equals `target` as an expression (``0.5`` = ``1/2`` = ``\\frac{1}{2}``), else 0.
 
@@ -17,5 +19,5 @@ def math_equal(result: Any, *, target: str, timeout: float = 10.0) -> Score:
         target: a number or a LaTeX expression.
         timeout: seconds for the comparison; an answer that takes longer to evaluate scores 0.
     """
-    verdict, reason = equal(result.final_response, target, timeout)
+    verdict, reason = equal(result.final_response, target)
     return Score(verdict, reason=reason)

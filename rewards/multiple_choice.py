@@ -7,9 +7,11 @@ from typing import Any
 
 from hermes_rl import Score
 
-BOXED = re.compile(r"\\boxed\{\s*(?:\\text\{)?\s*\(?([A-Za-z])\)?\s*\}?\s*\}")
+# Whatever is repeated is taken whole (`*+`): no text makes a search go back, so it takes as long as it is long.
+BOXED = re.compile(r"\\boxed\{\s*+(?:\\text\{\s*+)?+\(?+([A-Za-z])\)?+\s*+\}?\s*+\}")
 ANNOUNCED = re.compile(
-    r"\b(?:answer|choice|option)\b(?:\s+(?:is|would be))?\s*:?\s*\**\s*\(?([A-Z])\)?(?![\w'])", re.IGNORECASE
+    r"\b(?:answer|choice|option)\b\s*+(?:(?<=\s)(?:is|would be)\s*+)?+:?+\s*+\**+\s*+\(?+([A-Z])(?![\w'])",
+    re.IGNORECASE,
 )
 ALONE = re.compile(r"\W*([A-Za-z])\W*")
 IN_BRACKETS = re.compile(r"\(([A-Z])\)")

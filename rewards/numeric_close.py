@@ -8,7 +8,8 @@ from typing import Any
 
 from hermes_rl import Score
 
-NUMBER = re.compile(r"(?<![\w.])[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w])")
+DIGITS = r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)"
+NUMBER = re.compile(rf"(?<![\w.])[-+−]?{DIGITS}(?:[eE][-+]?\d+)?(?!\w)")
 
 
 def numeric_close(result: Any, *, target: float, relative: float = 1e-6, absolute: float = 0.0) -> Score:
@@ -22,7 +23,7 @@ def numeric_close(result: Any, *, target: float, relative: float = 1e-6, absolut
         relative: tolerance as a share of the target.
         absolute: tolerance as it is.
     """
-    found = [match for match in NUMBER.findall(result.final_response) if any(map(str.isdigit, match))]
+    found = NUMBER.findall(result.final_response)
     if not found:
         return Score(0.0, reason="the answer has no number")
     said = float(found[-1].replace(",", "").replace("−", "-"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import posixpath
@@ -9,28 +10,39 @@ import re
 import secrets
 import shlex
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from hermes_rl import Score
 from hermes_rl.errors import RewardFailure, UserError
-from hermes_rl.scoring import reporter
-from hermes_rl.scoring.steering import Steering
-from hermes_rl.scoring.test_names import MAY_SKIP, collected, passed
+from hermes_rl.sandbox.listener import REPORT_FD
+from hermes_rl.scoring import apart as apart_tests
+from hermes_rl.scoring import apart_relay, apart_server, apart_wire, reporter
+from hermes_rl.scoring.canaries import Planted, plant
+from hermes_rl.scoring.heard import Reported, understood
+from hermes_rl.scoring.missing import NOT_EXECUTED, NOT_FOUND, last_command, missing, programs
+from hermes_rl.scoring.steering import Steering, created
+from hermes_rl.scoring.test_names import RUNNERS, collected, may_skip, passed
 
-TOOLS = frozenset(
-    {"python", "python2", "python3", "pypy3", "pytest", "py.test", "nose2", "tox", "nox", "uv", "coverage"}
-    | {"sh", "bash", "zsh", "env", "make", "cmake", "ctest", "gcc", "g++", "clang", "cargo", "go", "swift"}
-    | {"node", "npm", "npx", "pnpm", "yarn", "bun", "deno", "jest", "vitest", "mocha", "tsc"}
-    | {"java", "javac", "mvn", "gradle", "dotnet", "ruby", "bundle", "rake", "rspec", "perl", "prove", "php", "phpunit"}
-    | {"Rscript", "julia", "ghc", "stack", "cabal", "mix", "rebar3"}
-)
-"""Interpreters and test runners: where a command names one, the image has to bring it."""
 PROGRAMS = (".py", ".sh", ".bash")
 """Endings of files that are run, and not only read."""
-WORD = re.compile(r"[\w.+-]+")
-NEW_FILE = re.compile(r"^diff --git a/.* b/(.*)\nnew file mode", re.MULTILINE)
-"""Paths that a patch creates, as `git diff` writes them."""
+PYTHONPATH = re.compile(r"(?<![\w$])PYTHONPATH=([\"']?)")
+SCRIPT = re.compile(r"(?<![\w-])(python[\d.]*(?:\s+-[uBOqv]+)*\s+)(?=([^\s;&|()\"'$`-][^\s;&|()\"']*\.py)(?!\w))")
+"""A Python that runs a file, and the file."""
+TIMED_OUT = 124
+SUSPECT = ("not found", "No module named ", "No such file or directory")
+"""What an image that lacks a program may let a command print."""
+FIND = """
+import sys
+from importlib.machinery import PathFinder
+for name in sys.argv[1:]:
+    spec = PathFinder.find_spec(name, [place for place in sys.path if place])
+    if spec is not None and spec.origin:
+        print(name, spec.origin, sep="\\t")
+"""
 
 
 def tests_pass(
@@ -42,6 +54,9 @@ def tests_pass(
     apply: str | None = None,
     trust: list[str] | None = None,
     needs: list[str] | None = None,
+    reference: str | list[dict[str, Any]] | None = None,
+    canaries: bool | None = None,
+    apart: bool = False,
     timeout: float = 180.0,
 ) -> Score:
     """1 if `command` exits with 0 in the reward's sandbox and its tests have passed, else 0.
@@ -59,37 +74,278 @@ def tests_pass(
             show, where the command names pytest or unittest; then the exit status counts too. ``[]``: it alone.
         apply: name of an artifact, a patch as `git diff` writes it, to apply first.
         trust: patterns of files of the artifacts that count although they steer how tests run, such as
-            ``pyproject.toml``; without it these stay as they are in the image.
-        needs: programs and Python modules that the image has to bring; default: the interpreters and test runners that
-            the command names. Name what else it needs; leave out what the agent is to install.
+            ``pyproject.toml``, or are of no kind that patches add; without it these stay as they are in the image.
+        needs: programs and Python modules that the image has to bring; default: whatever the command does not find in
+            a new sandbox. ``[]``: nothing, where the agent is to install or to make it.
+        reference: a right solution: a patch, files as `files`, or turns as the spec's `solution` has them;
+            ``solution``: the spec's own. What it skips may be skipped, and nothing else.
+        canaries: put copies of the tests whose expected values are changed among them, which score 0 where they pass
+            and the `reference` fails them. Default: where there is a reference. Without one they are run behind the
+            others, and the metric `canaries` says how many have passed.
+        apart: run the tests in a sandbox of their own, which has nothing of the agent, and the code in the reward's.
+            For tests that call functions of Python; what the `reference` needs of it is found out by its own run.
         timeout: seconds; a command that takes longer scores 0.
     """
     sources = _sources(files or [])
-    steering = Steering(map(ctx.relative, sources), trust or [])
-    names = collected(command, sources) if expected is None else expected or None
-    problem = _withdraw(ctx, steering, apply) or _lay(ctx, files or [])
+    tests = _Tests(command, files or [], sources, expected, timeout, apart)
+    if apart and tests.names is None:
+        raise UserError("tests_pass: `apart` is for commands that run pytest or unittest on `files`")
+    of_use = reference and tests.names is not None  # of other commands it would tell nothing
+    known = _by_reference(ctx, tests, reference, canaries=canaries is not False) if of_use else _Known()
+    within = ctx.resolve(".").rstrip("/") + "/"
+    steering = Steering(map(ctx.relative, sources), trust or [], command.replace(within, ""))
+    problem = _withdraw(ctx, steering, apply, command)
+    if problem is None and apart:
+        return _scored_apart(ctx, tests, known, needs, sing=bool(canaries))
+    problem = problem or _lay(ctx, tests.files, known.planted)
     if problem is not None:
         return Score(0.0, reason=problem)
-    watch = _Watch(ctx, list(sources)) if names is not None else None
-    answer = ctx.terminal(watch.command(command) if watch else command, timeout=timeout)
+    watch = _Watch(ctx, list(sources)) if tests.can_be_heard else None
+    answer, heard = watch.run(command, timeout) if watch else (ctx.terminal(command, timeout=timeout), Reported())
     if answer.get("timed_out"):
         return Score(0.0, reason=f"no end within {timeout:g} s")
-    told = watch.told() if watch else None
-    score = Score(1.0) if expected else _judged(answer)
-    if told is not None and score.value:
-        skips = not expected and any(MAY_SKIP.search(source) for source in sources.values())
-        score = _compared(names or [], told, may_skip=skips)
+    marked = set() if expected else may_skip(sources)
+    skips = marked if known.skips is None else known.skips
+    score = _judged(tests, answer, heard, known, skips)
     if score.value:
-        rewritten = _rewritten(ctx, command, sources)
+        now = known.planted.sources if known.planted else sources
+        rewritten = _rewritten(ctx, command, now)
         score = Score(0.0, reason=f"{rewritten} was changed while the tests ran") if rewritten else score
-    unheard = watch is not None and told is None
-    if unheard or score.value == 0:
-        wanted = sorted(TOOLS & set(WORD.findall(command))) if needs is None else needs
-        if _alone(ctx, command, files or [], wanted, timeout, answer, unheard=unheard):
-            return Score(0.0, reason=f"the tests did not run to their end (exit status {answer['exit_code']})")
+    unheard = watch is not None and not heard.spoke
+    if (unheard or score.value == 0) and _alone(ctx, tests, needs, answer, heard):
+        return Score(0.0, reason=f"the tests did not run to their end (exit status {answer['exit_code']})")
     if unheard and watch and expected:
         return _by_pytest(watch.pytest_report(), expected, answer)
+    if canaries and score.value and known.planted is None:
+        return replace(score, metrics={**score.metrics, **_sung(ctx, tests)})
     return score
+
+
+@dataclass(frozen=True)
+class _Tests:
+    """What is run to judge, and what has to pass of it."""
+
+    command: str
+    files: list[dict[str, Any]]
+    sources: dict[str, str]
+    expected: list[str] | None
+    timeout: float
+    apart: bool = False
+
+    @property
+    def names(self) -> list[str] | None:
+        """Tests that have to pass; empty where the command chooses them, None where it runs none that can be heard."""
+        return collected(self.command, self.sources) if self.expected is None else self.expected or None
+
+    @property
+    def can_be_heard(self) -> bool:
+        """Whether the command names a runner of tests, or Python with one of the files."""
+        scripts = any(_is_one_of(self.sources, path) for _, path in SCRIPT.findall(self.command))
+        return self.names is not None or (self.expected is None and scripts)
+
+    def planted(self) -> Planted | None:
+        """Return the sources with canaries among the tests; None where a failing test would change what else is run."""
+        in_files = collected(last_command(self.command) or "", self.sources)
+        if not in_files or not self.names:
+            return None
+        return plant(self.sources, in_files, sha256(repr((self.command, self.sources)).encode()).hexdigest())
+
+
+# ------------------------------------------------------------------ what the reference does
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What the reference solution has shown of the tests of a row."""
+
+    skips: set[str] | None = None
+    """Tests that it skips; None where there is no reference, or it does not pass."""
+    planted: Planted | None = None
+    counted: frozenset[str] = frozenset()
+    """Canaries that it fails."""
+    places: tuple[str, ...] = ()
+    """Where it needs that its objects are asked for operators with plain values, with `apart`."""
+    seconds: float = 0.0
+    """How long its tests took, with `apart`."""
+
+
+def _by_reference(ctx: Any, tests: _Tests, reference: str | list[dict[str, Any]], *, canaries: bool) -> _Known:
+    """Run the reference in an untouched sandbox, once for each row."""
+    planted = tests.planted() if canaries else None
+    said = repr((tests.command, tests.sources, tests.expected, reference, canaries, tests.apart))
+    key = f"reference {sha256(said.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    known = ctx.recall(key)
+    if known is None:
+        known = None if planted is None else _played(ctx, tests, reference, planted)
+        if known is None:
+            known = _played(ctx, tests, reference, None) or {"skips": None, "counted": None}
+        ctx.remember(key, known)
+    if tests.apart and known["skips"] is None:
+        raise RewardFailure(
+            "tests_pass: the reference does not pass while its tests run apart from it; leave `apart` out, or change "
+            "what docs/sandbox.md says that cannot be carried"
+        )
+    skips = None if known["skips"] is None else set(known["skips"])
+    more = {"places": tuple(known.get("places") or ()), "seconds": known.get("seconds") or 0.0}
+    if planted is None or not known["counted"]:
+        return _Known(skips, **more)
+    return _Known(skips, planted, frozenset(known["counted"]), **more)
+
+
+def _played(
+    ctx: Any, tests: _Tests, reference: str | list[dict[str, Any]], planted: Planted | None
+) -> dict[str, Any] | None:
+    """Return which tests the reference skips and which canaries it fails; None where it does not pass the tests."""
+    places, seconds = list[str](), 0.0
+    with ctx.untouched() as clean:
+        problem = _lay_reference(clean, reference)
+        if tests.apart and problem is None:
+            limit = max(REFERENCE_TIMES * tests.timeout, REFERENCE_SECONDS)
+            answer, heard, problem, places = _run_apart(clean, tests, planted, None, limit)
+            seconds = answer.get("seconds", 0.0)
+        else:
+            problem = problem or _lay(clean, tests.files, planted)
+            answer, heard = _Watch(clean, list(tests.sources)).run(tests.command, tests.timeout)
+        clean.restore()
+    if problem is not None or answer.get("timed_out") or not heard.spoke:
+        return None
+    own, copies = _divided(heard, planted)
+    own = _alike(own)
+    skips = [name for name in tests.names or [] if not passed(name, own) and passed(name, own, may_skip=True)]
+    known = _Known(set(skips), planted)
+    if not _judged(tests, answer, heard, known, set(skips)).value:
+        return None
+    counted = [name for name, outcome in copies.items() if outcome == {"failed"}]
+    return {"skips": skips, "counted": counted if planted else None, "places": places, "seconds": seconds}
+
+
+def _lay_reference(clean: Any, reference: str | list[dict[str, Any]]) -> str | None:
+    if not isinstance(reference, str):
+        turns = [each for each in reference if "to" not in each]
+        clean.play(turns)
+        return _lay(clean, [each for each in reference if "to" in each])
+    path = f"/tmp/patch-{secrets.token_hex(16)}"
+    clean.write_file(path, reference.rstrip("\n") + "\n")
+    answer = clean.terminal(shlex.join(["git", "apply", "--whitespace=nowarn", path]))
+    return None if answer["exit_code"] == 0 else answer["output"]
+
+
+def _divided(heard: Reported, planted: Planted | None) -> tuple[list[tuple[str, str]], dict[str, set[str]]]:
+    """Return the outcomes of the tests, by their own names, and those of the canaries."""
+    if planted is None:
+        return heard.outcomes, {}
+    own, copies = list[tuple[str, str]](), dict[str, set[str]]()
+    for test, outcome in heard.outcomes:
+        name, copied = planted.own_name(test)
+        if copied:
+            copies.setdefault(name, set()).add(
+                "passed" if outcome == "passed" else "failed" if outcome == "failed" else "none"
+            )
+        else:
+            own.append((name, outcome))
+    return own, {name: {"failed"} if "failed" in outcomes else outcomes for name, outcomes in copies.items()}
+
+
+def _alike(outcomes: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return outcomes in which it does not matter by what a test was skipped: the reference says which may be."""
+    return [(name, reporter.SKIPPED if said == reporter.SKIPPED_ITSELF else said) for name, said in outcomes]
+
+
+def _sung(ctx: Any, tests: _Tests) -> dict[str, float]:
+    """Run the tests again with canaries among them; how many pass, of which nobody knows whether they should."""
+    planted = tests.planted()
+    if planted is None or _lay(ctx, tests.files, planted) is not None:
+        return {}
+    _, heard = _Watch(ctx, list(tests.sources)).run(tests.command, tests.timeout)
+    return _passed_copies(heard, planted)
+
+
+def _passed_copies(heard: Reported, planted: Planted) -> dict[str, float]:
+    _, copies = _divided(heard, planted)
+    return {"canaries": float(sum(outcomes == {"passed"} for outcomes in copies.values()))}
+
+
+# ------------------------------------------------------------------ tests in a sandbox of their own
+
+APART = "hermes_rl_apart"
+"""The module that has the tests' end of the wire."""
+REFERENCE_TIMES, REFERENCE_SECONDS = 4.0, 60.0
+"""How much longer than `timeout` the reference may take, as each call is a message, and how long at least."""
+SLOWER = 3.0
+"""How much longer than the reference a solution may take, where that is more than `timeout`."""
+
+
+def _scored_apart(ctx: Any, tests: _Tests, known: _Known, needs: list[str] | None, *, sing: bool) -> Score:
+    """Judge the code in the reward's sandbox by tests in another."""
+    limit = max(tests.timeout, SLOWER * known.seconds)
+    answer, heard, problem, _ = _run_apart(ctx, tests, known.planted, known.places, limit)
+    if problem is not None:
+        raise RewardFailure(f"tests_pass: {problem}")  # nothing of the agent is where the tests are put in place
+    if answer.get("timed_out"):
+        return Score(0.0, reason=f"no end within {limit:g} s")
+    marked = set() if tests.expected else may_skip(tests.sources)
+    score = _judged(tests, answer, heard, known, marked if known.skips is None else known.skips)
+    unheard = not heard.spoke
+    if (unheard or score.value == 0) and _alone(ctx, tests, needs, answer, heard):
+        return Score(0.0, reason=f"the tests did not run to their end (exit status {answer['exit_code']})")
+    if unheard:
+        return Score(0.0, reason="the tests said nothing")
+    planted = tests.planted() if sing and score.value and known.planted is None else None
+    if planted is not None:
+        heard = _run_apart(ctx, tests, planted, known.places, limit)[1]
+        return replace(score, metrics={**score.metrics, **_passed_copies(heard, planted)})
+    return score
+
+
+def _run_apart(
+    ctx: Any, tests: _Tests, planted: Planted | None, places: Sequence[str] | None, timeout: float
+) -> tuple[dict[str, Any], Reported, str | None, list[str]]:
+    """Run the tests in an untouched sandbox, and the code in that of `ctx`.
+
+    Return the answer, what was heard, what went wrong, and the places that were noted where `places` is None.
+    """
+    python = next(
+        (word for word in re.findall(r"[\w./-]+", tests.command) if re.fullmatch(r"python[\d.]*", word)), "python3"
+    )
+    folder = f"/tmp/{secrets.token_hex(16)}"
+    serving = f"{_source(apart_wire, apart_server, apart_relay)}\n\nanswer(serve, {ctx.resolve('.')!r})\n"
+    written = ctx.write_file(f"{folder}/server.py", serving)
+    if "error" in written:
+        return {"exit_code": 1, "output": written["error"]}, Reported(spoke=True, problem=written["error"]), None, []
+    with ctx.untouched() as clean:
+        problem = _lay(clean, tests.files, planted)
+        wire, noted = f"{folder}/wire", f"{folder}/noted"
+        clean.write_file(f"{folder}/relay.py", f"{_source(apart_relay)}\n\nlisten({wire!r})\n")
+        files = [clean.resolve(path) for path in tests.sources if path.endswith(".py")]
+        given = None if places is None else list(places)
+        install = f"install({wire!r}, {clean.resolve('.')!r}, {files!r}, {given!r}, {noted!r})"
+        more = f"{_source(apart_wire, apart_tests)}\n\n{install}\n"
+        watch = _Watch(clean, list(tests.sources), more)
+        programs = {
+            "here": ["python3", "-I", "-S", f"{folder}/relay.py"],
+            "there": [python, f"{folder}/server.py"],
+        }
+        answer, heard = watch.run(tests.command, timeout, **programs)
+        lines = clean.read_file(noted).get("content", "").splitlines() if places is None else []
+        clean.restore()
+    return answer, heard, problem, sorted({str(json.loads(line)) for line in lines})
+
+
+def _source(*modules: Any) -> str:
+    """Return modules of ours as one source, which needs nothing but Python."""
+    return "from __future__ import annotations\n" + "\n\n".join(map(_without_ours, modules))
+
+
+def _without_ours(module: Any) -> str:
+    source = inspect.getsource(module)
+    lines = source.split("\n")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("hermes_rl", "__future__")):
+            lines[node.lineno - 1 : node.end_lineno] = [""] * ((node.end_lineno or node.lineno) - node.lineno + 1)
+    return "\n".join(lines)
+
+
+# ------------------------------------------------------------------ what is put in place
 
 
 def _sources(files: list[dict[str, Any]]) -> dict[str, str]:
@@ -122,22 +378,46 @@ def _rewritten(ctx: Any, command: str, sources: dict[str, str]) -> str | None:
     return None
 
 
-def _withdraw(ctx: Any, steering: Steering, apply: str | None) -> str | None:
+def _withdraw(ctx: Any, steering: Steering, apply: str | None, command: str) -> str | None:
     """Leave out what steers of the artifacts that lie there, and of the patch `apply`; what went wrong, if anything."""
     laid: dict[str, bool] = ctx.brought()
     known = {steering.shadows(path) for path, replaced in laid.items() if replaced}
     out = [path for path in laid if steering.steers(path) or steering.shadows(path) not in (known | {None})]
-    ctx.withdraw(out)
-    problem = None
-    if apply is not None:
-        problem = _apply(ctx, apply, steering, out)
+    try:
+        ctx.withdraw(out)
+        new = [path for path, replaced in laid.items() if not replaced and path not in out]
+        ctx.withdraw(_in_front(ctx, steering, new, command))
+    except OSError as error:
+        return f"a file that steers tests cannot be left out: {error}"
+    problem = _apply(ctx, apply, steering, command, out) if apply is not None else None
     for path in steering.packages(out):
         if "error" in ctx.read_file(path):
             ctx.write_file(path, "")  # what imports by the names of packages goes on as before
     return problem
 
 
-def _apply(ctx: Any, name: str, steering: Steering, out: list[str]) -> str | None:
+def _in_front(ctx: Any, steering: Steering, paths: Sequence[str], command: str) -> list[str]:
+    """Return those of these new files that Python would import instead of what the image has installed."""
+    modules = steering.modules(paths)
+    if not modules:
+        return []
+    python = next((word for word in re.findall(r"[\w./-]+", command) if re.fullmatch(r"python[\d.]*", word)), "python3")
+    key = f"installed {python} {sorted(modules)}"
+    installed: list[str] | None = ctx.recall(key)
+    if installed is None:
+        answer = ctx.terminal("cd / && " + shlex.join([python, "-c", FIND, *sorted(modules)]))
+        within = ctx.resolve(".").rstrip("/") + "/"
+        lines = [line.split("\t") for line in answer["output"].splitlines() if "\t" in line]
+        installed = [
+            name
+            for name, origin, *_ in lines
+            if name in modules and (not origin.startswith(within) or "-packages/" in origin)
+        ]
+        ctx.remember(key, installed)
+    return [path for name in installed for path in modules[name]]
+
+
+def _apply(ctx: Any, name: str, steering: Steering, command: str, out: list[str]) -> str | None:
     """Apply a patch, but for the files that steer, which are added to `out`; what went wrong, if anything."""
     try:
         patch = ctx.artifact(name)
@@ -147,27 +427,52 @@ def _apply(ctx: Any, name: str, steering: Steering, out: list[str]) -> str | Non
         return None
     path = f"/tmp/patch-{secrets.token_hex(16)}"
     written = ctx.write_file(path, patch)
-    listed = ctx.terminal(shlex.join(["git", "apply", "--numstat", "-z", path]))
+    listed = ctx.terminal(shlex.join(["git", "apply", "--numstat", "-z", path]) + " 2>/dev/null")
+    if listed["exit_code"] == NOT_FOUND and _lacks_git(ctx):
+        raise RewardFailure("tests_pass: the image lacks 'git', which `apply` needs")
     changed = [line.split("\t", 2)[2] for line in listed["output"].split("\0") if line.count("\t") >= 2]
+    there = None if listed.get("truncated") else _there(ctx, changed + _modules_of(steering, changed))
+    if there is None:
+        return f"artifact {name} changes more files than can be listed, or files whose names cannot"
     # What the spec lays into every sandbox is in a fresh one already; the agent's patch may have it as something new.
-    new = set(NEW_FILE.findall(patch.decode("utf-8", "replace")))
-    provided = [path for path in ctx.provided() if path in new]
-    modules = sorted({module for path in changed if (module := steering.shadows(path)) is not None})
+    provided = sorted(created(patch.decode("utf-8", "replace")) & set(ctx.provided()))
     # A module of that name which the image has is what is worked on, such as the code of a library that pytest uses.
-    there = ctx.terminal("".join(f"ls -d {shlex.quote(m)} {shlex.quote(m)}.py 2>/dev/null; " for m in modules) + ":")
-    known = {line.removesuffix(".py") for line in there["output"].splitlines()}
-    left_out = [path for path in changed if steering.steers(path) or steering.shadows(path) not in (known | {None})]
-    out += left_out
-    excluded = [f"--exclude={_literal(path)}" for path in (*left_out, *provided)]
+    known = {line.removesuffix(".py") for line in there}
+    new = [path for path in changed if path not in there]
+    left_out = {path for path in changed if steering.steers(path) or steering.shadows(path) not in (known | {None})}
+    left_out |= {path for path in new if not steering.may_add(path)}
+    left_out |= set(_in_front(ctx, steering, [path for path in new if path not in left_out], command))
+    out += sorted(left_out)
+    excluded = [f"--exclude={_literal(path)}" for path in (*sorted(left_out), *provided)]
     answer = ctx.terminal(shlex.join(["git", "apply", "--whitespace=nowarn", *excluded, path]))
-    if answer["exit_code"] == 127:
-        with ctx.untouched() as clean:  # a git that the agent has put in front of the image's own may end with 127 too
-            there = clean.terminal("command -v git")
-        if there["exit_code"] != 0:
-            raise UserError("tests_pass: `apply` needs git in the image")
     if "error" in written or answer["exit_code"] != 0:
         return f"artifact {name} cannot be applied: {written.get('error') or answer['output'][-400:]}"
+    if b"120000" in patch:
+        for link in _there(ctx, new, test="-h") or ():
+            ctx.terminal(shlex.join(["rm", "-f", "--", link]))  # it may lead to what would be left out
     return None
+
+
+def _modules_of(steering: Steering, paths: Sequence[str]) -> list[str]:
+    modules = sorted({module for path in paths if (module := steering.shadows(path)) is not None})
+    return [form for module in modules for form in (module, f"{module}.py")]
+
+
+def _there(ctx: Any, paths: Sequence[str], test: str = "-e") -> set[str] | None:
+    """Return which of these paths are in the sandbox; None where that cannot be said."""
+    if any("\n" in path for path in paths):
+        return None
+    listing = f"/tmp/list-{secrets.token_hex(16)}"
+    ctx.write_file(listing, "".join(f"{path}\n" for path in paths))
+    loop = f'while IFS= read -r p; do if [ {test} "$p" ] || [ -h "$p" ]; then printf "%s\\n" "$p"; fi; done <{listing}'
+    answer = ctx.terminal(loop)
+    whole = answer["exit_code"] == 0 and not answer.get("truncated")
+    return set(answer["output"].splitlines()) & set(paths) if whole else None
+
+
+def _lacks_git(ctx: Any) -> bool:
+    with ctx.untouched() as clean:  # a git that the agent has put in front of the image's own may end with 127 too
+        return clean.terminal("command -v git")["exit_code"] != 0  # type: ignore[no-any-return]
 
 
 def _literal(path: str) -> str:
@@ -175,122 +480,201 @@ def _literal(path: str) -> str:
     return re.sub(r"([\\*?\[\]])", r"\\\1", path)
 
 
-def _lay(ctx: Any, files: list[dict[str, Any]]) -> str | None:
-    """Put the files in place; what went wrong, if anything."""
+def _lay(ctx: Any, files: Sequence[dict[str, Any]], planted: Planted | None = None) -> str | None:
+    """Put the files in place, with canaries among the tests where there are some; what went wrong, if anything."""
     for file in files:
-        to = file["to"]
-        answer = ctx.upload(file["from"], to) if "from" in file else ctx.write_file(to, file["content"])
+        try:
+            answer = (
+                ctx.upload(file["from"], file["to"]) if "from" in file else ctx.write_file(file["to"], file["content"])
+            )
+        except OSError as error:
+            if "from" in file and not Path(file["from"]).exists():
+                raise UserError(f"tests_pass: {file['from']}, which is to be laid down, is not there") from error
+            return f"the tests cannot be put in place: {error}"
+        if "error" in answer:
+            return f"the tests cannot be put in place: {answer['error']}"
+    names = () if planted is None else (*planted.copies, *planted.originals)
+    for path in dict.fromkeys(name.partition("::")[0] for name in names):
+        answer = ctx.write_file(path, planted.sources[path]) if planted else {}
         if "error" in answer:
             return f"the tests cannot be put in place: {answer['error']}"
     return None
 
 
 class _Watch:
-    """A reporter in the sandbox, loaded by each Python that the command starts; what it says is signed."""
+    """A reporter in the sandbox, loaded by each Python that the command starts; it speaks to the host directly."""
 
-    def __init__(self, ctx: Any, files: list[str]) -> None:
+    def __init__(self, ctx: Any, files: list[str], more: str = "") -> None:
         self._ctx = ctx
+        self._files = files
         self._folder = f"/tmp/{secrets.token_hex(16)}"
-        self._key = secrets.token_hex(32)
         self._report = f"/tmp/report-{secrets.token_hex(16)}.xml"
         paths = [ctx.resolve(path) for path in files if path.endswith(".py")]
-        source = f"{inspect.getsource(reporter)}\n\nbegin({self._folder!r}, {ctx.resolve('.')!r}, {paths!r})\n"
-        ctx.write_file(f"{self._folder}/sitecustomize.py", source)
-        ctx.write_file(f"{self._folder}/key", f"0 {self._key}")
-
-    def command(self, command: str) -> str:
-        """The command with what makes Python load the reporter, also where it sets `PYTHONPATH` itself."""
-        command = re.sub(r"(?<![\w$])PYTHONPATH=([\"']?)", rf"PYTHONPATH=\1{self._folder}:", command)
-        return (
-            f'export PYTHONPATH="{self._folder}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
-            f'export PYTEST_ADDOPTS="${{PYTEST_ADDOPTS:-}} --junitxml={self._report}"\n{command}'
+        text = _alone_in_process(f"begin({self._folder!r}, {ctx.resolve('.')!r}, {paths!r}, {REPORT_FD})")
+        if more:  # before the reporter, which tells what changes how modules are found
+            ctx.write_file(f"{self._folder}/{APART}.py", more)
+            text = f"import {APART}\n{text}"
+        ctx.write_file(f"{self._folder}/sitecustomize.py", text)
+        ctx.write_file(
+            f"{self._folder}/{reporter.SCRIPT}", _alone_in_process("run_script(vars(__import__('__main__')))")
         )
 
-    def told(self) -> list[tuple[str, str]] | None:
-        """Tests and their outcomes, in all processes that ran tests; None where none came to its end."""
-        found: list[tuple[str, str]] | None = None
-        key, number = self._key, 0
-        while "error" not in (report := self._ctx.read_file(f"{self._folder}/report.{number}")):
-            signature, _, body = report["content"].partition(" ")
-            if not secrets.compare_digest(signature.encode(), reporter.sign(key, body).encode()):
-                break
-            said = json.loads(body)
-            tampered = ", ".join(said["tampered"])
-            found = found or []
-            found += [(str(name), f"with {tampered}" if tampered else str(outcome)) for name, outcome in said["tests"]]
-            key, number = reporter.sign(key, "next"), number + 1
-        return found
+    def run(self, command: str, timeout: float, **apart: Any) -> tuple[dict[str, Any], Reported]:
+        """Run the command, with what makes Python load the reporter also where it sets `PYTHONPATH` itself."""
+        command = PYTHONPATH.sub(rf"PYTHONPATH=\1{self._folder}:", command)
+        if RUNNERS.search(command) is None:
+            run = f"{self._folder}/{reporter.SCRIPT} "
+            command = SCRIPT.sub(lambda found: found[1] + (run if _is_one_of(self._files, found[2]) else ""), command)
+        run = self._ctx.terminal_apart if apart else self._ctx.terminal_heard
+        answer = run(
+            f'export PYTHONPATH="{self._folder}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
+            f'export PYTEST_ADDOPTS="${{PYTEST_ADDOPTS:-}} --junitxml={self._report}"\n{command}',
+            timeout=timeout,
+            **apart,
+        )
+        return answer, understood(answer["heard"])
 
     def pytest_report(self) -> dict[str, Any]:
         """What pytest itself has written, for a Python that did not load the reporter."""
         return self._ctx.read_file(self._report)  # type: ignore[no-any-return]
 
 
-def _alone(
-    ctx: Any,
-    command: str,
-    files: list[dict[str, Any]],
-    needs: list[str],
-    timeout: float,
-    answer: dict[str, Any],
-    *,
-    unheard: bool,
-) -> bool:
+def _is_one_of(files: Iterable[str], path: str) -> bool:
+    """Whether a command may mean one of these files by this path; the process itself knows."""
+    return posixpath.basename(path) in map(posixpath.basename, files)
+
+
+def _alone_in_process(call: str) -> str:
+    """Return a program that makes this call of the reporter.
+
+    The reporter has built-in names of its own there, and is no module, so that nothing that the code under test
+    replaces is used.
+    """
+    source = f"{inspect.getsource(reporter)}\n\n{call}\n"
+    own = "{'__builtins__': dict(vars(__import__('builtins'))), '__name__': 'reporter'}"
+    return f"exec(compile({source!r}, 'reporter', 'exec'), {own})\n"
+
+
+def _alone(ctx: Any, tests: _Tests, needs: list[str] | None, answer: dict[str, Any], heard: Reported) -> bool:
     """Ask a sandbox that the agent never saw: whether the reporter speaks there, and the image has what it needs.
 
     What the answer of the command says may be the agent's: its code can print anything and end with any status. So it
     is only the reason to look. Raises `RewardFailure` where the image lacks something.
     """
-    suspect = _lacking(answer, needs) is not None
+    unheard = tests.can_be_heard and not heard.spoke
+    complains = answer["exit_code"] >= NOT_EXECUTED or any(words in answer["output"] for words in SUSPECT)
+    suspect = complains and not heard.outcomes and needs != []  # where tests were run, what runs them is there
     if not (suspect or unheard):
         return False
-    with ctx.untouched() as clean:
-        problem = _lay(clean, files)
-        watch = _Watch(clean, list(_sources(files)))
-        alone = clean.terminal(watch.command(command) if unheard else command, timeout=timeout)
-        speaks = unheard and watch.told() is not None
-        clean.restore()
-    missing = _lacking(alone, needs) if suspect else None
-    if problem is None and missing is not None:
+    said = repr((tests.command, tests.sources, tests.timeout, needs, suspect))
+    key = f"alone {sha256(said.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    known = ctx.recall(key)  # it is the same for all rollouts of a row
+    if known is None:
+        known = _asked(ctx, tests, needs, suspect=suspect)
+        if known["status"] != TIMED_OUT:
+            ctx.remember(key, known)
+    if known["lacks"] is not None:
         raise RewardFailure(
-            f"tests_pass: the command cannot run, as the image lacks {missing!r} (the default sandbox gets packages by "
-            f"`sandbox.python`; exit status {alone['exit_code']}): "
-            f"{alone['output'].strip()[-400:]}"
+            f"tests_pass: the command cannot run, as the image lacks {known['lacks']!r} (the default sandbox gets "
+            f"packages by `sandbox.python`; `needs` names what the image is to bring; exit status {known['status']}): "
+            f"{known['output']}"
         )
-    return speaks
+    return unheard and known["speaks"]
 
 
-def _lacking(answer: dict[str, Any], needs: list[str]) -> str | None:
-    """The first of `needs` of which the output of a command says that it is not there, or cannot be executed.
+def _asked(ctx: Any, tests: _Tests, needs: list[str] | None, *, suspect: bool) -> dict[str, Any]:
+    """Run the command in an untouched sandbox: whether the reporter speaks there, and which program is not there."""
+    with ctx.untouched() as clean:
+        problem = _lay(clean, tests.files)
+        answer, heard = _Watch(clean, list(tests.sources)).run(tests.command, tests.timeout)
+        lacks = None
+        if suspect and problem is None and not heard.outcomes:
+            lacks = missing(tests.command, answer["exit_code"], answer["output"], needs)
+            if lacks is None and answer["exit_code"] == NOT_FOUND:
+                lacks = _not_there(clean, programs(tests.command) if needs is None else needs)
+        clean.restore()
+    output = answer["output"].strip()[-400:]
+    return {"lacks": lacks, "speaks": heard.spoke, "status": answer["exit_code"], "output": output}
 
-    The name stands directly before the complaint: "bash: run.sh: No such file or directory" says nothing of bash.
-    """
-    complaint = "command not found|not found"
-    if answer["exit_code"] in (126, 127):
-        complaint += "|No such file or directory|Permission denied|cannot execute"
-    for name in needs:
-        exact = rf"(?<![\w.+-]){re.escape(name)}(?![\w.+-])"
-        forms = rf"{exact}['\"’]?: (?:{complaint})", rf"not found: {exact}", rf"No module named ['\"]?{exact}"
-        if re.search("|".join(forms), answer["output"]):
+
+def _not_there(clean: Any, names: Sequence[str]) -> str | None:
+    """Return the first of these programs that a shell does not find, where the command itself says nothing."""
+    for name in names:
+        if clean.terminal(f"command -v -- {shlex.quote(name)}")["exit_code"] != 0:
             return name
     return None
 
 
-def _judged(answer: dict[str, Any]) -> Score:
-    return Score(1.0) if answer["exit_code"] == 0 else _failed(answer)
+# ------------------------------------------------------------------ what counts
+
+
+def _judged(tests: _Tests, answer: dict[str, Any], heard: Reported, known: _Known, skips: set[str]) -> Score:
+    """Return the score by the exit status, where it says anything, and by what was reported."""
+    status, planted = answer["exit_code"], known.planted
+    # A canary that fails makes the runner of the tests end with 1.
+    if status >= NOT_EXECUTED or (status > (1 if planted and heard.spoke else 0) and not tests.expected):
+        return _failed(answer)
+    if not heard.spoke:
+        return Score(1.0)
+    if tests.names is None:
+        return Score(float(heard.problem is None), reason=heard.problem)
+    own, copies = _divided(heard, planted)
+    own = own if known.skips is None else _alike(own)
+    score = _compared(tests.names or [], own, heard.problem, skips)
+    others = [name for name, outcome in own if outcome not in (*OTHERS, "passed")]
+    if score.value and planted and others and not tests.expected:
+        score = Score(0.0, reason=f"not passed: {', '.join(others[:5])}")
+    if not planted or not known.counted:
+        return score
+    # A wrong solution may pass a copy, but then it fails the test that the copy was made of.
+    both = {name for name, test in planted.copies.items() if copies.get(name) == {"passed"} and passed(test, own)}
+    return _with_canaries(score, both, copies, known.counted)
+
+
+OTHERS = (reporter.SKIPPED, reporter.SKIPPED_ITSELF)
+"""Outcomes of tests that nobody has asked for which do not let a command fail."""
+
+
+def _with_canaries(score: Score, both: set[str], copies: dict[str, set[str]], counted: frozenset[str]) -> Score:
+    """Take what the canaries say into account; `both` passed as their tests did, and the reference fails `counted`."""
+    spoke = both & counted
+    run = [name for name in counted if copies.get(name) in ({"failed"}, {"passed"})]
+    if spoke:
+        many = (
+            f"{len(spoke)} of {len(counted)} changed copies of the tests, which a right solution must fail, have passed"
+        )
+        score = Score(0.0, reason=many)
+    elif score.value and len(run) < len(counted):
+        score = Score(0.0, reason="copies of the tests were not run")
+    return Score(
+        score.value,
+        reason=score.reason,
+        metrics={**score.metrics, "canaries": float(len(spoke)), "canaries_planted": float(len(counted))},
+    )
 
 
 def _failed(answer: dict[str, Any]) -> Score:
     return Score(0.0, reason=f"exit status {answer['exit_code']}: {answer['output'][-400:]}")
 
 
-def _compared(names: list[str], outcomes: list[tuple[str, str]], *, may_skip: bool = False) -> Score:
-    missing = [name for name in names if not passed(name, outcomes, may_skip=may_skip)]
+def _compared(names: list[str], outcomes: list[tuple[str, str]], problem: str | None, skips: set[str]) -> Score:
+    """Compare what was reported with the tests that have to pass, of which `skips` may be skipped instead."""
+    if problem is not None:
+        return Score(0.0, reason=problem)
+    by_name: dict[str, list[tuple[str, str]]] = {}
+    for test, outcome in outcomes:
+        by_name.setdefault(_function(test), []).append((test, outcome))
+    absent = [name for name in names if not passed(name, by_name.get(_function(name), ()), may_skip=name in skips)]
     if not names and not any(outcome == "passed" for _, outcome in outcomes):
         return Score(0.0, reason="no test has passed")
-    if missing:
-        return Score(0.0, reason=f"not passed: {', '.join(missing[:5])}", metrics={"missing": len(missing)})
+    if absent:
+        return Score(0.0, reason=f"not passed: {', '.join(absent[:5])}", metrics={"missing": len(absent)})
     return Score(1.0)
+
+
+def _function(test: str) -> str:
+    """Return the last part of a test's name, without its case."""
+    return test.partition("[")[0].rpartition("::")[2]
 
 
 def _by_pytest(report: dict[str, Any], expected: list[str], answer: dict[str, Any]) -> Score:
@@ -301,7 +685,8 @@ def _by_pytest(report: dict[str, Any], expected: list[str], answer: dict[str, An
         cases = list(ElementTree.fromstring(report["content"]).iter("testcase"))
     except ElementTree.ParseError as error:
         return Score(0.0, reason=f"the pytest report cannot be read: {error}")
-    return _compared(expected, [(name, _outcome(case)) for case in cases for name in _called(case)])
+    outcomes = [(name, _outcome(case)) for case in cases for name in _called(case)]
+    return _compared(expected, outcomes, None, set())
 
 
 def _outcome(case: ElementTree.Element) -> str:

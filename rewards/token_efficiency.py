@@ -19,6 +19,6 @@ def token_efficiency(result: Any, *, best: int, worst: int) -> Score:
     if worst <= best:
         raise ValueError(f"token_efficiency: worst ({worst}) must be larger than best ({best})")
     used = result.usage.completion_tokens
-    if not used and result.turns_used:
+    if not used and result.turns_used and not result.usage.prompt_tokens:
         return Score(None, reason="the server counted no tokens")
     return Score(min(1.0, max(0.0, (worst - used) / (worst - best))), metrics={"tokens": used})

@@ -17,25 +17,26 @@ from typing import Any
 
 from hermes_rl.agent.result import (
     AgentResult,
-    CompletionAdapter,
     ManagedState,
     Message,
     ToolCall,
-    as_chat_server,
     reasoning_of,
     text_of,
     tokens_of,
 )
 from hermes_rl.agent.user import SimulatedUser
 from hermes_rl.endings import Ending
-from hermes_rl.errors import Failure, HermesRLError, ServerFailure
+from hermes_rl.errors import Failure, HermesRLError, ServerFailure, ToolError
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, ReasoningOptions, drawn_seed
+from hermes_rl.servers.completion import CompletionAdapter, as_chat_server
+from hermes_rl.threads import one_at_a_time
 from hermes_rl.tokens.parsers.table import unread_call
 from hermes_rl.tokens.transcript import Transcript
-from hermes_rl.tools.base import TimeLeft, ToolError, ToolRuntime, capped, runtime_for
+from hermes_rl.tools.base import TimeLeft, ToolRuntime, capped, runtime_for
 from hermes_rl.tools.catalogue import toolkit_of
-from hermes_rl.tools.execute import ToolOutcome, execute_calls
+from hermes_rl.tools.execute import SHORT, ToolOutcome, execute_calls
+from hermes_rl.values import read_bounded
 
 # -------------------------------------------------- Messages as the history keeps them and as a server gets them
 # Owns the difference between the two. The history keeps what the model wrote. But a server that parses the history
@@ -60,7 +61,7 @@ def kept_message(message: Mapping[str, Any], turn: int) -> Message:
 
 
 def sendable(messages: list[Message]) -> list[Message]:
-    """Return the history with empty arguments in every call whose arguments are no JSON object."""
+    """Return the history with empty arguments in every call whose arguments cannot be read as a JSON object."""
     return [
         {**message, "tool_calls": [_sendable_call(call) for call in message["tool_calls"]]}
         if message.get("tool_calls")
@@ -112,8 +113,8 @@ def _sendable_call(call: Any) -> Any:
 
 def _is_object(arguments: object) -> bool:
     try:
-        return isinstance(arguments, str) and isinstance(json.loads(arguments), dict)
-    except (ValueError, RecursionError):
+        return isinstance(arguments, str) and isinstance(read_bounded(arguments), dict)
+    except ValueError:
         return False
 
 
@@ -260,7 +261,10 @@ class HermesAgentLoop:
     async def _run(self, result: AgentResult, runtime: ToolRuntime) -> AgentResult:
         try:
             result.ending = await self._play(result, runtime)
+            runtime.overslept(result.timings.queue)
         except Failure as failure:
+            if failure.ending is Ending.SANDBOX_FAILURE and runtime.overslept(result.timings.queue):
+                failure.ending = Ending.SANDBOX_KILLED
             result.ending = failure.ending
             failure.result = result
             # Where the agent's own commands killed the sandbox, the policy did it: the rollout is scored.
@@ -286,7 +290,7 @@ class HermesAgentLoop:
 
     async def _turn(self, result: AgentResult, runtime: ToolRuntime) -> Ending | None:
         """Make one model call and the tool calls that it asks for; returns the ending, if this turn was the last."""
-        request = self._request(result, runtime)
+        request = await self._request(result, runtime)
         try:
             reply = await self.server.chat(request)
         except ContextLengthExceeded as error:
@@ -296,6 +300,10 @@ class HermesAgentLoop:
                     f"the first request does not fit ({error}): the prompt or agent.max_tokens is too large"
                 ) from error
             return Ending.TOKEN_BUDGET
+        except ServerFailure as failure:
+            if failure.refused and result.turns_used > 0 and await self._answers_the_prompt(request, result):
+                return Ending.REFUSED
+            raise
         calls = self._take(reply, result)
         if (ending := _ending_of(reply, calls)) is not None:
             if ending is Ending.FINISHED and self.user is not None:
@@ -304,6 +312,18 @@ class HermesAgentLoop:
             return Ending.TOKEN_BUDGET if cut_by_budget else ending
         await self._act(calls, result, runtime)
         return Ending.SANDBOX_KILLED if runtime.killed_by_agent else None
+
+    async def _answers_the_prompt(self, request: ChatRequest, result: AgentResult) -> bool:
+        """Whether the server, which refused the conversation, answers without what the policy and its tools have said.
+
+        Else it refuses everything, such as a key that is no longer valid, which is nothing of the policy's doing.
+        """
+        prompt = replace(request, messages=result.messages[: result.prompt_length], max_tokens=1, transcript=None)
+        try:
+            await self.server.chat(prompt)
+        except (ServerFailure, ContextLengthExceeded):
+            return False
+        return True
 
     async def _hear(self, result: AgentResult, said: str | None = None) -> Ending | None:
         """Append the user's next words, which are no turn of the policy; returns the ending, if they are the last."""
@@ -330,10 +350,10 @@ class HermesAgentLoop:
         used = tokens_of(last, "prompt_tokens") + tokens_of(last, "completion_tokens")
         return max(0, self.options.max_trajectory_tokens - used)
 
-    def _request(self, result: AgentResult, runtime: ToolRuntime) -> ChatRequest:
+    async def _request(self, result: AgentResult, runtime: ToolRuntime) -> ChatRequest:
         options = self.options
         return ChatRequest(
-            messages=self._history(result),
+            messages=await self._history(result),
             tools=self.toolkit.schemas or None,
             temperature=options.temperature,
             top_p=options.top_p,
@@ -346,10 +366,17 @@ class HermesAgentLoop:
             transcript=result.transcript,
         )
 
-    def _history(self, result: AgentResult) -> list[Message]:
+    async def _history(self, result: AgentResult) -> list[Message]:
         """Return the messages to send. A token-level server does not parse earlier calls and gets them unchanged."""
         exact = result.transcript is not None and bool(result.transcript.turns)
-        return sendable(result.messages) if result.tool_errors and not exact else result.messages
+        if exact or not result.tool_errors:
+            return result.messages
+        calls = [
+            call for message in result.messages[result.prompt_length :] for call in message.get("tool_calls") or ()
+        ]
+        if sum(len(call["function"]["arguments"]) for call in calls) <= SHORT:
+            return sendable(result.messages)
+        return await one_at_a_time(sendable, result.messages)
 
     def _turn_limit(self, result: AgentResult) -> int | None:
         """Return `max_tokens`, or the rest of the trajectory where that is less.

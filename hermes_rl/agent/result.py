@@ -1,121 +1,28 @@
-"""What the loop talks to, and what it gives back.
+"""What the loop gives back.
 
 `AgentResult` keeps the fields that rewards of the reference design read (messages, managed_state, turns_used,
 finished_naturally, reasoning_per_turn, tool_errors) and adds the ending by name, the calls, usage and timings. Tokens
-have the form that hand-written environments read, `managed_state["nodes"]`. `as_chat_server` adapts a foreign server
-object to the loop. How a result is stored on disk is decided in `hermes_rl.runs`.
+have the form that hand-written environments read, `managed_state["nodes"]`. How a result is stored on disk is decided
+in `hermes_rl.runs`. Each process of rewards imports this module, so it imports little.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hermes_rl.endings import Ending
-from hermes_rl.errors import Failure, ServerFailure
-from hermes_rl.servers.base import (
-    ChatReply,
-    ChatRequest,
-    ChatServer,
-    ContextLengthExceeded,
-    ServerConfig,
-    Timing,
-    chat_body,
-)
-from hermes_rl.servers.transport import is_context_overflow
-from hermes_rl.tokens.transcript import MASKED_LOGPROB, TokenSequence, Transcript
-from hermes_rl.tools.base import ToolError
+from hermes_rl.errors import ToolError
+from hermes_rl.foreign.process import current_runner
+from hermes_rl.foreign.stand_ins import lives_in_runner
+from hermes_rl.tokens.transcript import MASKED_LOGPROB
+from hermes_rl.values import count_of, is_number
 
-# ------------------------------------- Foreign servers: objects with an OpenAI-style `chat_completion(**kwargs)`
-# Owns the adapter around a foreign server object. Leaves our own servers to `hermes_rl.servers`.
-
-
-def as_chat_server(server: Any) -> ChatServer:
-    """Return `server` itself if it has `chat(ChatRequest)`, else an adapter around its `chat_completion`.
-
-    Raises:
-        TypeError: `server` has neither.
-    """
-    if callable(getattr(server, "chat", None)):
-        return cast(ChatServer, server)
-    if callable(getattr(server, "chat_completion", None)):
-        return CompletionAdapter(server)
-    raise TypeError(f"{type(server).__name__} is no model server: it has neither chat() nor chat_completion()")
-
-
-class CompletionAdapter:
-    """A foreign server object, such as Atropos' ServerManager or a stub in a test."""
-
-    def __init__(self, server: Any) -> None:
-        self._server = server
-
-    async def chat(self, request: ChatRequest) -> ChatReply:
-        """Ask the server; whatever it raises is its failure, except for a conversation that became too long."""
-        started = time.perf_counter()
-        try:
-            completion = await self._server.chat_completion(**arguments(request))
-            return self._reply(completion, time.perf_counter() - started)
-        except (Failure, ContextLengthExceeded):
-            raise
-        except Exception as error:
-            status = getattr(error, "status_code", None)
-            if isinstance(status, int) and is_context_overflow(status, str(error)):
-                raise ContextLengthExceeded(str(error)) from error
-            raise ServerFailure(f"{type(error).__name__}: {error}") from error
-
-    def _reply(self, completion: Any, seconds: float) -> ChatReply:
-        plain = _plain(completion)
-        choice = plain["choices"][0]
-        usage = plain.get("usage")
-        return ChatReply(
-            message=dict(choice["message"]),
-            finish_reason=choice.get("finish_reason"),
-            usage=usage if isinstance(usage, dict) else {},
-            model=str(plain.get("model") or ""),
-            server_type=type(self._server).__name__,
-            timing=Timing(generating=seconds),
-        )
-
-    def state(self) -> Mapping[str, Any] | None:
-        """Return the token state of a foreign server that tracks tokens; None where it tracks none."""
-        get_state = getattr(self._server, "get_state", None)
-        return get_state() if callable(get_state) else None
-
-    async def close(self) -> None:
-        """Leave the server open: its owner closes it."""
-
-
-def arguments(request: ChatRequest) -> dict[str, Any]:
-    """Return the request as keyword arguments of an OpenAI client, without those that are not set."""
-    names = ("tools", "temperature", "top_p", "max_tokens", "seed", "stop")
-    given = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
-    if request.logprobs:
-        given["logprobs"] = True
-    extra = chat_body(ChatRequest((), extra_body=request.extra_body, reasoning=request.reasoning), ServerConfig(""))
-    del extra["messages"]
-    if extra:
-        given["extra_body"] = extra
-    return {"messages": list(request.messages), "n": 1, **given}
-
-
-def _plain(value: Any) -> Any:
-    """Turn pydantic objects, mappings and simple namespaces into dicts and lists, however deep."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump()
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, str | int | float | None):
-        return value
-    return {key: _plain(item) for key, item in vars(value).items()}
-
-
-# ---------------------------------------------------------------------------------------------------- The result
+if TYPE_CHECKING:
+    from hermes_rl.servers.base import ChatReply
+    from hermes_rl.tokens.transcript import TokenSequence, Transcript
 
 Message = dict[str, Any]
 """A message of the OpenAI chat format; it always has `role` and `content`."""
@@ -148,8 +55,8 @@ class Usage:
 
     def add(self, usage: Mapping[str, Any] | None) -> None:
         cost = (usage or {}).get("cost")
-        if isinstance(cost, int | float) and math.isfinite(cost):
-            self.cost = (self.cost or 0.0) + float(cost)
+        if is_number(cost):
+            self.cost = (self.cost or 0.0) + cost
         self.prompt_tokens += tokens_of(usage, "prompt_tokens")
         self.completion_tokens += tokens_of(usage, "completion_tokens")
 
@@ -202,17 +109,31 @@ class AgentResult:
     tool_schemas: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     def for_rewards(self) -> AgentResult:
-        """Copy the result for a reward, which may change its copy; what is recorded and trained on stays as it is."""
+        """Return the result without what no reward sees: raw answers, the transcript, and the tools themselves."""
+        return replace(self, replies=[], transcript=None, tool_schemas=list(self.tool_schemas))
+
+    def copied(self) -> AgentResult:
+        """Copy the result for code that may change it; what is recorded and trained on stays as it is."""
         return replace(
-            self,
+            self.for_rewards(),
             messages=copy.deepcopy(self.messages),
             reasoning_per_turn=list(self.reasoning_per_turn),
             tool_errors=list(self.tool_errors),
             tool_calls=list(self.tool_calls),
             usage=replace(self.usage),
             timings=replace(self.timings),
-            replies=[],
-            transcript=None,
+        )
+
+    def answering(self, text: str) -> AgentResult:
+        """Copy the result with nothing of what the agent did but this one answer to its prompt."""
+        return AgentResult(
+            messages=[*copy.deepcopy(self.messages[: self.prompt_length]), {"role": "assistant", "content": text}],
+            turns_used=1,
+            finished_naturally=True,
+            reasoning_per_turn=[None],
+            ending=Ending.FINISHED,
+            prompt_length=self.prompt_length,
+            tool_schemas=self.tool_schemas,
         )
 
     @property
@@ -237,9 +158,8 @@ def text_of(content: object) -> str:
 
 
 def tokens_of(usage: Mapping[str, Any] | None, name: str) -> int:
-    """Return a count of the server's usage; 0 where it is no number."""
-    count = (usage or {}).get(name)
-    return int(count) if isinstance(count, int | float) and math.isfinite(count) else 0
+    """Return a count of the server's usage; 0 where it is none."""
+    return count_of((usage or {}).get(name))
 
 
 def reasoning_of(message: Mapping[str, Any]) -> str | None:
@@ -266,6 +186,7 @@ class Node:
     metadata: dict[str, Any]
 
 
+@lives_in_runner("hermes_rl.agent.result:fetched_state")
 class ManagedState(Mapping[str, list[Node]]):
     """``{"nodes": […]}``: every sequence of the rollout, not only the last.
 
@@ -274,6 +195,14 @@ class ManagedState(Mapping[str, list[Node]]):
 
     def __init__(self, sequences: Callable[[], Iterable[TokenSequence]]) -> None:
         self.sequences = sequences
+
+    def stand_in_fields(self) -> dict[str, Any]:
+        """Return nothing: the tokens are fetched by the few who look at them."""
+        return {}
+
+    def fetch(self) -> list[TokenSequence]:
+        """Return the sequences."""
+        return list(self.sequences())
 
     def __getitem__(self, key: str) -> list[Node]:
         if key != "nodes":
@@ -293,3 +222,8 @@ class ManagedState(Mapping[str, list[Node]]):
 
     def __len__(self) -> int:
         return 1
+
+
+def fetched_state(number: int) -> ManagedState:
+    """Stand for the `ManagedState` of this number in a process of foreign code."""
+    return ManagedState(lambda: current_runner().ask(number, "fetch"))

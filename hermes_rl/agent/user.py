@@ -2,7 +2,8 @@
 
 Owns the user's side of the conversation: its history with the roles swapped, its tool calls, which the agent never
 sees, and the end that it sets. Its words are user messages, so none of them is trained on. When the user fails, the
-infrastructure has failed: it raises a `ServerFailure`, never a score.
+infrastructure has failed: it raises a `ServerFailure`, never a score. But a user that speaks where plain words stand in
+the place of the agent's was silenced by these: then the conversation is over, and graded.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hermes_rl.agent.result import Message, Usage, as_chat_server, text_of
+from hermes_rl.agent.result import Message, Usage, text_of
 from hermes_rl.endings import Ending
-from hermes_rl.errors import ServerFailure
+from hermes_rl.errors import Failure, ServerFailure
 from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, drawn_seed, without_thinking
-from hermes_rl.tools.base import Toolkit, ToolRuntime
+from hermes_rl.servers.completion import as_chat_server
+from hermes_rl.tools.base import Toolkit, ToolRuntime, capped
 from hermes_rl.tools.execute import execute_calls
 
 GREETING = "Hi! How can I help you today?"
@@ -23,11 +25,30 @@ ATTEMPTS = 3
 """Empty answers after which a user has failed."""
 MOST_ROUNDS = 10
 """Rounds of tool calls before a user has to speak."""
+LEAST = 1000
+"""Characters of each of the agent's messages that have to fit into the user's context."""
+PLAIN = "Can you tell me more?"
+"""Stands in the place of the agent's words, to see whether the user would speak to somebody else."""
 
 
 def user_id(rollout: str) -> str:
     """Return the id of a rollout's user, so that a server that plays agent and user keeps them apart."""
     return f"{rollout}-user"
+
+
+class _SpeechlessError(Exception):
+    """The user has no words.
+
+    Args:
+        detail: why.
+        ours: for a reason that has nothing to do with what it was asked.
+        by_server: its server failed.
+        too_long: the conversation does not fit its context.
+    """
+
+    def __init__(self, detail: str, *, ours: bool = False, by_server: bool = False, too_long: bool = False) -> None:
+        super().__init__(detail)
+        self.ours, self.by_server, self.too_long = ours, by_server, too_long
 
 
 class SimulatedUser:
@@ -64,6 +85,8 @@ class SimulatedUser:
         self._max_turns = max_turns
         self._seed: int | None = None
         self._calls = 0
+        self._heard = False
+        """The agent has said something, and not only the prompt for it."""
         self._history: list[Message] = [] if system is None else [{"role": "system", "content": system}]
 
     def begin(self, messages: Sequence[Message], seed: int | None = None) -> None:
@@ -86,10 +109,42 @@ class SimulatedUser:
         """
         if said is not None:
             self._history.append({"role": "user", "content": said})
-        text = await self._words()
+            self._heard = True
+        text = await self._words_or_whose_doing()
         self.turns += 1
         over = self.turns >= self._max_turns or any(phrase in text for phrase in self._stop)
         return {"role": "user", "content": text}, Ending.USER_STOP if over else None
+
+    async def _words_or_whose_doing(self) -> str:
+        """Return the words. Raises a `Failure`; its ending is the policy's where that left the user without any."""
+        before = len(self._history)
+        try:
+            return await self._words()
+        except _SpeechlessError as speechless:
+            problem = speechless
+        del self._history[before:]
+        innocent = not self._heard or problem.ours or not await self._speaks_otherwise()
+        if self._heard and problem.too_long and (not innocent or self.turns > 1):
+            # With the turns that the agent draws out the user's own words may become too long, too.
+            raise Failure(str(problem), ending=Ending.TOKEN_BUDGET) from problem
+        if not innocent:
+            if problem.by_server:  # which may have been down for a while
+                try:
+                    return await self._words()
+                except _SpeechlessError as again:
+                    problem = again
+            if not problem.ours:
+                raise Failure(f"{problem}, and speaks where the agent says something else", ending=Ending.USER_STOP)
+        raise ServerFailure(str(problem)) from problem
+
+    async def _speaks_otherwise(self) -> bool:
+        """Ask the user, which may not act, what it would say if the agent's words were plain ones."""
+        plain = [{**message, "content": PLAIN} if message["role"] == "user" else message for message in self._history]
+        try:
+            reply = await self._answer(plain, tools=None)
+        except _SpeechlessError:
+            return False
+        return bool(without_thinking(text_of(reply.message.get("content"))).strip())
 
     async def _words(self) -> str:
         silent = 0
@@ -106,21 +161,43 @@ class SimulatedUser:
             else:
                 silent += 1
             if silent == ATTEMPTS:
-                raise ServerFailure("the simulated user says nothing")
-        raise ServerFailure(f"the simulated user calls tools {MOST_ROUNDS} times in a row and says nothing")
+                raise _SpeechlessError("the simulated user says nothing")
+        raise _SpeechlessError(f"the simulated user calls tools {MOST_ROUNDS} times in a row and says nothing")
 
     async def _ask(self) -> ChatReply:
-        tools = self._toolkit.schemas or None
+        """Ask for the next words or calls; what the agent said is cut, with a mark, until all of it fits."""
+        said = [text_of(message.get("content")) for message in self._history if message["role"] == "user"]
+        limit = max(LEAST, *map(len, said)) if said else LEAST
+        while True:
+            try:
+                return await self._answer(self._cut(limit), tools=self._toolkit.schemas or None)
+            except _SpeechlessError as speechless:
+                if not speechless.too_long or limit <= LEAST:
+                    raise
+                limit = max(limit // 2, LEAST)
+
+    def _cut(self, limit: int) -> list[Message]:
+        return [
+            {**message, "content": capped(text_of(message.get("content")), limit)}
+            if message["role"] == "user"
+            else message
+            for message in self._history
+        ]
+
+    async def _answer(self, history: list[Message], tools: Sequence[dict[str, Any]] | None) -> ChatReply:
         seed = drawn_seed(self._seed, "user", self._calls)
-        request = ChatRequest(self._history, tools=tools, seed=seed, rollout_id=user_id(self._runtime.task_id))
+        request = ChatRequest(history, tools=tools, seed=seed, rollout_id=user_id(self._runtime.task_id))
         try:
             reply = await self._server.chat(request)
         except ContextLengthExceeded as error:
-            raise ServerFailure(f"the conversation does not fit the context of the simulated user: {error}") from error
+            what = f"the conversation does not fit the context of the simulated user: {error}"
+            raise _SpeechlessError(what, too_long=True) from error
+        except ServerFailure as failure:
+            raise _SpeechlessError(failure.detail, ours=not failure.about_the_call, by_server=True) from failure
         self._calls += 1
         self.usage.add(reply.usage)
         if reply.finish_reason == "length":
-            raise ServerFailure("the simulated user's words were cut; is its server's limit of tokens too small?")
+            raise _SpeechlessError("the simulated user's words were cut; is its server's limit of tokens too small?")
         return reply
 
     async def _act(self, calls: Sequence[dict[str, Any]]) -> None:

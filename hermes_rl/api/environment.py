@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from hermes_rl.api.groups import Groups
 from hermes_rl.api.session import Session, Stepped
 from hermes_rl.data.load import Split, load_rows
 from hermes_rl.data.rows import Row, Rows
+from hermes_rl.endings import LOST
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey
@@ -152,6 +154,7 @@ class Env:
         self._stack = AsyncExitStack()
         self._rows: dict[str, Rows] = {}
         self._by_key: dict[str, Row] = {}
+        self._searching = threading.Lock()  # `SyncEnv.row` is called from several threads
         self._policies: set[Policy] = set()
         self._encoders: WeakKeyDictionary[Policy, Encoder] = WeakKeyDictionary()
         self._own_encoder: Encoder | None = None
@@ -196,22 +199,26 @@ class Env:
         return self
 
     async def close(self) -> None:
-        """End what is being played and release everything; may be called twice."""
+        """End what is being played and release everything, also where a part of that fails; may be called twice."""
         self._closed = True
-        for session in list(self._sessions):
-            await session.close()
-        for groups in list(self._groups):
-            await groups.close()
-        for task in list(self._busy):
+        try:
+            async with self._stack as stack:  # what is pushed last comes first, and all of it comes
+                if self._directory is not None:
+                    stack.callback(self._directory.add_images, self._compiled.images)
+                while self._policies:
+                    stack.push_async_callback(self._policies.pop().leave)
+                stack.push_async_callback(self._cancel_plays)
+                for groups in self._groups:
+                    stack.push_async_callback(groups.close)
+                for session in self._sessions:
+                    stack.push_async_callback(session.close)
+        finally:
+            self.loop = None
+
+    async def _cancel_plays(self) -> None:
+        for task in self._busy:
             task.cancel()
         await asyncio.gather(*self._busy, return_exceptions=True)
-        policies, self._policies = self._policies, set()
-        for policy in policies:
-            await policy.leave()
-        if self._directory is not None:
-            self._directory.add_images(self._compiled.images)
-        await self._stack.aclose()
-        self.loop = None
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -240,6 +247,12 @@ class Env:
     def _require_open(self) -> None:
         if self.loop is None or self._closed:
             raise UserError("the environment is not open: play within `async with hermes_rl.open_env(…) as env`")
+
+    async def forget(self, policy: Policy) -> None:
+        """Close the connections of a policy that is not played with any more, if no other environment uses them."""
+        if policy in self._policies:
+            self._policies.remove(policy)
+            await policy.leave()
 
     def status(self) -> EnvStatus:
         """Return how it does: what is being played, calls that were sent again, workers that have died."""
@@ -297,10 +310,10 @@ class Env:
             UserError: there is none; of an endless dataset, none among the first ten thousand.
         """
         self._require_open()
-        if not self._by_key:
-            for rows in self._rows.values():
-                found = rows if rows.length is not None else islice(rows, SEARCHED)
-                self._by_key |= {row.key: row for row in found}
+        with self._searching:
+            if not self._by_key:
+                searched = (rows if rows.length is not None else islice(rows, SEARCHED) for rows in self._rows.values())
+                self._by_key = {row.key: row for row in chain.from_iterable(searched)}
         if key not in self._by_key:
             raise UserError(f"there is no row with the key {key!r}{did_you_mean(key, self._by_key)}; see env.rows()")
         return self._by_key[key]
@@ -320,6 +333,10 @@ class Env:
     def comparing(self) -> list[str]:
         """The rewards that compare the members of a group; with any of them a group is played by `play_group`."""
         return [one.place for one in self._compiled.grader.rewards if one.group_level]
+
+    @property
+    def _keeps_lost(self) -> bool:
+        return self.spec.endings.get(LOST) == "worst"
 
     def _row(self, row: Row | str) -> Row:
         self._require_open()
@@ -392,7 +409,8 @@ class Env:
         """Play `n` rollouts of one row, to be compared with each other; see `play`.
 
         A group is whole or dropped: where a member failed for good, the others end, `dropped` names the ending and
-        `detail` says why.
+        `detail` says why. With `endings: {lost: worst}` such a member stays in its group without a score, is not
+        trained on, and counts as the worst of the others in `Group.scores` and `Group.advantages`.
         """
         self._require_open()
         _require_size(n)
@@ -408,7 +426,7 @@ class Env:
                     await encoder.encode_group(played)
 
             runner.prepare = prepare
-            return await runner.start(row, group, n)
+            return await runner.start(row, group, n, keep_lost=self._keeps_lost)
 
         return await self._owned(work())
 
@@ -467,6 +485,7 @@ class Env:
                 size=n,
                 split=split,
                 repeat=rows is None,
+                keep_lost=self._keeps_lost,
                 drop_uniform=drop_uniform,
                 prefer_differing=self.spec.dataset.sampling == "differing",
                 concurrency=concurrency,

@@ -263,8 +263,8 @@ class Session:
         if not self._stepped.takes_ids:
             raise UserError("this session has no tokenizer, so a turn is a message: give env.session a `tokenizer`")
         try:
-            ids = numbers_of(answer, int)
-            values = [0.0] * len(ids) if logprobs is None else numbers_of(logprobs, float)
+            ids = numbers_of(answer)
+            values = [0.0] * len(ids) if logprobs is None else numbers_of(logprobs)
             ended = bool(ids) and ids[-1] in self._stop_ids
             cut = self._most is not None and len(ids) >= self._most and not ended
             found = generated(ids, values, finish or ("length" if cut else "stop"))

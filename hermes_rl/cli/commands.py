@@ -360,6 +360,19 @@ def show(
 
 
 @app.command()
+def audit(
+    run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    limit: Annotated[int, typer.Option(min=0, help="Rollouts that are listed; 0 lists all.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, and all of them.")] = False,
+    no_pager: Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")] = False,
+) -> None:
+    """List rollouts whose solutions reach for their tests instead of solving the task."""
+    from hermes_rl.cli.auditing import audit_run
+
+    raise typer.Exit(audit_run(run_directory, as_json=as_json, limit=limit, pager=not no_pager))
+
+
+@app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="A B [C…]", help="Run directories; each is compared with A.")],
     success: Annotated[float | None, typer.Option(help="Score of a pass; default: A's evaluate.success.")] = None,

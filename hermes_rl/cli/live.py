@@ -8,6 +8,7 @@ the run; and the keyboard, whose keys arrive one by one while the panel is there
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 import termios
@@ -71,7 +72,6 @@ class LivePanel(Progress):
         self.done = 0
         self.text = ""
         """What a run without a known number of groups says of itself."""
-        self.failing: Counter[str] = Counter()
         self._status: RunStatus | None = None
         self._started = time.monotonic()
         self._ends: deque[tuple[float, int]] = deque()
@@ -88,18 +88,15 @@ class LivePanel(Progress):
         """Draw the panel as long as the run is open."""
         loop = asyncio.get_running_loop()
         self._folder, self._started = str(watched.directory.path), time.monotonic()
-        looking = loop.create_task(self._look(watched))
         with super().watching(watched), (self._of or self)._with(self, watched, loop):
-            try:
-                yield
-            finally:
-                looking.cancel()
+            yield
 
     @contextmanager
     def _with(self, part: LivePanel, watched: Watched, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         """Draw and steer one run more, from the first one that is open until the last has ended."""
         if not self._watched:
             self._open.enter_context(self._keyboard(loop))
+            self._open.callback(self.end)
             self._begin()
         self._watched.append((part, watched))
         try:
@@ -107,7 +104,6 @@ class LivePanel(Progress):
         finally:
             self._watched.remove((part, watched))
             if not self._watched:
-                self.end()
                 self._open.close()
 
     def named(self, name: str) -> Progress:
@@ -168,6 +164,8 @@ class LivePanel(Progress):
         self._drawing.start()
 
     def _draw(self, stop: threading.Event) -> None:
+        """Draw until it is to stop; what is wrong with the panel itself is told once, and holds up no note."""
+        told = False
         with suppress(OSError), Live(console=self.console, auto_refresh=False, transient=True) as live:
             while True:
                 stopping = stop.wait(EVERY)
@@ -175,7 +173,14 @@ class LivePanel(Progress):
                     self.console.print(visible(self._notes.popleft()), markup=False, highlight=False, soft_wrap=True)
                 if stopping:
                     return
-                live.update(self.panel(), refresh=True)
+                try:
+                    live.update(self.panel(), refresh=True)
+                except OSError:  # the terminal is gone
+                    raise
+                except Exception as error:  # noqa: BLE001
+                    if not told:
+                        self.say(f"the panel cannot be drawn ({type(error).__name__}: {error}); the run goes on")
+                    told = True
 
     def panel(self) -> RenderableType:
         """Return what is drawn."""
@@ -239,7 +244,7 @@ class LivePanel(Progress):
             low, high = min(recent), max(recent)
             table.add_row(
                 Text(visible(name), style="bold" if name == "score" else ""),
-                f"{sum(recent) / len(recent):.3f}",
+                f"{sum(value / len(recent) for value in recent):.3f}",
                 Text(histogram(recent), style="cyan"),
                 Text(f"{low:g} to {high:g}", style="dim"),
             )
@@ -275,7 +280,9 @@ class LivePanel(Progress):
 
     def _key(self, loop: asyncio.AbstractEventLoop) -> None:
         assert self._keys is not None
-        pressed = os.read(self._keys, 64).decode(errors="replace")
+        pressed = ""
+        with suppress(OSError):  # the terminal was hung up
+            pressed = os.read(self._keys, 64).decode(errors="replace")
         if not pressed:
             loop.remove_reader(self._keys)  # the terminal is gone
         for key in pressed:
@@ -330,6 +337,8 @@ def restore_terminal() -> None:
 def histogram(values: Sequence[float]) -> str:
     """Return one character per tenth of the range, the higher the more values there are in it."""
     low, high = min(values), max(values)
+    if math.isinf(high - low):
+        return histogram([value / 2 for value in values])
     counts = [0] * BINS
     for value in values:
         counts[min(BINS - 1, int((value - low) / (high - low) * BINS)) if high > low else BINS - 1] += 1

@@ -32,6 +32,7 @@ from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.threads import in_thread
 from hermes_rl.tools.base import ToolRuntime
+from hermes_rl.values import read_json
 
 HELP = """You are the model. A line is your answer, which ends the rollout unless a simulated user goes on.
   /NAME {"argument": …}   call a tool; several of these lines, then an empty one, call several at once
@@ -215,7 +216,7 @@ def _wrong(name: str, arguments: str, tools: dict[str, Any]) -> str | None:
     if name not in tools:
         return f"there is no tool {name!r}; there are: {', '.join(tools) or 'none'}"
     try:
-        found = json.loads(arguments or "{}")
+        found = read_json(arguments or "{}")
     except ValueError as error:
         return f"the arguments are no JSON: {error}"
     return None if isinstance(found, dict) else 'the arguments are an object, as in {"path": "a.txt"}'

@@ -281,10 +281,10 @@ def _evaluate(spec: Spec, launch: Launch) -> int:
 
 
 def evaluation_lines(found: Evaluation) -> list[str]:
-    """Return the result for people: the mean with its standard error, then what else there is."""
+    """Return the result for people: the mean with its interval, then what else there is."""
     metrics = found.metrics
-    error = metrics.get("eval/mean_reward_stderr")
-    lines = [f"mean reward {metrics['eval/mean_reward']:.4f}" + (f" ± {error:.4f}" if error is not None else "")]
+    between = "" if found.interval is None else ", 95 % interval {:.4f} to {:.4f}".format(*found.interval)
+    lines = [f"mean reward {metrics['eval/mean_reward']:.4f}{between}"]
     if found.ungraded:
         low, high = metrics["eval/mean_reward_lower"], metrics["eval/mean_reward_upper"]
         lines.append(

@@ -244,6 +244,7 @@ def _parts(made: SetTable) -> Iterator[RenderableType]:
             yield from _by(column, parts, made)
     for note in made.notes:
         yield safe(f"warning: {note}", "yellow")
+    yield safe("below a mean: its 95 % interval, and pass@1", DIM)
     if any(player.rank is not None for player in made.players) and len(made.players) > 1:
         yield safe("rank: in brackets the ranks that it may have, beyond chance (95 %, rows paired)", DIM)
         yield safe("behind: mean difference to the first; * beyond chance: its interval does not hold 0", DIM)
@@ -259,7 +260,7 @@ def _tables(made: SetTable) -> Iterator[Table]:
         lead.append(_column("setting", (short(player.setting) for player in players), left=True))
     rest = [_column("behind", (_behind(player.behind) for player in players))]
     if len(made.specs) > 1:
-        rest.insert(0, _column("mean", (_told(one.score, one.stderr, one.pass_at_1) for one in players)))
+        rest.insert(0, _column("mean", (_told(one.score, one.pass_at_1) for one in players)))
     rest += [
         _column(spec, (_cell(player.cells[number]) for player in players)) for number, spec in enumerate(made.specs)
     ]
@@ -325,14 +326,14 @@ def _rank(player: Standing) -> Text:
 def _cell(cell: Cell) -> Text:
     if cell.problem is not None:
         return safe(NOT_PLAYED if cell.problem == NOT_PLAYED else "failed", BAD)
-    return _told(cell.score, cell.stderr, cell.pass_at_1)
+    return _told(cell.score, cell.pass_at_1)
 
 
-def _told(score: Estimate | None, stderr: float | None, passed: float | None) -> Text:
-    """Return the mean with its standard error, its interval and pass@1, one below the other."""
+def _told(score: Estimate | None, passed: float | None) -> Text:
+    """Return the mean, its interval and pass@1, one below the other."""
     if score is None:
         return safe("-", DIM)
-    lines = [f"{score.value:.3f}" + (f" ± {stderr:.3f}" if stderr is not None else "")]
+    lines = [f"{score.value:.3f}"]
     lines += [f"{score.low:.3f} to {score.high:.3f}"] if score.low is not None else []
     lines += [f"pass@1 {passed:.3f}"] if passed is not None else []
     return safe("\n".join(lines))
@@ -352,7 +353,7 @@ def _by(column: str, parts: Sequence[Breakdown], made: SetTable) -> Iterator[Ren
     lead = [_column("spec", (short(part.spec) for part in shown), left=True)] if len(made.specs) > 1 else []
     lead.append(_column(column, (short(part.value) for part in shown), left=True))
     lead.append(_column("rows", (safe(part.rows) for part in shown)))
-    scores = [[_told(part.scores[number], None, None) for part in shown] for number in range(len(made.players))]
+    scores = [[_told(part.scores[number], None) for part in shown] for number in range(len(made.players))]
     yield from _fitting(lead, [_column(player.label, own) for player, own in zip(made.players, scores, strict=True)])
     if len(parts) > SHOWN:
         yield safe(f"… and {len(parts) - SHOWN} more, in set.json", DIM)

@@ -50,6 +50,7 @@ from hermes_rl.reading.summary import (
 from hermes_rl.reading.tokens import RecordedTokens, tokens_of
 from hermes_rl.runs.store import Line
 from hermes_rl.spec.suggest import choices
+from hermes_rl.values import read_json
 
 LONGEST = 2_000
 """Characters of a text that are shown without --full."""
@@ -151,6 +152,7 @@ def _head(found: RunSummary) -> RenderableType:
             (found.waiting, "wait for their group"),
             (sum(found.again.values()), "attempts played again"),
             (found.unreadable, "lines cannot be read"),
+            (found.unasked, "beyond those that were asked for last, which count for nothing"),
         )
         if count
     ]
@@ -444,8 +446,8 @@ def _arguments(arguments: object) -> str:
     """Return the arguments of a call, one per line where they are JSON; texts as they are."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
+            arguments = read_json(arguments)
+        except ValueError:
             return str(arguments)
     if not isinstance(arguments, dict):
         return json.dumps(arguments, ensure_ascii=False)

@@ -10,18 +10,21 @@ import csv
 import glob
 import gzip
 import io
-import json
+import math
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.spec.suggest import did_you_mean
+from hermes_rl.values import read_json
 
 Record = dict[str, Any]
 _INT = re.compile(r"-?(?:0|[1-9][0-9]*)")
-_FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)?(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_FLOAT = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 
 def read_files(kind: str, patterns: Sequence[str]) -> list[Record]:
@@ -57,7 +60,7 @@ def _text(path: Path) -> str:
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 at byte {error.start}") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
 
 
@@ -74,7 +77,7 @@ def _read_json(path: Path) -> list[Record]:
 def _is_json(line: str) -> bool:
     """Return False for the first line of one object that is written over several lines."""
     try:
-        json.loads(line)
+        read_json(line)
     except ValueError:
         return line.strip() not in ("{", "[")
     return True
@@ -82,7 +85,7 @@ def _is_json(line: str) -> bool:
 
 def _loads(path: Path, text: str, line: int) -> Any:
     try:
-        return json.loads(text)
+        return read_json(text)
     except ValueError as error:
         at = line + getattr(error, "lineno", 1) - 1
         raise UserError(f"{path}:{at}: is not JSON: {getattr(error, 'msg', error)}") from None
@@ -115,15 +118,13 @@ def _read_csv(path: Path) -> list[Record]:
 
 def _typed(values: list[Any]) -> list[Any]:
     """Return a column as numbers where all of it is; identifiers such as 007 stay text."""
-    given = [value for value in values if value]
     for pattern, kind in ((_INT, int), (_FLOAT, float)):
-        if given and all(pattern.fullmatch(value) and value not in ("-", "") for value in given):
-            return [_convert(kind, value) for value in values]
+        if any(values) and all(pattern.fullmatch(value) for value in values if value):
+            with suppress(ValueError):  # a whole number of thousands of digits
+                numbers = [kind(value) if value else None for value in values]
+                if kind is int or math.inf not in map(abs, filter(None, numbers)):
+                    return numbers
     return [value or None for value in values]
-
-
-def _convert(kind: Callable[[str], Any], value: str | None) -> Any:
-    return kind(value) if value else None
 
 
 def _complete(rows: Iterable[Record]) -> list[Record]:

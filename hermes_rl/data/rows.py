@@ -22,6 +22,7 @@ from hermes_rl.errors import SpecError, UserError
 from hermes_rl.spec.model import FrozenDict, Spec
 from hermes_rl.spec.suggest import did_you_mean
 from hermes_rl.spec.templates import TemplateError, evaluate, render
+from hermes_rl.values import whole_text
 
 # --------------------------------------------------------------------------- Hashes: SHA-256 over canonical JSON
 
@@ -32,7 +33,10 @@ def digest(columns: Mapping[str, Any]) -> str:
     Raises:
         UserError: a value is of a kind that has no stable form.
     """
-    text = json.dumps(_canonical(columns), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    try:
+        text = json.dumps(_canonical(columns), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    except (ValueError, RecursionError) as error:  # a whole number of thousands of digits, or levels without end
+        raise UserError(f"a row holds what cannot be kept: {error}") from None
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
@@ -223,6 +227,8 @@ def _named_key(name: str, columns: Mapping[str, Any], index: int, seen: Counter[
     if columns[name] is None or columns[name] == "":
         raise UserError(f"dataset.key: column `{name}` of row {index + 1} is empty")
     key = str(columns[name])
+    if key != whole_text(key):
+        raise UserError(f"dataset.key: column `{name}` of row {index + 1} has half of a character: {key!r}")
     seen[key] += 1
     if seen[key] > 1:
         raise UserError(f"dataset.key: `{key}` of row {index + 1} is there already; a key names one row")

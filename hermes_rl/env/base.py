@@ -6,11 +6,14 @@ at its public hooks; nothing in the installed package is changed."""
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -21,14 +24,16 @@ from hermes_rl.agent.loop import LoopOptions
 from hermes_rl.agent.result import AgentResult, Message
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.env.collecting import Collecting, CollectsByHand, WithOwnCode
+from hermes_rl.env.collecting import Collecting, CollectsByHand, GroupTools, WithOwnCode, collecting, group_id
 from hermes_rl.env.config import HermesAgentEnvConfig
+from hermes_rl.env.hooks import authored, call, mistake
 from hermes_rl.env.processing import process_by_hand
 from hermes_rl.env.program import configured, main
 from hermes_rl.env.reference_lines import require_lines_that_work
 from hermes_rl.env.serve import serve_environment
 from hermes_rl.env.servers import HermesServer, HermesServerManager
 from hermes_rl.env.tracking import Tracking
+from hermes_rl.env.watchman import Watchman
 from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.rollouts.compiled import with_thinking
 from hermes_rl.rollouts.environment import EndingPolicy, Environment
@@ -41,7 +46,7 @@ from hermes_rl.scoring.value import interpret
 from hermes_rl.servers.base import ReasoningOptions
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from hermes_rl.tools.base import CLOUD, Toolkit, ToolRuntime
-from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution
+from hermes_rl.tools.catalogue import resolve_toolsets, sample_distribution, toolkit_of
 from hermes_rl.tools.context import ToolContext
 
 # ------------------ A hand-written environment as the core sees it: its hooks behind the `Environment` interface
@@ -101,25 +106,32 @@ class HandWritten:
         )
 
     def prompt(self, row: Row) -> list[Message]:
-        return with_thinking(self._env.format_messages(row.columns), self._env.config.custom_thinking_prompt)
+        method = self._env.format_messages
+        with authored(method):
+            messages = method(row.columns)
+        if not messages or not isinstance(messages, list) or not all(map(_is_message, messages)):
+            raise mistake(method, f"returned {str(messages)[:200]!r}, not a list of messages")
+        return with_thinking(messages, self._env.config.custom_thinking_prompt)
 
     @asynccontextmanager
     async def runtime(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
-        toolkit = self._env._toolkit_for(key.group)
-        sandbox = self._env.sandbox_for(key.row.columns)
+        toolkit = self._env._tools_of_group(key.group)
+        with authored(self._env.sandbox_for):
+            sandbox = self._env.sandbox_for(key.row.columns)
         async with ToolRuntime(sandbox, task_id=_unique(key), toolkit=toolkit, run=True) as runtime:
             yield runtime
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
-        reward = RewardFunction.of(REWARD, self._env.compute_reward)
+        reward = replace(RewardFunction.of(REWARD, self._env.compute_reward), on_loop=True)
         arguments = {
             "item": rollout.key.row.columns,
-            "result": rollout.result.for_rewards() if rollout.result is not None else None,
+            "result": rollout.result.copied() if rollout.result is not None else None,
             "ctx": ToolContext(runtime.task_id),
         }
         names = list(reward.parameters)[: len(arguments)]
         returned, seconds = await call_reward(reward, dict(zip(names, arguments.values(), strict=True)))
-        rollout.rewards[REWARD] = interpret(REWARD, returned, seconds)
+        turns = rollout.result.turns_used if rollout.result is not None else 0
+        rollout.rewards[REWARD] = interpret(REWARD, returned, seconds, turns)
 
     async def grade_group(self, rollouts: list[Rollout]) -> None:
         """Do nothing: a hand-written environment compares rollouts in `postprocess_histories`."""
@@ -137,6 +149,13 @@ class HandWritten:
         return "grade"
 
 
+def _is_message(message: object) -> bool:
+    """Whether it has a role, and content that is a text, parts, or nothing where there are calls."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    return isinstance(message.get("content"), str | list) or bool(message.get("tool_calls"))
+
+
 def _unique(key: RolloutKey) -> str:
     """Two items may be equal and in flight together, so the row's key is not enough for a task id."""
     import uuid
@@ -148,6 +167,8 @@ def _unique(key: RolloutKey) -> str:
 
 logger = logging.getLogger(__name__)
 
+GROUPS = 1024
+"""Groups whose tools are kept, so that members which begin later have the same."""
 
 _NEVER_CALLED = {
     "add_train_workers": "a group begins as soon as the trainer, the servers and the machine have room for it",
@@ -199,6 +220,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         self.server = self._make_server(configs)
         self._core: Environment = self._make_core()
         self._group_numbers = itertools.count()
+        self._resolved = lru_cache(GROUPS)(self._resolve_for)
 
     def _require_hooks_that_are_called(self) -> None:
         """Refuse a subclass that overrides what is never called.
@@ -250,13 +272,17 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
     def format_prompt(self, item: Any) -> str:
         """Return the first user message for an item."""
-        raise NotImplementedError(f"{type(self).__name__} defines neither format_prompt nor format_messages")
+        raise UserError(f"{type(self).__name__} defines neither format_prompt nor format_messages")
 
     def format_messages(self, item: Any) -> list[Message]:
         """Return the messages that a rollout begins with: the configured system prompt and `format_prompt`."""
         system = self.config.system_prompt
         first = [{"role": "system", "content": system}] if system else []
-        return [*first, {"role": "user", "content": self.format_prompt(item)}]
+        with authored(self.format_prompt):
+            prompt = self.format_prompt(item)
+        if not isinstance(prompt, str):
+            raise mistake(self.format_prompt, f"returned {type(prompt).__name__}, not a text")
+        return [*first, {"role": "user", "content": prompt}]
 
     def sandbox_for(self, item: Any) -> SandboxConfig:
         """Return the sandbox that an item is played in: what the terminal_* fields of the configuration describe.
@@ -267,11 +293,12 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         return sandbox_config(self.config)
 
     async def compute_reward(self, item: Any, result: AgentResult, ctx: Any) -> Any:
-        """Return the reward of a rollout; runs in a worker thread, so `ctx` is used without await.
+        """Return the reward of a rollout, on the loop of `setup`; `ctx` is used without await, and holds up nobody.
 
-        Raise to say that it could not be told: the rollout is played anew, never scored 0.
+        What else takes time without await (a computation, `requests`) holds up everybody: define it without async, and
+        it runs in a worker thread. Raise to say that it could not be told: the rollout is played anew, never scored 0.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not define compute_reward")
+        raise UserError(f"{type(self).__name__} does not define compute_reward")
 
     # ------------------------------------------------------------------ parts that a subclass may replace
 
@@ -297,10 +324,21 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         """Whether the servers say which tokens they sampled, so that a managed server can be had."""
         return bool(self.server.token_level)
 
-    def _resolve_tools_for_group(self) -> tuple[list[dict[str, Any]], set[str]]:
-        """Tool schemas and valid names for one group; drawn anew at each call from a distribution."""
-        toolkit = self._toolkit_for(f"group-{next(self._group_numbers)}")
+    def _resolve_tools_for_group(self) -> GroupTools:
+        """Tool schemas and valid names for one group: that which is played, else another one at each call."""
+        toolkit = self._toolkit_for(group_id() or f"group-{next(self._group_numbers)}")
         return toolkit.schemas, set(toolkit.names)
+
+    def _resolve_for(self, group: str) -> Toolkit:
+        with collecting(group), authored(self._resolve_tools_for_group):
+            schemas, names = self._resolve_tools_for_group()
+        return toolkit_of(schemas, names, self._toolkit_for(group))
+
+    def _tools_of_group(self, group: str) -> Toolkit:
+        """Return what `_resolve_tools_for_group` has for a group, which is asked once for all of its members."""
+        if self._current_group_tools is None:
+            return self._resolved(group)
+        return toolkit_of(*self._current_group_tools, self._toolkit_for(group))
 
     def _toolkit_for(self, group: str) -> Toolkit:
         """Return the tools of a group: the same for all its members, drawn from the seed and the group's id."""
@@ -333,13 +371,16 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
     # ------------------------------------------------------------------ what is logged
 
+    _format_trajectory_for_display = staticmethod(readable)
+
     async def add_rollouts_for_wandb(self, scored_data: Any, item: Any = None) -> None:
         """Keep readable text of a few rollouts of each group."""
         keep = self.config.num_rollouts_per_group_for_logging
         count = len(scored_data["scores"]) if keep == -1 else keep
         messages = scored_data.get("messages") or [[]] * count
         pairs = zip(messages[:count], scored_data["scores"][:count], strict=True)
-        self.rollouts_for_wandb.append([(readable(conversation), score) for conversation, score in pairs])
+        shown = self._format_trajectory_for_display
+        self.rollouts_for_wandb.append([(shown(conversation), score) for conversation, score in pairs])
         if len(self.rollouts_for_wandb) > self.config.num_rollouts_to_keep:
             self.rollouts_for_wandb.pop(0)
 
@@ -366,31 +407,38 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
     async def env_manager(self) -> None:
         """Serve until the trainer has its steps; releases everything, also when cancelled."""
         self._require_toolsets()
-        try:
-            await self.setup()
-            await serve_environment(self)
-        finally:
-            await self.shut_down()
+        with self._watched():
+            try:
+                await call(self.setup)
+                await serve_environment(self)
+            finally:
+                await self.shut_down()
 
     async def process_manager(self) -> None:
         """Write groups until there are `total_steps`, several at a time; a failing group ends nothing."""
         self._require_toolsets()
-        try:
-            await self.setup()
-            self._begin_tracking()
-            await process_by_hand(self)
-        finally:
-            await self.shut_down()
+        with self._watched():
+            try:
+                await call(self.setup)
+                self._begin_tracking()
+                await process_by_hand(self)
+            finally:
+                await self.shut_down()
 
     async def _run_evaluate(self) -> None:
         self._require_toolsets()
-        try:
-            await self.setup()
-            self._begin_tracking()
-            await self.evaluate()
-        finally:
-            await self.shut_down()
+        with self._watched():
+            try:
+                await call(self.setup)
+                self._begin_tracking()
+                await call(self.evaluate)
+            finally:
+                await self.shut_down()
         self.server.require_no_failed_loops()
+
+    def _watched(self) -> Watchman:
+        """Return who says which method of a subclass holds up the event loop, within a block."""
+        return Watchman(type(self))
 
     async def shut_down(self) -> None:
         """Close the servers, and finish what is logged."""
@@ -408,7 +456,10 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
         config, servers = configured(cls, flags)
         if mode == "process":
             config.data_path_to_save_groups = config.data_path_to_save_groups or f"data/{cls.name or 'groups'}.jsonl"
-        env = cls(config, servers)
+        if inspect.isabstract(cls):
+            raise UserError(f"{cls.__name__} does not define {', '.join(sorted(cls.__abstractmethods__))}")
+        with authored(cls.__init__):
+            env = cls(config, servers)
         await {"serve": env.env_manager, "process": env.process_manager, "evaluate": env._run_evaluate}[mode]()
 
 

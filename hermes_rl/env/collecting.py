@@ -8,16 +8,17 @@ import itertools
 import logging
 import math
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
-from hermes_rl.env.hooks import ConductedEnv
+from hermes_rl.env.hooks import ConductedEnv, call, mistake
 from hermes_rl.errors import HermesRLError
+from hermes_rl.plugins import place_of
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.rollouts.runner import REPLAYS, Recorded, RolloutRunner, Unrecorded
@@ -25,6 +26,8 @@ from hermes_rl.runs.groups import FILLER_OVERRIDE, OF_TEACHER, group_lines
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB
+from hermes_rl.trainers.base import GroupRefused
+from hermes_rl.trainers.checks import Checks
 
 # --------------------------- Putting the rollouts of a group together for Atropos: whole, aligned, or not at all
 # atroposlib's own `collect_trajectories` drops the logprobs and misaligns optional lists; this keeps every list either
@@ -108,8 +111,12 @@ PAUSE = 0.2
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
+GroupTools = tuple[list[dict[str, Any]], set[str]]
+"""Schemas of the tools of a group, and the names of those that may be called."""
+
 _group_id: ContextVar[str | None] = ContextVar("group_id", default=None)
 """The id of the group that the environment's own code is collecting."""
+_group_tools: ContextVar[GroupTools | None] = ContextVar("group_tools", default=None)
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,16 @@ class ItemRow(Row):
 def group_id() -> str | None:
     """Return the id of the group that the environment's own code is collecting; None outside of a run."""
     return _group_id.get()
+
+
+@contextmanager
+def collecting(group: str) -> Iterator[None]:
+    """Say that the environment's own code collects this group, within the block."""
+    before = _group_id.set(group)
+    try:
+        yield
+    finally:
+        _group_id.reset(before)
 
 
 def row_of(item: Any, index: int = 0) -> Row:
@@ -140,7 +157,7 @@ async def items_of(env: ConductedEnv, *, pauses: bool) -> AsyncIterator[Row]:
     """
     number = 0
     while True:
-        item = env.backlog.pop(0) if env.backlog else await env.get_next_item()
+        item = env.backlog.pop(0) if env.backlog else await call(env.get_next_item)
         if item is None and not pauses:
             return
         if item is None:
@@ -155,17 +172,38 @@ class WithOwnCode:
 
     def __init__(self, env: ConductedEnv, environment: Environment) -> None:
         self._env, self._environment = env, environment
+        self._checks = Checks(group_size=int(env.config.group_size), tokens=False)
+        self._proven: set[str] = set()
+        """Methods that have made a group that can be used."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._environment, name)
 
     async def lines(self, group: Group, made: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the lines after `postprocess_histories`; none where it gives nothing."""
+        """Return the lines after `postprocess_histories`; none where it gives nothing, or what cannot be used."""
         given: Any = made if len(made) > 1 else made[0]
-        processed: Any = await self._env.postprocess_histories(given)
-        found = processed if isinstance(processed, list) else [processed]
+        processed = await call(self._env.postprocess_histories, given)
         named = {"group": group.id, "row_key": group.row.key}
-        return [{**line, **named} for line in found if line]
+        return [{**line, **named} for line in self._usable(group, self._env.postprocess_histories, processed)]
+
+    def _usable(self, group: Group, method: Callable[..., Any], made: Any) -> list[dict[str, Any]]:
+        """Return what a method has made of a group; where it cannot be used, none, and the group is dropped.
+
+        Raises:
+            UserError: the method has never made a group that can be used.
+        """
+        lines = [line for line in (made if isinstance(made, list) else [made]) if line]
+        try:
+            usable = self._checks.usable(lines, None)
+        except GroupRefused as refused:
+            problem = mistake(method, f"gave a group that cannot be used: {refused.detail}")
+            if method.__name__ not in self._proven and refused.cause != "not_finite":
+                raise problem from refused
+            group.dropped, group.detail = Ending.CANCELLED, str(problem)
+            return []
+        if usable:
+            self._proven.add(method.__name__)
+        return usable
 
 
 class CollectsByHand(WithOwnCode):
@@ -174,21 +212,25 @@ class CollectsByHand(WithOwnCode):
     async def play_group(self, row: Row, group: str, epoch: int, size: int) -> Group:
         """Return the group that its code collected, as dropped where that raised or gave nothing."""
         _group_id.set(group)
+        played = Group(group, row, [], epoch)
+        env: Any = self._env
+        by_hand = type(env).collect_trajectories is Collecting.collect_trajectories
+        method = env.collect_trajectory if by_hand else env.collect_trajectories
         try:
             item = row.columns if isinstance(row, ItemRow) else row
-            collected, backlog = await self._env.collect_trajectories(item)
+            collected, backlog = await env.collect_trajectories(item)
         except HermesRLError:
             raise
         except Exception as error:
             logger.exception("a group of %s failed", row.key)
-            detail = f"collect_trajectories raised {type(error).__name__}: {error}"
-            return Group(group, row, [], epoch, dropped=Ending.CANCELLED, detail=detail)
-        self._env.backlog.extend(backlog or ())
-        parts = [part for part in (collected if isinstance(collected, list) else [collected]) if part]
-        if not parts:
-            detail = "collect_trajectories gave no group; the log says why"
-            return Group(group, row, [], epoch, dropped=Ending.CANCELLED, detail=detail)
-        return Group(group, row, [], epoch, parts=[dict(part) for part in parts])
+            played.dropped, played.detail = Ending.CANCELLED, f"collect_trajectories raised {place_of(error, method)}"
+            return played
+        env.backlog.extend(backlog or ())
+        played.parts = self._usable(played, method, collected)
+        if not played.parts and played.dropped is None:
+            played.dropped = Ending.CANCELLED
+            played.detail = "collect_trajectories gave no group; the log says why"
+        return played
 
 
 # -------------------------------------------------------------------------------- collecting
@@ -208,6 +250,7 @@ class Collecting:
     """The record of rollouts, where the environment keeps one."""
     _group_numbers: itertools.count[int]
     get_next_item: Callable[[], Awaitable[Any]]
+    _resolve_tools_for_group: Callable[[], GroupTools]
     _track_rollout: Callable[[Rollout], None]
     _track_dropped: Callable[[Group], None]
 
@@ -256,8 +299,24 @@ class Collecting:
         first, *further = self._layers_of(whole)
         return {**_item_of(first), FURTHER: [_item_of(layer) for layer in further]}, []
 
+    @property
+    def _current_group_tools(self) -> GroupTools | None:
+        """The tools of the group that is played; of several at a time each has its own."""
+        return _group_tools.get()
+
+    @_current_group_tools.setter
+    def _current_group_tools(self, tools: GroupTools | None) -> None:
+        _group_tools.set(tools)
+
     async def collect_trajectories(self, item: Any) -> tuple[Any, list[Any]]:
         """Play a group: whole, or None. An overridden `collect_trajectory` is called once per member."""
+        before = _group_tools.set(self._resolve_tools_for_group())
+        try:
+            return await self._collect_group(item)
+        finally:
+            _group_tools.reset(before)
+
+    async def _collect_group(self, item: Any) -> tuple[Any, list[Any]]:
         if type(self).collect_trajectory is not Collecting.collect_trajectory:
             return await self._collect_by_hand(item)
         row, group_id = self._named(item)

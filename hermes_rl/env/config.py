@@ -19,6 +19,9 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]
 
     model_config = ConfigDict(extra="forbid")
 
+    # What atroposlib takes without a look, and fails of later.
+    group_size: int = Field(default=4, ge=1, description="How many responses are grouped together for scoring")
+    max_token_length: int = Field(default=2048, ge=1, description="Maximum token length used in generations")
     # What atroposlib defaults to would poll a trainer, log to wandb, and cancel rollouts during evaluations.
     use_wandb: bool = Field(default=False, description="Log to Weights & Biases.")
     eval_handling: EvalHandlingEnum = Field(

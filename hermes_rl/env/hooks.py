@@ -1,13 +1,19 @@
 """What the modes call on an environment, whether a person wrote it or a spec compiled to it.
 
-Owns the list of these members, so that serve and process need not know the class. `HermesAgentBaseEnv` has all of
-them: some are ours, the others come from atroposlib's `BaseEnv`, and a subclass may override the public ones.
+Owns the list of these members, so that serve and process need not know the class, and how the mistakes of their authors
+are told. `HermesAgentBaseEnv` has all of them: some are ours, the others come from atroposlib's `BaseEnv`, and a
+subclass may override the public ones.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
+from hermes_rl.errors import HermesRLError, UserError
+from hermes_rl.plugins import place_of
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder
 from hermes_rl.runs.training import TrainingMetrics
@@ -50,3 +56,41 @@ class ConductedEnv(Protocol):
     async def cleanup(self) -> None: ...
     def save_checkpoint(self, step: int, data: Any = None) -> None: ...
     def load_checkpoint(self) -> None: ...
+
+
+# ----------------------------------------------------------------------------------- The mistakes of a method's author
+
+LIBRARIES = ("hermes_rl", "atroposlib", "abc", "typing", "builtins")
+"""Packages of what an environment's author has not written."""
+
+
+async def call(method: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a method that an author may have written, with async or without; see `authored`."""
+    with authored(method):
+        returned = method(*arguments)
+        return await returned if inspect.isawaitable(returned) else returned
+
+
+@contextmanager
+def authored(method: Callable[..., Any]) -> Iterator[None]:
+    """Tell what an author's method raises in the block in one sentence, with the line that it comes from.
+
+    Raises:
+        UserError: it raised what nobody means to travel; a bug of a library stays what it is.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, HermesRLError) or method.__module__.partition(".")[0] in LIBRARIES:
+            raise
+        raise UserError(f"{_name(method)} raised {place_of(error, method)}") from error
+
+
+def mistake(method: Callable[..., Any], what: str) -> UserError:
+    """Return the error that says what is wrong with an author's method, and where that is."""
+    code = inspect.unwrap(method).__code__
+    return UserError(f"{_name(method)} {what} ({code.co_filename}:{code.co_firstlineno})")
+
+
+def _name(method: Callable[..., Any]) -> str:
+    return method.__qualname__.rpartition("<locals>.")[2]

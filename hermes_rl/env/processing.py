@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.env.collecting import items_of
-from hermes_rl.env.hooks import ConductedEnv
-from hermes_rl.errors import RunError
+from hermes_rl.env.hooks import ConductedEnv, call, mistake
+from hermes_rl.errors import RunError, UserError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.groups import GroupsFile
 from hermes_rl.runs.journal import Journal
@@ -26,8 +26,11 @@ async def process_by_hand(env: ConductedEnv) -> int:
 
     Raises:
         RunError: more groups failed than were asked for.
+        UserError: none are asked for, or nothing was made of any.
     """
     target = int(env.config.total_steps)
+    if target < 1:
+        raise UserError(f"--env.total_steps: process writes so many groups, and {target} are none")
     path = Path(env.config.data_path_to_save_groups or f"data/{env.name or 'groups'}.jsonl")
     progress = Progress()
     with closing(GroupsFile(Journal(path), "")) as file:
@@ -50,7 +53,12 @@ async def process_by_hand(env: ConductedEnv) -> int:
         except RunError:
             if run.budget.failures or run.quarantine.record():
                 raise
+        unmade = work.summary.unmade
+        if unmade and not work.complete:
+            raise mistake(env.postprocess_histories, f"returned nothing for all {unmade} groups that were played")
         why = "" if work.complete >= target else "; there are no more items"
+        if why and unmade:
+            why += f", and postprocess_histories returned nothing for {unmade} groups"
         progress.note(f"{work.complete} of {target} groups are in {path}{why}")
         return work.summary.written
 
@@ -64,9 +72,9 @@ class EnvLog:
     async def group(self, group: Group, written: int | None, lines: Sequence[dict[str, Any]]) -> None:
         """Note a group that has ended; it was the n-th that was `written`, or was left out."""
         self._env._training_counts.add_group(group)
-        await self._env.cleanup()
+        await call(self._env.cleanup)
         if written is None:
             return
         self._env.curr_step = written
-        await self._env.add_rollouts_for_wandb(lines[0], group.row.columns)
-        await self._env.wandb_log()
+        await call(self._env.add_rollouts_for_wandb, lines[0], group.row.columns)
+        await call(self._env.wandb_log)

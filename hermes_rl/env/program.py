@@ -17,6 +17,7 @@ import yaml
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from pydantic import BaseModel, ValidationError
 
+from hermes_rl.env.hooks import authored
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.visible import visible
 
@@ -60,7 +61,8 @@ def configured(cls: Any, flags: list[str]) -> tuple[Any, Any]:
     Raises:
         UserError: a flag is unknown, or its value does not fit.
     """
-    config, servers = cls.config_init()
+    with authored(cls.config_init):
+        config, servers = cls.config_init()
     given = _given(flags)
     return _changed(config, given["env"], "--env"), _servers(servers, given["openai"])
 

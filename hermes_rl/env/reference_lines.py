@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,23 @@ def _import(node: ast.ImportFrom) -> Iterator[tuple[int, str]]:
     for name in (alias.name for alias in node.names):
         if node.module == "hermes_rl" and name != "*" and not hasattr(hermes_rl, name):
             yield node.lineno, f"hermes_rl has no {name}" + (f": {_INSTEAD[name]}" if name in _INSTEAD else "")
+        elif node.module in _MODULES and _handed_on(node.module, name):
+            continue
         elif node.module in _MODULES and name in hermes_rl.__all__:
             yield node.lineno, f"write `from hermes_rl import {name}` for what is imported from {node.module}"
         elif node.module in _MODULES:
             instead = _INSTEAD.get(name, "it is not there; see docs/python.md for what is")
             yield node.lineno, f"{node.module}.{name}: {instead}"
+
+
+def _handed_on(module: str, name: str) -> bool:
+    """Whether a module of the author's own has the name: one that stands between the environment and hermes_rl."""
+    try:
+        there = vars(import_module(module))
+    except Exception:  # noqa: BLE001 - there is none, or it fails here as it would where it is used
+        return False
+    ours = (there[own] is getattr(hermes_rl, own) for own in hermes_rl.__all__ if own in there)
+    return name in there and any(ours)
 
 
 def _variables(function: ast.AsyncFunctionDef | ast.FunctionDef, backend: str) -> Iterator[tuple[int, str]]:

@@ -11,7 +11,7 @@ import aiohttp
 from atroposlib.envs.base import EvalHandlingEnum
 
 from hermes_rl.env.collecting import items_of
-from hermes_rl.env.hooks import ConductedEnv
+from hermes_rl.env.hooks import ConductedEnv, authored, call
 from hermes_rl.errors import HermesRLError, UserError
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.deliveries import DeliveryLog
@@ -106,25 +106,27 @@ class EnvHooks:
         env.wandb_group = env.wandb_group or answer.run_group
         env.max_token_len = answer.longest + 1 if answer.longest is not None else -1
         if step > 0 and answer.checkpoint_folder:
-            env.load_checkpoint()
+            with authored(env.load_checkpoint):
+                env.load_checkpoint()
         env._begin_tracking()
 
     async def stepped(self, before: int, now: int) -> None:
         env, every = self._env, self._env.checkpoint_interval
         if every > 0 and before // every < now // every:
-            env.save_checkpoint(now // every * every)
+            with authored(env.save_checkpoint):
+                env.save_checkpoint(now // every * every)
         env.curr_step = now
         env._note_step()
         if env.items_sent_this_step >= env.config.min_items_sent_before_logging:
             env.items_sent_this_step = 0
-            await env.wandb_log({})
+            await call(env.wandb_log, {})
 
     async def evaluate(self, step: int) -> None:
         try:
-            await self._env.evaluate()
+            await call(self._env.evaluate)
         except HermesRLError as error:
             logger.error("the evaluation at step %d failed: %s", step, error)
-        except Exception:  # a user's `evaluate` may raise anything; training goes on without this evaluation
+        except Exception:  # training goes on without this evaluation
             logger.exception("the evaluation at step %d failed", step)
 
     async def sending(self, group: Group, lines: list[dict[str, Any]]) -> None:
@@ -133,8 +135,8 @@ class EnvHooks:
         env.items_sent_this_step += len(lines)
         for line in lines:
             env.completion_lengths += [len(mask) - mask.count(MASKED) for mask in line["masks"]]
-        await env.add_rollouts_for_wandb(lines[0], group.row.columns)
-        await env.cleanup()
+        await call(env.add_rollouts_for_wandb, lines[0], group.row.columns)
+        await call(env.cleanup)
 
     async def left_out(self, group: Group, cause: str, detail: str) -> None:
         counts = self._env._training_counts
@@ -142,7 +144,7 @@ class EnvHooks:
         if group.dropped is None:
             counts.dropped[cause] += 1
         logger.warning("group %s was not sent (%s): %s", group.id, cause, detail)
-        await self._env.cleanup()
+        await call(self._env.cleanup)
 
     def state(self) -> Any:
         return self._env._state_at_step()

@@ -16,6 +16,7 @@ from hermes_rl.data.load import Rows, load_rows
 from hermes_rl.data.rows import Row
 from hermes_rl.env.base import HermesAgentBaseEnv
 from hermes_rl.env.collecting import items_of
+from hermes_rl.env.hooks import call
 from hermes_rl.env.processing import EnvLog
 from hermes_rl.env.serve import EnvHooks, atropos_trainer, registration, require_exact, require_trajectory_api
 from hermes_rl.env.servers import HermesServerManager, server_config
@@ -56,6 +57,7 @@ from hermes_rl.trainers.too_long import TooLong
 logger = logging.getLogger(__name__)
 
 _ANSWERED_BY_THE_SPEC = {
+    "_resolve_tools_for_group": "toolsets",
     "compute_reward": "rewards",
     "default_toolsets": "toolsets",
     "format_messages": "prompt",
@@ -290,11 +292,11 @@ async def run_subclass(cls: type[SpecEnv], launch: Launch) -> RunDirectory:
             )
         async with open_run(cls.spec, launch, own) as opened:
             env._use(opened)
-            await env.setup()
+            await call(env.setup)
             env._begin_tracking()
             if launch.mode == "evaluate":
                 env.config.data_dir_to_save_evals = env.config.data_dir_to_save_evals or str(opened.directory.path)
-                await env.evaluate()
+                await call(env.evaluate)
             else:
                 assert opened.records.groups_file is not None
                 work = Processing(opened.run, opened.records.groups_file, cls.spec.process.groups, EnvLog(env))
@@ -348,7 +350,7 @@ async def run_serve(
         launch.progress.note(f"serving {spec.name} to {where}; waiting for a trainer")
         async with open_run(spec, launch, env._own_code()) as opened:
             env._use(opened)
-            await env.setup()
+            await call(env.setup)
             if begin is not None:
                 await begin()
             serve, directory = spec.serve, opened.directory

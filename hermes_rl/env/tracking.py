@@ -59,6 +59,15 @@ class Tracking:
         """Groups by the cause for which they were not sent, since the last log."""
         return self._training_counts.dropped
 
+    @property
+    def _tool_error_buffer(self) -> list[dict[str, Any]]:
+        """Tool errors of training since the last log, under the name that people know."""
+        return self._training_counts.tool_errors
+
+    @_tool_error_buffer.setter
+    def _tool_error_buffer(self, errors: list[dict[str, Any]]) -> None:
+        self._training_counts.tool_errors = errors
+
     def _track_rollout(self, rollout: Rollout) -> None:
         """Count a finished rollout of training."""
         self._training_counts.add_rollout(rollout)

@@ -73,12 +73,26 @@ def require_no_comparing(env: hermes_rl.Env, trainer: str) -> None:
     """Refuse a spec whose rewards compare rollouts that the trainer plays apart from each other.
 
     Raises:
-        UserError: there are such rewards.
+        UserError: there are such rewards, or lost members are to count in their group.
     """
+    require_own_baseline(env, trainer)
     if env.comparing:
         raise UserError(
             f"{', '.join(env.comparing)} compares the members of a group, and {trainer} plays each rollout by itself: "
             "leave it out, or train with TRL, or over HTTP (docs/service.md)"
+        )
+
+
+def require_own_baseline(env: hermes_rl.Env, trainer: str) -> None:
+    """Refuse a spec that counts lost members as the worst of their group, where the trainer compares scores itself.
+
+    Raises:
+        UserError: the spec does so.
+    """
+    if env.spec.endings.get("lost") == "worst":
+        raise UserError(
+            f"endings.lost is worst, and {trainer} compares the scores of a group itself, without those that have "
+            "none: leave it out, or train through Atropos, TRL's asynchronous loop or groups of the Python API"
         )
 
 

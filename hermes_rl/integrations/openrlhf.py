@@ -15,6 +15,7 @@ from typing import Any
 
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
+from hermes_rl.integrations.opened import require_own_baseline
 
 
 def executor(
@@ -71,6 +72,7 @@ def executor(
                 self._opening = asyncio.create_task(self.env.open())
             await asyncio.shield(self._opening)
             split, key = _row_of(label)
+            require_own_baseline(self.env, "OpenRLHF")
             if self.env.comparing:
                 raise UserError(
                     f"{', '.join(self.env.comparing)} compares the members of a group, and OpenRLHF does not say which "

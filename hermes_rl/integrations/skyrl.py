@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
+from hermes_rl.integrations.opened import require_own_baseline
 
 TIMES = "trajectory_generation_times"
 """The seconds of a rollout, which SkyRL wants for each of its rows."""
@@ -74,6 +75,7 @@ class HermesGenerator:
         if self._opening is None:
             self._opening = asyncio.create_task(self._env.open())
         await self._opening
+        require_own_baseline(self._env, "SkyRL")
         names, extras = input_batch["trajectory_ids"], input_batch["env_extras"]
         metadata = input_batch.get("batch_metadata")
         evaluated = metadata is not None and metadata.training_phase == "eval"

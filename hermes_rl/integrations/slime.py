@@ -15,6 +15,7 @@ from typing import Any
 
 import hermes_rl
 from hermes_rl.errors import UserError
+from hermes_rl.integrations.opened import require_own_baseline
 
 REWARDS = "hermes_rl.integrations.slime.rewards"
 _OPENED: dict[tuple[Any, ...], asyncio.Task[tuple[hermes_rl.Env, hermes_rl.Policy]]] = {}
@@ -31,6 +32,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
         UserError: settings exclude each other, or the rollout is none that slime can take.
     """
     env, policy = await _opened(args)
+    require_own_baseline(env, "slime")
     if env.comparing:
         raise UserError(f"{', '.join(env.comparing)} compares the members of a group, which slime plays one by one")
     key = (sample.metadata or {}).get("key")

@@ -25,6 +25,7 @@ from typing import Any, Self, TypeGuard
 
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
+from hermes_rl.integrations.opened import require_own_baseline
 
 Call = tuple[list[int], hermes_rl.Sampling]
 """One model call: the ids of its prompt, and how to sample."""
@@ -188,6 +189,7 @@ class HermesRollouts(_Opened):
 
     async def _play(self, places: Sequence[Place], size: int, given: Mapping[str, Any]) -> list[Played]:
         """Play every place; the members of groups that are compared are played together."""
+        require_own_baseline(self.env, "TRL's GRPOTrainer")
         rows, env, batch = self.rows(given["split"]), self.env, next(self._batches)
         room = nullcontext() if self._concurrency is None else asyncio.Semaphore(self._concurrency)
 
@@ -490,7 +492,7 @@ def _until_end(ids: list[int], logprobs: list[float], sampling: hermes_rl.Sampli
     length = min(len(ids), sampling.max_tokens)
     length = next((place for place, token in enumerate(ids[:length], start=1) if token in sampling.stop_ids), length)
     finish = "stop" if ids[length - 1] in sampling.stop_ids else "length"
-    return hermes_rl.Sampled(ids[:length], [min(0.0, value) for value in logprobs[:length]], finish)
+    return hermes_rl.Sampled(ids[:length], [min(value, 0.0) for value in logprobs[:length]], finish)  # NaN stays
 
 
 def generate_with_vllm(trainer: Any, calls: Sequence[Call]) -> list[hermes_rl.Sampled]:
@@ -791,6 +793,7 @@ class HermesEnvironments(_Opened):
         """A class whose methods are the spec's tools."""
         if self.env.spec.user is not None:
             raise UserError("the spec has a simulated user, and TRL's own loop knows none: use HermesRollouts")
+        require_own_baseline(self.env, "TRL's own loop")
         if self.env.comparing:
             raise UserError(
                 f"{', '.join(self.env.comparing)} compares the members of a group, and TRL's own loop plays each "

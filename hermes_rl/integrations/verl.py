@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
+from hermes_rl.integrations.opened import require_own_baseline
 
 GATHERING = 60.0
 """Seconds within which verl has to begin all members of a group that are compared; it begins them at once."""
@@ -104,6 +105,7 @@ class VerlAgentLoop:
 
     async def _play(self, worker: _Worker, given: Mapping[str, Any], sample: Mapping[str, Any]) -> hermes_rl.Rollout:
         split, key = _row_of(sample)
+        require_own_baseline(worker.env, "verl")
         if given.get("top_k", -1) not in (-1, 0):
             raise UserError(f"top_k={given['top_k']} of verl is not applied to rollouts: leave it out")
         settings = {**self._sampling, "temperature": float(given["temperature"]), "top_p": float(given["top_p"])}

@@ -16,17 +16,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.reading.record import RolloutSummary, RunRecord
 from hermes_rl.reading.settings import contrast, model_of, spec_of, success_of
 from hermes_rl.rollouts.rollout import RolloutState
-from hermes_rl.runs.metrics import mean
+from hermes_rl.runs.metrics import CONFIDENCE, UNIT, mean, t_quantile
 
-CONFIDENCE = 0.95
-"""Of every interval."""
 POWER = 0.8
 """With which the smallest detectable difference would be found."""
 
@@ -75,6 +73,7 @@ def paired(
     Where all rows differ by the same amount, as where none differs, their spread says nothing. The interval then comes
     from the most rows of another kind that may have been missed: with n rows alike, another row differs with a chance
     below 1 - 0.025^(1/n), at a confidence of 97.5 % (Clopper and Pearson, 1934), and by no more than `span` allows.
+    Values between 0 and 1 differ by 1 at most, and their interval reaches no further.
 
     Args:
         name: of the quantity.
@@ -95,6 +94,8 @@ def paired(
         error, degrees = math.sqrt(spread / (count - 1) / count), count - 1
         half = t_quantile(0.5 + confidence / 2, degrees) * error
         low, high = centre - half, centre + half
+        if span == UNIT:
+            low, high = max(low, -1.0), min(high, 1.0)
         detectable = half + t_quantile(POWER, degrees) * error
     elif span is not None:
         missed, width = 1.0 - ((1.0 - confidence) / 2) ** (1 / count), span[1] - span[0]
@@ -117,60 +118,6 @@ def sign_test(fixed: int, broken: int) -> float:
         term = term * (count - k) // (k + 1)
     chance: float = 2 * total / 2**count  # integers, so that it is exact for any count
     return min(1.0, chance)
-
-
-@lru_cache(maxsize=256)
-def t_quantile(probability: float, degrees: int) -> float:
-    """Return the quantile of Student's t distribution for a probability of at least one half, by bisection."""
-    if not 0.5 <= probability < 1.0 or degrees < 1:
-        raise ValueError(
-            f"a quantile needs 0.5 <= probability < 1 and a degree of freedom, not {probability}, {degrees}"
-        )
-    low, high = 0.0, 1.0
-    while _t_upper(high, degrees) > 1.0 - probability:
-        low, high = high, 2 * high
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if _t_upper(middle, degrees) > 1.0 - probability else (low, middle)
-    return (low + high) / 2
-
-
-def _t_upper(t: float, degrees: int) -> float:
-    """Return P(T > t) for t >= 0: half of I_x(degrees/2, 1/2) at x = degrees / (degrees + t²); A. & S. 26.7.1."""
-    return 0.5 * incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
-
-
-def incomplete_beta(a: float, b: float, x: float) -> float:
-    """Return the regularised incomplete beta function I_x(a, b).
-
-    By its continued fraction (DLMF 8.17.22), evaluated by Lentz's method as in Numerical Recipes 6.4; the symmetry
-    I_x(a, b) = 1 - I_(1-x)(b, a) is used where it converges faster.
-    """
-    if x <= 0.0 or x >= 1.0:
-        return 0.0 if x <= 0.0 else 1.0
-    if x > (a + 1) / (a + b + 2):
-        return 1.0 - incomplete_beta(b, a, 1.0 - x)
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    )  # x^a (1-x)^b / B(a, b)
-    tiny = 1e-300
-    fraction, c, d = 1.0, 1.0, 0.0
-    for step in range(10_000):
-        m = step // 2
-        if step == 0:
-            numerator = 1.0
-        elif step % 2 == 0:
-            numerator = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        else:
-            numerator = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        d = 1.0 / (1.0 + numerator * d or tiny)
-        c = 1.0 + numerator / c or tiny
-        fraction *= c * d
-        if abs(1.0 - c * d) < 1e-15:
-            break
-    return front * (fraction - 1.0) / a
 
 
 # ------------------------------------------------------------------------------------------------ Comparing runs

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,17 +22,19 @@ from pydantic import TypeAdapter, ValidationError
 
 from hermes_rl.data.load import Rows, Split, load_rows
 from hermes_rl.errors import UserError
-from hermes_rl.reading.record import RolloutSummary, RunRecord
+from hermes_rl.reading.record import RolloutSummary, RunRecord, summary_of
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import RolloutState
 from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.exact import tokenizer_of
+from hermes_rl.runs.left import group_name, left_to_play
 from hermes_rl.runs.metrics import mean
 from hermes_rl.runs.opening import Launch, plan_of, require_runnable
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.regrading import Grading, require_judgeable
 from hermes_rl.runs.rendered import Rendered, render_row
+from hermes_rl.runs.store import WAITING
 from hermes_rl.spec.model import Mode, Prices, Spec
 
 PROMPTS = 3
@@ -223,19 +227,19 @@ def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
     spec, mode = compiled.spec, launch.mode
     directory = RunDirectory.choose(spec, mode, launch.out, fresh=launch.fresh)
     agent, size = spec.agent_for(mode), plan_of(spec, mode).size
-    count = rows.length
-    if mode == "evaluate" and count is None:  # they end, or the run would not
-        count = sum(1 for _ in islice(rows, ROWS))
-    groups = {"process": spec.process.groups, "evaluate": count}.get(mode)
+    length = rows.length
+    if mode == "evaluate" and length is None:  # they end, or the run would not
+        length = sum(1 for _ in islice(rows, ROWS))
+    groups = {"process": spec.process.groups, "evaluate": length}.get(mode)
     found = DryRun(
-        spec.name, mode, directory.path, directory.has_rollouts, count, groups, size, agent.max_turns, agent.max_tokens
+        spec.name, mode, directory.path, directory.has_rollouts, length, groups, size, agent.max_turns, agent.max_tokens
     )
     found.free = shutil.disk_usage(_there(directory.path)).free
     counting: Sequence[RolloutSummary] = ()
     if found.exists:
         record = RunRecord(directory.path)
         record.refresh()
-        counting = list(record.counting())
+        counting = list(record.counting(size=size))
         found.measured = _measured(str(directory.path), record, _uniform_size(spec, mode))
         _graded(found, compiled, directory.described(), size)
     elif not launch.fresh and launch.out is None and (other := directory.sibling()) is not None:
@@ -244,7 +248,7 @@ def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
     found.again = sum(one.state == RolloutState.FAILED for one in counting)
     found.kept = len(counting) - found.again
     if groups is not None:
-        found.play = max(0, groups * size - _counted(counting, rows, spec, mode))
+        found.play = _to_play(counting, directory.path, rows, compiled, mode)
     return found
 
 
@@ -254,14 +258,49 @@ def _uniform_size(spec: Spec, mode: Mode) -> int | None:
     return section.group_size if mode != "evaluate" and section.drop_uniform and section.group_size > 1 else None
 
 
-def _counted(counting: Sequence[RolloutSummary], rows: Rows, spec: Spec, mode: Mode) -> int:
-    """Return how many of the rollouts that are there count for what the run is to have."""
-    kept = [one for one in counting if one.state != RolloutState.FAILED]
+def _to_play(counting: Sequence[RolloutSummary], path: Path, rows: Rows, compiled: CompiledSpec, mode: Mode) -> int:
+    """Return how many rollouts are missing of the groups that the run is to have."""
+    plan, groups = plan_of(compiled.spec, mode), compiled.spec.process.groups
+    states: dict[str, dict[int, RolloutState]] = {}
+    for rollout in counting:
+        states.setdefault(rollout.group, {})[rollout.index] = RolloutState(rollout.state)
+
+    def left(name: str) -> int:
+        return len(left_to_play(states.get(name, {}), plan.size, compared=compiled.has_group_rewards))
+
+    # What waits to be compared is not played again, but counts for nothing before its group comes.
+    ended = {name for name in states if not left(name)}
+    for rollout in _waiting(path):
+        states.setdefault(rollout.group, {}).setdefault(rollout.index, RolloutState.SCORED)
     if mode == "evaluate":
-        wanted = {row.key for row in islice(rows, ROWS)}
-        return sum(one.row_key in wanted for one in kept)
-    left_out = _left_out(counting, _uniform_size(spec, mode))
-    return sum(one.group not in left_out for one in kept)
+        return sum(map(left, islice(_in_order(rows, repeat=plan.repeat), ROWS)))
+    dropped = _left_out(counting, _uniform_size(compiled.spec, mode))
+    complete = ended - dropped
+    if not states or len(complete) >= groups:
+        return plan.size * max(0, groups - len(complete))
+    following = (name for name in _in_order(rows, repeat=plan.repeat) if name not in complete | dropped)
+    return sum(map(left, islice(following, groups - len(complete))))
+
+
+def _in_order(rows: Rows, *, repeat: bool) -> Iterator[str]:
+    """Yield the ids of the groups in the order in which a run plays them."""
+    seen: Counter[str] = Counter()
+    for epoch in count():
+        empty = True
+        for row in rows:
+            yield group_name(row.key, epoch if repeat else seen[row.key], repeat=repeat)
+            seen[row.key] += 1
+            empty = False
+        if empty or not repeat:
+            return
+
+
+def _waiting(path: Path) -> Iterator[RolloutSummary]:
+    """Yield the rollouts that were played and get their scores with the others of their group."""
+    with suppress(FileNotFoundError), (path / WAITING).open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield summary_of(line, 0)
 
 
 def _left_out(counting: Iterable[RolloutSummary], uniform_size: int | None) -> set[str]:

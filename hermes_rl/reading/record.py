@@ -7,11 +7,11 @@ Everything blocks; on an event loop it belongs into a thread.
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from sys import intern
 from typing import Any, BinaryIO
@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.rollout import RolloutState, cost_of
 from hermes_rl.runs.store import ROLLOUTS, Line
+from hermes_rl.values import is_number, read_own_json
 
 CONVERSATION, TURNS, SEQUENCES = b', "messages": [', b'], "turns": ', b', "sequences": '
 """Where, in a line of `runs.store.rollout_record`, the conversation begins, has ended, and where tokens begin."""
@@ -112,11 +113,11 @@ class RunRecord:
             raise UserError(f"there is no run at {path}: no such directory")
         self.path = path if path.is_dir() else path.parent
         if not (self.path / "run.json").is_file():
-            below = list(find_runs(self.path))
-            there = ": " + ", ".join(map(str, below[:5])) if below else ""
-            raise UserError(
-                f"{path} is no run directory: it has no run.json{'; there are runs below it' + there if below else ''}"
-            )
+            runs = ", ".join(map(str, [*find_runs(self.path)][:5]))
+            if self.path != path:
+                raise UserError(f"{path} is a file and no run; a run is a folder{f': {runs}' if runs else ''}")
+            there = f"; there are runs below it: {runs}" if runs else ""
+            raise UserError(f"{path} is no run directory: it has no run.json{there}")
         self.rollouts: list[RolloutSummary] = []
         """Every line, failed attempts included, in the order in which they ended."""
         self.torn = 0
@@ -139,10 +140,20 @@ class RunRecord:
     def described(self) -> dict[str, Any]:
         """What `run.json` says now."""
         try:
-            said = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+            said = read_own_json((self.path / "run.json").read_bytes())
         except (OSError, ValueError) as error:
             raise UserError(f"{self.path / 'run.json'} cannot be read: {error}") from error
         return said if isinstance(said, dict) else {}
+
+    @property
+    def group_size(self) -> float:
+        """Rollouts that the last start of an evaluation asked for of each row; without bound where nobody says."""
+        try:
+            described = self.described
+        except UserError:  # whoever shows the run says so
+            return inf
+        size = described.get("group_size")
+        return size if described.get("mode") == "evaluate" and isinstance(size, int) else inf
 
     @property
     def spec_text(self) -> str:
@@ -151,6 +162,8 @@ class RunRecord:
             return (self.path / "spec.yaml").read_text(encoding="utf-8")
         except OSError as error:
             raise UserError(f"{self.path / 'spec.yaml'} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise UserError(f"{self.path / 'spec.yaml'} cannot be read: it is not UTF-8") from error
 
     def refresh(self, most: int | None = None) -> int:
         """Read what was written since the last time, and return how many lines that are.
@@ -164,6 +177,8 @@ class RunRecord:
             file = (self.path / ROLLOUTS).open("rb")
         except FileNotFoundError:
             return 0
+        except OSError as error:
+            raise UserError(f"{self.path / ROLLOUTS} cannot be read: {error.strerror}") from error
         with file:
             found = os.fstat(file.fileno())
             if self._file != (found.st_dev, found.st_ino) or found.st_size < self._read:
@@ -227,8 +242,8 @@ class RunRecord:
         begin = self.summary(rollout).begin
         with self.open() as file:
             file.seek(begin)
-            found: Line = json.loads(file.readline())
-            return found
+            line: Line = read_own_json(file.readline())
+            return line
 
     def number(self, rollout: str) -> int:
         """Return which line of the file a rollout is, from 1: a short name for it."""
@@ -257,14 +272,20 @@ class RunRecord:
         own = [one for one in self.rollouts if one.group == group]
         return sorted(self.counting(own), key=lambda one: one.index)
 
-    def counting(self, rollouts: Iterable[RolloutSummary] | None = None) -> Iterator[RolloutSummary]:
+    def counting(
+        self, rollouts: Iterable[RolloutSummary] | None = None, size: float | None = None
+    ) -> Iterator[RolloutSummary]:
         """Yield of each place the rollout that counts: the one that is final, else the last that was played.
 
         Args:
             rollouts: that are looked at, each place with all its attempts; None: all.
+            size: of a group; places beyond it count for nothing. None: as many as the run's last start asked for.
         """
         places: dict[tuple[str, int], RolloutSummary] = {}
+        size = self.group_size if size is None else size
         for one in self.rollouts if rollouts is None else rollouts:
+            if one.index >= size:
+                continue
             known = places.get((one.group, one.index))
             if known is None or not known.final:
                 places[one.group, one.index] = one
@@ -305,14 +326,14 @@ def summary_of(line: bytes, begin: int) -> RolloutSummary:
     tokens = rest.rfind(SEQUENCES)
     end = rest.rfind(TURNS, 0, tokens)
     try:
-        said = json.loads(head + b"}")
-        behind = json.loads(b"{" + rest[end + 3 : tokens] + b"}")
+        said = read_own_json(head + b"}")
+        behind = read_own_json(b"{" + rest[end + 3 : tokens] + b"}")
         usage, timings = behind["usage"], behind["timings"]
     except (ValueError, KeyError):
-        said = behind = json.loads(line)
+        said = behind = read_own_json(line)
         usage, timings = said["usage"], said["timings"]
     values = [said["score"], *(record["value"] for record in said["rewards"].values())]
-    if not all(value is None or isinstance(value, int | float) for value in (*values, *timings.values())):
+    if not all(value is None or is_number(value) for value in (*values, *timings.values())):
         raise TypeError("a score, a reward or a time is no number")
     return RolloutSummary(
         id=said["id"],

@@ -19,6 +19,7 @@ from typing import Any
 from hermes_rl.reading.overview import overview
 from hermes_rl.reading.record import RolloutSummary, RunRecord
 from hermes_rl.reading.shown import Screen, shown_prompt, shown_rollout, shown_summary, shown_tokens, tokenizer_of
+from hermes_rl.rollouts.rollout import RolloutState
 from hermes_rl.runs.journal import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def write_report(path: Path) -> Path:
     record = RunRecord(path)
     record.refresh(MOST)
     place = record.path / NAME
-    write_atomically(place, report(record))
+    write_atomically(place, report(record).encode())
     return place
 
 
@@ -103,7 +104,7 @@ def sample(rollouts: Iterable[RolloutSummary], most: int = SAMPLED) -> list[Roll
     rollouts = list(rollouts)
     by_score = sorted((one for one in rollouts if one.score is not None), key=lambda one: one.score or 0.0)
     first_of_ending = {one.ending: one for one in reversed(rollouts)}.values()
-    failures = [one for one in rollouts if one.state == "failed"]
+    failures = [one for one in rollouts if RolloutState(one.state).given_up]
     best = by_score[::-1]
     # The rest of the groups of what was chosen lets members be compared.
     chosen: dict[str, RolloutSummary] = {}

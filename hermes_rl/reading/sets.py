@@ -19,13 +19,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.reading.compare import CONFIDENCE, by_row, paired
+from hermes_rl.reading.compare import by_row, paired
 from hermes_rl.reading.record import RolloutSummary, RunRecord
 from hermes_rl.reading.settings import contrast, model_of, spec_of, success_of
 from hermes_rl.reading.statistics import Interval
 from hermes_rl.rollouts.rollout import RolloutState
-from hermes_rl.runs.metrics import clustered_stderr, mean
+from hermes_rl.runs.metrics import CONFIDENCE, clustered_stderr, mean
 from hermes_rl.spec.suggest import choices
+from hermes_rl.values import read_own_json
 
 NOT_PLAYED = "not played yet"
 
@@ -262,7 +263,7 @@ def _columns(record: RunRecord) -> dict[str, Mapping[str, Any]]:
         for one in record.rollouts:
             if one.index == 0 and one.row_key not in found:
                 file.seek(one.begin)
-                found[one.row_key] = json.loads(file.readline()).get("row") or {}
+                found[one.row_key] = read_own_json(file.readline()).get("row") or {}
     return found
 
 
@@ -395,11 +396,12 @@ def _text(value: Any) -> str:
 
 
 def _in_order(value: str) -> tuple[bool, float, str]:
-    """Numbers by size, before all else."""
+    """Numbers by size, before all else; nan is none, as it is neither more nor less than another."""
     try:
-        return False, float(value), value
+        number = float(value)
     except ValueError:
-        return True, 0.0, value
+        number = math.nan
+    return (True, 0.0, value) if math.isnan(number) else (False, number, value)
 
 
 def _no_column(column: str, found: Mapping[Names, Sequence[_Read]]) -> str:

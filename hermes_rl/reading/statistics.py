@@ -15,9 +15,10 @@ from itertools import accumulate
 from typing import Any
 
 from hermes_rl.endings import Ending
-from hermes_rl.reading.compare import CONFIDENCE, by_row, t_quantile
+from hermes_rl.reading.compare import by_row
 from hermes_rl.reading.record import RolloutSummary
-from hermes_rl.runs.metrics import clustered_stderr, mean
+from hermes_rl.rollouts.rollout import RolloutState
+from hermes_rl.runs.metrics import interval, mean
 
 BARS = 20
 """Bars of a distribution."""
@@ -29,10 +30,7 @@ SLICES = 40
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and where the true one lies in 95 of 100 cases, rows being independent of each other; None: not known.
-
-    Rows that are all alike say nothing about how much others differ, so that there is no interval then.
-    """
+    """A mean and where the true one lies, as `hermes_rl.runs.metrics.interval` has it; None: not known."""
 
     mean: float | None
     low: float | None = None
@@ -45,11 +43,7 @@ class Interval:
         scores = [[one.score for one in row if one.score is not None] for row in rows.values()]
         if not scores:
             return cls(None)
-        centre, error = mean([score for row in scores for score in row]), clustered_stderr(scores)
-        if error is None or error <= 1e-9 * max(1.0, abs(centre)):
-            return cls(centre)
-        half = t_quantile(0.5 + CONFIDENCE / 2, len(scores) - 1) * error
-        return cls(centre, centre - half, centre + half)
+        return cls(mean([score for row in scores for score in row]), *(interval(scores) or ()))
 
 
 def headline(rollouts: Sequence[RolloutSummary], played: int) -> dict[str, Any]:
@@ -59,18 +53,18 @@ def headline(rollouts: Sequence[RolloutSummary], played: int) -> dict[str, Any]:
         rollouts: those that count.
         played: all of them, failed attempts included.
     """
-    interval = Interval.of(rollouts)
+    score = Interval.of(rollouts)
     return {
         "rollouts": len(rollouts),
         "groups": len({one.group for one in rollouts}),
         "rows": len({one.row_key for one in rollouts}),
         "scored": sum(one.score is not None for one in rollouts),
-        "failed": sum(one.state == "failed" for one in rollouts),
+        "failed": sum(RolloutState(one.state).given_up for one in rollouts),
         "attempts": played,
         "model": next((one.model for one in rollouts if one.model), None),
-        "mean": interval.mean,
-        "low": interval.low,
-        "high": interval.high,
+        "mean": score.mean,
+        "low": score.low,
+        "high": score.high,
         "tokens": sum(one.prompt_tokens + one.completion_tokens for one in rollouts),
         "cost": math.fsum(costs) if (costs := _costs(rollouts)) else None,
     }
@@ -176,7 +170,7 @@ def _told(ending: str) -> dict[str, Any]:
 
 def _failures(lines: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
     """Return the causes of failed attempts, replayed ones included, each with its last message."""
-    failed = [one for one in lines if one.state == "failed"]
+    failed = [one for one in lines if RolloutState(one.state).given_up]
     last = {one.ending: one for one in failed}
     counts = Counter(one.ending for one in failed)
     return [

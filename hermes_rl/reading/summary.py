@@ -96,6 +96,7 @@ class RunSummary:
         worst: the rows with the lowest score.
         slowest: the rows that took longest.
         unreadable: lines of the record that cannot be read.
+        unasked: rollouts beyond those that the last start asked for of each row; they count for nothing.
     """
 
     path: str
@@ -123,6 +124,7 @@ class RunSummary:
     worst: tuple[RowSummary, ...]
     slowest: tuple[RowSummary, ...]
     unreadable: int
+    unasked: int
 
     def record(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -136,7 +138,8 @@ def summarise(record: RunRecord, listed: int = 5) -> RunSummary:
         UserError: run.json or spec.yaml cannot be read.
     """
     described, success = record.described, success_of(spec_of(record))
-    counting = list(record.counting())
+    size = record.group_size
+    counting = list(record.counting(size=size))
     graded = [one for one in counting if one.score is not None]
     rows = by_row(counting)
     summaries = [_row(key, found, success) for key, found in rows.items()]
@@ -176,6 +179,7 @@ def summarise(record: RunRecord, listed: int = 5) -> RunSummary:
         worst=tuple(sorted((one for one in summaries if _is_bad(one)), key=_badness)[:listed]),
         slowest=tuple(sorted(summaries, key=lambda one: -one.seconds)[:listed]),
         unreadable=record.torn,
+        unasked=sum(rollout.index >= size for rollout in record.rollouts),
     )
 
 
@@ -264,7 +268,7 @@ def looked_at(spec: Mapping[str, Any], columns: Iterable[str]) -> dict[str, list
 
 
 def _has_failed(rollout: RolloutSummary) -> bool:
-    return rollout.state == RolloutState.FAILED
+    return RolloutState(rollout.state).given_up
 
 
 def _failures(failed: Sequence[RolloutSummary]) -> Iterator[FailureCause]:

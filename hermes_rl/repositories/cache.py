@@ -7,10 +7,14 @@ user has agreed to run. Where content differs from its digest it is fetched agai
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,16 +70,28 @@ def fetched(address: Address) -> Fetched:
             named = git_commit(address) if address.kind == "git" else Named(hub_commit(address), "")
         except UserError as error:
             raise UserError(f"{error}{_kept(repository, address)}") from error
-    if (found := _here(repository, address.at(named.commit))) is not None:
-        return found
+    if (here := _here(repository, address.at(named.commit))) is not None:
+        return here
     try:
         repository.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=repository) as work:
-            return _fetch(repository, address, named, Path(work))
+        # One fetches at a time, so that nobody replaces a folder that another one has just been given.
+        with _locked(repository), tempfile.TemporaryDirectory(prefix=".fetching-", dir=repository) as work:
+            return _here(repository, address.at(named.commit)) or _fetch(repository, address, named, Path(work))
     except Unfit as error:
         raise UserError(f"{address}: {error}") from error
     except OSError as error:
         raise UserError(f"{address} cannot be kept in {repository}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _fetch(repository: Path, address: Address, named: Named, work: Path) -> Fetched:
@@ -87,6 +103,8 @@ def _fetch(repository: Path, address: Address, named: Named, work: Path) -> Fetc
         commit, entries = named.commit, hub_files(address, named.commit)
     if address.commit not in (None, commit):
         raise UserError(f"{address}: another commit was given, {commit}")
+    if (here := _here(repository, address.at(commit))) is not None:
+        return here  # the revision has moved on to a commit that is here
     write_files(entries, files)
     digest = digest_of(files)
     described = json.dumps({"address": str(address.at(commit)), "digest": digest})

@@ -2,7 +2,8 @@
 
 Nothing has to be tuned: another rollout begins while no call waits for a place at the policy's server, a part of the
 cores is idle, and memory is left. Where others keep the cores busy, no more than a few per core are open. A number on
-request is kept to exactly, as long as this process may open the descriptors for it.
+request is kept to exactly, as long as this process may open the descriptors for it and the memory that all sandboxes
+may have together is not nearly used up.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from hermes_rl.rollouts.rollout import Group
+from hermes_rl.sandbox.cgroup import SandboxMemory, free_share, together
 
 # Rows that infrastructure fails again and again: set aside, so that the others are played, and reported
 
@@ -163,8 +165,43 @@ class DescriptorShare:
         return self._left - (open_rollouts - self._open) > self._limit // 2
 
 
+NEARLY = 0.7
+"""Share of the memory of all sandboxes from which another begins only where all that it may take is left."""
+
+
+class MemoryShare:
+    """Whether the memory that all sandboxes may have together carries another rollout.
+
+    As long as there is plenty, they may be promised more than there is: few use what they may. Where it was used up all
+    the same, what begins for a while, such as what is played anew because of it, has what it was promised.
+    """
+
+    def __init__(
+        self,
+        sandboxes: Callable[[], SandboxMemory | None] = together,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sandboxes, self._clock = sandboxes, clock
+        self._looked, self._open = -LOOK, 0
+        self._seen: SandboxMemory | None = None
+
+    def carry(self, open_rollouts: int) -> bool:
+        """Carry the first in any case: where nothing runs, nothing would give memory back."""
+        if self._clock() - self._looked >= LOOK:
+            self._looked, self._open, self._seen = self._clock(), open_rollouts, self._sandboxes()
+        seen = self._seen
+        if open_rollouts == 0 or seen is None:
+            return True
+        if seen.short:
+            return (open_rollouts + 1) * seen.each <= seen.limit
+        if seen.used < NEARLY * seen.limit:
+            return True
+        begun = max(0, open_rollouts - self._open)
+        return seen.limit - seen.used - begun * seen.each >= max(seen.each, RESERVE * seen.limit)
+
+
 class Carries(Protocol):
-    """Whether the file descriptors that there are carry another rollout."""
+    """Whether the descriptors, or the memory, that there are carry another rollout."""
 
     def carry(self, open_rollouts: int) -> bool: ...
 
@@ -172,12 +209,15 @@ class Carries(Protocol):
 class Fixed:
     """As many rollouts as were asked for."""
 
-    def __init__(self, concurrency: int, descriptors: Carries | None = None) -> None:
+    def __init__(self, concurrency: int, descriptors: Carries | None = None, memory: Carries | None = None) -> None:
         self.concurrency = concurrency
         self.descriptors = descriptors or DescriptorShare()
+        self.memory = memory or MemoryShare()
 
     def admits(self, open_rollouts: int, beside: int = 0) -> bool:
-        return open_rollouts < self.concurrency and self.descriptors.carry(open_rollouts + beside)
+        together = open_rollouts + beside
+        carried = self.descriptors.carry(together) and self.memory.carry(together)
+        return open_rollouts < self.concurrency and carried
 
 
 class Used(NamedTuple):
@@ -197,6 +237,7 @@ class Adaptive:
         cores: how many there are; machines may come and go.
         machine: what all programs together have used, this one included.
         descriptors: that this process may open.
+        memory: that all sandboxes may have together.
     """
 
     def __init__(
@@ -209,8 +250,10 @@ class Adaptive:
         cores: Callable[[], int] | None = None,
         machine: Callable[[], Sequence[Used]] | None = None,
         descriptors: Carries | None = None,
+        memory: Carries | None = None,
     ) -> None:
         self.descriptors = descriptors or DescriptorShare(clock=clock)
+        self.memory = memory or MemoryShare(clock=clock)
         self._calls, self._clock = calls, clock
         self._used, self._free = used or processor_seconds, free or free_memory
         self._cores, self._machine = cores or usable_cores, machine or whole_machine
@@ -225,7 +268,7 @@ class Adaptive:
         """Whether another rollout may begin; `beside` so many are open in other runs of this process."""
         self._look(open_rollouts)
         together = open_rollouts + beside
-        if not self.descriptors.carry(together):
+        if not (self.descriptors.carry(together) and self.memory.carry(together)):
             return False
         if together < self._cores():
             return True  # less would leave cores idle, whatever was measured
@@ -353,8 +396,8 @@ def _text(path: Path) -> str:
 
 
 def free_memory() -> float:
-    """Share of the memory that is left: of the machine, or of the control group where that has less."""
-    return min(_machine(), _control_group())
+    """Share of the memory that is left: of the machine, of a control group around this process, or of its sandboxes."""
+    return min(_machine(), free_share(CONTROL_GROUP))
 
 
 def _machine() -> float:
@@ -364,12 +407,3 @@ def _machine() -> float:
         return sizes["MemAvailable"] / sizes["MemTotal"]
     except (OSError, KeyError, ValueError):
         return 1.0  # not Linux: the system itself has to say no
-
-
-def _control_group() -> float:
-    try:
-        limit = int((CONTROL_GROUP / "memory.max").read_text(encoding="ascii"))
-        used = int((CONTROL_GROUP / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return 1.0  # no bound, or none that can be read
-    return max(0.0, 1.0 - used / limit) if limit else 1.0

@@ -29,7 +29,8 @@ from hermes_rl.agent.user import SimulatedUser, user_id
 from hermes_rl.data.rows import Row
 from hermes_rl.endings import Ending
 from hermes_rl.errors import UserError
-from hermes_rl.plugins import load_object, place_of
+from hermes_rl.foreign.pool import POOL
+from hermes_rl.plugins import Code, load_object, place_of
 from hermes_rl.rollouts.environment import EndingPolicy
 from hermes_rl.rollouts.model_handle import ModelHandle
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
@@ -44,18 +45,19 @@ from hermes_rl.rollouts.sandboxes import (
 from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.sandbox.backends import Pool
 from hermes_rl.sandbox.base import SandboxConfig
-from hermes_rl.scoring.grader import GradedReward, Grader, find_reward
+from hermes_rl.scoring.grader import GradedReward, Grader, RewardFunction, find_reward
 from hermes_rl.scoring.value import Weighting
 from hermes_rl.servers.base import ReasoningOptions, ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import config_from_spec, create_client
 from hermes_rl.servers.scripted import Script, ScriptedTurn, deviate_script, deviations
-from hermes_rl.spec.model import NO_TOOLSETS, Agent, Part, Prompt, Spec, TextFile, is_template, thaw
+from hermes_rl.spec.model import NO_TOOLSETS, Agent, Part, Prompt, Reward, Spec, TextFile, is_template, thaw
 from hermes_rl.spec.model import Message as SpecMessage
 from hermes_rl.spec.suggest import choices
 from hermes_rl.spec.templates import has_template, render, render_section, render_text
 from hermes_rl.tools.artifacts import ArtifactRequest, TakenArtifact
 from hermes_rl.tools.base import Toolkit, ToolRuntime, free_task_id
+from hermes_rl.tools.rollout_process import RolloutProcess
 
 # ---------------- A spec's `solution` as scripts: what a scripted policy plays, and what a scripted user answers
 # Owns the rendering over a row and which members of a group go wrong.
@@ -266,7 +268,7 @@ class CompiledSpec:
         self._user_tooling = Tooling(
             spec, os.environ if environ is None else environ, spec.user.tools if spec.user else (), NO_TOOLSETS
         )
-        self._state_class = load_object(spec.state) if spec.state is not None else None
+        self._state_class = load_object(spec.state.python) if spec.state is not None else None
         self.grader = _grader(spec, self.roles)
         self.pool = Pool()
         """Sandboxes that wait for the next rollout, or the next fresh one of a reward."""
@@ -276,6 +278,8 @@ class CompiledSpec:
         """Digests of the images that graded rollouts were played in, by the name that the spec has for each."""
         self._folder = spec.folder
         self._environ = environ
+        self._sample: Any = None
+        self._opened = False
         self.sandbox: SandboxConfig | None = None
         """That of every row, where no template makes them differ; known once it is first needed."""
 
@@ -320,6 +324,9 @@ class CompiledSpec:
         await self._open(self._sandbox_of(row))
 
     async def _open(self, config: SandboxConfig) -> None:
+        if not self._opened:
+            self._opened = True
+            POOL.prepare([reward.function.code for reward in self.grader.rewards if reward.function.code is not None])
         await self.tooling.open(config)
         await self._user_tooling.open(config)
 
@@ -362,20 +369,40 @@ class CompiledSpec:
 
     @asynccontextmanager
     async def runtime(self, key: RolloutKey) -> AsyncIterator[ToolRuntime]:
-        state = self._state(key.row)
         config = self._sandbox_of(key.row)
         await self._open(config)
-        toolkit = self.tooling.toolkit(key.group, state)
+        process = await self._process(key.row)
+        apart = self.spec.state is not None and self.spec.state.process
+        state = process if apart else self._state(key.row)
+        toolkit = self.tooling.toolkit(key.group, self._sample_state(key.row) if apart else state)
         for role in self.roles.values():
             role.live_here()
         name = free_task_id(key.id)
         self._register_scripts(key, name)
         try:
             made = ToolRuntime(config, task_id=name, toolkit=toolkit, state=state, factory=self.pool.create, run=True)
+            made.process = process
             async with made as runtime:
                 yield runtime
         finally:
             self._forget(name)
+            if process is not None:
+                await process.close()
+
+    async def _process(self, row: Row) -> RolloutProcess | None:
+        """Begin the process of a rollout's own, where the spec wants one."""
+        state = self.spec.state if self.spec.state is not None and self.spec.state.process else None
+        tools = (*self.spec.tools, *(self.spec.user.tools if self.spec.user else ()))
+        if state is None and not any(tool.process for tool in tools):
+            return None
+        code = None if state is None else Code.of(state.python)
+        return await RolloutProcess.start(code, dict(row.columns), f"{state and state.python} (row {row.key})")
+
+    def _sample_state(self, row: Row) -> Any:
+        """Return a state by which to describe tools, where those of rollouts live elsewhere."""
+        if self._sample is None:
+            self._sample = self._state(row)
+        return self._sample
 
     def _sandbox_of(self, row: Row) -> SandboxConfig:
         if self.sandbox is not None:
@@ -393,7 +420,9 @@ class CompiledSpec:
             return self._state_class(copy.deepcopy(dict(row.columns)))
         except Exception as error:  # the spec's own code: whatever it raises is the spec's mistake
             where = place_of(error, self._state_class.__init__)
-            raise UserError(f"state: {self.spec.state} raised {where} (row {row.key})") from error
+            raise UserError(
+                f"state: {self.spec.state and self.spec.state.python} raised {where} (row {row.key})"
+            ) from error
 
     async def grade(self, rollout: Rollout, runtime: ToolRuntime) -> None:
         item = dict(rollout.key.row.columns)
@@ -438,7 +467,9 @@ class CompiledSpec:
         return self.grader.credit(rollout.rewards)
 
     def ending_policy(self, ending: Ending) -> EndingPolicy:
-        return self.spec.endings.get(str(ending), "grade")
+        policy = self.spec.endings.get(str(ending), "grade")
+        assert policy != "worst", "the spec's rules let only `lost` say so"
+        return policy
 
     async def user(self, key: RolloutKey, runtime: ToolRuntime) -> SimulatedUser | None:
         user = self.spec.user
@@ -526,13 +557,29 @@ def _roles(spec: Spec, environ: Mapping[str, str]) -> dict[str, ModelClient]:
     }
 
 
+def _function(spec: Spec, name: str, reward: Reward) -> RewardFunction:
+    found = find_reward(name, reward.fn, [other for other in spec.rewards if other != name])
+    function = replace(found, code=found.code if reward.process else None, timeout=reward.timeout)
+    if function.code is None and "state" in function.parameters and spec.state is not None and spec.state.process:
+        raise UserError(f"rewards.{name}: it names `state`, which is in a process, so it cannot run in the runner")
+    return function
+
+
+def _arguments(spec: Spec, reward: Reward) -> Mapping[str, Any]:
+    """Return the arguments of a reward; the `reference` of `tests_pass` may be the spec's own solution."""
+    if reward.fn != "tests_pass" or reward.args.get("reference") != "solution" or spec.solution is None:
+        return reward.args
+    turns = thaw(spec.solution.model_dump(exclude_none=True).get("turns"))
+    return {**reward.args, "reference": turns or spec.solution.patch}
+
+
 def _grader(spec: Spec, roles: Mapping[str, ModelClient]) -> Grader:
     return Grader(
         rewards=tuple(
             GradedReward(
-                find_reward(name, reward.fn),
+                _function(spec, name, reward),
                 Weighting(name, reward.weight, reward.gate),
-                reward.args,
+                _arguments(spec, reward),
                 fresh=reward.sandbox == "fresh",
             )
             for name, reward in spec.rewards.items()

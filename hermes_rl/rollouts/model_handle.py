@@ -10,9 +10,11 @@ from concurrent.futures import Future
 from typing import Any
 
 from hermes_rl.agent.result import Usage
+from hermes_rl.foreign.stand_ins import lives_in_runner
 from hermes_rl.servers.client import ModelClient
 
 
+@lives_in_runner("hermes_rl.foreign.stand_ins:RoleStandIn")
 class ModelHandle:
     """Lets a reward ask the model of a role.
 
@@ -25,6 +27,10 @@ class ModelHandle:
         self.scripted = client.scripted
         self.verdicts: dict[str, Future[Mapping[str, Any]]] = {}
         self._client = client
+
+    def stand_in_fields(self) -> dict[str, Any]:
+        """Return what stands for it in a process of foreign code is told at once."""
+        return {"name": self.name, "scripted": self.scripted}
 
     async def chat(self, messages: list[dict[str, Any]], schema: Mapping[str, Any] | None = None) -> str:
         """Return the text of the answer; a JSON Schema is sent as `response_format`. Raises ServerFailure."""

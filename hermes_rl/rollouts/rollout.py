@@ -34,18 +34,19 @@ from hermes_rl.tokens.transcript import SampledSpan, TokenLogprobs, TokenSequenc
 
 def certify(group: Group) -> Certificate:
     """Compare the tokens of a group with what its servers sampled. Takes milliseconds: call it in a thread."""
-    ledger = [one for rollout in group.rollouts for one in rollout.ledger]
-    sequences = [one for rollout in group.rollouts for one in rollout.sequences or ()]
+    members = [rollout for rollout in group.rollouts if rollout.state is not RolloutState.LOST]  # not trained on
+    ledger = [one for rollout in members for one in rollout.ledger]
+    sequences = [one for rollout in members for one in rollout.sequences or ()]
     known = all(one.weights.before is not None and one.weights.after is not None for one in ledger) and bool(ledger)
     return Certificate(
         sampled=sum(one.count for one in ledger),
         trained=sum(one.trained_length for one in sequences),
-        turns=sum(rollout.result.turns_used for rollout in group.rollouts if rollout.result is not None),
+        turns=sum(rollout.result.turns_used for rollout in members if rollout.result is not None),
         sequences=len(sequences),
         oldest=min(one.weights.before or 0 for one in ledger) if known else None,
         newest=max(one.weights.after or 0 for one in ledger) if known else None,
-        sampling=_different(one for rollout in group.rollouts for one in rollout.sampling),
-        problems=tuple(f"{rollout.id}: {text}" for rollout in group.rollouts for text in _problems(rollout)),
+        sampling=_different(one for rollout in members for one in rollout.sampling),
+        problems=tuple(f"{rollout.id}: {text}" for rollout in members for text in _problems(rollout)),
     )
 
 
@@ -214,11 +215,18 @@ class RolloutState(StrEnum):
     """The spec's `endings` drop how it ended, so it has no score and never gets one."""
     FAILED = "failed"
     """Infrastructure failed it; a later start of the run plays it again."""
+    LOST = "lost"
+    """Infrastructure failed it again and again; it has no score, stays in its group, and counts as the worst there."""
 
     @property
     def final(self) -> bool:
         """True where it is never played or scored again."""
-        return self in (RolloutState.SCORED, RolloutState.LEFT_OUT)
+        return self in (RolloutState.SCORED, RolloutState.LEFT_OUT, RolloutState.LOST)
+
+    @property
+    def given_up(self) -> bool:
+        """True where infrastructure failed it for good."""
+        return self in (RolloutState.FAILED, RolloutState.LOST)
 
 
 @dataclass(frozen=True)
@@ -294,6 +302,8 @@ class Rollout:
     """What a teacher says of each of its sequences; None where none was asked."""
     line: Mapping[str, Any] | None = None
     """Its record as the process has made it that played it for this one; None where this one did."""
+    worker_died: bool = False
+    """Whether it failed because the workers that played it died."""
     no_tokens: str | None = None
     """Why an encoder could not give it any sequences; None where none has tried, or it could."""
 
@@ -427,6 +437,15 @@ class Certificate:
         return {"exact": self.exact, **asdict(self)}
 
 
+def baseline(members: Sequence[tuple[float | None, RolloutState]]) -> list[float | None]:
+    """Return what each member counts as in the comparison of its group, from its score and its state.
+
+    One that was lost counts as the worst of those that have a score: it never gets one itself.
+    """
+    worst = min((score for score, _ in members if score is not None), default=None)
+    return [worst if state is RolloutState.LOST else score for score, state in members]
+
+
 @dataclass
 class Group:
     """All rollouts of one row that are compared with each other.
@@ -447,11 +466,18 @@ class Group:
 
     @property
     def scores(self) -> list[float]:
-        """One score per rollout, in order, of those that were graded."""
-        return [rollout.score for rollout in self.rollouts if rollout.score is not None]
+        """One score per rollout that is compared, in order: its own, or that of the worst for one that was lost."""
+        return [score for score in self.baseline if score is not None]
+
+    @property
+    def baseline(self) -> list[float | None]:
+        """What each rollout counts as where scores are compared, in order; None for one that does not count."""
+        return baseline([(one.score, one.state) for one in self.rollouts])
 
     def advantages(self, normalise: Normalise = "std") -> list[float | None]:
-        """One advantage per rollout, in order; None for one without a score, which is no part of the comparison.
+        """One advantage per rollout, in order; None for one without a score, which is not trained on.
+
+        Only one that was lost (`endings.lost: worst`) is part of the comparison without a score, as the worst.
 
         Args:
             normalise: "std": the score less the group's mean, in units of its standard deviation; "mean": less the

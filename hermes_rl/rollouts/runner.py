@@ -1,13 +1,16 @@
 """`RolloutRunner`: plays rollouts and groups of an environment.
 
 A rollout that infrastructure failed is played again in a fresh sandbox; when that is in vain its group is dropped.
-A rollout always becomes a `Rollout`, never an exception; only cancellation and the user's mistakes travel.
+A rollout always becomes a `Rollout`, never an exception; only cancellation travels, and what is equal for every
+rollout: a `RunError`, and a `UserError` as long as none was graded. Once one was, the user's input is right for that
+one, so that a `UserError` is about the other rollout alone, whose row or agent brought it about.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -18,16 +21,20 @@ from typing import Any, Protocol
 
 from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.data.rows import Row
-from hermes_rl.errors import Failure
+from hermes_rl.endings import Ending
+from hermes_rl.errors import Failure, RunError, UserError
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
 from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.servers.client import HearsVersions, metered
+from hermes_rl.servers.pool import Limiter
 from hermes_rl.tools.base import ToolRuntime
 
 log = logging.getLogger(__name__)
 
+COMPARED = 2
+"""Members with a score that a group needs, so that one that was lost can count as the worst of it."""
 REPLAYS = 2
 """How often a rollout that infrastructure failed is played again."""
 
@@ -58,6 +65,10 @@ class Elsewhere(Protocol):
     async def compare(self, rollouts: list[Rollout]) -> None:
         """Add the rewards that need the whole group. Raises Failure."""
         ...
+
+
+class DiedElsewhere(RunError):
+    """Those who play elsewhere died again and again over one and the same rollout."""
 
 
 class Unrecorded:
@@ -115,7 +126,7 @@ class RolloutRunner:
     ) -> None:
         self.environment, self.split, self.elsewhere = environment, split, elsewhere
         self.options = options or environment.options(split)
-        self.slots = nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
+        self.slots = Limiter(concurrency or sys.maxsize, fixed=True)
         self.policy = policy if policy is not None else environment.policy
         self.store: Recorded = store if store is not None else Unrecorded()
         self.encode, self.prepare, self.on_played = encode, prepare, on_played
@@ -125,6 +136,10 @@ class RolloutRunner:
         """Members of started groups that have not ended."""
         self.replayed = 0
         """Rollouts that were played again, as infrastructure failed them."""
+        self._graded = False
+        """Whether any rollout was graded, so that the user's input is right for one at least."""
+        self._compared = False
+        """Whether the members of any group were compared."""
         self._playing: set[ToolRuntime] = set()
 
     @property
@@ -140,19 +155,21 @@ class RolloutRunner:
         *,
         epoch: int = 0,
         whole: bool = True,
+        keep_lost: bool = False,
         on_change: Callable[[], None] | None = None,
     ) -> asyncio.Task[Group]:
         """Begin a group; every member that ends calls `on_change`.
 
         With `whole` the first member that fails for good ends the others and the group is dropped; without, every
-        member is played to its end and the failed ones stay without a score.
+        member is played to its end and the failed ones stay without a score. With `keep_lost` those that fail for good
+        are lost, and count as the worst of a group in which two others have a score.
         """
         members: list[asyncio.Task[Rollout]] = []
         begin = asyncio.Event()
 
         async def play(key: RolloutKey, played: Callable[[], None]) -> Rollout:
             await begin.wait()
-            return await self.member(key, played)
+            return await self.member(key, played, hold=whole and keep_lost)
 
         for index in range(size):
             place = _OpenMember(self, on_change)
@@ -160,21 +177,29 @@ class RolloutRunner:
             member = asyncio.create_task(play(key, place.leave))
             member.add_done_callback(place.leave)
             members.append(member)
-        finish = asyncio.create_task(self._finish(Group(group, row, [], epoch), members, whole, begin))
+        finish = asyncio.create_task(
+            self._finish(Group(group, row, [], epoch), members, whole, begin, keep_lost=whole and keep_lost)
+        )
         for member in members:
             # A task that is cancelled before its first step runs no `finally`.
             finish.add_done_callback(partial(_cancel_one, member))
         return finish
 
     async def _finish(
-        self, group: Group, members: list[asyncio.Task[Rollout]], whole: bool, begin: asyncio.Event
+        self,
+        group: Group,
+        members: list[asyncio.Task[Rollout]],
+        whole: bool,
+        begin: asyncio.Event,
+        *,
+        keep_lost: bool,
     ) -> Group:
         async with self.exclusive(group.id):
             begin.set()
             try:
                 for ended in asyncio.as_completed(members):
                     rollout = await ended
-                    if rollout.error is not None:
+                    if rollout.error is not None and not (keep_lost and rollout.state.given_up):
                         group.dropped = group.dropped or rollout.ending
                         group.detail = group.detail or rollout.error
                         if whole:
@@ -182,23 +207,37 @@ class RolloutRunner:
             finally:
                 await _cancel(members)
             group.rollouts = [task.result() for task in members if not task.cancelled()]
+            lost = [rollout for rollout in group.rollouts if keep_lost and rollout.state.given_up]
+            if lost and group.dropped is None and len(group.rollouts) - len(lost) < COMPARED:
+                group.dropped, group.detail = lost[0].ending, lost[0].error
             await self._score_together(group)
+            for rollout in [one for one in lost if one.state is RolloutState.FAILED]:
+                if group.dropped is None:
+                    rollout.state = RolloutState.LOST
+                    take_up(self.environment, rollout)
+                self._record(rollout)
         if self.prepare is not None:
             await self.prepare(group)
         return group
 
-    async def member(self, key: RolloutKey, played: Callable[[], None] = lambda: None) -> Rollout:
+    async def member(
+        self, key: RolloutKey, played: Callable[[], None] = lambda: None, *, hold: bool = False
+    ) -> Rollout:
         """Play one member of a group, again where infrastructure failed, until it is graded or given up.
 
-        `played` is called when nothing is left but to write the rollout down: then another one may begin.
+        `played` is called when nothing is left but to write the rollout down: then another one may begin. With `hold`
+        one that is given up is not written down: what becomes of it is known when its group has ended.
         """
         recalled = await self.store.recall(key)
         if recalled is not None:
             return self._taken_up(recalled)
         first = self.store.attempts(key)
         for attempt in range(first, first + self.replays + 1):
-            async with self.slots:
+            await self.slots.acquire()
+            try:
                 rollout = await self._attempted(replace(key, attempt=attempt))
+            finally:
+                self.slots.release()
             self.on_played(rollout)
             last = not rollout.ending.rule.retried or attempt == first + self.replays
             if not last:
@@ -210,7 +249,8 @@ class RolloutRunner:
                 await asyncio.sleep(0)
             if rollout.error is None and self.encode is not None:
                 await self.encode(rollout)
-            self._record(rollout)
+            if not (last and hold and rollout.state.given_up):
+                self._record(rollout)
             if last:
                 break
         return rollout
@@ -244,13 +284,19 @@ class RolloutRunner:
 
     async def _attempted(self, key: RolloutKey) -> Rollout:
         if self.elsewhere is not None:
-            rollout = await self.elsewhere.play(key, self.split)
+            try:
+                rollout = await self.elsewhere.play(key, self.split)
+            except (UserError, DiedElsewhere) as error:
+                rollout = Rollout(key, 0)
+                self._fail_alone(rollout, error)
+            self._graded = self._graded or rollout.error is None
             take_up(self.environment, rollout)
             versions = [one.weights.after for one in rollout.ledger if one.weights.after is not None]
             if versions and isinstance(self.policy, HearsVersions):
                 self.policy.hear(max(versions))  # a server may tell its version in answers alone
             return rollout
         rollout = await self.play(key)
+        self._graded = self._graded or rollout.error is None
         if self.teacher is not None and rollout.error is None:
             await self._teach(rollout, self.teacher)
         return rollout
@@ -268,6 +314,8 @@ class RolloutRunner:
                         await self._grade(rollout, runtime)
                     finally:
                         self._playing.discard(runtime)
+            except UserError as error:
+                self._fail_alone(rollout, error)
             except Failure as failure:
                 if rollout.state is RolloutState.FAILED:
                     rollout.fail(failure)
@@ -281,6 +329,16 @@ class RolloutRunner:
             rollout.timings |= rollout.result.timings.record()
         rollout.timings["total"] = time.perf_counter() - started
         return rollout
+
+    def _fail_alone(self, rollout: Rollout, error: UserError | DiedElsewhere) -> None:
+        """Let the error be this rollout's, where another one was graded; raise it again where none was."""
+        if not self._graded:
+            raise error
+        log.error("rollout %s: %s", rollout.id, error)
+        rollout.worker_died = isinstance(error, DiedElsewhere)
+        rollout.fail(
+            Failure(str(error), ending=Ending.SANDBOX_FAILURE if rollout.result is None else Ending.REWARD_FAILURE)
+        )
 
     async def _teach(self, rollout: Rollout, teacher: Teacher) -> None:
         """Ask the teacher about the tokens of a graded rollout; a teacher that fails makes the rollout fail."""
@@ -342,16 +400,19 @@ class RolloutRunner:
         self._record(*waiting)
 
     async def _compare(self, group: Group) -> None:
+        members = [rollout for rollout in group.rollouts if not rollout.state.given_up]
         try:
             with metered() as meter:
-                await (self.elsewhere.compare if self.elsewhere is not None else self.environment.grade_group)(
-                    group.rollouts
-                )
-            group.rollouts[0].use(meter.roles, played=False)  # it is nobody's more than another's
-            for rollout in group.rollouts:
+                await (self.elsewhere.compare if self.elsewhere is not None else self.environment.grade_group)(members)
+            members[0].use(meter.roles, played=False)  # it is nobody's more than another's
+            for rollout in members:
                 self._score(rollout)
-        except Failure as failure:
-            for rollout in group.rollouts:
+            self._compared = True
+        except (Failure, UserError) as error:
+            if isinstance(error, UserError) and not self._compared:
+                raise
+            failure = error if isinstance(error, Failure) else Failure(str(error), ending=Ending.REWARD_FAILURE)
+            for rollout in members:
                 rollout.fail(failure)
             group.dropped, group.detail = failure.ending, failure.detail
 
@@ -360,7 +421,7 @@ def take_up(environment: Environment, rollout: Rollout) -> None:
     """Set what follows from the environment, and so has no place in a record: seed, mask and credit per turn."""
     policy = environment.ending_policy(rollout.ending)
     rollout.seed = rollout.key.seed(environment.seed)
-    rollout.masked = policy == "mask"
+    rollout.masked = policy == "mask" or rollout.state is RolloutState.LOST
     fixed = isinstance(policy, int | float)
     rollout.credit = None if fixed or rollout.score is None else environment.credit(rollout)
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import hashlib
+import io
 import logging
 import os
 import shutil
+import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,14 +34,20 @@ from hermes_rl.tools.mcp_server import McpSettings
 from hermes_rl.tools.mcp_tools import McpSource
 from hermes_rl.tools.python_tools import python_tool, state_tools
 from hermes_rl.tools.recording import Recorder, Replay
+from hermes_rl.tools.rollout_process import RolloutTool, process_tools
 
-# ----------------------------------------- Artifacts on the host: one folder per rollout, files and folders only
-# Nothing that the agent named is followed or executed: the folder is new, and holds no link through which a name of the
-# agent could lead elsewhere.
+# ----------------------------------- Artifacts on the host: a folder per rollout, with a file or a folder per artifact
+# No name that the agent chose becomes a name on this machine, where it could be too long or lead elsewhere: an artifact
+# that is a folder is kept as one archive. Nothing of it is executed.
 
 
 Keep = Callable[[str, Mapping[str, TakenArtifact]], dict[str, Any]]
 """Keeps the artifacts of a rollout, whose id it is given, and returns what its record says of them; blocks."""
+ARCHIVE = "files.tar"
+"""The archive of an artifact that is a folder, in the folder of its name."""
+_EXECUTABLE = 0o111
+LONGEST_FILE_NAME = 200
+"""Characters of a name on this machine; file systems take 255 bytes."""
 
 
 def keep_artifacts(folder: Path, rollout: str, artifacts: Mapping[str, TakenArtifact]) -> dict[str, Any]:
@@ -46,13 +55,21 @@ def keep_artifacts(folder: Path, rollout: str, artifacts: Mapping[str, TakenArti
 
     An attempt of an earlier run under the same id is replaced. Raises RunError where they cannot be written.
     """
-    own = folder / quote(rollout, safe=":")
+    own = folder / _file_name(rollout)
     shutil.rmtree(own, ignore_errors=True)
     try:
         own.mkdir(parents=True)
-        return {name: _keep(own / quote(name, safe=""), each, folder.parent) for name, each in artifacts.items()}
+        return {name: _keep(own / _file_name(name), each, folder.parent) for name, each in artifacts.items()}
     except OSError as error:
         raise RunError(f"artifacts cannot be written to {folder}: {error.strerror}") from error
+
+
+def _file_name(name: str) -> str:
+    """Return the name of a file for a rollout or an artifact; a long one ends with its hash."""
+    quoted = quote(name, safe=":", errors="surrogatepass")
+    if len(quoted) <= LONGEST_FILE_NAME:
+        return quoted
+    return f"{quoted[: LONGEST_FILE_NAME - 17]}-{hashlib.sha256(quoted.encode()).hexdigest()[:16]}"
 
 
 def kept_artifacts(run: Path, record: Mapping[str, Any], names: Iterable[str]) -> dict[str, TakenArtifact]:
@@ -67,49 +84,68 @@ def kept_artifacts(run: Path, record: Mapping[str, Any], names: Iterable[str]) -
     return {name: _kept(run, name, record[name]) for name in names}
 
 
-def _kept(run: Path, name: str, said: Mapping[str, Any]) -> TakenArtifact:
-    if "problem" in said:
-        return TakenArtifact(name, "", problem=said["problem"])
-    place = run / said["path"]
-    try:
-        found = sorted(path for path in (place, *place.rglob("*")) if path.is_file())
-        files = tuple(_read_artifact(path, place) for path in found)
-    except OSError as error:
-        raise UserError(f"the artifact {place} cannot be read: {error.strerror}") from error
-    artifact = TakenArtifact(name, said["target"], files)
-    if artifact.digest != said["sha256"]:
-        raise UserError(f"the artifact {place} is no longer what was taken of the rollout")
-    return artifact
-
-
-def _read_artifact(path: Path, place: Path) -> ArtifactFile:
-    inner = "" if path == place else str(path.relative_to(place))
-    return ArtifactFile(inner, path.read_bytes(), 0o644 | path.stat().st_mode & 0o111)
-
-
 def _keep(place: Path, artifact: TakenArtifact, top: Path) -> dict[str, Any]:
     if artifact.problem is not None:
         return {"problem": artifact.problem}
-    for file in artifact.files:
-        _write(place, file)
+    archived = [file.path for file in artifact.files] != [""]
+    if archived:
+        place.mkdir()
+        with tarfile.open(place / ARCHIVE, "x", format=tarfile.GNU_FORMAT, **_NAMES) as archive:
+            for file in artifact.files:
+                entry = tarfile.TarInfo(file.path)
+                entry.size, entry.mode = len(file.data), 0o600 | file.mode & _EXECUTABLE
+                archive.addfile(entry, io.BytesIO(file.data))
+    else:
+        (file,) = artifact.files
+        fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600 | file.mode & _EXECUTABLE)
+        with os.fdopen(fd, "wb") as target:
+            target.write(file.data)
     return {
         "path": str(place.relative_to(top)),
         "target": artifact.target,
         "files": len(artifact.files),
         "bytes": artifact.size,
         "sha256": artifact.digest,
+        **({"archive": ARCHIVE} if archived else {}),
     }
 
 
-def _write(place: Path, file: ArtifactFile) -> None:
-    parts = file.path.split("/") if file.path else []
-    if any(part in ("", ".", "..") for part in parts):
-        raise ValueError(f"artifact file {file.path!r}")  # no sandbox lists such an entry
-    path = place.joinpath(*parts)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600 | file.mode & 0o111)
-    with os.fdopen(fd, "wb") as target:
-        target.write(file.data)
+_NAMES: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
+"""How names are written to archives: any bytes, as the agent chose them."""
+
+
+def _kept(run: Path, name: str, said: Mapping[str, Any]) -> TakenArtifact:
+    if "problem" in said:
+        return TakenArtifact(name, "", problem=said["problem"])
+    place = run / said["path"]
+    try:
+        if "archive" in said:
+            with tarfile.open(place / said["archive"], "r:", **_NAMES) as archive:
+                files = tuple(_archived(archive, entry) for entry in archive)
+        else:  # a file; of earlier versions, a folder as it was
+            inside = sorted(path for path in (place, *place.rglob("*")) if path.is_file())
+            files = tuple(_read_artifact(path, place) for path in inside)
+    except (OSError, tarfile.TarError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"the artifact {place} cannot be read: {why}") from error
+    artifact = TakenArtifact(name, said["target"], files)
+    if artifact.digest != said["sha256"]:
+        raise UserError(f"the artifact {place} is no longer what was taken of the rollout")
+    return artifact
+
+
+def _archived(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> ArtifactFile:
+    content = archive.extractfile(entry)
+    return ArtifactFile(entry.name, content.read() if content is not None else b"", _laid_mode(entry.mode))
+
+
+def _read_artifact(path: Path, place: Path) -> ArtifactFile:
+    inner = "" if path == place else str(path.relative_to(place))
+    return ArtifactFile(inner, path.read_bytes(), _laid_mode(path.stat().st_mode))
+
+
+def _laid_mode(mode: int) -> int:
+    return 0o644 | mode & _EXECUTABLE
 
 
 # -------------------------------------------------------------------------------- sandboxes
@@ -148,16 +184,18 @@ def reward_args(folder: Path, args: Mapping[str, Any], columns: Mapping[str, Any
         UserError: a file lies outside of that folder.
     """
     given: Mapping[str, Any] = render(args, columns, where="rewards")
-    files = given.get("files")
+    return {**given, **{name: _located(given[name], folder) for name in ("files", "reference") if name in given}}
+
+
+def _located(files: Any, folder: Path) -> Any:
     if not isinstance(files, list | tuple):
-        return given
-    found = [
+        return files
+    return [
         {**file, "from": str(_inside(str(file["from"]), folder))}
         if isinstance(file, Mapping) and "from" in file
         else file
         for file in files
     ]
-    return {**given, "files": found}
 
 
 def _image(section: SandboxSection, folder: Path) -> str | None:
@@ -325,7 +363,11 @@ async def _fresh(
                 laid = {name: artifact for name, artifact in artifacts.items() if name not in only_kept}
                 await runtime.laid.lay(await runtime.sandbox(), laid)
             except OSError as error:
-                raise SandboxFailure(f"artifacts cannot be laid into a fresh sandbox: {error}") from error
+                runtime.fault = f"artifacts cannot be laid into a fresh sandbox: {error.filename}: {error.strerror}"
+            except SandboxFailure as failure:
+                if not failure.ending.graded:
+                    raise
+                runtime.fault = f"artifacts cannot be laid into a fresh sandbox: {failure.detail}"
             yield ToolContext(runtime.task_id)
         finally:
             await _released(runtime.close())
@@ -406,7 +448,7 @@ class Tooling:
         self._toolsets = spec.toolsets if toolsets is None else toolsets
         self._entries = spec.tools if tools is None else tools
         self._outside = Outside(spec, environ)
-        self._functions = tuple(self._function(tool.python, tool.outside) for tool in self._entries if tool.python)
+        self._functions = tuple(self._function(tool) for tool in self._entries if tool.python)
         self._servers = tuple(
             _McpTools(_settings(tool.mcp, spec, environ, number), self._outside)
             for number, tool in enumerate(self._entries)
@@ -448,7 +490,8 @@ class Tooling:
         """Return the tools of a rollout: those of its group, and those of its own state object."""
         shared = self.shared(group)
         names = [tool.state for tool in self._entries if tool.state is not None]
-        own = [tool for name in names for tool in state_tools(state, name)]
+        apart = self.spec.state is not None and self.spec.state.process
+        own = [tool for name in names for tool in (process_tools if apart else state_tools)(state, name)]
         return Toolkit([*shared.tools, *own]) if own else shared
 
     def shared(self, group: str) -> Toolkit:
@@ -474,9 +517,10 @@ class Tooling:
             raise UserError("\n".join(map(str, problems)))
         return resolve_toolsets([name for _, name in named_toolsets(self.spec)], (), self._outside)
 
-    def _function(self, reference: str, outside: bool) -> Tool:
-        tool = python_tool(reference)
-        if not outside:
+    def _function(self, entry: ToolSection) -> Tool:
+        reference = str(entry.python)
+        tool = RolloutTool.of_function(reference) if entry.process else python_tool(reference)
+        if not entry.outside:
             return tool
         if self._outside.replay is not None:
             return self._outside.replay.tools(f"python {tool.name}")[0]

@@ -6,7 +6,8 @@ trained on without the teacher's word nor scored by it. Leaves asking, retries a
 
 from __future__ import annotations
 
-from hermes_rl.errors import Failure, RunError, ServerFailure
+from hermes_rl.endings import Ending
+from hermes_rl.errors import Failure, RunError
 from hermes_rl.rollouts.rollout import Rollout
 from hermes_rl.servers.base import ContextLengthExceeded
 from hermes_rl.servers.client import ModelClient
@@ -46,7 +47,8 @@ class Teacher:
         """Set `rollout.teacher`, where its tokens are known and nobody has asked yet.
 
         Raises:
-            ServerFailure: a sequence got no answer after all retries, or is too long for the teacher.
+            ServerFailure: a sequence got no answer after all retries.
+            Failure: one is too long for the teacher. That is the policy's doing, so the rollout is not played again.
         """
         if rollout.sequences is None or rollout.teacher is not None:
             return
@@ -57,8 +59,7 @@ class Teacher:
             ]
         except ContextLengthExceeded as error:
             longest = max(map(len, rollout.sequences))
-            raise ServerFailure(
-                f"server {self.role.name!r}: a rollout of {longest} tokens does not fit the teacher's context: {error}"
-            ) from error
+            detail = f"a rollout of {longest} tokens does not fit the teacher's context: {error}"
+            raise Failure(f"server {self.role.name!r}: {detail}", ending=Ending.TOKEN_BUDGET) from error
         finally:
             self.role.forget(rollout.id)

@@ -9,13 +9,12 @@ the prompt gives the answer away or is the same for every row.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -32,6 +31,7 @@ from hermes_rl.runs.run import Plan, Run
 from hermes_rl.runs.store import rollout_record
 from hermes_rl.servers.scripted import Script, ScriptedTurn
 from hermes_rl.spec.model import Spec
+from hermes_rl.values import write_json
 
 ROWS = 3
 LOOKED_AT = 50
@@ -124,12 +124,10 @@ def _keep(groups: list[Group], played: Path, keep: Path) -> Path:
     keep.mkdir(parents=True)
     if (played / "artifacts").is_dir():
         shutil.copytree(played / "artifacts", keep / "artifacts")
-    with (keep / "rollouts.jsonl").open("w", encoding="utf-8") as file:
+    with (keep / "rollouts.jsonl").open("wb") as file:
         for group in groups:
             for kind, rollout in zip(KINDS, group.rollouts, strict=True):
-                file.write(
-                    json.dumps({"kind": kind, **rollout_record(rollout)}, ensure_ascii=False, default=str) + "\n"
-                )
+                file.write(write_json({"kind": kind, **rollout_record(rollout)}, default=str) + b"\n")
     return keep
 
 
@@ -138,6 +136,7 @@ class _Probe(CompiledSpec):
 
     def __init__(self, spec: Spec, rows: list[Row]) -> None:
         super().__init__(spec, {})
+        self.grader = replace(self.grader, blames=False)  # what is answered is the spec's own, or deliberately wrong
         self.rows = rows
         self.uses_tools = uses_tools(spec)
 

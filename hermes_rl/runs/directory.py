@@ -6,8 +6,8 @@ survive a crash are `hermes_rl.runs.journal`, what they say `hermes_rl.runs.stor
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import json
 import logging
 import re
 from collections.abc import Iterable, Mapping
@@ -20,6 +20,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.runs.journal import Journal, write_atomically
 from hermes_rl.spec.fingerprint import fingerprint, fingerprint_parts
 from hermes_rl.spec.model import Mode, Spec
+from hermes_rl.values import read_own_json, write_json
 
 __all__ = ["Journal", "RunDirectory"]
 
@@ -47,7 +48,7 @@ class RunDirectory:
         What a run that failed before its first rollout has left may be used by the corrected spec.
 
         Raises:
-            UserError: `out` holds results of another run.
+            UserError: `out` holds results of another run, or files of somebody else that a run would overwrite.
         """
         what = fingerprint(spec, mode)
         path = out or Path("outputs") / spec.name / f"{mode}-{model_name(spec)}-{what}"
@@ -55,6 +56,9 @@ class RunDirectory:
             path = beside(path)
         directory = cls(path, what)
         held = directory.described()
+        for name in ("run.json", "spec.yaml"):
+            if "fingerprint" not in held and (path / name).exists() and not directory.has_rollouts:
+                raise UserError(f"{path / name} is there, and no run has written it: choose another --out")
         # A run that failed before its first rollout leaves nothing that could be mixed up.
         directory.require_format()
         if held and held.get("fingerprint") != what and directory.has_rollouts:
@@ -101,11 +105,9 @@ class RunDirectory:
     def __enter__(self) -> RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("w")
+            self._lock = (self.path / ".lock").open("a")
         except OSError as error:
-            raise UserError(
-                f"{self.path} cannot be written: {error.strerror}; make room there, or choose another --out"
-            ) from error
+            raise refusal(self.path, error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -130,8 +132,8 @@ class RunDirectory:
     def rewrite(self, spec: Spec, described: Mapping[str, Any]) -> None:
         """Write the spec again, with all that `run.json` says."""
         text = yaml.safe_dump(spec.resolved(), sort_keys=False, allow_unicode=True, width=110)
-        write_atomically(self.path / "spec.yaml", text)
-        self.write_json("run.json", dict(described))
+        self.write_json("run.json", dict(described))  # first: by it the folder is known to be a run's
+        write_atomically(self.path / "spec.yaml", text.encode())
 
     def add(self, entries: Mapping[str, Any]) -> None:
         """Say more in `run.json`."""
@@ -153,7 +155,7 @@ class RunDirectory:
         return Journal(self.path / name if isinstance(name, str) else name)
 
     def write_json(self, name: str, value: Any) -> None:
-        write_atomically(self.path / name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        write_atomically(self.path / name, write_json(value, indent=2) + b"\n")
 
 
 def model_name(spec: Spec) -> str:
@@ -172,6 +174,19 @@ def changed_parts(described: Mapping[str, Any], spec: Spec, mode: Mode) -> list[
     return [name for name in now if name in before and before[name] != now[name]]
 
 
+def refusal(path: Path, error: OSError) -> UserError:
+    """Return why a run cannot lie there, with what helps."""
+    file = next((part for part in (path, *path.parents) if part.is_file()), None)
+    if file is not None:
+        return UserError(f"{path} cannot be a folder: {file} is a file; choose another --out")
+    way = "choose another --out"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        way = f"make room there, or {way}"
+    elif error.errno in (errno.EACCES, errno.EPERM):
+        way += ", or one whose folder you may write in"
+    return UserError(f"{path} cannot be written: {error.strerror}; {way}")
+
+
 def beside(path: Path) -> Path:
     """Return the first path that does not exist yet, of `path` with a number behind its name."""
     number = 2
@@ -184,7 +199,7 @@ def beside(path: Path) -> Path:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_own_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:

@@ -18,7 +18,7 @@ from typing import Any
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.metrics import Played, metrics_by, metrics_of, row_of
+from hermes_rl.runs.metrics import Played, interval, metrics_by, metrics_of, row_of, scores_of
 from hermes_rl.runs.opening import Launch, generation_params, open_run
 from hermes_rl.runs.run import Run
 from hermes_rl.runs.store import RolloutStore
@@ -82,6 +82,8 @@ class Evaluation:
     model: str | None = None
     generation_params: Mapping[str, Any] = field(default_factory=dict)
     success: float = 1.0
+    interval: tuple[float, float] | None = None
+    """95 % interval of the mean score; None where the rows do not tell."""
     stopped: str | None = None
     retried: str = ""
     """What was done again, in words; see `hermes_rl.runs.opening.Retried`."""
@@ -258,6 +260,7 @@ def conclude(name: str, plan: EvaluatePlan, store: RolloutStore, groups: Mapping
         model=next((rollout.model for rollout in played if rollout.model), None),
         generation_params=plan.generation_params,
         success=plan.success,
+        interval=interval([scores_of(row) for row in found]),
         ungraded_rows=[
             {"row_key": store.groups[group].row_key, "cause": str(failed.ending), "detail": failed.error}
             for group, row in zip(whole, found, strict=True)

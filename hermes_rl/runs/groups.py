@@ -17,7 +17,7 @@ from typing import Any
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, token_advantages, turn_advantages
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState, token_advantages, turn_advantages
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.journal import Journal, cannot_write
 from hermes_rl.runs.parquet import write_table
@@ -25,6 +25,7 @@ from hermes_rl.runs.store import RolloutStore, rollout_of
 from hermes_rl.tokens.rendering import for_template, history_named
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB, TokenLogprobs, TokenSequence, ids, numbers
+from hermes_rl.values import write_json
 
 # ----------------- Files for other tools and trainers, made from the rollouts of a run of process mode
 # The shapes are those that TRL and Axolotl load (docs/tokens.md). Messages are what chat templates take: arguments
@@ -102,9 +103,9 @@ def _written(path: Path, rows: Iterable[dict[str, Any]]) -> tuple[Path, int]:
     count = 0
     unfinished = path.with_suffix(".partial")
     with cannot_write(path):
-        with unfinished.open("w", encoding="utf-8") as file:
+        with unfinished.open("wb") as file:
             for row in rows:
-                file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+                file.write(write_json(row) + b"\n")
                 count += 1
         unfinished.replace(path)
     return path, count
@@ -120,7 +121,7 @@ def _group(name: str, store: RolloutStore, environment: Environment) -> Group:
     row = Row(key=lines[0]["row_key"], columns={}, index=0, digest="")
     rollouts = [rollout_of(line, RolloutKey(row, name, place, len(lines))) for place, line in enumerate(lines)]
     for rollout in rollouts:
-        rollout.masked = environment.ending_policy(rollout.ending) == "mask"
+        rollout.masked = environment.ending_policy(rollout.ending) == "mask" or rollout.state is RolloutState.LOST
         if rollout.result is not None:
             rollout.result.tool_schemas = list(lines[0].get("tools") or ())
     return Group(name, row, rollouts)
@@ -193,7 +194,8 @@ def _score(rollout: Rollout) -> float:
 # A trajectory API keeps a group whose size is not the registered one for ever, so a rollout of several sequences
 # cannot make a group larger. Line *b* holds sequence *b* of each rollout and has exactly as many entries as the
 # group; where a rollout has no such sequence there is a filler: one token that is masked, with the rollout's own
-# score, and an override that sets its advantage to zero.
+# score, and an override that sets its advantage to zero. So has a member that was lost (`endings.lost: worst`), with
+# the score of the worst: a trainer that compares the scores takes it into account, and trains on nothing of it.
 
 FILLER_OVERRIDE = {"set_advantage_to_zero": True}
 OF_TEACHER: Mapping[str, Any] = {"ref_logprobs": MASKED_LOGPROB, "distill_token_ids": [], "distill_logprobs": []}
@@ -259,18 +261,19 @@ def _images(rollout: Rollout) -> list[str]:
 
 def _token_layers(group: Group) -> list[dict[str, Any]]:
     """Return the token fields of each layer; one layer without tokens where those of any rollout are not known."""
-    if any(not rollout.sequences for rollout in group.rollouts):
-        overrides = _overrides([(rollout, False) for rollout in group.rollouts])
+    if any(not rollout.sequences and not _lost(rollout) for rollout in group.rollouts):
+        overrides = _overrides([(rollout, _lost(rollout)) for rollout in group.rollouts])
         empty = {"tokens": None, "masks": None, "inference_logprobs": [], "advantages": None, "overrides": overrides}
         return [{**empty, **_UNTAUGHT}]
     turns = turn_advantages(group)
-    deepest = max(len(rollout.sequences or ()) for rollout in group.rollouts)
+    deepest = max(len(rollout.sequences or ()) for rollout in group.rollouts if not _lost(rollout))
     return [_layer(group.rollouts, turns, number) for number in range(deepest)]
 
 
 def _layer(rollouts: Sequence[Rollout], turns: list[list[float]] | None, number: int) -> dict[str, Any]:
     entries = [(rollout, _at(rollout, number)) for rollout in rollouts]
-    lines = [(_line(rollout, sequence)) for rollout, sequence in entries]
+    (first, *_) = [sequence for rollout in rollouts if not _lost(rollout) for sequence in rollout.sequences or ()]
+    lines = [_line(rollout, sequence, first) for rollout, sequence in entries]
     logprobs = [line["logprobs"] for line in lines]
     return {
         "tokens": [line["tokens"] for line in lines],
@@ -288,9 +291,9 @@ _OF_A_FILLER = TokenLogprobs(numbers(), 0, ids(), numbers())
 
 def _taught(rollouts: Sequence[Rollout], number: int) -> Mapping[str, list[Any] | None]:
     """Return what the teacher says of each entry, with one list per token; its part that was not asked for is None."""
-    if any(rollout.teacher is None for rollout in rollouts):
+    if any(rollout.teacher is None and not _lost(rollout) for rollout in rollouts):
         return _UNTAUGHT
-    said = [rollout.teacher or [] for rollout in rollouts]
+    said = [[] if _lost(rollout) else rollout.teacher or [] for rollout in rollouts]
     entries = [one[number] if number < len(one) else _OF_A_FILLER for one in said]
     top = any(entry.top_k for entry in entries)
     return {
@@ -306,16 +309,20 @@ def _overrides(entries: Sequence[tuple[Rollout, bool]]) -> list[dict[str, Any]] 
     return each if any(each) else None
 
 
+def _lost(rollout: Rollout) -> bool:
+    return rollout.state is RolloutState.LOST
+
+
 def _at(rollout: Rollout, number: int) -> TokenSequence | None:
-    sequences = rollout.sequences or []
+    sequences = [] if _lost(rollout) else rollout.sequences or []
     return sequences[number] if number < len(sequences) else None
 
 
-def _line(rollout: Rollout, sequence: TokenSequence | None) -> dict[str, Any]:
-    """Tokens, masks and log-probabilities of one entry."""
+def _line(rollout: Rollout, sequence: TokenSequence | None, first: TokenSequence) -> dict[str, Any]:
+    """Tokens, masks and log-probabilities of one entry; `first` is a sequence of the group, for a filler's token."""
     if sequence is None:
-        first = (rollout.sequences or [])[0]
-        return {"tokens": first.tokens[:1], "masks": [MASKED], "logprobs": [MASKED_LOGPROB]}
+        own = first if _lost(rollout) else (rollout.sequences or [first])[0]
+        return {"tokens": own.tokens[:1], "masks": [MASKED], "logprobs": [MASKED_LOGPROB]}
     if rollout.masked:
         size = len(sequence)
         known = sequence.sampled is not None

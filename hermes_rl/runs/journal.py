@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,14 +11,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from hermes_rl.errors import RunError, UserError
+from hermes_rl.values import read_own_json, write_json
 
 _BLOCK = 1 << 16
 
 
 class Journal:
-    """A JSONL file that is only appended to; a torn last line of a crashed run is cut off when it is opened.
+    """A JSONL file that is only appended to.
 
-    It is locked while open: a file outside of the run directory may be named by two runs.
+    It is locked while open: a file outside of the run directory may be named by two runs. Opening changes nothing in
+    it, since it may be somebody else's: what a crash has torn is not read, and is cut off before the first write.
 
     Raises:
         UserError: another process has it open.
@@ -35,27 +36,29 @@ class Journal:
         except BaseException:  # whoever asked has no journal to close
             self._file.close()
             raise
-        _cut_torn_line(path)
+        self._mended = False
 
     def append(self, record: dict[str, Any]) -> int:
         """Write one line and hand it to the system; returns where it begins.
 
         Raises:
             RunError: the file cannot be written (disk full, permission); it ends with the line before.
+            UserError: it ends with a line that no run has written.
         """
-        return self._write(_line(record))
+        return self._write(write_json(record) + b"\n")
 
     def append_all(self, records: Iterable[dict[str, Any]]) -> list[int]:
         """Write several lines together, as `append`; returns where each begins."""
-        made = [_line(record) for record in records]
-        begin = self._write(b"".join(made))
-        return [begin + offset for offset in accumulate((len(line) for line in made[:-1]), initial=0)]
+        lines = [write_json(record) + b"\n" for record in records]
+        begin = self._write(b"".join(lines))
+        return [begin + offset for offset in accumulate((len(line) for line in lines[:-1]), initial=0)]
 
     def append_lines(self, lines: Iterable[bytes]) -> int:
         """Write lines of JSON that are made already, together; as `append`."""
         return self._write(b"".join(line + b"\n" for line in lines))
 
     def _write(self, line: bytes) -> int:
+        self._mend()
         begin = os.fstat(self._file.fileno()).st_size
         try:
             written = 0
@@ -67,6 +70,26 @@ class Journal:
                 self._file.truncate(begin)
             raise _unwritable(self.path, error) from error
         return begin
+
+    def _mend(self) -> None:
+        """End the last line where a crash has cut it short: by its newline where it is whole, else by cutting it off.
+
+        Raises:
+            UserError: that line is not the beginning of one of ours.
+        """
+        if self._mended:
+            return
+        with cannot_write(self.path), self.path.open("rb+") as file:
+            end = _end_of_lines(file)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(end)
+            rest = file.read(size - end)
+            if _is_torn(rest):
+                file.truncate(end)
+            elif rest:
+                self._parsed(rest, "last line", ())
+                file.write(b"\n")
+        self._mended = True
 
     def read(self, *keys: str) -> Iterator[dict[str, Any]]:
         """Yield the lines that are there.
@@ -82,23 +105,24 @@ class Journal:
         begin = 0
         with self.path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                yield begin, self._parsed(line, number, keys)
+                if not _is_torn(line):
+                    yield begin, self._parsed(line, number, keys)
                 begin += len(line)
 
     @property
     def empty(self) -> bool:
-        return os.fstat(self._file.fileno()).st_size == 0
+        return next(self.scan(), None) is None
 
     def at(self, begin: int) -> dict[str, Any]:
         """Return the line that begins there, as `append` or `scan` said."""
         with self.path.open("rb") as lines:
             lines.seek(begin)
-            record: dict[str, Any] = json.loads(lines.readline())
+            record: dict[str, Any] = read_own_json(lines.readline())
             return record
 
-    def _parsed(self, line: bytes, number: int, keys: tuple[str, ...]) -> dict[str, Any]:
+    def _parsed(self, line: bytes, number: int | str, keys: tuple[str, ...]) -> dict[str, Any]:
         try:
-            record = json.loads(line)
+            record = read_own_json(line)
         except ValueError:
             record = None
         if not isinstance(record, dict):
@@ -117,7 +141,7 @@ class Journal:
         try:
             with cannot_write(self.path):
                 with partial.open("wb") as new:
-                    new.writelines(map(_line, lines))
+                    new.writelines(write_json(line) + b"\n" for line in lines)
                 # The new file is locked before it takes the place of the old one, so that nobody slips in between.
                 following: IO[bytes] = partial.open("ab", buffering=0)
                 _lock(following, partial)
@@ -127,13 +151,13 @@ class Journal:
                 partial.unlink(missing_ok=True)
             raise
         self._file.close()
-        self._file = following
+        self._file, self._mended = following, True
 
     def close(self) -> None:
         self._file.close()
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that it is never seen half written.
 
     Raises:
@@ -143,7 +167,7 @@ def write_atomically(path: Path, text: str) -> None:
     with cannot_write(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            partial.write_text(text, encoding="utf-8")
+            partial.write_bytes(data)
             partial.replace(path)
         except BaseException:  # Ctrl-C too: half a file would stay beside the whole one
             with suppress(OSError):
@@ -164,15 +188,6 @@ def _unwritable(path: Path, error: OSError) -> RunError:
     return RunError(
         f"{path} cannot be written: {error.strerror}. What is complete is kept; the same command goes on from there"
     )
-
-
-def _line(record: dict[str, Any]) -> bytes:
-    # A lone surrogate, which a model can write, has no UTF-8; escaped, it comes back as it was.
-    text = json.dumps(record, ensure_ascii=False, allow_nan=False)
-    try:
-        return text.encode() + b"\n"
-    except UnicodeEncodeError:
-        return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
 def _partial(path: Path) -> Path:
@@ -196,18 +211,27 @@ def _lock(file: IO[bytes], path: Path) -> None:
         raise UserError(f"another run is using {path}; wait for it, or choose another place")
 
 
-def _cut_torn_line(path: Path) -> None:
-    if not path.is_file():
-        return
-    with path.open("rb+") as file:
-        end = file.seek(0, os.SEEK_END)
-        whole = end
-        while whole > 0:
-            start = max(0, whole - _BLOCK)
-            file.seek(start)
-            found = file.read(whole - start).rfind(b"\n")
-            whole = start + found + 1 if found >= 0 else start
-            if found >= 0:
-                break
-        if whole != end:
-            file.truncate(whole)
+def _is_torn(line: bytes) -> bool:
+    """Whether a line is what a crash leaves of a line of a journal: it has no end, and what is there begins as ours do.
+
+    A file system may have kept the length of what was written without its content, which is zeros then.
+    """
+    if line.endswith(b"\n") or not b'{"'.startswith(line[:2].rstrip(b"\0")):
+        return False
+    try:
+        read_own_json(line)
+    except ValueError:
+        return True
+    return False
+
+
+def _end_of_lines(file: IO[bytes]) -> int:
+    """Return where the last newline of a file ends; 0 where it has none."""
+    begin = file.seek(0, os.SEEK_END)
+    while begin > 0:
+        begin, end = max(0, begin - _BLOCK), begin
+        file.seek(begin)
+        newline = file.read(end - begin).rfind(b"\n")
+        if newline >= 0:
+            return begin + newline + 1
+    return 0

@@ -2,7 +2,9 @@
 
 A lost rollout is played again, so that a few of them change nothing. But an agent that could choose not to be graded
 would show here first: as one row, or one policy, whose rollouts are lost far more often than those of others. So they
-are counted by cause, by row and by policy, failed attempts included; `run.json` has them under `lost`.
+are counted by cause, by row and by policy, failed attempts included; `run.json` has them under `lost`. Counted beside
+them are the members of groups that were given up, after all replays, and those of them that stay in their group as the
+worst (`endings.lost`).
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_rl.endings import Ending
-from hermes_rl.rollouts.rollout import Rollout
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutState
 
 ENOUGH = 6
 """Attempts of a row from which its rate means something: three rollouts, each played twice."""
 OFTEN = 0.5
 """Share of a row's attempts that are lost, from which the user hears of it."""
+WORKER_DIED = "worker_died"
+"""The cause of rollouts that failed with the workers that had them, whatever ended those."""
 SHOWN = 20
 """Rows in `run.json`: those that lost most."""
 
@@ -49,6 +53,12 @@ class Losses:
         self.by_policy: dict[str, Attempts] = {}
         self._played: Counter[str] = Counter()
         self._told: set[str] = set()
+        self.members = 0
+        """Members of groups that were played to an end."""
+        self.given_up: Counter[str] = Counter()
+        """Those that were given up, by row."""
+        self.kept = 0
+        """Those that count as the worst of their group."""
 
     def count(self, rollout: Rollout) -> str | None:
         """Take an attempt into account; what the user should hear now, if anything.
@@ -65,8 +75,16 @@ class Losses:
         for attempts in counted:
             attempts.played += 1
             if lost:
-                attempts.causes[str(rollout.ending)] += 1
+                attempts.causes[WORKER_DIED if rollout.worker_died else str(rollout.ending)] += 1
         return self._word(row) if lost else None
+
+    def end(self, group: Group) -> None:
+        """Take a group into account that has ended."""
+        for rollout in group.rollouts:
+            if rollout.ending not in (Ending.CANCELLED, Ending.STALE):
+                self.members += 1
+                self.given_up[group.row.key] += rollout.state.given_up
+                self.kept += rollout.state is RolloutState.LOST
 
     def _word(self, row: str) -> str | None:
         own = self.by_row[row]
@@ -74,9 +92,16 @@ class Losses:
             return None
         self._told.add(row)
         causes = ", ".join(f"{cause}: {count}" for cause, count in own.causes.most_common())
+        by_workers = own.causes[WORKER_DIED] > own.causes.total() / 2
+        why = (
+            "the workers that played them died, each with all that it had; something on this machine may end them, "
+            "such as a lack of memory"
+            if by_workers
+            else "what its agent does may keep them from being graded"
+        )
         return (
-            f"row {row} loses {own.rate:.0%} of its rollouts ({causes}), the others {self._others(own):.0%}: what its "
-            "agent does may keep them from being graded; see `lost` in run.json"
+            f"row {row} loses {own.rate:.0%} of its rollouts ({causes}), the others {self._others(own):.0%}: {why}; "
+            "see `lost` in run.json"
         )
 
     def _others(self, own: Attempts) -> float:
@@ -89,7 +114,8 @@ class Losses:
         return {
             **self.all.record(),
             "policies": {name: attempts.record() for name, attempts in sorted(self.by_policy.items())},
-            "rows": [{"row_key": key, **attempts.record()} for key, attempts in most],
+            "members": {"ended": self.members, "given_up": self.given_up.total(), "kept_as_worst": self.kept},
+            "rows": [{"row_key": key, **attempts.record(), "given_up": self.given_up[key]} for key, attempts in most],
         }
 
     @property
@@ -98,7 +124,12 @@ class Losses:
         if not self.all.causes:
             return ""
         causes = ", ".join(f"{cause}: {count}" for cause, count in self.all.causes.most_common())
-        return f"{self.all.rate:.1%} of the rollouts played were lost ({causes}), see `lost` in run.json"
+        words = f"{self.all.rate:.1%} of the rollouts played were lost ({causes})"
+        if self.given_up.total():
+            words += f", {self.given_up.total()} of {self.members} members of groups were given up"
+        if self.kept:
+            words += f" and {self.kept} of them count as the worst of their group"
+        return f"{words}, see `lost` in run.json"
 
 
 def _policy(rollout: Rollout) -> str:

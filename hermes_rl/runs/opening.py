@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.data.load import Rows, Split, load_rows
+from hermes_rl.endings import LOST
 from hermes_rl.errors import UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.environment import Environment
@@ -79,15 +80,18 @@ class Retried:
 
     rollouts: int = 0
     calls: Mapping[str, int] = field(default_factory=dict)
+    last_failure: str = ""
+    """Why the last call that failed in this process did."""
     workers: DeadWorkers = field(default_factory=DeadWorkers)
 
     @property
     def words(self) -> str:
         """In words; empty where nothing was done again."""
         calls = ", ".join(f"{role} {count}" for role, count in self.calls.items())
-        found = [f"rollouts played again: {self.rollouts}"] if self.rollouts else []
-        found += [f"calls sent again: {calls}"] if calls else []
-        return "; ".join(found + ([self.workers.words] if self.workers.processes else []))
+        why = f" ({self.last_failure:.120})" if self.last_failure else ""
+        parts = [f"rollouts played again: {self.rollouts}"] if self.rollouts else []
+        parts += [f"calls sent again: {calls}{why}"] if calls else []
+        return "; ".join(parts + ([self.workers.words] if self.workers.processes else []))
 
     def record(self) -> dict[str, Any]:
         """For `run.json`."""
@@ -123,8 +127,12 @@ class SpecRun:
         calls = Counter({role: server.retries for role, server in self.compiled.roles.items() if server.retries})
         if self.workers is not None:
             calls.update(self.workers.retries)
+        failures = [role.last_failure for role in self.compiled.roles.values() if role.last_failure]
         return Retried(
-            self.run.runner.replayed, calls, self.workers.lost if self.workers is not None else DeadWorkers()
+            self.run.runner.replayed,
+            calls,
+            failures[0] if failures else "",
+            self.workers.lost if self.workers is not None else DeadWorkers(),
         )
 
     def status(self) -> RunStatus:
@@ -235,6 +243,11 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
             RunDirectory.choose(spec, launch.mode, launch.out, fresh=launch.fresh) as directory,
             run_log(directory.path, launch.progress, launch.environ),
         ):
+            if plan.keep_lost and isinstance(environment, PlaysGroups):
+                raise UserError(
+                    "endings.lost is worst, and this environment plays its groups by code of its own: leave it out, "
+                    "and let that code say what a lost member counts as"
+                )
             compiled.keep = partial(keep_artifacts, directory.artifacts)
             _say_what_is_new(directory, spec, launch)
             async with (
@@ -325,6 +338,7 @@ def plan_of(spec: Spec, mode: Mode) -> Plan:
     section = spec.process if mode == "process" else spec.serve
     return Plan(
         size=section.group_size,
+        keep_lost=spec.endings.get(LOST) == "worst",
         drop_uniform=section.drop_uniform,
         prefer_differing=spec.dataset.sampling == "differing",
         concurrency=in_flight(spec, mode),

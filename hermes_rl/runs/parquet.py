@@ -15,6 +15,7 @@ from hermes_rl.agent.result import reasoning_of, text_of
 from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.runs.journal import cannot_write
 from hermes_rl.tokens.transcript import TokenSequence
+from hermes_rl.values import whole_text
 
 BATCH = 256
 """Rows that are written together; so many are in memory at once."""
@@ -111,8 +112,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
         "tool_calls": json.dumps(calls, ensure_ascii=False) if calls else None,
         "tool_call_id": message.get("tool_call_id"),
     }
-    # A lone surrogate, which a model can write, has no UTF-8.
-    return {name: None if text is None else text.encode("utf-8", "replace").decode() for name, text in made.items()}
+    return {name: None if text is None else whole_text(text) for name, text in made.items()}
 
 
 def _of_sequence(sequence: TokenSequence | None) -> dict[str, Any]:

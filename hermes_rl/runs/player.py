@@ -8,7 +8,6 @@ and answers travel is up to who has the player: a worker process (`worker`), or 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import pickle
 import traceback
@@ -35,6 +34,7 @@ from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.threads import one_at_a_time
 from hermes_rl.tokens.load import as_tokenizer
 from hermes_rl.tokens.transcript import packed
+from hermes_rl.values import write_json
 
 Tell: TypeAlias = Callable[[Mapping[str, Any]], None]
 """Says something to the run beside the answers: `{"log": …}` or `{"note": …}`."""
@@ -147,14 +147,14 @@ class Player:
         return None
 
     async def close(self) -> None:
-        """Cancel what is played, and release everything."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for one in self._acting.values():
-            await one.role.close()
-        await self._stack.aclose()
+        """Cancel what is played, and release everything, also where a part of that fails."""
+        async with self._stack as stack:
+            for acting in self._acting.values():
+                stack.push_async_callback(acting.role.close)
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _note(self, text: str) -> None:
         self._tell({"note": text})
@@ -353,7 +353,7 @@ async def encoder_with(policy: Policy | None, config: ServerConfig) -> Encoder:
 
 def written(message: Mapping[str, Any]) -> bytes:
     """Return a message as JSON."""
-    return json.dumps(message, allow_nan=False).encode()
+    return write_json(message)
 
 
 def raised_of(error: Exception) -> list[str]:
@@ -380,7 +380,7 @@ def _log_to(tell: Tell, level: int) -> None:
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            message = {"log": [record.name, record.levelno, record.getMessage()]}
+            message = {"log": [record.name, record.levelno, self.format(record)]}  # with its traceback
             with suppress(RuntimeError):  # the loop is closed: nobody hears it any more
                 loop.call_soon_threadsafe(tell, message)
 

@@ -39,6 +39,8 @@ class ProcessSummary:
     written: int = 0
     there: int = 0
     uniform: int = 0
+    unmade: int = 0
+    """Groups of which an environment's own code made nothing."""
     attempts: int = 0
     """Rollouts that were played, failed attempts included."""
     failed: dict[str, int] = field(default_factory=dict)
@@ -168,7 +170,7 @@ class Processing:
             self.file.write(encoded)
             self.summary.written += 1
         elif group.dropped is None:
-            self._discard()
+            self._discard(group)
         self._give_up()
         await self.log.group(group, self.complete if lines else None, lines)
         self.run.progress.step(self.complete, group)
@@ -181,17 +183,24 @@ class Processing:
 
     def _give_up(self) -> None:
         """End a run that writes nothing, however long it plays."""
-        left_out = self.summary.uniform + self.run.budget.left_out.total()
-        if self.summary.written == 0 and left_out > max(10 * self.target, HOPELESS):
+        summary, ended = self.summary, self.run.budget.left_out.total()
+        left_out = summary.uniform + summary.unmade + ended
+        if summary.written == 0 and left_out > max(10 * self.target, HOPELESS):
             raise RunError(
-                f"{left_out} groups were left out ({self.summary.uniform} uniform, the others by `endings`) and none "
-                "was written: the task may be too easy or too hard for this policy"
+                f"{left_out} groups were left out ({summary.uniform} uniform, {ended} by `endings`, {summary.unmade} "
+                "by code of the environment's own) and none was written: the task may be too easy or too hard for this "
+                "policy"
             )
 
-    def _discard(self) -> None:
-        self.summary.uniform += 1
-        if self.summary.uniform % max(self.target, MANY) == 0:
+    def _discard(self, group: Group) -> None:
+        """Count a group that is not written although nothing failed; many are told."""
+        summary = self.summary
+        if self.run.left_out(group):
+            summary.uniform += 1
+        else:
+            summary.unmade += 1
+        if (summary.uniform + summary.unmade) % max(self.target, MANY) == 0:
             self.run.progress.note(
-                f"{self.summary.uniform} groups were left out as uniform, {self.complete} of {self.target} are "
-                "written; a task that is too easy or too hard for the policy never ends with drop_uniform"
+                f"{summary.uniform} groups were left out as uniform, {summary.unmade} by code of the environment's own,"
+                f" and {self.complete} of {self.target} are written; where that goes on the run never ends"
             )

@@ -5,6 +5,7 @@ Everything on the terminal goes to stderr; results are for stdout. This is the o
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import time
@@ -246,19 +247,29 @@ class Progress:
         self._inline = self.stream.isatty()
         self._open_line = False
         self._last = time.monotonic()
+        self._text = ""
 
     @contextmanager
     def watching(self, watched: Watched) -> Iterator[None]:
         """Watch a run as long as it is open."""
         self.watched = watched
+        looking = asyncio.get_running_loop().create_task(self._look(watched))
         try:
             yield
         finally:
+            looking.cancel()
             self.watched = None
+
+    async def _look(self, watched: Watched) -> None:
+        """Print the line also where no group ends for long."""
+        while True:
+            await asyncio.sleep(max(self._last + EVERY - time.monotonic(), EVERY / 10))
+            self._tell()
 
     def begin(self, total: int | None, done: int = 0, *, what: str = "groups", further: int = 0) -> None:
         """Say how much there is to do, and how much of it is there already; `further` rollouts of unfinished ones."""
         self.total, self.what = total, what
+        self._text = f"{done}/{total or '?'} {what}"
         if (done or further) and not self.quiet:
             more = f", and {further} rollouts of unfinished ones" if further else ""
             self.note(f"going on: {done} of {total or '?'} {what} are there already{more}")
@@ -269,13 +280,16 @@ class Progress:
 
     def show(self, text: str, scores: Sequence[float], *, last: bool = False) -> None:
         """Take scores into the mean, and print the line with it if the last one is some time ago."""
-        self._scored, self._sum = self._scored + len(scores), self._sum + sum(scores)
+        self._scored, self._sum, self._text = self._scored + len(scores), self._sum + sum(scores), text
+        self._tell(at_once=last)
+
+    def _tell(self, *, at_once: bool = False) -> None:
         now = time.monotonic()
-        if self.quiet or (now - self._last < (0.1 if self._inline else EVERY) and not last):
+        if self.quiet or not self._text or (now - self._last < (0.1 if self._inline else EVERY) and not at_once):
             return
         self._last = now
         again = self.watched.status().again if self.watched is not None else ""
-        self.write(" · ".join(filter(None, [text, f"mean score {self.mean()}", again])))
+        self.write(" · ".join(filter(None, [self._text, f"mean score {self.mean()}", again])))
 
     def mean(self) -> str:
         return f"{self._sum / self._scored:.3f}" if self._scored else "–"

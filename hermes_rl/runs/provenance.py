@@ -51,6 +51,7 @@ def provenance(
     policy, agent = spec.servers.get("policy", ()), spec.agent_for(mode)
     return {
         "mode": mode,
+        "group_size": spec.evaluate.rollouts if mode == "evaluate" else getattr(spec, mode).group_size,
         "hermes_rl": __version__,
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
@@ -122,7 +123,7 @@ def code_hashes(spec: Spec) -> dict[str, str]:
     references = {f"rewards.{name}": reward.fn for name, reward in spec.rewards.items()}
     references |= {f"tools.{i}": tool.python for i, tool in enumerate(spec.tools) if tool.python}
     if spec.state is not None:
-        references["state"] = spec.state
+        references["state"] = spec.state.python
     if spec.dataset.generator is not None:
         references["dataset.generator"] = spec.dataset.generator
     files = {name: _file_of(reference) for name, reference in references.items()}

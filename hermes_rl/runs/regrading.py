@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from hermes_rl.data.rows import Row
-from hermes_rl.endings import Ending
+from hermes_rl.endings import LOST, Ending
 from hermes_rl.errors import Failure, RewardFailure, RunError, UserError
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import RolloutState
@@ -55,7 +55,7 @@ class Grading:
         return cls(
             rewards={
                 reward.name: _hash(
-                    _material(spec.rewards[reward.name], code.get(f"rewards.{reward.name}"))
+                    _material(spec.rewards[reward.name], reward.args, code.get(f"rewards.{reward.name}"))
                     | _asked(spec, reward)
                     | _not_laid(spec, reward)
                     | ({"compared": size} if reward.group_level else {})
@@ -105,10 +105,10 @@ class Grading:
             ) from error
 
 
-def _material(reward: Any, code: str | None) -> dict[str, Any]:
+def _material(reward: Any, args: Mapping[str, Any], code: str | None) -> dict[str, Any]:
     """Return what a reward's value depends on; a file is its content, so that a spec may move."""
     fn = f"{code}:{reward.fn.rpartition(':')[2]}" if code is not None else reward.fn
-    return {"fn": fn, "args": thaw(reward.args), "sandbox": reward.sandbox}
+    return {"fn": fn, "args": thaw(args), "sandbox": reward.sandbox}
 
 
 def _not_laid(spec: Spec, reward: GradedReward) -> dict[str, Any]:
@@ -200,6 +200,9 @@ class Rescoring:
     def scored(self, line: Line) -> Line:
         """Return the line with its score."""
         line["rewards"] = {name: line["rewards"][name] for name in self.grading.rewards if name in line["rewards"]}
+        if line["state"] == RolloutState.LOST and self.grading.endings.get(LOST) != "worst":
+            line["state"] = str(RolloutState.FAILED)
+            self.changed.add(line["group"])
         judged = self.rejudging.apply(line)
         if judged and set(line["rewards"]) != set(self.grading.rewards):
             # A reward that failed was mended; what compares the rollout with its group is still to be called.
@@ -311,7 +314,7 @@ class Rejudging:
 
     def _wanted(self, line: Line, changed: set[str]) -> set[str]:
         """Return the rewards to be called for a rollout: those that changed, and those that failed before."""
-        if line["state"] in (RolloutState.FAILED, RolloutState.LEFT_OUT):
+        if line["state"] in (RolloutState.FAILED, RolloutState.LOST, RolloutState.LEFT_OUT):
             if Ending(line["ending"]) not in JUDGEABLE or line.get("played") is None:
                 return set()
             missing = {reward.name for reward in self.grader.rewards} - set(line["rewards"])
@@ -412,7 +415,7 @@ def _lines(store: RolloutStore) -> Iterator[Line]:
     seen: set[tuple[str, int]] = set()
     for line in store.all_lines():
         place = line["group"], line["index"]
-        failed = line["state"] == RolloutState.FAILED
+        failed = RolloutState(line["state"]).given_up
         if failed and place in seen:
             continue
         if not failed or Ending(line["ending"]) in JUDGEABLE:

@@ -34,6 +34,7 @@ from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
 from hermes_rl.runs.groups import group_lines
+from hermes_rl.runs.left import group_name
 from hermes_rl.runs.losses import Losses
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.store import RolloutStore
@@ -249,6 +250,7 @@ class Plan:
         split: "train" or "eval".
         repeat: the rows are played over and over, epoch after epoch; otherwise each is played once.
         whole: a group of which a member failed for good is dropped; otherwise that member stays without a score.
+        keep_lost: in such a group a member that failed for good counts as the worst, as long as two have a score.
         drop_uniform: a group whose scores are all equal is not handed to a trainer or a file.
         prefer_differing: rows whose groups still differ in score are preferred (see `Curriculum`).
         concurrency: rollouts in flight; None: as many as the machine and the servers carry.
@@ -262,6 +264,7 @@ class Plan:
     split: str = "train"
     repeat: bool = True
     whole: bool = True
+    keep_lost: bool = False
     drop_uniform: bool = False
     prefer_differing: bool = False
     concurrency: int | None = None
@@ -458,8 +461,8 @@ class Run:
 
     def set_concurrency(self, rollouts: int) -> None:
         """Keep so many rollouts in flight from now on; those that are beyond it are finished."""
-        self.admission = Fixed(max(1, rollouts), self.admission.descriptors)
-        self.runner.slots = asyncio.Semaphore(max(1, rollouts))
+        self.admission = Fixed(max(1, rollouts), self.admission.descriptors, self.admission.memory)
+        self.runner.slots.bound(max(1, rollouts))
         self.wake()
 
     async def lines(self, group: Group) -> list[dict[str, Any]]:
@@ -490,7 +493,7 @@ class Run:
                     continue
                 empty, passed_by = False, 0
                 at = epoch if self.plan.repeat else seen[row.key]
-                group = (f"{row.key}:{at}" if self.plan.repeat or at else row.key) + self.plan.mark
+                group = group_name(row.key, at, repeat=self.plan.repeat) + self.plan.mark
                 if not self.plan.repeat:
                     seen[row.key] += 1
                 if self.store is not None:
@@ -507,7 +510,15 @@ class Run:
         size, environment = self.plan.size, self.environment
         self.begun += 1
         if not isinstance(environment, PlaysGroups):
-            return self.runner.start(row, group, size, epoch=epoch, whole=self.plan.whole, on_change=self._changed.set)
+            return self.runner.start(
+                row,
+                group,
+                size,
+                epoch=epoch,
+                whole=self.plan.whole,
+                keep_lost=self.plan.keep_lost,
+                on_change=self._changed.set,
+            )
 
         async def play() -> Group:
             played = await environment.play_group(row, group, epoch, size)
@@ -526,7 +537,7 @@ class Run:
     def _prepare(self, further: Callable[[Group], Awaitable[None]] | None) -> Callable[[Group], Awaitable[None]]:
         async def prepare(group: Group) -> None:
             if group.id not in self._recorded:
-                self.curriculum.count(group.row.key, [rollout.score for rollout in group.rollouts])
+                self.curriculum.count(group.row.key, group.baseline)
             if self.encoder is not None and group.parts is None and not self.left_out(group):
                 await self.encoder.encode_group(group)
             if further is not None:
@@ -545,6 +556,7 @@ class Run:
 
     def _account(self, group: Group) -> None:
         """Take an ended group into account, and tell the user where something went wrong."""
+        self.losses.end(group)
         if group.dropped is not None and self.plan.whole:
             self.progress.note(f"group {group.id} dropped ({group.dropped}): {group.detail}")
         if self.quarantine.count(group):

@@ -18,17 +18,18 @@ from typing import Any
 from hermes_rl.agent.result import AgentResult, ManagedState, Timings, ToolCall, Usage, reasoning_of
 from hermes_rl.data.rows import Row, readable_columns
 from hermes_rl.endings import Ending
-from hermes_rl.errors import UserError
+from hermes_rl.errors import ToolError, UserError
 from hermes_rl.rollouts.environment import Environment
-from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState
+from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState, baseline
 from hermes_rl.rollouts.runner import take_up
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.group_index import GroupEntry, GroupIndex, PlayedEntry
 from hermes_rl.runs.journal import Journal
+from hermes_rl.runs.left import left_to_play
 from hermes_rl.scoring.value import RewardValue
 from hermes_rl.servers.base import ChatReply, LedgerEntry
 from hermes_rl.tokens.transcript import TokenLogprobs, WeightVersions, packed, unpacked
-from hermes_rl.tools.base import ToolError
+from hermes_rl.values import read_json
 
 # --------------------------------------------------------------------------------- A rollout as a line, and back
 # A line of `rollouts.jsonl` holds all that is needed to score the rollout again and to make the lines of its group
@@ -126,8 +127,8 @@ def written_calls(messages: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str]
 
 def _parsed(arguments: str) -> Any:
     try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
+        return read_json(arguments)
+    except ValueError:
         return arguments
 
 
@@ -396,21 +397,24 @@ class RolloutStore:
         return known is not None and self._settled(known)
 
     def _settled(self, known: GroupEntry) -> bool:
-        states = [entry.state for entry in known.ended.values()]
-        if self.compared and RolloutState.LEFT_OUT in states:
-            return True  # the others are never compared without it
-        return len(states) == self.size and all(state.final for state in states)
+        states = {index: entry.state for index, entry in known.ended.items()}
+        return not left_to_play(states, self.size, compared=self.compared)
 
     def played(self, group: str) -> bool:
         """Return True where every member was played to its end, perhaps to a failure."""
         known = self._groups.get(group)
-        return known is not None and len(known.ended) >= self.size
+        return known is not None and all(index in known.ended for index in range(self.size))
 
     def scores(self, group: str) -> list[float | None]:
-        """Return the scores of the members in order; None for one that has none."""
+        """Return what the members count as in order, see `baseline`; None for one that has no score."""
         known = self._groups.get(group)
         ended = known.ended if known is not None else {}
-        return [ended[index].score if index in ended else None for index in range(self.size)]
+        return baseline(
+            [
+                (ended[index].score, ended[index].state) if index in ended else (None, RolloutState.FAILED)
+                for index in range(self.size)
+            ]
+        )
 
     def left_out(self, group: str, *, drop_uniform: bool) -> bool:
         """Return True where the group was played to its end and is not to be written or sent.
@@ -424,7 +428,8 @@ class RolloutStore:
 
     def rollouts_of_unfinished_groups(self) -> int:
         """How many rollouts are recorded of groups that are not complete."""
-        return sum(len(_recallable(known)) for known in self._groups.open.values())
+        members = set(range(self.size))
+        return sum(len(members & _recallable(known)) for known in self._groups.open.values())
 
     def require_same(self, row: Row, group: str) -> None:
         """Refuse a row whose content is no longer that of its recorded rollouts.

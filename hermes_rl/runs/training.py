@@ -28,7 +28,13 @@ class TrainingMetrics:
         """Count a finished rollout."""
         if rollout.result is not None:
             self.tool_errors += [
-                {"turn": e.turn, "tool": e.tool_name, "args": str(e.arguments)[:200], "error": e.error[:300]}
+                {
+                    "turn": e.turn,
+                    "tool": e.tool_name,
+                    "args": str(e.arguments)[:200],
+                    "error": e.error[:300],
+                    "result": e.tool_result[:300],
+                }
                 for e in rollout.result.tool_errors
             ]
         if rollout.score is not None:

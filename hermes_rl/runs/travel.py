@@ -18,8 +18,10 @@ MOST_BYTES = 100 << 20
 """Bytes of files that travel, at most."""
 MOST_FILES = 10_000
 """Files that travel, at most."""
-_LEFT = frozenset({"__pycache__", "node_modules", "outputs", "venv"})
-"""Folders that stay: what is in them is made, not written."""
+OUTPUTS = "outputs"
+"""Where runs are written, right in the folder: it stays."""
+_LEFT = frozenset({"__pycache__", "node_modules", "venv"})
+"""Folders that stay wherever they are: what is in them is made, not written."""
 
 
 def stage(
@@ -34,6 +36,11 @@ def stage(
     left = Room()
     for number, top in enumerate(tops):
         (into / str(number)).mkdir()
+        if next(_files(top / OUTPUTS), None) is not None:
+            note(
+                f"{top / OUTPUTS} stays on this machine, as runs are written there; what the spec reads of it belongs "
+                "into another folder"
+            )
         for file in _files(top):
             target = into / str(number) / file.relative_to(top)
             if not left.takes(file):
@@ -70,7 +77,14 @@ def _files(top: Path) -> Iterator[Path]:
     """Files below a folder that travel; links are followed, and what they lead to travels in their place."""
     for name, folders, files in os.walk(top, followlinks=True):
         here = Path(name)
-        folders[:] = [one for one in folders if one[0] != "." and one not in _LEFT and not _is_left(here / one)]
+        folders[:] = [
+            folder
+            for folder in folders
+            if folder[0] != "."
+            and folder not in _LEFT
+            and here / folder != top / OUTPUTS
+            and not _is_left(here / folder)
+        ]
         for file in files:
             if file[0] != "." and not file.endswith(".env") and (here / file).is_file():
                 yield here / file

@@ -30,6 +30,7 @@ from hermes_rl.errors import Failure, RunError, UserError
 from hermes_rl.rollouts.admission import Admission, Calls, DescriptorShare, admission, processor_seconds, usable_cores
 from hermes_rl.rollouts.compiled import CompiledSpec
 from hermes_rl.rollouts.rollout import Rollout, RolloutKey
+from hermes_rl.rollouts.runner import DiedElsewhere
 from hermes_rl.runs.cluster import RayConnection, open_cluster
 from hermes_rl.runs.handles import CLOSING, DiedError, WorkerHandle
 from hermes_rl.runs.player import OWN, Opening, PlaySettings, error_of
@@ -177,7 +178,7 @@ def require_shares(spec: Spec, number: int) -> None:
                 )
 
 
-class WorkersDied(RunError):
+class WorkersDied(DiedElsewhere):
     """Workers died one after the other while they had one and the same request."""
 
 
@@ -469,7 +470,8 @@ class Workers:
             "a worker died while it had" if deaths == 1 else f"{deaths} workers died one after the other while they had"
         )
         raise WorkersDied(
-            f"{died} {what} ({handle.ended}). What it does may take the worker with it; what is complete is kept"
+            f"{died} {what} ({handle.ended}). It, or another one that they had, may take the worker with it; what is "
+            "complete is kept"
         )
 
     def _keep_artifacts(self, line: Line, get: Callable[[], Mapping[str, TakenArtifact]]) -> None:

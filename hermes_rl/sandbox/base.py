@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import posixpath
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -25,6 +27,7 @@ from typing import Literal, Self
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.launcher import ours
+from hermes_rl.sandbox.listener import REPORT_FD, SIZE_LIMIT, Message, said_in_a_file
 
 # -------------------------------------------------------------------------------- configuration, rendered for one
 # rollout
@@ -231,10 +234,17 @@ class Sandbox(ABC):
     python: Sequence[str] = PYTHON
     """The command of a Python without packages for programs of ours, known once it is started."""
 
+    expired = False
+    """Its lifetime ended while nothing ran in it. Whose doing that was, it does not know; see `blame_agent`."""
+
     def __init__(self, config: SandboxConfig) -> None:
         self.config = config
 
     # ------------------------------------------------------------------ life
+
+    def blame_agent(self) -> None:
+        """Take the end of an idle sandbox for the doing of its agent, which used up the lifetime elsewhere."""
+        return
 
     @property
     @abstractmethod
@@ -298,6 +308,21 @@ class Sandbox(ABC):
         return await self.run(
             _REPORT + script, env={STATE: state}, timeout=timeout, output_limit=output_limit, merge_stderr=False
         )
+
+    async def run_heard(self, command: str, *, timeout: float) -> tuple[CommandResult, list[Message] | None]:
+        """Run a shell command, and hear what its processes say on descriptor `REPORT_FD`; None where it was too much.
+
+        Where the host shares no descriptors with the sandbox they say it into a file there, under a name that is drawn
+        anew; whoever runs there can write it.
+        """
+        path = f"/tmp/report-{secrets.token_hex(16)}"
+        result = await self.run(f"exec {REPORT_FD}>>{path}\n{command}", timeout=timeout)
+        try:
+            data = await self.read_file(path, limit=SIZE_LIMIT)
+            await self.remove(path)
+        except OSError as error:
+            return result, None if error.errno == errno.EFBIG else []
+        return result, said_in_a_file(data)
 
     async def end_shells(self) -> None:
         """Use no shell any more that the agent might have touched, even where one stays alive: the agent has ended."""

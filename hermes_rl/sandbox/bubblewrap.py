@@ -28,7 +28,17 @@ from pathlib import Path
 
 from hermes_rl.errors import SandboxFailure, UserError
 from hermes_rl.sandbox.base import PYTHON, SandboxConfig
-from hermes_rl.sandbox.cgroup import CONTROLLERS, DELEGATE, ControlGroup, Layout, find_layout, runner_mark
+from hermes_rl.sandbox.cgroup import (
+    CONTROLLERS,
+    DELEGATE,
+    ControlGroup,
+    Layout,
+    find_layout,
+    for_sandboxes,
+    own_memory,
+    runner_mark,
+    total_memory,
+)
 from hermes_rl.sandbox.channel import Diagnosis, Lost
 from hermes_rl.sandbox.etc import ACCOUNTS, ETC, HOME, HOSTS, RESOLVER, UID, USER_LINE, etc_folder
 from hermes_rl.sandbox.helper_sandbox import NO_CORE, HelperSandbox, Isolation
@@ -388,7 +398,8 @@ def _shown(paths: Sequence[str]) -> tuple[str, ...]:
 
 def _devices() -> Iterator[str]:
     yield from ("--proc", "/proc", "--dev", "/dev", "--size", str(SHARED_MEMORY), "--perms", "1777")
-    yield from ("--tmpfs", "/dev/shm", "--remount-ro", "/dev")
+    # Who may write there may take back that it is the first to end when memory does.
+    yield from ("--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--remount-ro", "/proc")
 
 
 def _resolver() -> str:
@@ -475,6 +486,8 @@ def _groups() -> Ability:
         return Ability("control groups", "cannot be made here: limits hold per process, cpu not at all", DELEGATE)
     missing = [name for name in CONTROLLERS if name not in layout.parents]
     detail = f"version {layout.version} with {', '.join(layout.parents)}"
+    if "memory" in layout.parents:
+        detail += f"; all sandboxes together may have {for_sandboxes(total_memory(), own_memory()) / GIB:.1f} GiB"
     return Ability("control groups", detail, f"not handed to this user: {', '.join(missing)}" if missing else "")
 
 
@@ -572,6 +585,8 @@ ADDRESS_SPACE_SPARE = 16 * GIB
 KILLED = 128 + signal.SIGKILL
 SMALLEST = {"memory": 32 << 20, "processes": 4, "disk": 1 << 16, "open_files": 32}
 """With less the helper itself could not run."""
+FIRST_TO_END = 'echo 1000 >/proc/self/oom_score_adj; exec "$0" "$@"'
+"""Starts a program which, with all that it starts, the kernel ends before the runner when memory does."""
 FIRST_UID, UIDS = 0x70000000, 1 << 16
 """Users that no system gives to people, services or containers."""
 _users = itertools.count(secrets.randbelow(UIDS))
@@ -674,6 +689,9 @@ class Bubblewrap(Isolation):
         # process 1 killed: everything else that kills it comes from outside.
         return Diagnosis(ours=code is not None and (code < 0 or (code == KILLED and not self._used_up_memory)))
 
+    def killed_by_others(self) -> bool:
+        return self.group is not None and self.group.killed_by_others()
+
     def _program(self, descriptors: Descriptors) -> Program:
         user = self.root.user()
         # By descriptor also for the second bubblewrap, which does not see where the program lies.
@@ -695,7 +713,8 @@ class Bubblewrap(Isolation):
         # Where nobody read the report any more, writing it would end bubblewrap, and what it has begun inside would
         # wait for it for ever. So it has the reading end too.
         descriptors.add(copy_of(self._info))
-        return Program(argv, executable, descriptors.all, descriptors.stderr, user, env)
+        argv = ["sh", "-c", FIRST_TO_END, executable, *argv[1:]]
+        return Program(argv, "/bin/sh", descriptors.all, descriptors.stderr, user, env)
 
     def _rlimits(self) -> dict[str, int]:
         memory = self.limits["memory"]
@@ -732,7 +751,7 @@ class Bubblewrap(Isolation):
     def _on_reaped(self) -> None:
         self.root.release()
         if self.group is not None:
-            self._used_up_memory = self.group.killed_for_memory()
+            self._used_up_memory = self.group.killed_for_memory() and not self.group.killed_by_others()
             self.group.remove()
 
 

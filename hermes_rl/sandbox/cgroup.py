@@ -1,15 +1,22 @@
-"""Control groups: limits on a sandbox as a whole, where this user may make them.
+"""Control groups: limits on a sandbox as a whole and on all sandboxes together, where this user may make them.
 
-This module finds a place for groups (version 2, or the controllers of version 1), makes one group per sandbox, and
-removes it. A watchman process removes the groups of a runner that was killed. Without groups there are still the limits
-per process; what cannot be promised then, the backend says.
+This module finds a place for groups (version 2, or the controllers of version 1), makes one group per sandbox below one
+that all sandboxes of all runners there share, and removes them. A watchman process removes the groups of a runner that
+was killed. Without groups there are still the limits per process; what cannot be promised then, the backend says.
+
+::
+
+    the runner's own place ─► hermes-rl ─► hermes-rl-<runner> ─► <sandbox>
+                              the sum      one for each runner    its own limits
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
+import resource
 import signal
 import subprocess
 import threading
@@ -17,6 +24,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from hermes_rl.sandbox.launcher import own_python, system_python
 
@@ -25,6 +33,20 @@ CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD = 100_000
 """Microseconds over which use of the processor is measured."""
 REMOVE_SECONDS = 5.0
+SHARED = "hermes-rl"
+"""The group of all sandboxes of a place."""
+MIB = 1 << 20
+CLOSE = 1 << 20
+"""Bytes below its limit at which a group may be when the kernel finds nothing more to give."""
+SHORT_SECONDS = 60.0
+"""How long after the memory of all sandboxes was used up no more begin than it surely carries."""
+UNLIMITED = 1 << 62
+"""From so many bytes on, version 1 means that there is no limit."""
+RESERVE = 512 * MIB
+"""Bytes of memory that sandboxes together leave to the runner at the least, beyond what it has when it starts one; on a
+machine with more memory, a tenth of all of it."""
+SOCKETS = 64 * MIB
+"""Bytes that the buffers of a sandbox's TCP and UDP sockets may take in version 1, which counts them by themselves."""
 DELEGATE = "start it with `systemd-run --user --scope -p Delegate=yes hermes-rl …`, or as a user who owns its cgroup"
 """What to do where there is no place for groups."""
 
@@ -53,6 +75,10 @@ while time.monotonic() < end:
                 pass
             except OSError:
                 left = True
+        try:
+            os.rmdir(os.path.dirname(top))
+        except OSError:
+            pass
     if not left:
         break
     time.sleep(0.05)
@@ -63,6 +89,10 @@ runner. The watchman is no child of the runner: Ray kills those of a worker that
 
 _watchmen: dict[int, subprocess.Popen[bytes]] = {}
 _lock = threading.Lock()
+_largest = 0
+"""See `SandboxMemory.each`."""
+_short_at = -math.inf
+"""When it was last seen that memory of all sandboxes had been used up."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +102,13 @@ class Layout:
     version: int
     parents: Mapping[str, Path] = field(default_factory=dict)
 
+    def shared(self, controller: str) -> Path:
+        """Return the folder of the groups of all runners here."""
+        return self.parents[controller] / SHARED
+
     def top(self, controller: str) -> Path:
         """Return the folder of this runner's groups."""
-        return self.parents[controller] / f"hermes-rl-{_mark(os.getpid())}"
+        return self.shared(controller) / f"hermes-rl-{_mark(os.getpid())}"
 
     def tops(self) -> set[Path]:
         return {self.top(controller) for controller in self.parents}
@@ -100,29 +134,70 @@ class ControlGroup:
                 self._add(pid)
 
     def _make(self, memory: int, processes: int, cpu: float | None) -> None:
+        global _largest
         _watch(self.layout)
+        make_sum(self.layout)
         for folder in set(self._folders.values()):
-            folder.mkdir(parents=True)
-        modern = self.layout.version == 2
-        self._write("memory", "memory.max" if modern else "memory.limit_in_bytes", memory)
-        self._write("memory", "memory.swap.max" if modern else "memory.memsw.limit_in_bytes", 0 if modern else memory)
-        self._write("pids", "pids.max", processes)
-        if cpu is not None and modern:
-            self._write("cpu", "cpu.max", f"{int(cpu * PERIOD)} {PERIOD}")
-        elif cpu is not None:
-            self._write("cpu", "cpu.cfs_quota_us", int(cpu * PERIOD))
+            folder.mkdir()
+        if "memory" in self._folders:
+            _limit_memory(self.layout, self._folders["memory"], memory, min(memory, SOCKETS))
+            self._forbid_swap(memory)
+            _largest = max(_largest, memory)
+        if "pids" in self._folders:
+            (self._folders["pids"] / "pids.max").write_text(str(processes))
+        if cpu is not None and "cpu" in self._folders:
+            quota = f"{int(cpu * PERIOD)}"
+            if self.layout.version == 2:
+                (self._folders["cpu"] / "cpu.max").write_text(f"{quota} {PERIOD}")
+            else:
+                (self._folders["cpu"] / "cpu.cfs_quota_us").write_text(quota)
+
+    def _forbid_swap(self, memory: int) -> None:
+        name, value = ("memory.swap.max", 0) if self.layout.version == 2 else ("memory.memsw.limit_in_bytes", memory)
+        file = self._folders["memory"] / name
+        if file.exists():  # swap is not accounted for everywhere
+            file.write_text(str(value))
 
     def _add(self, pid: int) -> None:
         for folder in set(self._folders.values()):
             (folder / "cgroup.procs").write_text(str(pid))
 
     def killed_for_memory(self) -> bool:
-        """Whether the kernel has ended a process of the group because its memory was used up."""
+        """Whether the kernel has ended a process of the group because memory was used up: its own, or everybody's."""
         name = "memory.events" if self.layout.version == 2 else "memory.oom_control"
+        return self._event(name, "oom_kill") > 0
+
+    def killed_by_others(self) -> bool:
+        """Whether the kernel has ended a process of the group although the group has never reached its own limit.
+
+        Then the sandboxes together were at their bound, or the machine was. A group that has reached its own limit
+        even once counts as having done it all by itself: who fills a sandbox to be played anew gets nothing by it.
+        """
+        global _short_at
+        if not self.killed_for_memory():
+            return False
+        if self.layout.version == 2:
+            others = self._event("memory.events", "oom") == 0
+        else:
+            # Not by its count of refusals: Linux 6.18 has that file and no longer counts.
+            most, limit = self._bytes("memory.max_usage_in_bytes"), self._bytes("memory.limit_in_bytes")
+            others = most < limit - CLOSE
+        if others:
+            _short_at = time.monotonic()
+        return others
+
+    def _event(self, file: str, name: str) -> int:
+        """Return how often something has happened, from a file with a line for each kind of event."""
         with contextlib.suppress(OSError, KeyError):
-            lines = (self._folders["memory"] / name).read_text().splitlines()
-            return any(line.startswith("oom_kill ") and line.split()[1] != "0" for line in lines)
-        return False
+            counts = dict(line.split() for line in (self._folders["memory"] / file).read_text().splitlines())
+            return int(counts.get(name, 0))
+        return 0
+
+    def _bytes(self, file: str) -> int:
+        """Return what version 1 says in a file of its own; 0 where there is none."""
+        with contextlib.suppress(OSError, KeyError):
+            return int((self._folders["memory"] / file).read_text())
+        return 0
 
     def processes(self) -> list[int]:
         """Ids of the processes in it."""
@@ -156,11 +231,143 @@ class ControlGroup:
         """One of its folders; in version 1 all of them hold the same processes."""
         return next(iter(self._folders.values()))
 
-    def _write(self, controller: str, name: str, value: object) -> None:
-        folder = self._folders.get(controller)
-        # Swap is not everywhere accounted for; the file is then missing.
-        if folder is not None and ("sw" not in name or (folder / name).exists()):
-            (folder / name).write_text(str(value))
+
+def _limit_memory(layout: Layout, folder: Path, memory: int, sockets: int) -> None:
+    """Bound the memory of a group, with what sockets hold: version 2 counts that as memory, version 1 by itself."""
+    if layout.version == 2:
+        (folder / "memory.max").write_text(str(memory))
+        return
+    (folder / "memory.limit_in_bytes").write_text(str(memory))
+    counter = folder / "memory.kmem.tcp.limit_in_bytes"  # of UDP too, in spite of its name; some kernels have none
+    if counter.exists():
+        counter.write_text(str(sockets))
+
+
+# -------------------------------------------------------------------------------- the sum
+
+
+def make_sum(layout: Layout) -> None:
+    """Make the group of all sandboxes, with a limit that leaves the runner its memory, and this runner's in it.
+
+    Whoever comes first sets the limit: another that is lower than what is used would have the kernel end processes.
+    """
+    for controller in layout.parents:
+        shared, top = layout.shared(controller), layout.top(controller)
+        while not top.is_dir():
+            shared.mkdir(exist_ok=True)
+            if controller == "memory":
+                _limit_sum(layout, shared)
+            if layout.version == 2:
+                _hand_down(shared, layout)
+            # The last of another runner may be gone at this very moment, and the group with it.
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                top.mkdir()
+            if layout.version == 2 and top.is_dir():
+                _hand_down(top, layout)
+
+
+def _limit_sum(layout: Layout, shared: Path) -> None:
+    if _bound(shared) is not None:
+        return
+    total = total_memory()
+    hierarchy = shared / "memory.use_hierarchy"  # of kernels before 5.11: whether a group counts those below it
+    if layout.version == 1 and hierarchy.exists() and hierarchy.read_text().strip() == "0":
+        hierarchy.write_text("1")
+    sandboxes = for_sandboxes(total, own_memory())
+    _limit_memory(layout, shared, sandboxes, (total - sandboxes) // 4)
+
+
+def _hand_down(folder: Path, layout: Layout) -> None:
+    (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in layout.parents))
+
+
+def for_sandboxes(total: int, runner: int) -> int:
+    """Return how much of the memory all sandboxes together may take, beside a runner that has so much already."""
+    return max(total // 2, total - runner - max(RESERVE, total // 10))
+
+
+def own_memory() -> int:
+    """Return the bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def total_memory(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> int:
+    """Return the bytes of memory that this process may have: the machine's, or the least of the groups around it."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = (_bound(folder) for folder in _around(root, own))
+    return min((pages, *(limit for limit in limits if limit is not None)))
+
+
+def _around(root: Path, own: Path) -> list[Path]:
+    """Return the folders of the group for memory that this process is in, and of those above it."""
+    paths = _own_paths(own)
+    found = []
+    for top, path in ((root / "memory", paths.get("memory")), (root, paths.get(""))):
+        if path is not None:
+            # A container may see a path of its machine, of which only the top is there.
+            found += [folder for folder in (top / path, *(top / path).parents) if folder.is_relative_to(top)]
+    return found
+
+
+def _bound(folder: Path) -> int | None:
+    """Return the limit of the memory of a group; None where it has none."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            limit = int((folder / name).read_text())
+            return limit if limit < UNLIMITED else None
+    return None
+
+
+class SandboxMemory(NamedTuple):
+    """The memory of all sandboxes of this machine, or container, in bytes."""
+
+    limit: int
+    used: int
+    """Without what the kernel would give up at once, which is read-ahead of files."""
+    each: int
+    """What a sandbox of this process may have by its own limit; 0 before the first."""
+    short: bool
+    """It has been used up a short while ago."""
+
+    @property
+    def free(self) -> float:
+        """Return the share that is left for more sandboxes."""
+        return 0.0 if self.short else max(0.0, 1.0 - self.used / self.limit) if self.limit else 1.0
+
+
+def together(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> SandboxMemory | None:
+    """Return what sandboxes have of their sum; None where nothing bounds it, or no sandbox has begun.
+
+    Nothing is made to find out: a process may ask that has no sandboxes itself.
+    """
+    for folder in _around(root, own):
+        limit, used = _bound(folder / SHARED), _used(folder / SHARED)
+        if limit is not None and used is not None:
+            return SandboxMemory(limit, used, _largest, time.monotonic() - _short_at < SHORT_SECONDS)
+    return None
+
+
+def free_share(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> float:
+    """Return the share of the memory that is left in the groups around this process, and in that of all sandboxes."""
+    sandboxes = together(root, own)
+    shares = [1.0 if sandboxes is None else sandboxes.free]
+    for folder in _around(root, own):
+        limit, used = _bound(folder), _used(folder)
+        if limit is not None and used is not None:
+            shares.append(max(0.0, 1.0 - used / limit) if limit else 1.0)
+    return min(shares)
+
+
+def _used(folder: Path) -> int | None:
+    """Return what a group has of memory, without the files that the kernel would forget first; None: unknown."""
+    for usage, forgotten in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
+        with contextlib.suppress(OSError, ValueError):
+            used = int((folder / usage).read_text())
+            with contextlib.suppress(OSError, ValueError):
+                statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                used -= min(used, int(statistics.get(forgotten, 0)))
+            return used
+    return None
 
 
 def _removed(folder: Path) -> bool:
@@ -187,12 +394,17 @@ def runner_mark() -> dict[str, str]:
 @functools.cache
 def find_layout(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Layout | None:
     """Return a place for groups with all or some of the controllers; None where this user may not make any."""
+    paths = _own_paths(own)
+    return (_version_2(root, paths.get("", "")) or _version_1(root, paths)) if paths else None
+
+
+def _own_paths(own: Path) -> dict[str, str]:
+    """Return the group that this process is in, by controller; that of version 2 has an empty name."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:
-        return None
-    paths = {name: path.lstrip("/") for _, names, path in lines for name in names.split(",")}
-    return _version_2(root, paths.get("", "")) or _version_1(root, paths)
+        return {}
+    return {name: path.lstrip("/") for _, names, path in lines for name in names.split(",")}
 
 
 def _version_2(root: Path, path: str) -> Layout | None:

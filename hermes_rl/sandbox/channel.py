@@ -44,14 +44,6 @@ class Answer:
     fds: list[int]
 
 
-def as_field(text: str) -> bytes:
-    """Return a path, an argument or a variable as the system takes it; `ValueError` where it cannot be one."""
-    data = os.fsencode(text)
-    if b"\0" in data:
-        raise ValueError("embedded null byte")
-    return data
-
-
 class ChannelLostError(Exception):
     """The helper is gone, or the channel was closed."""
 

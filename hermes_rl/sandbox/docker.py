@@ -50,8 +50,6 @@ CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "
 """What root keeps in a container: enough to install packages."""
 WORDS = {"memory": "memory", "processes": "pids", "cpu": "cpu"}
 """Limit → a word of the engine's warning that it cannot enforce it."""
-CGROUP = "/sys/fs/cgroup"
-"""Where a container sees its own control groups."""
 IN_FORCE = {
     "memory": ("memory.max", "memory/memory.limit_in_bytes"),
     "processes": ("pids.max", "pids/pids.max"),
@@ -135,7 +133,7 @@ class Container:
         for name, most in wanted.items():
             for file in IN_FORCE[name]:
                 try:
-                    text = (await sandbox.read_file(f"{CGROUP}/{file}")).decode("ascii", "replace").strip()
+                    text = await sandbox.control_group(file)
                 except OSError:
                     continue
                 first = text.partition(" ")[0]
@@ -158,6 +156,7 @@ class Container:
             "Mounts": list(folders),
             "Memory": limits["memory"],
             "MemorySwap": limits["memory"],
+            "OomScoreAdj": 1000,  # when memory ends, containers go before the runner
             "PidsLimit": limits["processes"] + 1,  # the helper is a process too
             "CapDrop": ["ALL"],
             "CapAdd": list(CAPABILITIES),

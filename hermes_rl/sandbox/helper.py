@@ -261,7 +261,16 @@ class Helper:
                 self.send([b"exit", job, number(code)])
 
     def prepare(self) -> None:
-        """Make the process one that its children cannot trace, with the low descriptors out of the way."""
+        """Make the process one that its children cannot trace, with the low descriptors out of the way.
+
+        When memory ends, the kernel is to choose it, and all that it starts, before the runner and everybody else.
+        """
+        try:
+            chosen_first = posix.open("/proc/self/oom_score_adj", posix.O_WRONLY | posix.O_CLOEXEC)
+            posix.write(chosen_first, b"1000")
+            posix.close(chosen_first)
+        except OSError:
+            pass  # where /proc is read-only, whoever started this process has seen to it
         prctl(PR_SET_DUMPABLE, 0)
         if not self.is_init:
             prctl(PR_SET_CHILD_SUBREAPER, 1)

@@ -1,8 +1,9 @@
 """The file operations of the helper inside a sandbox; this module runs there, not on the host (see `helper`).
 
 It reads, writes and lists by system calls, so that no name can be misread by a shell, and nothing that the agent plants
-(a FIFO, a device, an endless file) can make the helper wait. Errors are the `OSError` that the system gives. Arguments
-and results are the fields of `wire`.
+(a FIFO, a device, an endless file) can make the helper wait. It touches no files that the kernel makes up: what it
+finds in /proc is about itself, process 1, which no command of the agent may see or change. Errors are the `OSError`
+that the system gives. Arguments and results are the fields of `wire`.
 """
 
 from __future__ import annotations
@@ -21,9 +22,44 @@ if TYPE_CHECKING:
     """Fields, raw bytes, descriptors."""
 
 
+KERNEL = (b"/proc", b"/sys")
+REFUSED = "Files of the kernel are not for this tool; look at /proc and /sys with a command"
+
+
+def _refuse_kernel(path: bytes) -> None:
+    # What has no place, as a pipe or a file in memory, is reached by a link in /proc alone, and called "pipe:[12]".
+    named = path.startswith(b"/") and not path.startswith(b"/memfd:")
+    if not named or any(path == top or path.startswith(top + b"/") for top in KERNEL):
+        raise OSError(errno.EACCES, REFUSED)
+
+
+def _descriptor(path: bytes, flags: int, mode: int = 0o644) -> int:
+    """Open what is no file of the kernel: the descriptor itself tells, so that no link and no race leads there."""
+    fd = posix.open(path, flags | OPEN_FLAGS, mode)
+    try:
+        _refuse_kernel(posix.readlink(b"/proc/self/fd/%d" % fd))
+    except BaseException:
+        posix.close(fd)
+        raise
+    return fd
+
+
+def _refuse_folder(path: bytes) -> None:
+    """Refuse a path in a folder of the kernel's, also where links lead there."""
+    _refuse_kernel(path)
+    folder = path.rpartition(b"/")[0] or b"/"
+    if is_folder(folder):
+        posix.close(_descriptor(folder, posix.O_PATH))
+
+
+def _open(path: bytes, flags: int, mode: int = 0o644) -> int:
+    _refuse_folder(path)
+    return _descriptor(path, flags, mode)
+
+
 def _regular(path: bytes, flags: int, mode: int = 0o644) -> tuple[int, posix.stat_result]:
     """Open a regular file, and nothing else that may be at `path`."""
-    fd = posix.open(path, flags | OPEN_FLAGS, mode)
+    fd = _open(path, flags, mode)
     info = posix.fstat(fd)
     if stat.S_ISREG(info.st_mode):
         return fd, info
@@ -55,6 +91,7 @@ def read(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
 def write(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     """path, mode or empty; the bytes, or a descriptor of a file that holds them."""
     path, mode = fields[0], fields[1]
+    _refuse_kernel(path)
     _make_folders(path.rpartition(b"/")[0] or b"/")
     fd, info = _regular(path, posix.O_WRONLY | posix.O_CREAT)
     try:
@@ -95,26 +132,34 @@ def _entry(name: bytes, info: posix.stat_result) -> list[bytes]:
 
 def status(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     """path, "1" to follow a symlink → its entry."""
-    follow = fields[1] == b"1"
-    return _entry(fields[0].rpartition(b"/")[2], posix.stat(fields[0], follow_symlinks=follow)), b"", []
+    fd = _open(fields[0], posix.O_PATH | (0 if fields[1] == b"1" else posix.O_NOFOLLOW))
+    try:
+        return _entry(fields[0].rpartition(b"/")[2], posix.fstat(fd)), b"", []
+    finally:
+        posix.close(fd)
 
 
 def list_folder(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     """path, limit → the entries of a folder, five fields each."""
     found: list[bytes] = []
     most = 5 * int(fields[1])
-    with posix.scandir(fields[0]) as entries:
-        for entry in entries:
-            if len(found) >= most:
-                raise OSError(errno.E2BIG, f"More than {most // 5} entries")
-            try:
-                found += _entry(entry.name, entry.stat(follow_symlinks=False))
-            except FileNotFoundError:
-                continue  # removed by somebody else while we looked
-    return found, b"", []
+    fd = _open(fields[0], posix.O_RDONLY | posix.O_DIRECTORY)
+    try:
+        with posix.scandir(b"/proc/self/fd/%d" % fd) as entries:
+            for entry in entries:
+                if len(found) >= most:
+                    raise OSError(errno.E2BIG, f"More than {most // 5} entries")
+                try:
+                    found += _entry(entry.name, entry.stat(follow_symlinks=False))
+                except FileNotFoundError:
+                    continue  # removed by somebody else while we looked
+        return found, b"", []
+    finally:
+        posix.close(fd)
 
 
 def make_folder(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
+    _refuse_kernel(fields[0])
     _make_folders(fields[0])
     return [], b"", []
 
@@ -134,17 +179,21 @@ def _make_folders(path: bytes) -> None:
 
 def set_mode(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     """path, permission bits."""
+    _refuse_folder(fields[0])
     posix.chmod(fields[0], int(fields[1]))
     return [], b"", []
 
 
 def rename(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
+    for path in fields[:2]:
+        _refuse_folder(path)
     posix.rename(fields[0], fields[1])
     return [], b"", []
 
 
 def remove(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
     """path of a file, a symlink, or a folder, which goes with everything in it."""
+    _refuse_folder(fields[0])
     if not stat.S_ISDIR(posix.lstat(fields[0]).st_mode):
         posix.unlink(fields[0])
         return [], b"", []
@@ -170,7 +219,17 @@ def _empty(folder: bytes) -> list[bytes]:
     return [entry.path for entry in found if entry.is_dir(follow_symlinks=False)]
 
 
+def control_group(fields: list[bytes], payload: bytes, fds: list[int]) -> Answer:
+    """file → what it says below /sys/fs/cgroup; for the host alone, which names no file that an agent has chosen."""
+    fd = posix.open(b"/sys/fs/cgroup/" + fields[0], posix.O_RDONLY | OPEN_FLAGS)
+    try:
+        return [], posix.read(fd, 4096), []
+    finally:
+        posix.close(fd)
+
+
 OPERATIONS = {
+    b"control group": control_group,
     b"read": read,
     b"write": write,
     b"stat": status,

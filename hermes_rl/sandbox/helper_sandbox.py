@@ -44,12 +44,14 @@ from hermes_rl.sandbox.base import (
     Sandbox,
     SandboxConfig,
 )
-from hermes_rl.sandbox.channel import Connection, Diagnosis, Lost, as_field
+from hermes_rl.sandbox.channel import Connection, Diagnosis, Lost
 from hermes_rl.sandbox.jobs import SCRIPT_FD, Command, Processes
 from hermes_rl.sandbox.launcher import IN_THREAD, copy_of, in_memory
+from hermes_rl.sandbox.listener import Message, ReportListener
 from hermes_rl.sandbox.shell_server import BASH, PROGRAM, SCRIPT_LIMIT, WaitingShell, may_wait
 from hermes_rl.sandbox.wire import FRAME_LIMIT
 from hermes_rl.threads import done_in_thread, one_at_a_time
+from hermes_rl.values import system_bytes
 
 INLINE = FRAME_LIMIT // 2
 """Bytes of a file that are sent in the request itself."""
@@ -116,6 +118,10 @@ class Isolation(ABC):
         since a rollout that is not graded is what a failing agent would choose.
         """
         return Diagnosis()
+
+    def killed_by_others(self) -> bool:
+        """Whether the kernel has ended a process inside for want of memory that others have, within its own limit."""
+        return False
 
     @contextlib.asynccontextmanager
     async def in_time(self) -> AsyncIterator[None]:
@@ -186,8 +192,8 @@ class HelperSandbox(Sandbox):
         `folder`, and removes it at its end.
         """
         self.connection.open(control)
-        limits = [as_field(f"{name}={value}") for name, value in rlimits.items()]
-        fields = (as_field(folder), as_field(":".join(SHELLS)), *limits)
+        limits = [system_bytes(f"{name}={value}") for name, value in rlimits.items()]
+        fields = (system_bytes(folder), system_bytes(":".join(SHELLS)), *limits)
         found = (await self.connection.ask("init", *fields, payload=system_calls)).fields
         self.has_shell = bool(found)
         if found:
@@ -213,7 +219,13 @@ class HelperSandbox(Sandbox):
         if self.config.lifetime is not None:
             self._expiry = asyncio.get_running_loop().call_later(self.config.lifetime, self._expire)
 
+    def blame_agent(self) -> None:
+        self.connection.killed_by_agent = True
+
     async def kill_all(self) -> None:
+        await self._check_memory()
+        if self._expiry is not None:
+            self._expiry.cancel()  # the agent has ended, and what rewards run has bounds of its own
         await self.end_shells()
         if (await self.connection.ask("killall")).fields == [b"left"]:
             self.connection.lose(Lost.SILENT, "processes of the sandbox cannot be killed")
@@ -239,8 +251,9 @@ class HelperSandbox(Sandbox):
             self._processes.on_exit(number, code)
 
     def _expire(self) -> None:
-        # A command that runs past the end is the agent's doing; an idle sandbox waited for somebody else.
+        # A command that runs past the end is the agent's doing; whom an idle sandbox waited for is not known here.
         busy = self._processes.running or (self.waiting_shell is not None and self.waiting_shell.running)
+        self.expired = not busy and self.alive
         self.connection.end(f"the sandbox's lifetime of {self.config.lifetime} s is over", by_agent=busy)
 
     # ------------------------------------------------------------------ commands
@@ -258,7 +271,18 @@ class HelperSandbox(Sandbox):
     ) -> CommandResult:
         wanted = self._command(command, cwd, env)
         seconds = self.config.timeout if timeout is None else timeout
-        return await self._processes.run(wanted, stdin, seconds, output_limit, merge_stderr=merge_stderr)
+        result = await self._processes.run(wanted, stdin, seconds, output_limit, merge_stderr=merge_stderr)
+        await self._check_memory(result)
+        return result
+
+    async def run_heard(self, command: str, *, timeout: float) -> tuple[CommandResult, list[Message] | None]:
+        wanted = self._command(command)
+        with ReportListener() as listener:
+            result = await self._processes.run(
+                wanted, None, timeout, OUTPUT_LIMIT, merge_stderr=True, report=listener.theirs
+            )
+            heard = listener.heard()
+            return result, None if listener.overflow else heard
 
     async def run_reporting(
         self, script: str, state: str, *, timeout: float | None = None, output_limit: int = OUTPUT_LIMIT
@@ -267,8 +291,18 @@ class HelperSandbox(Sandbox):
             seconds = self.config.timeout if timeout is None else timeout
             result = await self.waiting_shell.run(script, state, seconds, output_limit)
             if result is not None:
+                await self._check_memory(result)
                 return result
         return await super().run_reporting(script, state, timeout=timeout, output_limit=output_limit)
+
+    async def _check_memory(self, result: CommandResult | None = None) -> None:
+        """Give the sandbox up where memory that others took has cost it a process: what it shows is not the agent's.
+
+        A command that has ended well tells nothing of the kind, so it is looked for after others, and in the end.
+        """
+        if (result is None or result.exit_code != 0) and self.isolation.killed_by_others():
+            self.connection.end("the memory of this machine's sandboxes together was used up")
+            raise await self.connection.failure()
 
     async def end_shells(self) -> None:
         if self.waiting_shell is not None:
@@ -298,7 +332,7 @@ class HelperSandbox(Sandbox):
             return Command(command, place, variables)
         if not self.has_shell:
             raise UserError(f"the image of the sandbox has no {self.shell}, which runs commands; choose another image")
-        script = as_field(command)
+        script = system_bytes(command)
         if len(script) <= SCRIPT_LIMIT:
             return Command([self.shell, "-c", command], place, variables)
         return Command([self.shell, f"/dev/fd/{SCRIPT_FD}"], place, variables, script)
@@ -306,7 +340,7 @@ class HelperSandbox(Sandbox):
     # ------------------------------------------------------------------ files
 
     def _path(self, path: str) -> bytes:
-        return as_field(self.resolve(path))
+        return system_bytes(self.resolve(path))
 
     async def read_file(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
         with _named(path):
@@ -319,6 +353,10 @@ class HelperSandbox(Sandbox):
             return await _read_all(answer.fds[0], limit)
         finally:
             os.close(answer.fds[0])
+
+    async def control_group(self, file: str) -> str:
+        """Return what a file of the sandbox's own control groups says, by its path below /sys/fs/cgroup."""
+        return (await self.connection.ask("control group", file.encode())).payload.decode("ascii", "replace").strip()
 
     async def write_file(self, path: str, data: bytes, mode: int | None = None) -> None:
         fields = (self._path(path), b"" if mode is None else str(mode).encode())

@@ -25,8 +25,10 @@ from hermes_rl.sandbox.base import (
     OutputBuffer,
     PipeReader,
 )
-from hermes_rl.sandbox.channel import Connection, as_field
+from hermes_rl.sandbox.channel import Connection
 from hermes_rl.sandbox.launcher import copy_of, in_memory, pipe, socket_pair
+from hermes_rl.sandbox.listener import REPORT_FD
+from hermes_rl.values import system_bytes
 
 KILL_SECONDS = 5.0
 """How long a killed command is waited for."""
@@ -34,6 +36,8 @@ ERRORS_LIMIT = 1 << 16
 """Bytes of standard error that are kept of a process that the host talks to."""
 LOST_EXIT_CODE = 137
 SCRIPT_FD = 9
+LEFT_PIPES = 64
+"""Pipes of commands that have ended which stay open for what they left running; of more, the oldest are closed."""
 READ_SECONDS = 60.0
 """How long a process may leave its standard input unread before writing to it is given up."""
 
@@ -112,10 +116,9 @@ class Job:
         for reader in self._readers:
             reader.close()
 
-    @property
-    def reading(self) -> bool:
-        """True while something holds the writing end of a pipe."""
-        return any(reader.open for reader in self._readers)
+    def left(self) -> list[PipeReader]:
+        """Return the pipes of which something still holds the writing end."""
+        return [reader for reader in self._readers if reader.open]
 
 
 class HelperProcess(BackgroundProcess):
@@ -233,24 +236,31 @@ class Processes:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._jobs: dict[int, Job] = {}
-        self._left: list[Job] = []
-        """Ended, but with children that still hold the pipes."""
+        self._left: list[PipeReader] = []
+        """Pipes of processes that have ended, held by what these have left running; what comes there is dropped."""
 
     @property
     def running(self) -> bool:
         return bool(self._jobs)
 
     async def run(
-        self, command: Command, stdin: bytes | None, timeout: float, output_limit: int, *, merge_stderr: bool
+        self,
+        command: Command,
+        stdin: bytes | None,
+        timeout: float,
+        output_limit: int,
+        *,
+        merge_stderr: bool,
+        report: socket.socket | None = None,
     ) -> CommandResult:
-        """See `Sandbox.run`."""
+        """See `Sandbox.run`; `report`, which is closed here once it is handed over, becomes `REPORT_FD`."""
         began = time.perf_counter()
         job = Job(self._connection.next_number(), output_limit, merge_stderr=merge_stderr)
         source: int | None = None
         try:
             source = await in_memory(stdin) if stdin is not None else None
             try:
-                await self._start(job, command, source)
+                await self._start(job, command, source, report)
             except OSError as error:
                 message = f"cannot start the command: {error.strerror}\n".encode()
                 return CommandResult(127 if error.errno == errno.ENOENT else 126, message, message)
@@ -304,11 +314,11 @@ class Processes:
         pairs = ",".join(f"{target}:{index}" for index, target in enumerate(targets))
         answer = await self._connection.ask(
             "spawn",
-            as_field(command.cwd),
+            system_bytes(command.cwd),
             pairs.encode(),
             str(len(command.argv)).encode(),
-            *map(as_field, command.argv),
-            *(as_field(f"{name}={value}") for name, value in command.env.items()),
+            *map(system_bytes, command.argv),
+            *(system_bytes(f"{name}={value}") for name, value in command.env.items()),
             fds=list(targets.values()),
             request=number,
         )
@@ -326,16 +336,20 @@ class Processes:
 
     def end(self) -> None:
         """Give up everything that runs: the sandbox is gone."""
-        for job in [*self._jobs.values(), *self._left]:
+        for job in self._jobs.values():
             job.end(LOST_EXIT_CODE)
             job.close()
             if job.hang_up is not None:
                 job.hang_up()
+        for reader in self._left:
+            reader.close()
         self._jobs.clear()
         self._left.clear()
 
-    async def _start(self, job: Job, command: Command, stdin: int | None) -> None:
+    async def _start(self, job: Job, command: Command, stdin: int | None, report: socket.socket | None = None) -> None:
         targets = {1: job.writers[0], 2: job.writers[1]}
+        if report is not None:
+            targets[REPORT_FD] = report.fileno()
         if stdin is not None:
             targets[0] = stdin
         try:
@@ -345,6 +359,8 @@ class Processes:
             job.pid = await self.execute(job.number, command, targets)
         finally:
             job.close_writers()
+            if report is not None:
+                report.close()
             if SCRIPT_FD in targets:
                 os.close(targets[SCRIPT_FD])
 
@@ -360,9 +376,12 @@ class Processes:
     def _forget(self, job: Job) -> None:
         """Nobody waits for this job any more. One that still runs was cancelled, so it is killed."""
         self._jobs.pop(job.number, None)
-        self._left = [left for left in self._left if left.reading]
-        if job.ended.done() and job.reading and self._connection.alive:
-            self._left.append(job)
+        if job.ended.done() and self._connection.alive:
+            # Closed, they would end by a signal what goes on to write there.
+            left = [reader for reader in self._left if reader.open] + job.left()
+            for reader in left[:-LEFT_PIPES]:
+                reader.close()
+            self._left = left[-LEFT_PIPES:]
             return
         if not job.ended.done():
             self.signal(job.number, 9)

@@ -259,6 +259,16 @@ class _Ending:
     next_kill: float = 0.0
 
     def over(self) -> bool:
+        """Look at it, and kill what is left when it is time; whether nothing remains to be done."""
+        try:
+            return self._look()
+        except Exception as error:  # the thread is everybody's: whoever waits for this sandbox is told
+            log.exception("a closed sandbox cannot be watched any more")
+            self.child.kill()
+            self.reaped.set_exception(SandboxFailure(f"what is left of a closed sandbox is not known: {error}"))
+            return True
+
+    def _look(self) -> bool:
         code, now = self.child.poll(), time.monotonic()
         if code is not None and not self._left():
             self.reaped.set_result(code)
@@ -305,10 +315,8 @@ class Launcher:
         threading.Thread(target=self._work, name="hermes-rl-launcher", daemon=True).start()
 
     def launch(self, program: Program) -> Future[Child]:
-        """Start a program; the future fails with the `OSError` of a program that cannot be started."""
-        future: Future[Child] = Future()
-        self._jobs.put(lambda: _start(program, future))
-        return future
+        """Start a program; the future fails with what `subprocess.Popen` raises where it cannot be started."""
+        return self.call(lambda: _start(program))
 
     def call(self, work: Callable[[], T]) -> Future[T]:
         """Do something in the launcher's thread, whose mounts every sandbox begins with.
@@ -335,24 +343,28 @@ class Launcher:
         order, so what `launch` was asked for has been started, or has failed, by then.
         """
         reaped: Future[int | None] = Future()
-        self._jobs.put(lambda: self._adopt(launched, reaped, inside))
+
+        def adopt() -> None:
+            if launched.cancelled() or launched.exception() is not None:
+                reaped.set_result(None)
+            else:
+                deadline = time.monotonic() + GRACE_SECONDS
+                self._ending.append(_Ending(launched.result(), reaped, inside, deadline))
+
+        self.call(adopt)
         return reaped
 
-    def _adopt(self, launched: Future[Child], reaped: Future[int | None], inside: ProcessSet | None) -> None:
-        if launched.exception() is not None:
-            reaped.set_result(None)
-            return
-        child = launched.result()
-        self._ending.append(_Ending(child, reaped, inside, time.monotonic() + GRACE_SECONDS))
-
     def _work(self) -> None:
+        """Do what is asked for, and look at what is ending in between, however much is asked for."""
+        look_at = 0.0
         while True:
-            try:
-                job = self._jobs.get(timeout=POLL_SECONDS if self._ending else None)
-            except queue.Empty:
+            with contextlib.suppress(queue.Empty):
+                self._jobs.get(timeout=POLL_SECONDS if self._ending else None)()
+            began = time.monotonic()
+            if began >= look_at:
                 self._ending = [ending for ending in self._ending if not ending.over()]
-            else:
-                job()
+                now = time.monotonic()
+                look_at = now + max(POLL_SECONDS, now - began)  # starts get half of the time at least
 
 
 def launcher() -> Launcher:
@@ -432,7 +444,7 @@ class LocalProcess:
                 self._launched.add_done_callback(lambda _: descriptors.close())
                 try:
                     await asyncio.shield(asyncio.wrap_future(self._launched))
-                except (OSError, subprocess.SubprocessError) as error:
+                except (OSError, ValueError, subprocess.SubprocessError) as error:  # a zero byte is a ValueError
                     raise SandboxFailure(f"{wanted.executable} cannot be started: {error}") from error
                 unclaimed.pop_all()
             try:
@@ -536,23 +548,18 @@ def _subordinate(file: Path) -> range:
     return max(found, key=len)
 
 
-def _start(program: Program, started: Future[Child]) -> None:
+def _start(program: Program) -> Child:
     program = _by_another(program)
-    try:
-        with nullcontext() if program.uid is None else as_user(program.uid):
-            child = subprocess.Popen(
-                program.argv,
-                executable=program.executable,
-                pass_fds=program.fds,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=program.stderr,
-                env=program.env,
-                cwd="/",
-                # Ctrl-C in the terminal is the runner's to handle; it must not reach the sandboxes by itself.
-                start_new_session=True,
-            )
-    except (OSError, subprocess.SubprocessError) as error:
-        started.set_exception(error)
-    else:
-        started.set_result(child)
+    with nullcontext() if program.uid is None else as_user(program.uid):
+        return subprocess.Popen(
+            program.argv,
+            executable=program.executable,
+            pass_fds=program.fds,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=program.stderr,
+            env=program.env,
+            cwd="/",
+            # Ctrl-C in the terminal is the runner's to handle; it must not reach the sandboxes by itself.
+            start_new_session=True,
+        )

@@ -42,6 +42,7 @@ from hermes_rl.sandbox.base import (
     SandboxConfig,
     sandbox_gone,
 )
+from hermes_rl.sandbox.helper_files import REFUSED
 
 # -------------------------------------------------------------------------------- scripts
 # Bytes go there and back as base64, so that neither names nor contents meet a shell's quoting or a text encoding. An
@@ -59,33 +60,39 @@ missing() {
 there() { [ -e "$1" ] || [ -L "$1" ] || missing "$1"; }
 folders() { mkdir -p -- "$1" 2>/dev/null || { [ -e "$1" ] && [ ! -d "$1" ] && fail 17; fail 20; }; }
 parent() { d=$(dirname -- "$1"; echo .); d=${d%??}; }
+kernels() { case $1/ in /proc/* | /sys/*) say printf '!13 kernel' ;; esac; }
+behind() { kernels "$(realpath -m -- "$1")"; }  # what a name leads to is not the kernel's
+beside() { parent "$1"; behind "$d"; }
 look='%f %s %Y'
 """
 
-READ = rb"""there "$p"; [ -d "$p" ] && fail 21; [ -e "$p" ] || fail 2; [ -f "$p" ] || fail 22; [ -r "$p" ] || fail 13
-[ "$(stat -Lc %s -- "$p")" -gt "$limit" ] && fail 27
-say base64 -w0 -- "$p"
+READ = rb"""there "$p"; behind "$p"; [ -d "$p" ] && fail 21; [ -e "$p" ] || fail 2; [ -f "$p" ] || fail 22
+{ exec 8<"$p"; } || fail 13  # and what it leads to may have changed since
+kernels "$(readlink "/proc/$$/fd/8")"
+[ "$(stat -Lc %s "/proc/$$/fd/8")" -gt "$limit" ] && fail 27
+say base64 -w0 <&8
 """
-WRITE = rb"""parent "$p"; folders "$d"; [ -d "$p" ] && fail 21
+WRITE = rb"""behind "$p"; parent "$p"; folders "$d"; [ -d "$p" ] && fail 21
 [ -e "$p" ] && [ -z "$mode" ] && keep=1
 if [ "$more" = 1 ]; then base64 -d >>"$p" || fail 13; else base64 -d >"$p" || fail 13; fi
 [ -n "$mode" ] && chmod "$mode" -- "$p"; [ -z "$mode$keep" ] && chmod 644 -- "$p"
 say true
 """
-STAT = rb"""if [ "$follow" = 1 ]; then [ -e "$p" ] || missing "$p"; say stat -L -c "$look" -- "$p"; fi
-there "$p"; say stat -c "$look" -- "$p"
+STAT = rb"""if [ "$follow" = 1 ]; then behind "$p"; [ -e "$p" ] || missing "$p"; say stat -L -c "$look" -- "$p"; fi
+beside "$p"; there "$p"; say stat -c "$look" -- "$p"
 """
-LIST = rb"""there "$p"; [ -d "$p" ] || fail 20; [ -r "$p" ] || fail 13
+LIST = rb"""there "$p"; behind "$p"; [ -d "$p" ] || fail 20; [ -r "$p" ] || fail 13
 list() { find "$p/" -mindepth 1 -maxdepth 1 -printf '%f\0%y\0%s\0%m\0%T@\0' | base64 -w0; }
 say list
 """
-CHMOD = rb"""there "$p"; chmod "$mode" -- "$p" 2>/dev/null || fail 1; say true
+CHMOD = rb"""behind "$p"; there "$p"; chmod "$mode" -- "$p" 2>/dev/null || fail 1; say true
 """
-MKDIR = rb"""folders "$p"; say true
+MKDIR = rb"""behind "$p"; folders "$p"; say true
 """
-REMOVE = rb"""there "$p"; rm -rf -- "$p" 2>/dev/null || fail 13; say true
+REMOVE = rb"""beside "$p"; there "$p"; rm -rf -- "$p" 2>/dev/null || fail 13; say true
 """
-RENAME = rb"""there "$p"; [ -d "$q" ] && fail 21; mv -fT -- "$p" "$q" 2>/dev/null || missing "$q"; say true
+RENAME = rb"""beside "$p"; beside "$q"; there "$p"
+[ -d "$q" ] && fail 21; mv -fT -- "$p" "$q" 2>/dev/null || missing "$q"; say true
 """
 PLACE = rb"""folders "${home:=$HOME}"
 case $workdir in /*) ;; *) workdir=$home/$workdir ;; esac
@@ -177,7 +184,7 @@ def reading() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise SandboxFailure(f"the sandbox answered what cannot be read: {error}") from error
+        raise sandbox_gone(f"the sandbox answered what cannot be read: {error}", by_agent=True) from error
 
 
 def answer(output: str, mark: str) -> list[str]:
@@ -189,7 +196,8 @@ def answer(output: str, mark: str) -> list[str]:
     if words and words[0].startswith("!"):
         with reading():
             number = int(words[0][1:])
-        raise OSError(number, "Not a regular file" if number == 22 else os.strerror(number))
+        reason = REFUSED if words[1:] == ["kernel"] else os.strerror(number)
+        raise OSError(number, "Not a regular file" if number == 22 else reason)
     return words
 
 
@@ -533,6 +541,8 @@ class RemoteSandbox(Sandbox):
         self._tasks: set[asyncio.Task[None]] = set()
         self._running = 0
         self._killed_by_agent = False
+        self._exposed = False
+        """True once commands of the agent may have run."""
         self._expiry: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------ life
@@ -558,16 +568,23 @@ class RemoteSandbox(Sandbox):
         except BaseException:  # a cancellation too: a machine that nobody closes is paid for
             await self.close()
             raise
+        self._exposed = True
         if self.config.lifetime is not None:
             self._expiry = asyncio.get_running_loop().call_later(self.config.lifetime, self._expire)
 
     def _expire(self) -> None:
-        # As in every sandbox: a command that runs past the end is the agent's doing, waiting is somebody else's.
+        # As in every sandbox: a command that runs past the end is the agent's doing.
         self._killed_by_agent = self._running > 0 or any(process.poll() is None for process in self._processes)
+        self.expired = not self._killed_by_agent
         self._over = f"the sandbox's lifetime of {self.config.lifetime} s is over"
         self._later(self.close())
 
+    def blame_agent(self) -> None:
+        self._killed_by_agent = True
+
     async def kill_all(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()  # the agent has ended, and what rewards run has bounds of its own
         await self._ask(KILL, named=f"{MARK}={self.id}", signal="9", folder="")
 
     async def close(self) -> None:
@@ -752,9 +769,17 @@ class RemoteSandbox(Sandbox):
         text, mark = command(script, **values)
         given = None if data is None else (await asyncio.to_thread(base64.b64encode, data)).decode()
         try:
-            return answer(await self._link.execute(text, given, seconds_to_wait, most), mark)
+            output = await self._link.execute(text, given, seconds_to_wait, most)
         except SandboxFailure as failure:
             raise sandbox_gone(self._over, by_agent=self.killed_by_agent) if self._over else failure from None
+        try:
+            return answer(output, mark)
+        except SandboxFailure as failure:
+            if not self._exposed:
+                raise
+            # The machine is there, and its programs do not do what they do: they are the agent's, or gone.
+            self._killed_by_agent = True
+            raise sandbox_gone(failure.detail, by_agent=True) from None
 
 
 def encoded(limit: int) -> int:

@@ -3,6 +3,8 @@
 This module owns which calls are refused and the bytes of the filter, which it assembles itself, so that no library of
 the system is needed. What is refused is what an agent has no honest use for and what has opened most kernels:
 namespaces, mounts, keys, kernel modules, io_uring, BPF, performance counters, other address families than the usual,
+netlink beyond what lists the network's interfaces (programs can queue messages to themselves there, in memory that no
+limit counts),
 typing into a terminal, and what would change how process 1 is scheduled or limited: a process 1 that gets no time
 cannot end the sandbox, and one that can open nothing cannot serve it. Tracing is left, for debuggers: it reaches only
 the sandbox's own processes, and never the helper.
@@ -32,8 +34,9 @@ X32_BIT = 0x40000000
 NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
-FAMILIES = (1, 2, 10, 16)
-"""AF_UNIX, AF_INET, AF_INET6, AF_NETLINK. Others are not fenced in by a network namespace, such as AF_VSOCK."""
+FAMILIES = (1, 2, 10)
+"""AF_UNIX, AF_INET, AF_INET6. Others are not fenced in by a network namespace, such as AF_VSOCK."""
+AF_NETLINK, NETLINK_ROUTE = 16, 0
 HELPER = 1
 """Process id of the helper, in the sandbox's own namespace."""
 OF_A_USER = {"setpriority": 2, "ioprio_set": 3}
@@ -128,7 +131,9 @@ def _rules(machine: Processor) -> list[Instruction]:
     rules += _with_argument(numbers["clone"], 0, [(ANY_BIT, 0, 1, NEW_NAMESPACES), _refuse(errno.EPERM)])
     terminal = [(EQUAL, 1, 0, TIOCSTI), (EQUAL, 0, 1, TIOCLINUX), _refuse(errno.EPERM)]
     rules += _with_argument(numbers["ioctl"], 1, terminal)
-    rules += _with_argument(numbers["socket"], 0, _only(FAMILIES, errno.EAFNOSUPPORT))
+    route = [(LOAD, 0, 0, ARGUMENTS + 16), *_only((NETLINK_ROUTE,), errno.EPROTONOSUPPORT), (RETURN, 0, 0, ALLOW)]
+    families = [(EQUAL, 0, len(route), AF_NETLINK), *route, *_only(FAMILIES, errno.EAFNOSUPPORT)]
+    rules += _with_argument(numbers["socket"], 0, families)
     rules += _with_argument(numbers["personality"], 0, _only(PERSONALITIES, errno.EPERM))
     for name in OF_A_PROCESS:
         rules += _with_argument(numbers[name], 0, [(EQUAL, 0, 1, HELPER), _refuse(errno.EPERM)])

@@ -31,9 +31,10 @@ from contextlib import ExitStack, suppress
 
 from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox.base import STATE, TIMEOUT_EXIT_CODE, CommandResult, OutputBuffer, PipeReader
-from hermes_rl.sandbox.channel import Connection, as_field
+from hermes_rl.sandbox.channel import Connection
 from hermes_rl.sandbox.jobs import Command, Processes, output_pipe
 from hermes_rl.sandbox.launcher import fixed_file, reopened, socket_pair
+from hermes_rl.values import system_bytes
 
 BASH = "/bin/bash"
 SCRIPT_LIMIT = 100_000
@@ -293,7 +294,7 @@ class WaitingShell:
         if server is None or not server.idle:
             return None
         began, output = time.perf_counter(), OutputBuffer(output_limit)
-        if not server.begin(as_field(script), as_field(state), output):
+        if not server.begin(system_bytes(script), system_bytes(state), output):
             self._drop(server)
             return None
         try:

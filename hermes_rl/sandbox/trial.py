@@ -66,6 +66,16 @@ if libc.syscall(425, 8, ctypes.create_string_buffer(256)) >= 0: got()
 if libc.syscall({io_setup}, 8, ctypes.byref(ctypes.c_ulong())) == 0: got()
 """,
     "other address families": "if libc.socket(40, 1, 0) >= 0 or libc.socket(38, 5, 0) >= 0: got()",
+    "messages in memory that no limit counts": """
+for protocol in range(1, 32):
+    try: socket.socket(16, socket.SOCK_DGRAM, protocol); got()
+    except OSError: pass
+""",
+    "ending after others when memory ends": """
+try: open("/proc/self/oom_score_adj", "w").write("0")
+except OSError: pass
+if int(open("/proc/self/oom_score_adj").read()) < 1000: got()
+""",
     "scheduling and limits of process 1": """
 import resource
 if libc.sched_setscheduler(1, 5, struct.pack("i", 0)) == 0: got()

@@ -10,52 +10,60 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import functools
 import inspect
+import logging
 import time
 import typing
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import EntryPoint
 from typing import Any, Protocol, TypeVar
 
-from hermes_rl.errors import Failure, RewardFailure, UserError
-from hermes_rl.plugins import did_you_mean, load_object, place_of
-from hermes_rl.scoring.value import RewardValue, Score, Weighting, combine, interpret, total
+from hermes_rl.errors import AgentFault, Failure, HermesRLError, RewardFailure, UserError
+from hermes_rl.foreign.pool import POOL, EndedError, ForeignError, NotCarriedError, OvertimeError
+from hermes_rl.foreign.stand_ins import LIVING
+from hermes_rl.plugins import Code, did_you_mean, load_object, place_of
+from hermes_rl.scoring.value import RewardValue, Score, Weighting, combine, interpret, of_plain, total
 from hermes_rl.shipped import published_rewards, shipped_rewards
 from hermes_rl.spec.model import INJECTED
-from hermes_rl.threads import PerLoopSemaphore, Turns
+from hermes_rl.threads import OverlongError, PerLoopSemaphore, Turns, done_in_thread, in_steps, in_thread
+from hermes_rl.tools.rollout_process import RolloutProcess
 
 # ---------------------------------------------------------------------------------------------- Finding a reward
 # A shipped name, ``/abs/file.py:function``, ``package.module:function``, ``atropos:<name>``, or a name that a
 # package publishes in the entry-point group ``hermes_rl.rewards``. Shipped names win over published ones.
 
 
-def find_reward(name: str, fn: str | None) -> RewardFunction:
+def find_reward(name: str, fn: str | None, others: Collection[str] = ()) -> RewardFunction:
     """Load the reward that the spec calls `name`; without `fn` the name itself is looked up.
+
+    `others` are names of the spec's other rewards, one of which an option may have meant.
 
     Raises:
         UserError: there is no such reward, or its code cannot be loaded.
     """
     reference = fn or name
     if reference.startswith("atropos:"):
-        named = load_object("hermes_rl.env.registry_rewards:named")  # by name: the core does not know Atropos
-        return RewardFunction.of(name, named(reference.removeprefix("atropos:")))
+        registry = "hermes_rl.env.registry_rewards:named"  # by name: the core does not know Atropos
+        wanted = reference.removeprefix("atropos:")
+        return RewardFunction.of(name, load_object(registry)(wanted), Code.of(registry)._replace(finds=wanted))
     if ":" in reference:
-        return RewardFunction.of(name, load_object(reference))
+        return RewardFunction.of(name, load_object(reference), Code.of(reference))
     shipped = shipped_rewards()
     if reference in shipped:
-        return RewardFunction.of(name, load_object(f"{shipped[reference]}:{reference}"))
+        reference = f"{shipped[reference]}:{reference}"
+        found = RewardFunction.of(name, load_object(reference), Code.of(reference))
+        return found if found.asks or found.limit is not None else replace(found, limit=SHIPPED_SECONDS)
     published = published_rewards()
     points = [point for point in published if point.name == reference]
     if points:
-        return RewardFunction.of(name, _load(points))
+        return RewardFunction.of(name, _load(points), Code(points[0].module, points[0].attr))
     known = {*shipped, *(point.name for point in published)}
-    raise UserError(
-        f"there is no reward {reference!r}{did_you_mean(reference, known)} "
-        f"(there are: {', '.join(sorted(known))}; your own: fn: file.py:function)"
-    )
+    hint = did_you_mean(reference, {*known, *others})
+    there = hint or f" (there are: {', '.join(sorted(known))}; your own: fn: file.py:function)"
+    raise UserError(f"there is no reward {reference!r}{there}")
 
 
 def _load(points: list[EntryPoint]) -> Any:
@@ -73,36 +81,46 @@ def _load(points: list[EntryPoint]) -> Any:
 
 # ---------------------------------------------------------------------------------------------- Calling a reward
 # A reward names its parameters: `item`, `result`, `ctx`, `state`, `group`, any server role, and its own keyword
-# arguments. It runs in a worker thread with an event loop of its own, so neither a sync nor an async reward can
-# hold up other rollouts, and `ctx` may be used without await in both.
+# arguments. It runs in a process of its own (`hermes_rl.foreign`), so that neither what it does nor what the agent has
+# written can hold up other rollouts; `ctx` may be used without await, in async rewards too. Code that no other process
+# can find, and that of which the spec says `process: false`, runs in a thread with an event loop of its own.
+
+log = logging.getLogger(__name__)
 
 CONTEXT = INJECTED
 """Parameter names that mean something of the rollout or the run, never an argument of the spec."""
 
+PURE_SECONDS = 300.0
+"""Seconds that a reward may take which looks at what was said alone; a spec's `timeout` takes its place."""
+SHIPPED_SECONDS = 1.5
+"""Seconds that a reward that comes along may take over what was said."""
 CEILING = 3600.0
-"""Seconds after which a reward that does not return is given up as failed, so that a run cannot hang on it."""
+"""Seconds that a reward may take which asks a sandbox or a model."""
 
+HELD_AT_MOST = 300.0
+"""Seconds that a reward which is awaited on the run's own loop may hold it, while everybody else waits."""
 
 AT_ONCE = 256
 """Rewards that run at the same time; they mostly wait for the sandbox or a judge."""
 
 _places = PerLoopSemaphore(AT_ONCE)
 
+CONNECTIONS = (
+    "aiohttp.",
+    "httpx.",
+    "httpcore.",
+    "requests.",
+    "urllib3.",
+    "openai.",
+    "anthropic.",
+    "grpc.",
+    "botocore.",
+)
+"""Beginnings of the names of exceptions that say that somebody else could not be reached."""
+CONNECTION_KINDS = {"builtins.ConnectionError", "builtins.TimeoutError", "socket.gaierror", "ssl.SSLError"}
 
-Reward = TypeVar("Reward", bound=Callable[..., Any])
 
-
-def group_only_for(argument: str) -> Callable[[Reward], Reward]:
-    """Mark a reward that takes a group, but needs all of its members only where the spec gives this argument.
-
-    Without the argument it is called for each rollout by itself, as a group of one.
-    """
-
-    def marked(function: Reward) -> Reward:
-        function.group_for = argument  # type: ignore[attr-defined]
-        return function
-
-    return marked
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -113,13 +131,19 @@ class RewardFunction:
     function: Callable[..., Any]
     parameters: Mapping[str, inspect.Parameter]
     hints: Mapping[str, Any]
-    group_for: str | None = None
-    """The argument without which it judges each rollout of a group by itself; None where it always takes all."""
+    code: Code | None = None
+    """Where another process finds it; None where it runs in the runner."""
+    timeout: float | None = None
+    """Seconds that it may take; None: by what it looks at."""
+    limit: float | str | None = None
+    """What `takes_at_most` says of it; None where nobody does."""
+    on_loop: bool = False
+    """Whether it is awaited on the loop that calls it, as what it uses was made there; one that is not async is not."""
     turns: Turns = field(default_factory=Turns, compare=False, repr=False)
 
     @classmethod
-    def of(cls, name: str, function: Callable[..., Any]) -> RewardFunction:
-        """Read the signature of `function`.
+    def of(cls, name: str, function: Callable[..., Any], code: Code | None = None) -> RewardFunction:
+        """Read the signature of `function`, which other processes find as `code`.
 
         Raises:
             UserError: it is not callable.
@@ -128,7 +152,28 @@ class RewardFunction:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError) as error:
             raise UserError(f"reward {name!r}: its signature cannot be read: {error}") from error
-        return cls(name, function, parameters, _hints(function, parameters), getattr(function, "group_for", None))
+        code = None if getattr(function, "in_runner", False) else code
+        limit = getattr(function, "limit", None)
+        return cls(name, function, parameters, _hints(function, parameters), code, limit=limit)
+
+    @property
+    def group_for(self) -> str | None:
+        """The argument without which it judges each rollout of a group by itself; None where it always takes all."""
+        return getattr(self.function, "group_for", None)
+
+    @property
+    def asks(self) -> bool:
+        """Whether it may look into a sandbox, or ask a model by its role."""
+        return self.uses_context or "roles" in self.parameters
+
+    def seconds(self, arguments: Mapping[str, Any]) -> float:
+        """Return how long a call with these arguments may take."""
+        if self.timeout is not None:
+            return self.timeout
+        if isinstance(self.limit, str):
+            return float(arguments.get(self.limit, self.parameters[self.limit].default))
+        asks = self.asks or any(type(value) in LIVING for value in arguments.values())
+        return self.limit or (CEILING if asks else PURE_SECONDS)
 
     @property
     def group_level(self) -> bool:
@@ -145,22 +190,52 @@ class RewardFunction:
         """True where it takes any keyword argument."""
         return any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
 
+    @property
+    def apart(self) -> bool:
+        """Whether it runs in a process of its own."""
+        return self.code is not None and self.code not in _not_carried
+
+    def own(self, value: Any) -> Any:
+        """Return a row or a result that the reward may change, as it is carried or copied: nobody else's is changed."""
+        if self.apart:
+            return value
+        return value.copied() if hasattr(value, "copied") else copy.deepcopy(value)
+
     def wanted(self, available: Mapping[str, Any]) -> dict[str, Any]:
         """Of what the rollout offers (context, roles), that which the signature names."""
         return {name: value for name, value in available.items() if name in self.parameters}
+
+    @property
+    def needed(self) -> list[str]:
+        """Parameters without a default."""
+        kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        return [key for key, one in self.parameters.items() if one.default is one.empty and one.kind in kinds]
+
+    def require_takes(self, given: Collection[str], roles: Collection[str]) -> None:
+        """Refuse, before anything is played or judged, arguments with which the function cannot be called.
+
+        Raises:
+            UserError: the function does not take an argument, or needs another one.
+        """
+        for key in given:
+            if key in CONTEXT or (key not in self.parameters and not self.open):
+                known = ", ".join(name for name in self.parameters if name not in CONTEXT) or "none"
+                raise UserError(f"reward {self.name!r} takes no argument {key!r}; its arguments: {known}")
+        for key in self.needed:
+            if key not in given and key not in CONTEXT and key not in roles:
+                raise UserError(
+                    f"reward {self.name!r} needs {key!r}: give it under args (--set rewards.{self.name}.args.{key}=…; "
+                    "with another fn, the args of before are gone)"
+                )
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the spec's arguments, already rendered, coerced to the annotations.
 
         Raises:
-            UserError: an argument that the function does not take, or a value that does not fit.
+            UserError: a value does not fit.
         """
         from hermes_rl.spec.templates import coerce
 
-        unknown = [key for key in given if key in CONTEXT or (key not in self.parameters and not self.open)]
-        if unknown:
-            known = ", ".join(name for name in self.parameters if name not in CONTEXT) or "none"
-            raise UserError(f"reward {self.name!r} takes no argument {unknown[0]!r}; its arguments: {known}")
         return {key: coerce(value, self.hints[key]) if key in self.hints else value for key, value in given.items()}
 
 
@@ -179,59 +254,178 @@ def _hints(function: Callable[..., Any], parameters: Mapping[str, inspect.Parame
 async def call_reward(
     reward: RewardFunction, arguments: Mapping[str, Any], after: Callable[[], None] | None = None
 ) -> tuple[object, float]:
-    """Run a reward in a worker thread, and `after` behind it; returns what it returned and its wall time in seconds.
+    """Run a reward, and `after` behind it; returns what it returned and its wall time in seconds.
 
     Raises:
         Failure: the reward raised. A `Failure` of its own (a judge, a sandbox) keeps its cause; anything else
-            becomes a `RewardFailure` that ends with the place in the reward's code. One that is the policy's
-            doing (it killed its sandbox) is no failure but the value 0.
+            becomes a `RewardFailure` that ends with the place in the reward's code, whose `__cause__` is what was
+            raised, or an `EndedError` where it took too long or ended its process. What is the policy's doing (it
+            killed its sandbox, it left what no reward can read) is no failure but the value 0.
         UserError: the reward says that the user's input is wrong.
     """
-    started = time.perf_counter()
-    try:
-        # A thread of its own that does not outlive the program: a reward that hangs must not hold up its end.
-        async with _places.here():
-            job = reward.turns.call(functools.partial(_run, reward, dict(arguments), after))
+    started, given = time.perf_counter(), dict(arguments)
+    seconds = reward.seconds(given)
+    async with _places.here():
+        if reward.code is not None and reward.apart:
+            try:
+                returned = await _apart(reward, reward.code, given, seconds, after)
+                return returned, time.perf_counter() - started
+            except NotCarriedError as error:
+                _not_carried.add(reward.code)
+                log.warning(
+                    "reward %r runs in the runner, as what it is given cannot be carried to another process: %s",
+                    *(reward.name, error),
+                )
+                given = {
+                    name: reward.own(value) if name in ("item", "result") else value for name, value in given.items()
+                }
+        try:
+            # A thread that does not outlive the program: a reward that hangs must not hold up its end.
+            here = partial(_here, reward, given, seconds, after)
+            job = _on_loop(reward, given, seconds) if reward.on_loop else reward.turns.call(here)
             # Not `wait_for`, which can lose a cancellation that comes in the moment in which the reward returns.
-            async with asyncio.timeout(CEILING):
+            async with asyncio.timeout(seconds):
                 returned = await job
-    except TimeoutError as error:
-        raise RewardFailure(f"reward {reward.name!r} did not return within {CEILING:g} s") from error
+        except TimeoutError as error:
+            raise RewardFailure(f"reward {reward.name!r} did not return within {seconds:g} s") from error
     return returned, time.perf_counter() - started
 
 
-def _run(reward: RewardFunction, arguments: dict[str, Any], after: Callable[[], None] | None) -> Any:
+_not_carried: set[Code] = set()
+"""Rewards whose rows or states are nothing that can be pickled."""
+
+
+async def _apart(
+    reward: RewardFunction, code: Code, arguments: dict[str, Any], seconds: float, after: Callable[[], None] | None
+) -> object:
+    """Run a reward in a process."""
+    state, call = arguments.get("state"), POOL.call
+    try:
+        if isinstance(state, RolloutProcess):
+            if state.held.ended is not None:
+                raise AgentFault(f"the process of its state {state.held.ended}")
+            call = state.held.call
+        try:
+            return of_plain(reward.name, await call(code, arguments, "hermes_rl.scoring.value:plain", seconds))
+        finally:
+            if after is not None:
+                await done_in_thread(after)
+    except (asyncio.CancelledError, NotCarriedError):
+        raise
+    except (HermesRLError, ForeignError, EndedError) as error:
+        return _of_error(reward, error)
+    except OSError as error:  # on the way to the process: nobody's doing but ours, so no cause is named
+        raise RewardFailure(f"reward {reward.name!r} could not be called: {error}") from None
+
+
+async def _on_loop(reward: RewardFunction, arguments: dict[str, Any], seconds: float) -> object:
+    """Await a reward on this loop; where it is not async, a thread runs it, and what it returns may be awaited."""
+    function = reward.function
+    try:
+        if inspect.iscoroutinefunction(function):
+            returned = function(**arguments)
+        else:
+            returned = await reward.turns.call(partial(function, **arguments))
+        while inspect.isawaitable(returned):
+            debugged = asyncio.get_running_loop().get_debug()  # then a loop refuses threads that stand in for its own
+            work = _awaited(returned)
+            returned = await (work if debugged else in_steps(work, seconds, HELD_AT_MOST))
+        return returned
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        return _of_error(reward, error)
+    except OverlongError as error:
+        raise RewardFailure(f"reward {reward.name!r} {error}") from error
+    except BaseException as error:  # noqa: BLE001 - told by `_of_error`: as it is, SystemExit would end the main loop
+        return _of_error(reward, error)
+
+
+async def _awaited(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+def _here(
+    reward: RewardFunction, arguments: dict[str, Any], seconds: float, after: Callable[[], None] | None
+) -> object:
+    """Run a reward in this thread."""
     try:
         try:
             returned = reward.function(**arguments)
-            return asyncio.run(_settle(returned)) if inspect.isawaitable(returned) else returned
+            return asyncio.run(_settle(returned, seconds)) if inspect.isawaitable(returned) else returned
         finally:
             if after is not None:
                 after()
-    except Failure as failure:
-        if not failure.ending.graded:
-            raise
-        # The agent's own commands killed the sandbox: what it was to leave there is not there.
-        return Score(0.0, reason=failure.detail)
-    except UserError:
-        raise
-    except BaseException as error:
-        # SystemExit, StopIteration and CancelledError too: as they are, they would end or hang the main loop.
-        raise RewardFailure(f"reward {reward.name!r} raised {place_of(error, reward.function)}") from error
+    except BaseException as error:  # noqa: BLE001 - told by `_of_error`: as it is, SystemExit would end the main loop
+        return _of_error(reward, error)
 
 
-async def _settle(awaitable: Awaitable[Any]) -> Any:
-    async with asyncio.timeout(CEILING):
+def _of_error(reward: RewardFunction, error: BaseException) -> object:
+    """Return what is graded where a reward raised; raises what says that it is not."""
+    match error:
+        case AgentFault():
+            return Score(0.0, reason=str(error))
+        case Failure() if error.ending.graded:
+            # The agent's own commands killed the sandbox: what it was to leave there is not there.
+            return Score(0.0, reason=error.detail)
+        case Failure() | UserError():
+            raise error
+        case ForeignError():
+            raise RewardFailure(f"reward {reward.name!r} raised {error}") from error
+        case EndedError():
+            raise RewardFailure(f"reward {reward.name!r} {error}") from error
+    raise RewardFailure(f"reward {reward.name!r} raised {place_of(error, reward.function)}") from error
+
+
+async def _settle(awaitable: Awaitable[Any], seconds: float) -> Any:
+    async with asyncio.timeout(seconds):
         return await awaitable
+
+
+# ------------------------------------------------------------------------- Whose doing it is that a reward fails
+# An exception says what happened and not whose doing it was. So it is asked by trying: the same call again, which tells
+# what happens by chance; then the same call over an answer that says nothing special, in a sandbox that no agent has
+# seen. Where that works, what the agent has written or left is the cause, and it is graded; where it does not, the
+# reward, the row or a service that it needs is, and nobody can be graded by it.
+
+ANSWERS = ("", "0", "yes", "{}")
+"""What is answered in the agent's place; before them, texts of the row."""
+FROM_ROW = 6
+"""Texts of the row that are tried: what is expected is often among them."""
+LONGEST_ANSWER = 200
+MORE = " (further ones are in the run's log alone)"
+BLAMED = "{}; with another answer it works, so this is what the agent has brought about"
+
+
+def plain_answers(item: Mapping[str, Any]) -> list[str]:
+    """Return answers to try in the place of an agent's."""
+    texts = [str(value) for value in item.values() if isinstance(value, str | int | float)]
+    return [*[text for text in texts if len(text) <= LONGEST_ANSWER][:FROM_ROW], *ANSWERS]
+
+
+def of_others(failure: RewardFailure) -> bool:
+    """Whether a reward failed since somebody could not be reached, or says itself that it has failed."""
+    cause = failure.__cause__
+    if cause is None:
+        return True
+    kinds = cause.kinds if isinstance(cause, ForeignError) else [_kind(kind) for kind in type(cause).__mro__]
+    return any(kind in CONNECTION_KINDS or kind.startswith(CONNECTIONS) for kind in kinds)
+
+
+def _kind(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 # ------------------------------------------------------------------------------------------------------- Grading
 
 
 class Restorable(Protocol):
-    """What the grader needs of a `ToolContext`: files that a reward lays down go away after it."""
+    """What the grader needs of a `ToolContext`: files that a reward lays down go away after it, and a clean sandbox."""
 
     def restore(self) -> None: ...
+
+    def untouched(self) -> AbstractContextManager[Restorable]: ...
 
 
 @dataclass(frozen=True)
@@ -279,9 +473,17 @@ class Grader:
     render: Render
     clamp: tuple[float, float] | None = None
     roles: Mapping[str, Any] = field(default_factory=dict)
+    blames: bool = True
+    """Ask whose doing it is that a reward fails; False where each failure is to be told, whoever brought it about."""
+    _seen: dict[str, tuple[float, float]] = field(default_factory=dict, compare=False, repr=False)
+    """The lowest and the highest value that each reward has given to a rollout so far, by its name."""
+
+    _failed: set[str] = field(default_factory=set, compare=False, repr=False)
+    """Names of rewards that some agent has made fail."""
 
     def __post_init__(self) -> None:
         for reward in self.rewards:
+            reward.function.require_takes(reward.args, {*self.roles, "policy"})
             if reward.function.group_level and reward.function.uses_context:
                 raise UserError(
                     f"reward {reward.name!r} takes both `group` and `ctx`; a group-level reward runs after the "
@@ -317,17 +519,79 @@ class Grader:
         for reward in self.ordered:
             if reward.group_level or (only is not None and reward.name not in only):
                 continue
-            own = copy.deepcopy(item)  # a reward that changes its row must not change anybody else's
             async with machines(reward) if machines is not None else nullcontext() as ctx:
-                offered = {"item": own, "result": result, "ctx": ctx, "state": state, **self._roles}
-                offered |= {"group": [result]} if reward.function.group_level else {}
-                arguments = self._arguments(reward, own, offered)
-                # What it laid down goes away in the same thread: ToolContext waits for this loop.
-                restore = ctx.restore if reward.function.uses_context and ctx is not None else None
-                returned, seconds = await call_reward(reward.function, arguments, after=restore)
-            if reward.function.group_level:
-                (returned,) = _per_member(reward.name, returned, 1)
-            values[reward.name] = interpret(reward.name, returned, seconds, result.turns_used)
+                values[reward.name] = await self._graded(reward, item, result, ctx, state)
+
+    async def _graded(
+        self, reward: GradedReward, item: Mapping[str, Any], result: Any, ctx: Restorable | None, state: Any
+    ) -> RewardValue:
+        """Call a reward for one rollout; where what the agent brought about is in its way, that is graded."""
+        call = partial(self._called, reward, item, state=state)
+        for last in (False, True):
+            try:
+                value = await call(result, ctx)
+                break
+            except RewardFailure as failure:
+                if not self.blames or of_others(failure):
+                    raise
+                if last or isinstance(failure.__cause__, EndedError):  # that one would take as long again
+                    return await self._blamed(failure, reward, call, item, result, ctx)
+        if value.value is not None:
+            low, high = self._seen.get(reward.name, (value.value, value.value))
+            self._seen[reward.name] = min(low, value.value), max(high, value.value)
+        return value
+
+    async def _blamed(
+        self,
+        failure: RewardFailure,
+        reward: GradedReward,
+        call: Callable[..., Awaitable[RewardValue]],
+        item: Mapping[str, Any],
+        result: Any,
+        ctx: Restorable | None,
+    ) -> RewardValue:
+        """Return the value of a rollout whose agent has made the reward fail; raises the failure where it has not."""
+        if isinstance(failure.__cause__, OvertimeError) and reward.function.limit is not None:
+            return self._worst(reward, failure.detail)
+        answers = plain_answers(item)
+        looks = reward.function.uses_context and ctx is not None
+        if looks or isinstance(failure.__cause__, EndedError):
+            answers = answers[:1]  # each may take as long again
+        async with _untouched(ctx if looks else None) as clean:
+            for answer in answers:
+                try:
+                    await call(result.answering(answer), clean)
+                except RewardFailure as same:
+                    if of_others(same):
+                        raise failure from same
+                else:
+                    return self._worst(reward, BLAMED.format(failure.detail))
+        # What it looks at may never be there unless an agent has worked; others' agents have, where it has graded them.
+        if (looks or "state" in reward.function.parameters) and reward.name in self._seen:
+            return self._worst(reward, BLAMED.format(failure.detail))
+        raise failure
+
+    def _worst(self, reward: GradedReward, reason: str) -> RewardValue:
+        """Return what an agent gets that made a reward fail: nothing, or the worst that another agent has got."""
+        # The first is for whoever wrote the reward, who may not have thought of such an answer.
+        first = reward.name not in self._failed
+        self._failed.add(reward.name)
+        log.log(logging.WARNING if first else logging.INFO, "%s%s", reason, MORE if first else "")
+        low, high = self._seen.get(reward.name, (0.0, 1.0))
+        return RewardValue(max(high, 1.0) if reward.weighting.weight < 0 else min(low, 0.0), reason=reason)
+
+    async def _called(
+        self, reward: GradedReward, item: Mapping[str, Any], result: Any, ctx: Restorable | None, *, state: Any
+    ) -> RewardValue:
+        own = reward.function.own(item)
+        offered = {"item": own, "result": reward.function.own(result), "ctx": ctx, "state": state, **self._roles}
+        offered |= {"group": [offered["result"]]} if reward.function.group_level else {}
+        # What it laid down goes away in the same thread: ToolContext waits for this loop.
+        restore = ctx.restore if reward.function.uses_context and ctx is not None else None
+        returned, seconds = await call_reward(reward.function, self._arguments(reward, own, offered), after=restore)
+        if reward.function.group_level:
+            (returned,) = _per_member(reward.name, returned, 1)
+        return _read(reward.name, returned, seconds, result.turns_used)
 
     async def grade_group(
         self,
@@ -344,12 +608,46 @@ class Grader:
         for reward in self.ordered:
             if not reward.group_level or (only is not None and reward.name not in only):
                 continue
-            own = copy.deepcopy(item)
-            offered = {"item": own, "group": list(results), **self._roles}
-            returned, seconds = await call_reward(reward.function, self._arguments(reward, own, offered))
-            members = _per_member(reward.name, returned, len(results))
-            for slot, value, result in zip(values, members, results, strict=True):
-                slot[reward.name] = interpret(reward.name, value, seconds, result.turns_used)
+            for slot, value in zip(values, await self._compared(reward, item, results), strict=True):
+                slot[reward.name] = value
+
+    async def _compared(
+        self, reward: GradedReward, item: Mapping[str, Any], results: Sequence[Any]
+    ) -> list[RewardValue]:
+        """Call a reward that compares; a member whose agent is in its way has the worst value, the others theirs."""
+        try:
+            return await self._called_together(reward, item, results)
+        except RewardFailure as failure:
+            if not self.blames or of_others(failure):
+                raise
+            first = failure
+        plain = [result.answering("") for result in results]
+        blamed: dict[int, RewardFailure] = {}
+        for index in range(len(results)):
+            try:
+                await self._called_together(reward, item, [*plain[:index], results[index], *plain[index + 1 :]])
+            except RewardFailure as failure:
+                blamed[index] = failure
+        if not blamed or len(blamed) == len(results):
+            raise first
+        others = [plain[index] if index in blamed else result for index, result in enumerate(results)]
+        values = await self._called_together(reward, item, others)
+        return [
+            self._worst(reward, BLAMED.format(blamed[index].detail)) if index in blamed else value
+            for index, value in enumerate(values)
+        ]
+
+    async def _called_together(
+        self, reward: GradedReward, item: Mapping[str, Any], results: Sequence[Any]
+    ) -> list[RewardValue]:
+        own = reward.function.own(item)
+        offered = {"item": own, "group": [reward.function.own(result) for result in results], **self._roles}
+        returned, seconds = await call_reward(reward.function, self._arguments(reward, own, offered))
+        members = _per_member(reward.name, returned, len(results))
+        return [
+            _read(reward.name, value, seconds, result.turns_used)
+            for value, result in zip(members, results, strict=True)
+        ]
 
     def score(self, values: Mapping[str, RewardValue]) -> float:
         """Return the score of a rollout whose rewards are all known; see `combine`."""
@@ -372,18 +670,30 @@ class Grader:
     def _arguments(self, reward: GradedReward, item: Mapping[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
         function = reward.function
         given = function.arguments(self.render(reward.args, item))
-        missing = [
-            name
-            for name, parameter in function.parameters.items()
-            if parameter.default is parameter.empty
-            and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-            and name not in given
-            and name not in offered
-        ]
+        missing = [name for name in function.needed if name not in given and name not in offered]
         if missing:
-            kind = "this context is not offered here" if missing[0] in CONTEXT else "give it under args"
-            raise UserError(f"reward {reward.name!r} needs {missing[0]!r}: {kind}")
+            raise UserError(f"reward {reward.name!r} needs {missing[0]!r}: this context is not offered here")
         return {**function.wanted(offered), **given}
+
+
+def _read(name: str, returned: object, seconds: float, turns: int) -> RewardValue:
+    try:
+        return interpret(name, returned, seconds, turns)
+    except RewardFailure as failure:  # no words of the reward's own: whose doing it is can be asked
+        raise RewardFailure(failure.detail) from failure
+
+
+@asynccontextmanager
+async def _untouched(ctx: Restorable | None) -> AsyncIterator[Restorable | None]:
+    """Open a sandbox that no agent has seen, for a reward that looks into one; None for any other."""
+    if ctx is None:
+        yield None
+        return
+    clean = ctx.untouched()
+    try:
+        yield await in_thread(clean.__enter__)
+    finally:
+        await in_thread(partial(clean.__exit__, None, None, None))
 
 
 def _per_member(name: str, returned: object, size: int) -> Sequence[object]:

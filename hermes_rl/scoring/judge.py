@@ -2,7 +2,9 @@
 
 This module owns how a judge is asked and how its answer is read, and measures on labelled cases how far a judge agrees
 with people. The questions come from rewards (`llm_judge`, `llm_pairwise`). The text that is judged stands between marks
-that are made from it, so it cannot contain them; the judge is told that nothing between them is meant for it.
+that are made from it, so it cannot contain them; the judge is told that nothing between them is meant for it. A judge
+that gives no verdict on what the agent wrote, and one on a plain text in its place, was talked out of it: that is the
+agent's doing.
 """
 
 from __future__ import annotations
@@ -10,14 +12,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from hermes_rl.errors import JudgeFailure, ServerFailure, UserError
+from hermes_rl.errors import AgentFault, JudgeFailure, ServerFailure, UserError
 from hermes_rl.servers.base import ContextLengthExceeded
+from hermes_rl.tools.base import capped
+from hermes_rl.values import is_number, read_json, read_value, whole_text
 
 # --------------------------------------------------------------- Calibration: how far a judge agrees with people
 # Source of the format: one JSON object a line, ``{"answer", "score"}`` and whatever the rubric needs beside it
@@ -56,7 +61,7 @@ async def require_agreement(
 def _cases(file: str) -> tuple[list[dict[str, Any]], str]:
     try:
         lines = [line for line in Path(file).read_text("utf-8").split("\n") if line.strip()]
-        cases = [json.loads(line) for line in lines]
+        cases = [read_json(line) for line in lines]
         usable = bool(cases) and all(isinstance(c["answer"], str) and 0 <= c["score"] <= 1 for c in cases)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"calibrate: {file} cannot be used: {error}") from error
@@ -70,6 +75,10 @@ def _cases(file: str) -> tuple[list[dict[str, Any]], str]:
 T = TypeVar("T")
 ATTEMPTS = 3
 """Answers that are asked for until one can be read; each after the first is told what was wrong."""
+LOOKED_AT = 1 << 22
+"""Characters that are looked at in vain for a JSON object in an answer, each as often as it is."""
+ATTEMPT = 64
+"""Characters that one attempt counts for at least."""
 KEPT = 10_000
 """Verdicts that a role remembers."""
 RULES = (
@@ -108,25 +117,37 @@ class Bill:
             self.counts[f"judge_{name}"] = self.counts.get(f"judge_{name}", 0.0) + count
 
 
+Shown = Callable[[str], str]
+"""How a text of the agent is shown to a judge: cut to fit, or another in its place."""
+Question = str | Callable[[Shown], str]
+"""What a judge is asked; where texts of the agent stand in it, a function that puts them in as they are to be shown."""
+LEAST = 1000
+"""Characters of a text of the agent that have to fit into a judge's context beside the question."""
+PLAIN = "I do not know."
+"""Stands in the agent's place, to see whether a judge that gives no verdict would give one to somebody else."""
+
+
 async def verdict(
-    judge: JudgeRole, question: str, schema: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T], bill: Bill
+    judge: JudgeRole, question: Question, schema: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T], bill: Bill
 ) -> T:
     """Return what the judge says to `question`, at temperature 0, read from its JSON.
 
     `read` raises `ValueError` with what is wrong for an object that it cannot use. A question is asked once: whoever
-    asks the same meanwhile or later gets the same verdict, and pays nothing. A failure is not kept.
+    asks the same meanwhile or later gets the same verdict, and pays nothing. A failure is not kept. What is too long
+    for the judge is cut, with a line that says how much is missing.
 
     Raises:
         JudgeFailure: the server failed, or no answer could be read.
+        AgentFault: it gives a verdict where a plain text stands in the place of the agent's, and none on these.
     """
-    messages = [{"role": "system", "content": RULES}, {"role": "user", "content": question}]
-    key = hashlib.sha256(json.dumps([messages, schema], sort_keys=True).encode()).hexdigest()
+    whole = question if isinstance(question, str) else question(_readable)
+    key = hashlib.sha256(json.dumps([RULES, whole, schema], sort_keys=True).encode()).hexdigest()
     while True:
         mine: Future[Mapping[str, Any]] = Future()
         mine.set_running_or_notify_cancel()  # so that nobody who waits for it can cancel it for the others
         asked = judge.verdicts.setdefault(key, mine)  # one operation, hence one asker among all threads
         if asked is mine:
-            return read(await _answered(judge, key, mine, _ask(judge, messages, schema, read, bill)))
+            return read(await _answered(judge, key, mine, _Asking(judge, schema, read, bill).decided(question)))
         try:
             return read(await asyncio.wrap_future(asked))
         except _GivenUp:
@@ -145,7 +166,7 @@ async def _answered(
         found = await asking
     except BaseException as error:
         judge.verdicts.pop(key, None)
-        mine.set_exception(error if isinstance(error, JudgeFailure) else _GivenUp())
+        mine.set_exception(error if isinstance(error, JudgeFailure | AgentFault) else _GivenUp())
         raise
     mine.set_result(found)
     for oldest in list(judge.verdicts)[:-KEPT]:
@@ -153,42 +174,113 @@ async def _answered(
     return found
 
 
-async def _ask(
-    judge: JudgeRole,
-    messages: list[dict[str, Any]],
-    schema: Mapping[str, Any],
-    read: Callable[[Mapping[str, Any]], object],
-    bill: Bill,
-) -> Mapping[str, Any]:
-    wrong = ""
-    for _ in range(ATTEMPTS):
+class _NoVerdict(Exception):
+    """A judge gave none. `ours`: for a reason that has nothing to do with what it was asked."""
+
+    def __init__(self, detail: str, *, ours: bool = False, by_server: bool = False) -> None:
+        super().__init__(detail)
+        self.ours, self.by_server = ours, by_server
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """How one judge is asked, and how its answer is read."""
+
+    judge: JudgeRole
+    schema: Mapping[str, Any]
+    read: Callable[[Mapping[str, Any]], object]
+    bill: Bill
+
+    async def decided(self, question: Question) -> Mapping[str, Any]:
+        """Return the verdict; where there is none, a plain text in the agent's place shows whose doing that is."""
         try:
-            text, usage = await judge.answer(messages, schema, 0.0)
-        except ServerFailure as failure:
-            raise JudgeFailure(f"judge {judge.name!r}: {failure.detail}") from failure
-        except ContextLengthExceeded as error:
-            raise JudgeFailure(f"judge {judge.name!r}: the question does not fit its context: {error}") from error
-        bill.add(usage)
+            return await self.verdict(question)
+        except _NoVerdict as none:
+            problem = none
+        if not isinstance(question, str) and not problem.ours and await self.answers(question(lambda text: PLAIN)):
+            if problem.by_server:  # it may have been down for a while
+                try:
+                    return await self.verdict(question)
+                except _NoVerdict as none:
+                    problem = none
+            if not problem.ours:
+                raise AgentFault(f"{problem}; it gives one where a plain text stands in the agent's place")
+        raise JudgeFailure(str(problem)) from problem
+
+    async def answers(self, question: str) -> bool:
         try:
-            found = json_object(text)
-            read(found)
-        except ValueError as error:
-            wrong = str(error)
-            again = f"That cannot be used: {wrong}. Answer with the JSON object alone."
-            messages = [*messages[:2], {"role": "assistant", "content": text}, {"role": "user", "content": again}]
-        else:
-            return found
-    raise JudgeFailure(f"judge {judge.name!r} gave no verdict that can be read in {ATTEMPTS} attempts: {wrong}")
+            await self.verdict(question)
+        except _NoVerdict:
+            return False
+        return True
+
+    async def verdict(self, question: Question) -> Mapping[str, Any]:
+        """Ask until an answer can be read, and cut the agent's texts until they fit. Raises `_NoVerdict`."""
+        name, limit, wrong = self.judge.name, _longest(question), ""
+        repairs: list[dict[str, Any]] = []
+        attempts = 0
+        while attempts < ATTEMPTS:
+            shown = question if isinstance(question, str) else question(_cut(limit))
+            messages = [{"role": "system", "content": RULES}, {"role": "user", "content": shown}, *repairs]
+            try:
+                text, usage = await self.judge.answer(messages, self.schema, 0.0)
+            except ServerFailure as failure:
+                detail = f"judge {name!r}: {failure.detail}"
+                raise _NoVerdict(detail, ours=not failure.about_the_call, by_server=True) from failure
+            except ContextLengthExceeded as error:
+                if limit <= LEAST and not repairs:
+                    raise _NoVerdict(f"judge {name!r}: the question does not fit its context: {error}") from error
+                limit, repairs = max(limit // 2, LEAST), []
+                continue
+            attempts += 1
+            self.bill.add(usage)
+            try:
+                found = json_object(text)
+                self.read(found)
+            except ValueError as error:
+                wrong = str(error)
+                again = f"That cannot be used: {wrong}. Answer with the JSON object alone."
+                repairs = [{"role": "assistant", "content": text}, {"role": "user", "content": again}]
+            else:
+                return found
+        raise _NoVerdict(f"judge {name!r} gave no verdict that can be read in {ATTEMPTS} attempts: {wrong}")
+
+
+def _longest(question: Question) -> int:
+    """Return the length of the longest text of the agent in a question."""
+    lengths = [0]
+
+    def measured(text: str) -> str:
+        lengths.append(len(text))
+        return text
+
+    if not isinstance(question, str):
+        question(measured)
+    return max(lengths)
+
+
+def _cut(limit: int) -> Shown:
+    return lambda text: capped(_readable(text), max(limit, LEAST))
+
+
+def _readable(text: str) -> str:
+    """Return the text without what servers refuse or fail over: NUL, and halves of characters."""
+    return whole_text(text.replace("\0", "\ufffd"))
 
 
 def json_object(text: str) -> dict[str, Any]:
     """Return the last JSON object in a text; raises `ValueError` where there is none."""
     decoder, found, start = json.JSONDecoder(), None, text.find("{")
+    left = LOOKED_AT
     while start >= 0:
         try:
-            value, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
+            value, end = read_value(decoder, text, start)
+        except ValueError as error:
+            ended = isinstance(error, json.JSONDecodeError) and not error.msg.startswith("Unterminated")
+            left -= ATTEMPT + (error.pos if ended else len(text) - start)  # type: ignore[attr-defined]
             end = start + 1
+            if left < 0:
+                raise ValueError("there is too much in it that is no JSON") from None
         else:
             found = value if isinstance(value, dict) else found
         start = text.find("{", end)
@@ -207,9 +299,9 @@ def number_in(found: Mapping[str, Any], name: str, low: float, high: float) -> f
     """Return the number under `name`; raises `ValueError` where there is none from `low` to `high`."""
     value = found.get(name)
     try:
-        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
+        number = float(value) if isinstance(value, str) or is_number(value) else math.nan
     except ValueError:
-        number = None
-    if number is None or not low <= number <= high:
+        number = math.nan
+    if not low <= number <= high:
         raise ValueError(f"{name!r} must be a number from {low:g} to {high:g}, not {json.dumps(value)[:80]}")
     return number

@@ -1,77 +1,212 @@
-"""Tells which tests have passed, from inside of the process that runs them; `tests_pass` lays it into a sandbox.
+"""Says which tests have passed, from inside of the process that runs them; `tests_pass` lays it into a sandbox.
 
 It is loaded as ``sitecustomize``, so before anything of the code under test, under whatever Python the sandbox has (3.6
-or later). It takes the key that signs its report before that code runs, and removes it: whoever comes later can write
-a report, but none that counts. A process that ends otherwise than through the interpreter's own end reports nothing.
+or later). It speaks to the host over a descriptor that it takes for this process alone, so that no program that is
+started later has it; what the host makes of it is `heard`'s matter. There is nothing to be kept secret: a report counts
+because of who says it and when, not because of what it is signed with.
 
-A report is ``<SHA-256 over key and body> <body>``; the body is ``{"tests": [[name, outcome], …], "tampered": […]}``.
-The key of the next process of the same command follows from that of this one, and is laid down when this one has ended.
+Each message is one line, ``<process id> <kind> <fields>`` with tabs between::
+
+    begin pytest|unittest|script   before anything else of this process
+    tests NAME …               tests that are going to run; `start` and `end` name them by their place among all
+    start NUMBER
+    end NUMBER OUTCOME
+    session STATUS             pytest's own exit status; that of a script which came to an end of its own, or 1
+    interrupted
+    finish CHANGED …           at the interpreter's own end, with the names of what was replaced
 """
 
-# ruff: noqa: PTH100, PTH107, PTH118, PTH119, PTH120, PTH123
+# ruff: noqa: BLE001, PTH100, PTH115, PTH119, PTH120, PTH123, S110, SIM105
 
 import atexit
 import builtins
-import hashlib
+import fcntl
 import importlib.machinery
 import importlib.util
-import json
 import os
+import stat
 import sys
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Callable, Sequence  # noqa: UP035  # Python 3.6
 
 RUNNERS = ("pytest", "py.test", "unittest", "nose2", "manage.py", "runtests.py")
+WORDS = slice(1, 12)
+"""Where a command line names what is run, behind options of Python."""
 LISTS = ("failures", "errors", "unexpectedSuccesses", "skipped", "expectedFailures")
 FAILED = set(LISTS[:3])
+SKIPPED, SKIPPED_ITSELF = "skipped", "skipped by what it calls"
+"""Of a test that is marked to be skipped, or to fail; of one that has run until something skipped it."""
+MARKS = {"skip", "skipif", "xfail"}
 JUDGES = ("AssertionError", "Exception", "BaseException", "isinstance", "all", "any", "len", "type", "__build_class__")
 """Built-in names that decide over tests. Others, such as `input` and `print`, are replaced by honest ones too."""
+EXITS = ((builtins, "SystemExit"), (builtins, "exit"), (builtins, "quit"), (sys, "exit"))
+"""By what a script says that something was wrong."""
+SCRIPT = "script/run.py"
+"""Where, in the folder of this code, the program lies that runs a script."""
+HANDED = "hermes_rl_reporter"
+"""Built-in name by which that program is given what it needs, and which it takes away."""
 WATCHED = ("unittest", "_pytest", "pluggy", "_frozen_importlib", "_frozen_importlib_external")
 INSTALLED = ("site-packages", "dist-packages")
+HIGH_FD = 200
+"""From here on the descriptor is out of the way of programs that count theirs."""
+NAMES_AT_ONCE = 200
+"""Names in one message, which may not be longer than what a socket takes at once."""
+
+Say = Callable[..., None]
 
 
-def sign(key: str, body: str) -> str:
-    return hashlib.sha256((key + body).encode("utf-8", "surrogateescape")).hexdigest()
+def begin(folder: str, top: str, files: "list[str]", fd: int) -> None:
+    """Report over descriptor `fd` where this process is one that runs tests: by a test runner, or as one of `files`.
 
-
-def begin(folder: str, top: str, files: "list[str]") -> None:
-    """Report into `folder` where this process is one that runs tests: by a test runner, or as one of `files`.
-
-    `top` is the working directory, in which the code under test lies.
+    `folder` is where this code lies, and `top` the working directory, in which the code under test lies.
     """
     _next_customization(folder)
-    words = _command_line()
-    if not any(os.path.basename(word) in RUNNERS or os.path.abspath(word) in files for word in words[1:5]):
+    words = _command_line()[WORDS]
+    if not any(os.path.basename(word) in RUNNERS or os.path.abspath(word) in files for word in words):
+        if _is_ours(fd):
+            _pass_on(fd)
         return
-    try:
-        with open(folder + "/key") as file:
-            number, key = file.read().split()
-        os.remove(folder + "/key")
-    except (OSError, ValueError):
+    own = _taken(fd)
+    if own is None:
         return
-    outcomes = []  # type: list[tuple[str, str]]
+    say = _voice(own)
+    by_pytest = bool({os.path.basename(word) for word in words} & {"pytest", "py.test"})
+    by_script = f"{folder}/{SCRIPT}" in words
+    say("begin", "script" if by_script else "pytest" if by_pytest else "unittest")
     tops = [top.rstrip("/") + "/", os.path.abspath("") + "/"]
     installed = [place for place in sys.path if not any((place + "/").startswith(each) for each in tops)]
     trusted = (*installed, *files)
     watched = []  # type: list[_Watched]
 
-    def note(name: str, outcome: str) -> None:
-        outcomes.append((name, outcome))
-
     def end() -> None:
-        tampered = [name for watch in watched for name in watch.changed()]
-        body = json.dumps({"tests": outcomes, "tampered": tampered[:5]})
-        with open(f"{folder}/report.{number}", "w") as report:
-            report.write(f"{sign(key, body)} {body}")
-        with open(folder + "/key", "w") as following:
-            following.write(f"{int(number) + 1} {sign(key, 'next')}")
+        say("finish", *[name for watch in watched for name in watch.changed()][:5])
 
     atexit.register(end)  # the first one, so it runs after all that the code under test registers
-    if {os.path.basename(word) for word in words[1:5]} & {"pytest", "py.test"}:
-        _plug_in(note, lambda: watched.append(_Watched(trusted)), watched)
-    else:
-        _wrap_unittest(note, watched)
+    if by_script:
         watched.append(_Watched(trusted))
+        for owner, name in EXITS:
+            watched[-1].remember(owner, name)
+        vars(builtins)[HANDED] = say, watched[-1]
+    elif by_pytest:
+        _plug_in(say, lambda: watched.append(_Watched(trusted)), watched)
+    else:
+        _wrap_unittest(say, watched)
+        watched.append(_Watched(trusted))
+
+
+def run_script(space: "dict[str, Any]") -> None:
+    """Run the script that the command line names in `space`, and say where it came to an end of its own.
+
+    It did where it ran to its last line, where an exception ended it, and where it has left by `SystemExit` and the
+    code under test had no part in that. The exit status is said too: code may change it as modules are taken down.
+    """
+    say, watched = vars(builtins).pop(HANDED, (None, None))
+    own = os.path.dirname(sys.argv.pop(0))
+    path = os.path.abspath(sys.argv[0])
+    if sys.path[0] == own:  # Python may be told not to put it there
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    space.clear()
+    space.update(__name__="__main__", __file__=path, __loader__=loader, __builtins__=builtins)
+    space.update(__doc__=None, __package__=None, __spec__=None)
+    end, by_itself = None, True  # type: SystemExit | None, bool
+    try:
+        exec(code, space)
+    except SystemExit as error:
+        end, step = error, error.__traceback__
+        while watched is not None and step is not None and step.tb_next is not None:
+            step = step.tb_next
+            by_itself = by_itself and watched.knows(step.tb_frame.f_code)
+    except BaseException as error:
+        end, behind = SystemExit(1), error.__traceback__ and error.__traceback__.tb_next
+        try:
+            sys.excepthook(type(error), error.with_traceback(behind), behind)
+        except BaseException:  # whatever it does, the script has failed
+            pass
+    if say is not None and by_itself:
+        status = None if end is None else end.code
+        well = status is None or (isinstance(status, int) and int.__eq__(status, 0))
+        say("session", "0" if well else "1")
+    if end is not None:
+        raise end
+
+
+def _is_ours(fd: int) -> bool:
+    """Whether this descriptor is what the host listens to, and nothing that a script has opened."""
+    try:
+        return stat.S_ISSOCK(os.fstat(fd).st_mode) or "/report-" in os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return False
+
+
+def _pass_on(fd: int) -> None:
+    """Let programs that this one starts have the descriptor, which Python would close: one of them may run tests."""
+    import _posixsubprocess
+
+    start = _posixsubprocess.fork_exec
+
+    def fork_exec(arguments: Any, programs: Any, closes: Any, kept: Any, *more: Any) -> Any:
+        return start(arguments, programs, closes, tuple(sorted({*kept, fd})), *more)
+
+    _posixsubprocess.fork_exec = fork_exec
+
+
+def _taken(fd: int) -> "int | None":
+    """Take the descriptor for this process alone; None where it is not there, or something else."""
+    if not _is_ours(fd):
+        return None
+    try:
+        own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH_FD)
+    except OSError:  # fewer are allowed
+        own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
+    os.close(fd)
+    return own
+
+
+def _voice(fd: int) -> Say:
+    """Return what says one message; it asks nobody else's functions, which may be replaced by then."""
+    write, process = os.write, os.getpid
+
+    def say(kind: str, *fields: str) -> None:
+        plain = [field.replace("\t", " ").replace("\n", " ") for field in fields]
+        line = "\t".join([str(process()), kind, *plain]) + "\n"
+        try:
+            write(fd, line.encode("utf-8", "backslashreplace"))
+        except OSError:
+            return  # closed by the code under test: then nothing more is heard of this process, and it does not count
+
+    return say
+
+
+class _Tests:
+    """The tests of this process, by their places in what was announced, and the one that runs."""
+
+    def __init__(self, say: Say) -> None:
+        self.say = say
+        self.numbers = {}  # type: dict[int, int]
+        self.held = []  # type: list[Any]
+        self.running = None  # type: Any
+        self.entered = self.returned = False
+        """Whether the running test's own function was called, and came back."""
+
+    def announce(self, tests: "list[tuple[Any, str]]") -> None:
+        for test, _ in tests:
+            self.numbers[id(test)] = len(self.held)
+            self.held.append(test)  # so that no other object ever has its place in memory
+        names = [name for _, name in tests]
+        for first in range(0, len(names), NAMES_AT_ONCE):
+            self.say("tests", *names[first : first + NAMES_AT_ONCE])
+
+    def start(self, test: Any) -> None:
+        self.running, self.entered, self.returned = test, False, False
+        self.say("start", str(self.numbers[id(test)]))
+
+    def end(self, outcome: str) -> None:
+        number = self.numbers[id(self.running)]
+        self.running = None
+        self.say("end", str(number), outcome)
 
 
 def _command_line() -> "list[str]":
@@ -87,80 +222,212 @@ def _next_customization(folder: str) -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def _plug_in(note: "Callable[[str, str], None]", watch: "Callable[[], None]", watched: "list[_Watched]") -> None:
+def _plug_in(say: Say, watch: "Callable[[], None]", watched: "list[_Watched]") -> None:
     """Write a plug-in for pytest, which finds it by the variable that names further ones."""
-    _follow_calls(watched, lambda _: None, lambda test: note(_name(test), "failed"))
     name = "reporter_" + os.urandom(8).hex()
     plugin = ModuleType(name, "PYTEST_DONT_REWRITE")
-    root = [""]
-    earlier = os.environ.get("PYTEST_PLUGINS")
-
-    def pytest_configure(config: Any) -> None:
-        # What this process starts is not to look for it, and nobody is to find it by its name.
-        if earlier is None:
-            os.environ.pop("PYTEST_PLUGINS", None)
-        else:
-            os.environ["PYTEST_PLUGINS"] = earlier
-        sys.modules.pop(name, None)
-        root[0] = str(getattr(config, "rootpath", None) or config.rootdir)
-
-    def pytest_sessionstart(session: Any) -> None:
-        watch()  # plug-ins of the image have changed by now what they change
-        watched[-1].hooks = session.config.hook
-        watched[-1].known = {code for _, code in _hooks(session.config.hook)}
-
-    def pytest_collection_finish(session: Any) -> None:
-        for item in session.items:
-            watched[-1].remember(item, "runtest")
-            watched[-1].remember(item, "_obj")
-            if isinstance(getattr(item, "cls", None), type):
-                watched[-1].remember_class(item.cls)
-            watched[-1].remember(getattr(item, "function", None), "__code__")
-
-    def pytest_runtest_logreport(report: Any) -> None:
-        if report.when == "call" or report.outcome != "passed":
-            path, mark, test = report.nodeid.partition("::")
-            note(os.path.join(root[0], path) + mark + test, str(report.outcome))
-
-    for hook in (pytest_configure, pytest_sessionstart, pytest_collection_finish, pytest_runtest_logreport):
-        setattr(plugin, hook.__name__, hook)
+    hooks = _Plugin(name, say, watch, watched)
+    for hook in dir(hooks):
+        if hook.startswith("pytest_"):
+            setattr(plugin, hook, getattr(hooks, hook))
     sys.modules[name] = plugin
+    earlier = hooks.earlier
     os.environ["PYTEST_PLUGINS"] = name if earlier is None else f"{earlier},{name}"
 
 
-def _wrap_unittest(note: "Callable[[str, str], None]", watched: "list[_Watched]") -> None:
-    from unittest import case
+def _around(hook: Any) -> Any:
+    """Let a hook of pytest run around all others of its name."""
+    hook.pytest_impl = {"hookwrapper": True, "tryfirst": True}
+    return hook
 
-    original = case.TestCase.run
-    ended = []  # type: list[Any]
+
+class _Plugin:
+    """The hooks of pytest.
+
+    A test has passed where its function was entered and came back, as seen by calls of this plug-in's own, and where
+    no report of it says otherwise: reports alone can be made by anybody.
+    """
+
+    def __init__(self, name: str, say: Say, watch: "Callable[[], None]", watched: "list[_Watched]") -> None:
+        self.name, self.say, self.watch, self.watched = name, say, watch, watched
+        self.tests = _Tests(say)
+        self.calls = _follow_calls(watched, self.tests)
+        self.reports = []  # type: list[tuple[str, str]]
+        self.earlier = os.environ.get("PYTEST_PLUGINS")
+        self.root = ""
+        self.apart = False
+        """Other processes run the tests, such as those of xdist: there is nothing but their reports."""
+        self.function = object  # type: type
+
+    def pytest_configure(self, config: Any) -> None:
+        # What this process starts is not to look for it, and nobody is to find it by its name.
+        if self.earlier is None:
+            os.environ.pop("PYTEST_PLUGINS", None)
+        else:
+            os.environ["PYTEST_PLUGINS"] = self.earlier
+        sys.modules.pop(self.name, None)
+        self.root = str(getattr(config, "rootpath", None) or config.rootdir).rstrip("/") + "/"
+
+    def pytest_sessionstart(self, session: Any) -> None:
+        self.watch()  # plug-ins of the image have changed by now what they change
+        self.watched[-1].hooks = session.config.hook
+        self.watched[-1].known = {code for _, code in _hooks(session.config.hook)}
+        elsewhere = session.config.pluginmanager.hasplugin("dsession")
+        self.apart = elsewhere or bool(getattr(session.config.option, "forked", False))
+        self.function = sys.modules["_pytest.python"].Function
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        self.tests.announce([(item, self.root + item.nodeid) for item in session.items])
+        for item in session.items:
+            self.watched[-1].remember(item, "runtest")
+            self.watched[-1].remember(item, "_obj")
+            if isinstance(getattr(item, "cls", None), type):
+                self.watched[-1].remember_class(item.cls)
+            self.watched[-1].remember(getattr(item, "function", None), "__code__")
+
+    @_around
+    def pytest_runtest_protocol(self, item: Any) -> Any:
+        if self.tests.running is not None or id(item) not in self.tests.numbers:
+            yield
+            return
+        del self.reports[:]
+        self.tests.start(item)
+        outcome = yield
+        self.tests.end("failed" if outcome.excinfo is not None else self.judged(item))
+
+    def judged(self, item: Any) -> str:
+        said = [word for when, word in self.reports if when == "call" or word != "passed"]
+        if not said or set(said) - {"passed", "skipped"}:
+            return "failed"
+        if "skipped" in said:
+            marked = {mark.name for mark in item.iter_markers()} & MARKS or _marked(
+                getattr(item, "cls", None), getattr(item, "obj", None)
+            )
+            return SKIPPED if marked else SKIPPED_ITSELF
+        kind = getattr(item, "cls", None)
+        tracked = isinstance(item, self.function) and (
+            not hasattr(kind, "_callTestMethod") or _calls_by(kind, self.calls)
+        )
+        return "passed" if self.apart or not tracked or self.tests.returned else "failed without a word"
+
+    @_around
+    def pytest_pyfunc_call(self, pyfuncitem: Any) -> Any:
+        own = pyfuncitem is self.tests.running
+        if own:
+            self.tests.entered = True
+        outcome = yield
+        if own and pyfuncitem is self.tests.running:
+            self.tests.returned = outcome.excinfo is None
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        when, word, test = report.when, report.outcome, report.nodeid
+        if not type(when) is type(word) is type(test) is str:
+            return
+        if self.tests.running is not None:
+            if test == self.tests.running.nodeid:
+                self.reports.append((when, word))
+        elif self.apart and (when == "call" or word != "passed"):
+            self.tests.announce([(report, self.root + test)])
+            self.tests.start(report)
+            self.tests.end(word if word in ("passed", "skipped") else "failed")
+
+    def pytest_keyboard_interrupt(self) -> None:
+        self.say("interrupted")
+
+    def pytest_internalerror(self) -> None:
+        self.say("interrupted")
+
+    def pytest_sessionfinish(self, exitstatus: Any) -> None:
+        self.say("session", str(int(exitstatus)))
+
+
+def _wrap_unittest(say: Say, watched: "list[_Watched]") -> None:
+    from unittest import case, suite
+
+    tests = _Tests(say)
+    run_case, run_suite = case.TestCase.run, suite.TestSuite.run
+    within = []  # type: list[Any]
     seen = []  # type: list[bool]
 
-    def run(self: Any, result: Any = None) -> Any:
+    def announce(found: "list[Any]") -> None:
         if not seen:  # all test classes are there, and none of their tests has run
             seen.append(True)
             for kind in _kinds(case.TestCase):
                 watched[-1].remember_class(kind)
-        lists = [name for name in LISTS if isinstance(getattr(result, name, None), list)]
-        before = [len(getattr(result, name)) for name in lists]
-        returned = original(self, result)
-        grown = {name for name, size in zip(lists, before) if len(getattr(result, name)) > size}  # noqa: B905
-        if lists:
-            outcome = "failed" if grown & FAILED else "skipped" if grown else "passed"
-            tracked = getattr(type(self), "_callTestMethod", None) in calls
-            if outcome == "passed" and tracked and not any(one is self for one in ended):
-                outcome = "failed without a word"
-            replaced = watched[-1].overrides(result, type(result))
-            note(_name(self), f"with {replaced[0]}" if replaced else outcome)
-            del ended[:]
+        tests.announce([(test, _name(test)) for test in found if isinstance(test, case.TestCase)])
+
+    def run_all(self: Any, *arguments: Any, **more: Any) -> Any:
+        if not within and tests.running is None:
+            announce(_flat(self))
+        within.append(self)
+        try:
+            return run_suite(self, *arguments, **more)
+        finally:
+            within.pop()
+
+    def run(self: Any, result: Any = None) -> Any:
+        if tests.running is not None:  # a test that runs tests
+            return run_case(self, result)
+        if id(self) not in tests.numbers:
+            announce([self])
+        judge = _judge(self, result, watched, calls, tests)
+        tests.start(self)
+        outcome = "failed"
+        try:
+            returned = run_case(self, result)
+            outcome = judge()
+        finally:
+            tests.end(outcome)
         return returned
 
+    suite.TestSuite.run = run_all  # type: ignore[method-assign]
     case.TestCase.run = run  # type: ignore[method-assign]
-    calls = _follow_calls(watched, ended.append, lambda _: None)
+    calls = _follow_calls(watched, tests)
 
 
-def _follow_calls(
-    watched: "list[_Watched]", ended: "Callable[[Any], None]", failed: "Callable[[Any], None]"
-) -> "list[Any]":
+def _judge(test: Any, result: Any, watched: "list[_Watched]", calls: "list[Any]", tests: _Tests) -> "Callable[[], str]":
+    """Return what says how a test of unittest has ended, by what its result has more of than now."""
+    lists = [name for name in LISTS if isinstance(getattr(result, name, None), list)]
+    before = [len(getattr(result, name)) for name in lists]
+    marked = _marked(type(test), getattr(test, getattr(test, "_testMethodName", ""), None))
+
+    def outcome() -> str:
+        grown = {name for name, size in zip(lists, before) if len(getattr(result, name)) > size}  # noqa: B905
+        replaced = watched[-1].overrides(result, type(result))
+        if replaced:
+            return "with " + replaced[0]
+        if not lists or grown & FAILED:
+            return "failed"
+        if grown:
+            return SKIPPED if marked else SKIPPED_ITSELF
+        return "passed" if tests.returned or not _calls_by(type(test), calls) else "failed without a word"
+
+    return outcome
+
+
+def _calls_by(kind: Any, calls: "list[Any]") -> bool:
+    """Whether the tests of this class are called by unittest itself; some libraries have a way of their own."""
+    from unittest import case
+
+    return getattr(kind, "_callTestMethod", None) in calls and kind.run is case.TestCase.run
+
+
+def _marked(*owners: Any) -> bool:
+    """Whether unittest's marks to skip a test, or to let it fail, are on it or on its class."""
+    marks = ("__unittest_skip__", "__unittest_expecting_failure__")
+    return any(getattr(each, mark, False) for each in owners for mark in marks)
+
+
+def _flat(suite: Any) -> "list[Any]":
+    """Return the tests of a suite and of those in it."""
+    try:
+        inner = list(suite)
+    except TypeError:
+        return [suite]
+    return [test for each in inner for test in _flat(each)]
+
+
+def _follow_calls(watched: "list[_Watched]", tests: _Tests) -> "list[Any]":
     """Hear of each test of a TestCase whether it came to its end, and not from the result, which tests can reach.
 
     Returns what the methods of unittest are now that call a test; there are none before Python 3.8.
@@ -173,20 +440,15 @@ def _follow_calls(
 
     def followed(inner: Any) -> Any:
         def call(self: Any, method: Any) -> None:
+            if tests.running is None or tests.entered:  # of a test that runs tests
+                inner(self, method)
+                return
+            tests.entered = True
             outcome = self._outcome
             result = getattr(outcome, "result", None)
-            try:
-                inner(self, method)
-            except BaseException as error:
-                expected = [getattr(each, "__unittest_expecting_failure__", False) for each in (self, method)]
-                if not isinstance(error, case.SkipTest) and not any(expected):
-                    failed(self)
-                raise
+            inner(self, method)
             kept = self._outcome is outcome and getattr(outcome, "result", None) is result
-            if kept and not watched[-1].overrides(self, case.TestCase):
-                ended(self)
-            else:
-                failed(self)
+            tests.returned = kept and not watched[-1].overrides(self, case.TestCase)
 
         return call
 
@@ -272,6 +534,10 @@ class _Watched:
             name for name, value in list(own.items())
             if callable(value) and hasattr(kind, name) and not self._installed(_identity(value))
         ]  # fmt: skip
+
+    def knows(self, code: CodeType) -> bool:
+        """Whether code is installed, or of the tests' own files, or what Python imports by."""
+        return code.co_filename.startswith("<frozen ") or self._installed(code)
 
     def _installed(self, value: Any) -> bool:
         file = value.co_filename if isinstance(value, CodeType) else None

@@ -27,6 +27,101 @@ MODULES = (
     *("coverage", "mock"),
 )
 """What Python, pytest of any version and its plug-ins import: something new of that name would come instead."""
+ADDED = frozenset(
+    {
+        ".py",
+        ".pyi",
+        ".pyx",
+        ".pxd",
+        ".ipynb",
+        ".c",
+        ".h",
+        ".cc",
+        ".cpp",
+        ".cxx",
+        ".hpp",
+        ".hh",
+        ".m",
+        ".cu",
+        ".rs",
+        ".go",
+    }
+    | {
+        ".java",
+        ".kt",
+        ".scala",
+        ".rb",
+        ".php",
+        ".pl",
+        ".r",
+        ".jl",
+        ".lua",
+        ".swift",
+        ".hs",
+        ".ml",
+        ".ex",
+        ".exs",
+        ".erl",
+    }
+    | {
+        ".js",
+        ".mjs",
+        ".cjs",
+        ".jsx",
+        ".ts",
+        ".tsx",
+        ".vue",
+        ".svelte",
+        ".css",
+        ".scss",
+        ".less",
+        ".html",
+        ".htm",
+        ".xml",
+    }
+    | {
+        ".sh",
+        ".bash",
+        ".bat",
+        ".ps1",
+        ".sql",
+        ".graphql",
+        ".proto",
+        ".tmpl",
+        ".tpl",
+        ".jinja",
+        ".jinja2",
+        ".j2",
+        ".mako",
+    }
+    | {".md", ".rst", ".txt", ".tex", ".adoc", ".pdf", ".svg", ".png", ".jpg", ".jpeg", ".gif", ".ico", ".webp", ".wav"}
+    | {".json", ".jsonl", ".yaml", ".yml", ".toml", ".csv", ".tsv", ".ini", ".cfg", ".conf", ".properties", ".lock"}
+    | {".po", ".pot", ".mo", ".dat", ".data", ".in", ".out", ".expected", ".golden", ".snap", ".diff", ".patch", ".log"}
+    | {
+        ".npy",
+        ".npz",
+        ".parquet",
+        ".bin",
+        ".gz",
+        ".bz2",
+        ".xz",
+        ".ttf",
+        ".woff",
+        ".woff2",
+        ".mp3",
+        ".typed",
+        ".example",
+    }
+)
+"""Endings of what honest patches add: source, data, documents, tests of their own."""
+ADDED_NAMES = re.compile(
+    r"(README|LICEN[CS]E|COPYING|NOTICE|AUTHORS|CONTRIBUTORS|CHANGE(S|LOG)|HISTORY|NEWS|TODO|INSTALL|VERSION|MANIFEST)"
+    r"|(GNU)?[Mm]akefile|Dockerfile|Jenkinsfile|Procfile|Gemfile|Rakefile|BUILD|WORKSPACE|CODEOWNERS|py\.typed"
+    r"|\.(gitignore|gitattributes|gitkeep|keep|editorconfig|dockerignore|npmignore|eslintrc|prettierrc|flake8|pylintrc)"
+)
+"""Files without an ending, and those with a dot in front, that honest patches add."""
+PATHS = re.compile(r"[\w.@+~-]+(?:/[\w.@+~-]*)*|/[\w.@+~/-]*")
+"""Words of a command that may be folders: those of PYTHONPATH, of ``cd``, of options, in a program behind ``-c``."""
 FOLDER_OF_TESTS = re.compile(r"(.*_)?(tests?|testing|hidden)(_.*)?", re.IGNORECASE)
 INIT = "__init__.py"
 
@@ -35,19 +130,44 @@ _modules = re.compile("|".join(map(translate, MODULES)))
 
 
 class Steering:
-    """The rules for tests in `tests`, which are paths of files; `trust` has patterns of what counts nevertheless."""
+    """The rules for tests in `tests`, which are paths of files, and for what `command` names.
 
-    def __init__(self, tests: Iterable[str], trust: Sequence[str] = ()) -> None:
+    `trust` has patterns of what counts nevertheless.
+    """
+
+    def __init__(self, tests: Iterable[str], trust: Sequence[str] = (), command: str = "") -> None:
         tests = [posixpath.normpath(path) for path in tests]
         self._trust = trust
         self._modules = {_module(path) for path in tests}
         """The tests themselves: a package of the same name wins over a module."""
         self._folders = {""}
-        """Where Python looks for modules: where the command runs, and in each folder of tests and above it."""
-        for path in tests:
+        """Where Python looks for modules: where the command runs, in what it names, and where tests are and above."""
+        for path in (*tests, *(f"{folder}/x" for folder in _named(command))):
             while path not in ("", "/"):
                 path = posixpath.dirname(path)
                 self._folders.add(path)
+
+    def may_add(self, path: str) -> bool:
+        """Whether a patch may add a file of this name: what is none of the kinds that honest ones add is left out."""
+        name = posixpath.basename(path)
+        return (
+            self._trusted(path)
+            or posixpath.splitext(name)[1].lower() in ADDED
+            or ADDED_NAMES.fullmatch(name) is not None
+        )
+
+    def modules(self, paths: Iterable[str]) -> dict[str, list[str]]:
+        """Return the modules, by name, that these files are or lie in where Python looks for modules."""
+        found: dict[str, list[str]] = {}
+        for path in paths:
+            parts = path.split("/")
+            for depth, part in enumerate(parts):
+                folder, last = "/".join(parts[:depth]), depth == len(parts) - 1
+                name = _module(part) if last else part
+                of_python = name.isidentifier() and not (last and name == part)
+                if folder in self._folders and of_python and not self._trusted(path):
+                    found.setdefault(name, []).append(path)
+        return found
 
     def steers(self, path: str) -> bool:
         """Whether this file is never taken from the agent."""
@@ -79,6 +199,29 @@ class Steering:
 
     def _trusted(self, path: str) -> bool:
         return any(fnmatchcase(path, form) for pattern in self._trust for form in (pattern, f"*/{pattern}"))
+
+
+def _named(command: str) -> set[str]:
+    """Return the folders that a command may name, also below those that it goes to before."""
+    words = [posixpath.normpath(word).removeprefix("~/") for word in PATHS.findall(command.replace("$PWD/", ""))]
+    relative = [word for word in dict.fromkeys(words) if not word.startswith(("/", "..", "-")) and word != "."][:100]
+    gone_to = [posixpath.normpath(place) for place in re.findall(r"(?:^|[\s;&(])cd\s+[\"']?([\w./-]+)", command)]
+    within = [place for place in gone_to if not place.startswith(("/", "..", "-"))][:10]
+    return {*relative, *(posixpath.join(place, word) for place in within for word in relative)}
+
+
+def created(patch: str) -> set[str]:
+    """Return the files that a patch makes, as `git diff` writes it; line by line, since an agent wrote it."""
+    paths: set[str] = set()
+    header = ""
+    for line in patch.split("\n"):
+        if line.startswith("new file mode") and header:
+            half = (len(header) - 1) // 2  # both names are the same
+            first, second = header[:half], header[half + 1 :]
+            if first.startswith("a/") and second.startswith("b/") and first[2:] == second[2:]:
+                paths.add(first[2:])
+        header = line.removeprefix("diff --git ") if line.startswith("diff --git ") else ""
+    return paths
 
 
 def _module(path: str) -> str:

@@ -9,12 +9,15 @@ import ast
 import posixpath
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 RUNNERS = re.compile(r"(?<![\w./-])(pytest|py\.test|unittest)(?![\w/-])")
 SELECTS = re.compile(r"(^|\s)(-k|-m(?!\s*(pytest|unittest))|--deselect|--ignore|--pattern|-p\s*\S*test)(?=[\s=]|$)|::")
 """What makes a command run some of the tests only."""
-MAY_SKIP = re.compile(r"skip|xfail|expectedFailure")
+PROGRAM = re.compile(r"python[\d.]*\s+-m\s+(?!pytest|unittest)")
+"""Python's own ``-m``, which selects no tests."""
+SKIPS = frozenset({"skip", "skipif", "skipIf", "skipUnless", "xfail", "expectedFailure"})
+"""Marks of a test that may be skipped, or fail as expected."""
 
 
 def collected(command: str, sources: Mapping[str, str]) -> list[str] | None:
@@ -26,7 +29,10 @@ def collected(command: str, sources: Mapping[str, str]) -> list[str] | None:
     if runner is None:
         return None
     words = _words(command)
-    if SELECTS.search(command) or any(word.startswith(f"{_dotted(path)}.") for word in words for path in sources):
+    dotted = [word for word in words if not word.endswith(".py")]
+    if SELECTS.search(PROGRAM.sub("", command)) or any(
+        word.startswith(f"{_dotted(path)}.") for word in dotted for path in sources
+    ):
         return []
     named = {path: source for path, source in sources.items() if _names(words, path)}
     if not named:
@@ -39,6 +45,49 @@ def collected(command: str, sources: Mapping[str, str]) -> list[str] | None:
             continue
         found += [f"{path}::{test}" for test in _tests(tree, plain=runner.group(1) != "unittest")]
     return found
+
+
+def may_skip(sources: Mapping[str, str]) -> set[str]:
+    """Return those of `collected` that are marked, by a decorator or `pytestmark`, to be skipped or to fail.
+
+    What the code under test raises, or what a comment says, is no mark.
+    """
+    marked: set[str] = set()
+    for path, source in sources.items():
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        whole = _all_marked(tree.body)
+        for node in tree.body:
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                continue
+            own = whole or any(map(_is_mark, node.decorator_list))
+            if not isinstance(node, ast.ClassDef):
+                marked |= {f"{path}::{node.name}"} if own else set()
+                continue
+            own = own or _all_marked(node.body)
+            tests = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+            marked |= {
+                f"{path}::{node.name}::{test.name}" for test in tests if own or any(map(_is_mark, test.decorator_list))
+            }
+    return marked
+
+
+def _all_marked(body: Sequence[ast.stmt]) -> bool:
+    """Whether `pytestmark` marks all tests of a module or class."""
+    return any(
+        isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id == "pytestmark" for target in node.targets)
+        and _is_mark(node.value)
+        for node in body
+    )
+
+
+def _is_mark(node: ast.expr) -> bool:
+    """Whether a mark to skip stands in a decorator, also where it is one case's of `parametrize`."""
+    names = (each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in ast.walk(node))
+    return any(name in SKIPS for name in names)
 
 
 def passed(name: str, outcomes: Iterable[tuple[str, str]], *, may_skip: bool = False) -> bool:

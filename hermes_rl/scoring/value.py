@@ -1,4 +1,4 @@
-"""What a reward may return, what is recorded of it, and how the values of all rewards become a score.
+"""What a reward says of itself, what it may return, what is recorded of it, and how all values become a score.
 
 `Score` is what reward authors write, `RewardValue` what records hold, `interpret` the way from one to the other, and
 `combine` the score of a rollout. Calling rewards is the job of `hermes_rl.scoring.grader`.
@@ -8,11 +8,56 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from hermes_rl.errors import RewardFailure
+from hermes_rl.values import LARGEST_NUMBER, is_number
+
+# ------------------------------------------------------------------------------------- What a reward says of itself
+
+Reward = TypeVar("Reward", bound=Callable[..., Any])
+
+
+def group_only_for(argument: str) -> Callable[[Reward], Reward]:
+    """Mark a reward that takes a group, but needs all of its members only where the spec gives this argument.
+
+    Without the argument it is called for each rollout by itself, as a group of one.
+    """
+
+    def marked(function: Reward) -> Reward:
+        function.group_for = argument  # type: ignore[attr-defined]
+        return function
+
+    return marked
+
+
+def in_runner(function: Reward) -> Reward:
+    """Mark a reward that never runs in a process of its own, since it shares what it learns with other rollouts."""
+    function.in_runner = True  # type: ignore[attr-defined]
+    return function
+
+
+def takes_at_most(limit: float | str, imports: tuple[str, ...] = ()) -> Callable[[Reward], Reward]:
+    """Mark a reward that needs no longer, whatever its row: an answer that takes it longer is worth nothing.
+
+    Args:
+        limit: seconds, or the name of the argument that has them.
+        imports: modules that it imports when it is called; its process has them before.
+    """
+
+    def marked(function: Reward) -> Reward:
+        function.limit, function.imports = limit, imports  # type: ignore[attr-defined]
+        return function
+
+    return marked
+
+
+# ------------------------------------------------------------------------------------------------ What it may return
+
+LONGEST_REASON = 10_000
+"""Characters of a reason that are carried from the process of a reward."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +102,41 @@ class RewardValue:
         if self.overrides:
             record["overrides"] = dict(self.overrides)
         return record
+
+
+def plain(returned: object) -> Any:
+    """Return what a reward returned as plain values, which `of_plain` reads in the process that asked for it."""
+    if isinstance(returned, Score):
+        metrics = returned.metrics
+        return {
+            "value": plain(returned.value),
+            "reason": None if returned.reason is None else str(returned.reason)[:LONGEST_REASON],
+            "metrics": {str(key): plain(each) for key, each in metrics.items()}
+            if isinstance(metrics, Mapping)
+            else type(metrics).__name__,
+            "overrides": dict(returned.overrides) if isinstance(returned.overrides, Mapping) else returned.overrides,
+        }
+    if isinstance(returned, Sequence) and not isinstance(returned, str | bytes):
+        return [plain(each) for each in returned]
+    if returned is None or isinstance(returned, bool | int):
+        return returned
+    if isinstance(returned, str) or not hasattr(returned, "__float__"):
+        return {"type": type(returned).__name__}
+    return float(returned)
+
+
+def of_plain(name: str, value: Any) -> object:
+    """Return what the reward `name` returned, from what `plain` made of it; raises `RewardFailure` like `interpret`."""
+    if isinstance(value, list):
+        return [of_plain(name, each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if "type" in value:
+        raise _no_value(name, value["type"])
+    metrics = value["metrics"]
+    if isinstance(metrics, dict):
+        metrics = {key: of_plain(f"{name}.{key}", each) for key, each in metrics.items()}
+    return Score(of_plain(name, value["value"]), value["reason"], metrics, value["overrides"])  # type: ignore[arg-type]
 
 
 def interpret(name: str, returned: object, seconds: float, turns: int | None = None) -> RewardValue:
@@ -106,18 +186,22 @@ def _overrides(name: str, given: object) -> dict[str, Any]:
 def _finite(name: str, value: object) -> float:
     # Numpy and torch scalars are numbers too, and convert through __float__.
     if isinstance(value, str) or not hasattr(value, "__float__"):
-        raise RewardFailure(
-            f"reward {name!r} returned {type(value).__name__}; "
-            "it must return a float, a bool, a Score, None, or a list with one value per turn"
-        )
+        raise _no_value(name, type(value).__name__)
     try:
         number = float(value)
     except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         # An array or tensor of more than one element, or an integer beyond all floats.
         raise RewardFailure(f"reward {name!r} returned no single number: {error}") from error
-    if not math.isfinite(number):
-        raise RewardFailure(f"reward {name!r} returned {number}, which is not finite")
+    if not is_number(number):
+        raise RewardFailure(f"reward {name!r} returned {number}, which is not finite, or beyond {LARGEST_NUMBER:g}")
     return number
+
+
+def _no_value(name: str, kind: str) -> RewardFailure:
+    return RewardFailure(
+        f"reward {name!r} returned {kind}; "
+        "it must return a float, a bool, a Score, None, or a list with one value per turn"
+    )
 
 
 # ------------------------------------------------------ From the values of all rewards to the score of a rollout
@@ -165,8 +249,9 @@ def combine(
 
 def _sum(parts: Sequence[float]) -> float:
     score = total(parts)
-    if not math.isfinite(score):
-        raise RewardFailure(f"the weighted sum of the rewards is not finite: {' + '.join(map(str, parts))}")
+    if not is_number(score):
+        summed = " + ".join(map(str, parts))
+        raise RewardFailure(f"the weighted sum of the rewards is not finite, or beyond {LARGEST_NUMBER:g}: {summed}")
     return score
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import zlib
 from array import array
@@ -19,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 from hermes_rl.errors import HermesRLError
 from hermes_rl.server_types import ServerType, server_type
 from hermes_rl.tokens.transcript import Step, TokenLogprobs, Transcript, WeightVersions, ids, listed, numbers
+from hermes_rl.values import is_number, read_json, write_json
 
 Message = Mapping[str, Any]
 """One message as the chat-completions API has it."""
@@ -314,8 +314,8 @@ def _think(body: dict[str, Any], reasoning: ReasoningOptions, base_url: str) -> 
 
 
 def encode(body: dict[str, Any]) -> bytes:
-    """Write the body as bytes. Non-ASCII is escaped, so that a lone surrogate in a message cannot fail here."""
-    return json.dumps(body, default=dict).encode("ascii")
+    """Write the body as bytes; a lone surrogate in a message cannot fail here."""
+    return write_json(body, default=dict)
 
 
 def read_reply(raw: bytes, config: ServerConfig, timing: Timing) -> ChatReply:
@@ -338,8 +338,8 @@ def read_reply(raw: bytes, config: ServerConfig, timing: Timing) -> ChatReply:
 
 def _object(raw: bytes) -> dict[str, Any]:
     try:
-        data = json.loads(raw)
-    except (ValueError, RecursionError) as error:
+        data = read_json(raw)
+    except ValueError as error:
         raise Malformed(f"the answer is not JSON ({type(error).__name__})") from None
     if not isinstance(data, dict):
         raise Malformed("the answer is not a JSON object")
@@ -376,15 +376,18 @@ def _logprobs(logprobs: Any) -> tuple[list[float] | None, list[str] | None]:
     if not isinstance(content, list) or not content:
         return None, None
     try:
-        return [float(entry["logprob"]) for entry in content], [str(entry["token"]) for entry in content]
-    except (KeyError, TypeError, ValueError):
+        logprobs, tokens = [entry["logprob"] for entry in content], [str(entry["token"]) for entry in content]
+    except (KeyError, TypeError):
         return None, None
+    return (logprobs, tokens) if all(map(is_number, logprobs)) else (None, None)
 
 
 # Token ids in, token ids and log-probabilities out: the common part of the dialects of token-level servers
 # Owns the types and the checks of an answer. A wrong answer is a failure: the call is repeated, and the answer is never
 # trained on. Leaves the JSON to the dialects.
 
+LARGEST_ID = 2**31 - 1
+"""Of a token; sequences keep ids in 32 bits."""
 SENTINEL = -9999.0
 """vLLM's log-probability of a token for which it has none."""
 PROMPT = "@prompt ids@"
@@ -536,10 +539,10 @@ def scores_of(places: Any, prompt: array[int], top_k: int) -> TokenLogprobs:
     for token, place in zip(prompt[1:], places[1:], strict=True):
         if not isinstance(place, Mapping) or token not in place:
             raise Malformed(f"the answer has no log-probability of the token {token} at its place")
-        if not _is_number(place[token]):
+        if not is_number(place[token]):
             raise Malformed(f"the token {token} has the log-probability {place[token]!r} at its place")
         # Minus infinity has no form in JSON: servers write null, or a number that no token can have.
-        values = {one: max(value, SENTINEL) if _is_number(value) else SENTINEL for one, value in place.items()}
+        values = {one: max(value, SENTINEL) if is_number(value) else SENTINEL for one, value in place.items()}
         if max(values.values()) > 0:
             raise Malformed(f"the log-probability {max(values.values())} is above 0, which no token can have")
         best = sorted(values, key=lambda one: -values[one])[:top_k]
@@ -575,7 +578,7 @@ def generated(ids: Any, logprobs: Any, finish: Any, version: Any = None, model: 
         Malformed: lengths differ, a value is no number, a log-probability is None, positive or a sentinel, or the
             server ended the answer for a reason of its own.
     """
-    if not _is_list(ids) or not all(isinstance(one, int) and one >= 0 for one in ids):
+    if not _is_list(ids) or not all(type(token) is int and 0 <= token <= LARGEST_ID for token in ids):
         raise Malformed("the answer has no list of token ids")
     if not _is_list(logprobs) or len(logprobs) != len(ids):
         count = len(logprobs) if _is_list(logprobs) else "no"
@@ -601,15 +604,11 @@ def version_of(value: Any) -> int | None:
 
 
 def _logprob(value: Any) -> float:
-    if not _is_number(value):
+    if not is_number(value):
         raise Malformed(f"a sampled token has the log-probability {value!r}")
     if value > 0 or value <= SENTINEL:
         raise Malformed(f"a sampled token has the log-probability {value}, which no token can have")
     return float(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_list(value: Any) -> bool:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import math
 import threading
 import time
 from array import array
@@ -17,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeGuard, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from hermes_rl.errors import UserError
 from hermes_rl.servers.base import (
@@ -42,6 +40,7 @@ from hermes_rl.servers.pool import PooledServer, ServerPool
 from hermes_rl.servers.transport import AttemptFailed, HttpAnswer, RetryPolicy, Transport, excerpt, with_retries
 from hermes_rl.servers.weights import Pauses, Versions
 from hermes_rl.tokens.transcript import TokenLogprobs, ids, numbers
+from hermes_rl.values import is_number, read_json
 
 T = TypeVar("T")
 
@@ -85,11 +84,11 @@ class Meter:
 
     def count(self, role: str, usage: Mapping[str, Any]) -> None:
         """Take an answered call into account."""
-        said = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens", "cost")}
+        amounts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens", "cost")}
         with self._lock:
             counts = self.roles.setdefault(role, {})
-            for name, count in {"calls": 1, **said}.items():
-                if _is_number(count):
+            for name, count in {"calls": 1, **amounts}.items():
+                if is_number(count) and count >= 0:
                     counts[name] = counts.get(name, 0) + count
 
 
@@ -111,15 +110,11 @@ def _priced(reply: ChatReply, prices: Mapping[str, float] | None) -> ChatReply:
     """Return the reply with its cost, where the server has not told it and its prices are known."""
     usage = reply.usage
     counts = [usage.get("prompt_tokens"), usage.get("completion_tokens")]
-    if prices is None or _is_number(usage.get("cost")) or not all(map(_is_number, counts)):
+    if prices is None or is_number(usage.get("cost")) or not all(map(is_number, counts)):
         return reply
     prompt, completion = counts
     cost = (prompt * prices["prompt"] + completion * prices["completion"]) / 1e6  # type: ignore[operator]
     return replace(reply, usage={**usage, "cost": cost})
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class ModelClient:
@@ -256,6 +251,11 @@ class ModelClient:
     def places(self) -> int:
         """How many calls the servers are given at a time."""
         return sum(server.limiter.limit for server in self._pool)
+
+    @property
+    def last_failure(self) -> str:
+        """Why the last attempt that failed did; empty where none has."""
+        return self._pool.last_failure
 
     def fix(self) -> None:
         """Give the servers always as many calls at a time as the configuration allows; stop adapting."""
@@ -396,7 +396,7 @@ class SampledByFunction:
                 "finish), with a log-probability for each id"
             )
         try:
-            ids, logprobs = numbers_of(answer.ids, int), numbers_of(answer.logprobs, float)
+            ids, logprobs = numbers_of(answer.ids), numbers_of(answer.logprobs)
             piece = generated(ids, logprobs, answer.finish, answer.version, answer.model)
             piece = replace(piece, oldest=version_of(answer.oldest))
         except (Malformed, TypeError, ValueError) as error:
@@ -459,10 +459,10 @@ async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> A
         raise AttemptFailed(f"the policy's function raised {type(error).__name__}: {error}") from error
 
 
-def numbers_of(values: Any, kind: Callable[[Any], Any]) -> list[Any]:
-    """Turn a list, an array or a tensor into a list of Python's own numbers."""
+def numbers_of(values: Any) -> list[Any]:
+    """Turn a list, an array or a tensor into a list; numbers of numpy and the like become Python's own."""
     listed: Sequence[Any] = values.tolist() if hasattr(values, "tolist") else values
-    return [kind(value) for value in listed]
+    return [value.item() if hasattr(value, "item") else value for value in listed]
 
 
 def _asked(sampling: Sampling) -> dict[str, Any]:
@@ -659,10 +659,10 @@ class Asker:
 
     def _read(self, answer: HttpAnswer, read: Callable[[Any], T]) -> T:
         try:
-            return read(json.loads(answer.raw))
+            return read(read_json(answer.raw))
         except Malformed as error:
             problem = str(error)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             problem = f"the answer cannot be read ({type(error).__name__})"
         raise self._transport.failed(self._dialect.path, f"{problem}: {excerpt(answer.raw)[:200]}")
 

@@ -168,6 +168,8 @@ _THRESHOLD = 3
 """Failures in a row after which a server is avoided; a busy server fails now and then."""
 _DOWN = 5
 """Failures in a row without any answer, after which a server is down; single ones occur in every network."""
+_BROKEN = 2.0
+"""Seconds after which the user hears of a server that answers no call; a shorter trouble is over by itself."""
 _FIRST_REST = 1.0
 _LONGEST_REST = 30.0
 """Seconds for which a failing server is left alone: the first time, and at most."""
@@ -182,7 +184,7 @@ _REMEMBERED = 65_536
 class Health:
     """Whether one server deserves the next call: it is healthy, it rests, or a single call probes it after its rest."""
 
-    __slots__ = ("_failures", "_probing", "_rest", "_resting_until", "_unanswered", "down_since")
+    __slots__ = ("_failures", "_probing", "_rest", "_resting_until", "_unanswered", "down_since", "failing_since")
 
     def __init__(self) -> None:
         self._failures = 0
@@ -192,6 +194,8 @@ class Health:
         self._unanswered = 0
         self.down_since: float | None = None
         """When the outage began; None while the server answers."""
+        self.failing_since: float | None = None
+        """When the first of the failures in a row came; None while calls succeed."""
 
     @property
     def resting_until(self) -> float:
@@ -222,11 +226,12 @@ class Health:
     def succeeded(self) -> None:
         self._failures = self._unanswered = 0
         self._rest = _FIRST_REST
-        self.down_since = None
+        self.down_since = self.failing_since = None
 
     def failed(self, now: float, retry_after: float | None, *, unreachable: bool = False) -> None:
         """Note a failure; failures that arrive while the server already rests belong to the same outage."""
         self._failures += 1
+        self.failing_since = now if self.failing_since is None else self.failing_since
         self._unanswered = self._unanswered + 1 if unreachable else 0
         if self._unanswered >= _DOWN and self.down_since is None:
             self.down_since = now
@@ -250,7 +255,7 @@ class PooledServer:
     served: int = 0
     limiter: Limiter = field(init=False)
     announced: bool = False
-    """Whether the outage of this server has been announced."""
+    """Whether the user has heard that this server is down or broken."""
 
     def __post_init__(self) -> None:
         self.limiter = Limiter(self.backend.config.max_concurrency)
@@ -273,7 +278,9 @@ class ServerPool:
         self.clock = clock
         self._changed: asyncio.Event | None = None
         self.say: Callable[[str], None] = logger.warning
-        """Gets one message when a server is down, and one when it is back."""
+        """Gets one message when a server is down or broken, and one when it is back."""
+        self.last_failure = ""
+        """Why the last attempt that failed did."""
 
     def __iter__(self) -> Iterator[PooledServer]:
         return iter(self._servers)
@@ -347,17 +354,19 @@ class ServerPool:
         return replace(reply, timing=replace(reply.timing, queued=reply.timing.queued + queued))
 
     def _succeeded(self, server: PooledServer) -> None:
-        down_since = server.health.down_since
+        down, failing_since = server.health.down, server.health.failing_since
         server.health.succeeded()
-        if down_since is not None:
+        if down:
             self._wake()
-        if down_since is not None and server.announced:
+        if failing_since is not None and server.announced:
             server.announced = False
-            self.say(f"the server at {server.place} is back after {self.clock() - down_since:.0f} s; the run goes on")
+            seconds = self.clock() - failing_since
+            self.say(f"the server at {server.place} is back after {seconds:.0f} s; the run goes on")
 
     def _failed(self, server: PooledServer, failed: AttemptFailed, *, probe: bool) -> None:
         was_down = server.health.down
         server.health.failed(self.clock(), failed.retry_after, unreachable=failed.unreachable)
+        self.last_failure = str(failed)
         if failed.overloaded:
             server.limiter.refused()
         failed.outage = server.health.down and all(other.health.down for other in self._servers)
@@ -365,6 +374,13 @@ class ServerPool:
         if probe and was_down and failed.outage and not server.announced:
             server.announced = True
             self.say(f"the server at {server.place} is down ({failed}); calls wait, and go on by themselves")
+        elif not (failed.unreachable or failed.overloaded or server.announced or server.health.healthy):
+            seconds = self.clock() - (server.health.failing_since or 0.0)
+            if seconds >= _BROKEN:
+                server.announced = True
+                self.say(
+                    f"the server at {server.place} has failed for {seconds:.0f} s ({failed}); calls are sent again"
+                )
 
     def _wake(self) -> None:
         if self._changed is not None:

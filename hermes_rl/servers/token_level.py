@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from hermes_rl.errors import UserError
@@ -28,7 +29,7 @@ from hermes_rl.servers.transport import AttemptFailed
 from hermes_rl.tokens.load import load_renderer
 from hermes_rl.tokens.parsers import Parsed, ParsedCall
 from hermes_rl.tokens.parsers.base import without_reasoning
-from hermes_rl.tokens.rendering import Renderer, RendererSettings, next_prompt
+from hermes_rl.tokens.rendering import Renderer, RendererSettings, next_prompt, read_aside
 from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 from hermes_rl.tokens.transcript import RenderedPrompt, Step, Transcript, WeightVersions, ids
 
@@ -87,9 +88,9 @@ class TokenServer:
         if step.finish == "length":
             message = cut_message(renderer.tokenizer, step.completion)
         else:
-            message = assistant_message(
-                renderer.parse(step.completion, prompt.ids[-_TAIL:], request.tools), request.messages
-            )
+            parsed = await renderer.parse(step.completion, prompt.ids[-_TAIL:], request.tools)
+            work = partial(assistant_message, parsed, request.messages)
+            message = await read_aside(work, len(step.completion))
         transcript.add(step, [*request.messages, message], prompt)
         texts = [renderer.tokenizer.decode([one]) for one in step.completion] if request.logprobs else None
         return self._reply(step, generation, message, texts)
@@ -232,13 +233,20 @@ def assistant_message(parsed: Parsed, history: Sequence[Message]) -> dict[str, A
     if parsed.calls:
         turn = sum(one.get("role") == "assistant" for one in history)
         taken = {str(call.get("id")) for one in history for call in one.get("tool_calls") or ()}
-        message["tool_calls"] = [_call(call, turn, place, taken) for place, call in enumerate(parsed.calls)]
+        message["tool_calls"] = calls = []
+        free = 0
+        for number, call in enumerate(parsed.calls, turn * 1000):
+            identity = call.id or ""
+            if not identity or identity in taken:
+                free = max(number, free)  # what is below was tried for the calls before
+                while (identity := f"c{free:0{_ID_LENGTH - 1}d}") in taken:
+                    free += 1
+            taken.add(identity)
+            calls.append(_call(call, identity))
     return message
 
 
-def _call(call: ParsedCall, turn: int, place: int, taken: set[str]) -> dict[str, Any]:
-    identity = call.id if call.id and call.id not in taken else _fresh(turn, place, taken)
-    taken.add(identity)
+def _call(call: ParsedCall, identity: str) -> dict[str, Any]:
     arguments = call.raw if call.arguments is None else json.dumps(call.arguments, ensure_ascii=False)
     made: dict[str, Any] = {
         "id": identity,
@@ -246,10 +254,3 @@ def _call(call: ParsedCall, turn: int, place: int, taken: set[str]) -> dict[str,
         "function": {"name": call.name, "arguments": arguments},
     }
     return made if call.problem is None else {**made, "error": call.problem}
-
-
-def _fresh(turn: int, place: int, taken: set[str]) -> str:
-    number = turn * 1000 + place
-    while (identity := f"c{number:0{_ID_LENGTH - 1}d}") in taken:
-        number += 1
-    return identity

@@ -26,6 +26,7 @@ from yarl import URL
 
 from hermes_rl.errors import ServerFailure, UserError
 from hermes_rl.servers.base import ContextLengthExceeded, ServerConfig
+from hermes_rl.values import read_json
 
 # ------------ The one retry policy of model calls: which failures are repeated, how often, and after which pause
 # Owns the reading of a failed answer (status, Retry-After, context length), the backoff, and the final `ServerFailure`
@@ -181,6 +182,7 @@ def exhausted(role: str, failures: Sequence[AttemptFailed]) -> ServerFailure:
     times = "1 attempt" if len(failures) == 1 else f"{len(failures)} attempts"
     causes = "; ".join(f"[{place}] {failed}" for place, failed in _grouped(failures))
     failure = ServerFailure(f"server {role!r} gave no usable answer in {times}: {causes}")
+    failure.about_the_call, failure.refused = not failures[-1].outage, not failures[-1].retryable
     failure.__cause__ = failures[0] if len(failures) == 1 else ExceptionGroup("attempts", list(failures))
     return failure
 
@@ -269,7 +271,7 @@ class Transport:
         except (aiohttp.ClientError, OSError, TimeoutError):
             return 0, None
         try:
-            return answer.status, json.loads(raw)
+            return answer.status, read_json(raw)
         except ValueError:
             return answer.status, None
 

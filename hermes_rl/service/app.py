@@ -4,7 +4,6 @@ Annotations are not postponed here: FastAPI reads those of functions that are ma
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Coroutine
 from typing import Annotated, Any, TypeVar
@@ -35,6 +34,7 @@ from hermes_rl.service.bodies import (
 from hermes_rl.service.refusals import Refused, ending, wrong
 from hermes_rl.service.sessions import Sessions
 from hermes_rl.service.state import Service
+from hermes_rl.values import read_json, write_json
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -55,10 +55,10 @@ _NO_SESSION: dict[int | str, dict[str, Any]] = {404: {"model": RefusalTold, "des
 
 
 class JsonAnswer(JSONResponse):
-    """JSON in ASCII, which holds whatever a string here may hold, also halves of characters that UTF-8 refuses."""
+    """JSON that holds whatever a value here may hold, also halves of characters, which UTF-8 refuses."""
 
     def render(self, content: Any) -> bytes:
-        return json.dumps(content, default=str).encode("ascii")
+        return write_json(content, default=str)
 
 
 def bare_app(description: str, *, token: bool, below: str = "", elsewhere: str = "") -> FastAPI:
@@ -230,8 +230,8 @@ async def _unless_gone(request: Request, service: Service, work: Coroutine[Any, 
 
 def _parsed(body: bytes) -> Any:
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
+        return read_json(body)
+    except ValueError as error:
         raise wrong("not_json", "body", f"the body is not JSON: {error}") from error
 
 

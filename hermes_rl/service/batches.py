@@ -8,7 +8,6 @@ a group, and nobody asks while a line waits to be taken.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -20,10 +19,11 @@ from starlette.types import Receive, Scope, Send
 
 from hermes_rl import Example, Group, Policy, Rollout
 from hermes_rl.errors import HermesRLError, UserError
-from hermes_rl.service.bodies import RolloutsAsked, finite
+from hermes_rl.service.bodies import RolloutsAsked
 from hermes_rl.service.metrics import INEXACT, STALE
 from hermes_rl.service.refusals import wrong
 from hermes_rl.service.state import Place, Service
+from hermes_rl.values import write_json
 
 STALLED = 3600.0
 """Seconds that a reader may leave a line lying: a trainer's step, or its evaluation, goes by meanwhile."""
@@ -39,7 +39,7 @@ class Batch:
     """One batch that is asked for. Make it with `asked`; closing `lines` releases all of it."""
 
     def __init__(self, service: Service, asked: RolloutsAsked, policy: Policy, place: Place) -> None:
-        self._service, self._asked, self._policy, self._place = service, asked, policy, place
+        self._service, self._asked, self.policy, self._place = service, asked, policy, place
         self.version: int | None = None
         """Of the weights when it was asked for."""
         rows = service.require_rows(asked.rows, asked.split)
@@ -86,7 +86,7 @@ class Batch:
                 "the policy does not tell the version of its weights: send `version` with the policy, and PUT "
                 "/v1/policy when it changes, or name its `weights_path`",
             )
-        self.version = self._policy.version
+        self.version = self.policy.version
         self._service.batches.add(self)
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
@@ -108,7 +108,7 @@ class Batch:
         if not end and groups < len(self._asked.rows):
             why = "the service is ending" if self._service.draining.is_set() else "a budget of the spec is used up"
             end = {"cut": f"{why}: ask the same batch again"}
-        yield json.dumps({"end": True, "groups": groups, "dropped": dropped, **end}).encode() + b"\n"
+        yield write_json({"end": True, "groups": groups, "dropped": dropped, **end}, ascii_only=True) + b"\n"
 
     async def close(self) -> None:
         """End what is being played, and wait until it is released; may be called twice."""
@@ -136,7 +136,7 @@ class Batch:
     async def _now(self) -> int | None:
         try:
             async with asyncio.timeout(ASKING):
-                return await self._policy.weights()
+                return await self.policy.weights()
         except TimeoutError:
             return None
 
@@ -212,7 +212,8 @@ async def left(receive: Receive) -> None:
 
 
 def _line(group: Group, dropped: str | None, detail: str | None) -> bytes:
-    return json.dumps(told(group, dropped, detail), default=str).encode() + b"\n"
+    # Readers of lines may end one at other separators too, such as U+2028.
+    return write_json(told(group, dropped, detail), default=str, ascii_only=True) + b"\n"
 
 
 def told(group: Group, dropped: str | None, detail: str | None) -> dict[str, Any]:
@@ -225,19 +226,23 @@ def told(group: Group, dropped: str | None, detail: str | None) -> dict[str, Any
         "detail": detail,
         "weights": [certificate.oldest, certificate.newest] if certificate is not None else [None, None],
         "certificate": certificate.record() if certificate is not None else None,
-        "rollouts": [_rollout(one, usable=dropped is None) for one in group.rollouts],
+        "rollouts": [
+            _rollout(one, counts, usable=dropped is None)
+            for one, counts in zip(group.rollouts, group.baseline, strict=True)
+        ],
     }
 
 
-def _rollout(rollout: Rollout, *, usable: bool) -> dict[str, Any]:
+def _rollout(rollout: Rollout, counts: float | None, *, usable: bool) -> dict[str, Any]:
     scored = usable and rollout.error is None
     return {
         "id": rollout.id,
         "score": rollout.score if scored else None,
+        "baseline": counts if usable else None,
         "ending": str(rollout.ending),
         "error": rollout.error,
         "trainable": scored and not rollout.masked and bool(rollout.sequences),
-        "rewards": {name: finite(reward.value) for name, reward in rollout.rewards.items()},
+        "rewards": {name: reward.value for name, reward in rollout.rewards.items()},
         "turns": rollout.turns,
         "messages": rollout.messages,
         "sequences": list(_sequences(rollout.examples())) if scored else [],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -157,6 +156,10 @@ class RolloutTold(BaseModel):
 
     id: str
     score: float | None = Field(description="null: it was not scored, or its group was dropped.")
+    baseline: float | None = Field(
+        description="What it counts as where scores of the group are compared: its score, or that of the worst for one "
+        "that infrastructure failed again and again, where the spec says `endings: {lost: worst}`."
+    )
     ending: str
     error: str | None
     trainable: bool
@@ -233,8 +236,3 @@ class RefusalTold(BaseModel):
     error: str
     detail: str
     place: str | None = Field(None, description="Where in the request.")
-
-
-def finite(value: float | None) -> float | None:
-    """Return a number that JSON has; None for the others."""
-    return value if value is None or math.isfinite(value) else None

@@ -15,10 +15,11 @@ from typing import Any
 
 from hermes_rl import Group, Policy, Rollout
 from hermes_rl.errors import UserError
-from hermes_rl.service.bodies import RunAsked, finite
+from hermes_rl.service.bodies import RunAsked
 from hermes_rl.service.metrics import INEXACT
 from hermes_rl.service.refusals import wrong
 from hermes_rl.service.state import Service
+from hermes_rl.values import is_number
 
 FAILURE = "_ng_failure_class"
 TASK = "_ng_task_index"
@@ -50,7 +51,7 @@ def answer(asked: RunAsked, group: Group, *, allow_inexact: bool) -> tuple[dict[
         # NeMo Gym's rows have a number here; the class keeps it from being counted.
         response = _response(asked, group.id, list(_items(rollout)) if rollout is not None else [])
         return {**row, "response": response, "reward": 0.0, FAILURE: cause, "error": detail}, cause
-    rewards = {name: finite(one.value) for name, one in rollout.rewards.items() if name not in row}
+    rewards = {name: one.value for name, one in rollout.rewards.items() if name not in row}
     items = list(_items(rollout, _tokens(rollout)))
     return {**row, **rewards, "response": _response(asked, rollout.id, items), "reward": rollout.score}, None
 
@@ -185,7 +186,7 @@ def _means(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     numbers: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         for name, value in row.items():
-            if not name.startswith("_") and isinstance(value, int | float) and finite(value) is not None:
-                numbers[name].append(float(value))
+            if not name.startswith("_") and is_number(value):
+                numbers[name].append(value)
     found = {f"mean/{name}": fmean(values) for name, values in numbers.items()}
     return found | {f"std/{name}": pstdev(values) for name, values in numbers.items() if name == "reward"}

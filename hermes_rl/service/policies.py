@@ -7,7 +7,7 @@ for every call from then on, also for those of rollouts that are being played.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
@@ -49,6 +49,9 @@ class Policies:
         self._last = Weights()
         """What PUT has told last, for policies that are named later."""
         self._known: dict[PolicyAsked | None, tuple[Policy, Weights]] = {}
+        """The one that was named last comes last."""
+        self.forgotten: list[Policy] = []
+        """Those that made room for others; whoever named the others closes them."""
         self.difference = LogprobDifference()
         """What the trainer has told of its log-probabilities."""
 
@@ -80,8 +83,10 @@ class Policies:
                 "service anew",
             )
 
-    def named(self, asked: PolicyAsked | None) -> Policy:
+    def named(self, asked: PolicyAsked | None, playing: Collection[Policy] = ()) -> Policy:
         """Return the policy that a request names, the same object for the same server.
+
+        A new one takes the place of the one that was named longest ago, where there are many; `playing` ones stay.
 
         Raises:
             Refused: there is none, or its key may not be used.
@@ -94,19 +99,30 @@ class Policies:
             )
         renamed = asked.tokenizer is not None
         identity = asked.model_copy(update={"version": None, **({"model": None} if renamed else {})})
-        if identity not in self._known:
-            if len(self._known) >= MOST:
-                raise wrong(
-                    "too_many_policies",
-                    "policy",
-                    f"the service holds {MOST} policies already; a policy whose name changes with its weights needs "
-                    "`tokenizer`, and is one policy then",
-                )
+        known = self._known.pop(identity, None)
+        if known is None:
             weights = replace(self._last)
-            self._known[identity] = self._made(asked, weights), weights
-        policy, weights = self._known[identity]
+            known = self._made(asked, weights), weights
+            self._make_room(playing)
+        self._known[identity] = known
+        policy, weights = known
         weights.tell(asked.version, asked.model if renamed else None)
         return policy
+
+    def _make_room(self, playing: Collection[Policy]) -> None:
+        if len(self._known) < MOST:
+            return
+        for identity, (policy, _) in self._known.items():
+            if identity is not None and policy not in playing:
+                del self._known[identity]
+                self.forgotten.append(policy)
+                return
+        raise wrong(
+            "too_many_policies",
+            "policy",
+            f"{MOST} policies play already; a policy whose name changes with its weights needs `tokenizer`, and is one "
+            "policy then",
+        )
 
     def _own(self) -> Policy:
         if None not in self._known:

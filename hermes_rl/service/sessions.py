@@ -34,12 +34,17 @@ class HeldSession:
         self.id = uuid.uuid4().hex
         self.answer: dict[str, Any] = {}
         self.used = time.monotonic()
-        self.stepping = False
+        self.stepping = True
+        """Whether a turn is being made; the first one may take longer than a session may be idle."""
         self._session, self._place = session, place
 
     async def start(self) -> dict[str, Any]:
         """Return the first turn."""
-        return self._told(await self._session.start())
+        try:
+            return self._told(await self._session.start())
+        finally:
+            self.stepping = False
+            self.used = time.monotonic()
 
     async def step(self, asked: StepAsked) -> dict[str, Any]:
         """Answer the turn that waits, and return the next one, or how the rollout has ended.

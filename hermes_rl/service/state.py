@@ -94,7 +94,9 @@ class Service:
         Raises:
             Refused: something is wrong with it.
         """
-        policy = self.policies.named(asked)
+        policy = self.policies.named(asked, {batch.policy for batch in self.batches})
+        while self.policies.forgotten:
+            await self.env.forget(self.policies.forgotten.pop())
         if not policy.exact and not self.env.spec.serve.allow_inexact:
             raise wrong(
                 "inexact",

@@ -171,6 +171,7 @@ def check_spec(
     _check_files(spec, findings)
     _check_toolsets(spec, known_toolsets, known_distributions, findings)
     _check_rewards(spec, findings)
+    _check_groups_of_one(spec, findings)
     _check_far_away(spec, findings)
     check_samples(spec, samples, findings)
     return findings.result()
@@ -181,7 +182,7 @@ def code_references(spec: Spec) -> Iterator[tuple[NodePath, str, str]]:
     if spec.dataset.generator is not None:
         yield ("dataset", "generator"), spec.dataset.generator, "function"
     if spec.state is not None:
-        yield ("state",), spec.state, "class"
+        yield ("state", "python"), spec.state.python, "class"
     if ":" in spec.serve.trainer:
         yield ("serve", "trainer"), spec.serve.trainer, "class"
     for index, tool in enumerate(spec.tools):
@@ -208,13 +209,13 @@ def _check_code(spec: Spec, findings: Findings) -> None:
     checks = {
         "python": check_tool,
         "generator": check_generator,
-        "state": check_constructor,
         "trainer": check_constructor,
     }
     for path, reference, _ in references:
         if there[path]:
-            checks[str(path[-1])](path, reference, findings)
-    if there.get(("state",)):
+            check = check_constructor if path[0] == "state" else checks[str(path[-1])]
+            check(path, reference, findings)
+    if there.get(("state", "python")):
         check_state_tools(spec, findings)
 
 
@@ -271,6 +272,14 @@ def _check_toolsets(
         if toolsets is not None and name not in toolsets:
             message = f"there is no toolset `{name}`{choices(name, toolsets)}"
             findings.problem(path, message, at="key" if path[1] == "distribution" else "value")
+
+
+def _check_groups_of_one(spec: Spec, findings: Findings) -> None:
+    if spec.dataset.sampling == "differing":
+        for mode in ("process", "serve"):
+            if getattr(spec, mode).group_size == 1:
+                message = f"`sampling: differing` does nothing in {mode}, whose groups of one rollout never differ"
+                findings.warning((mode, "group_size"), message)
 
 
 def _check_far_away(spec: Spec, findings: Findings) -> None:

@@ -19,7 +19,7 @@ from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.schema import type_of
 from hermes_rl.spec.section import is_template, thaw
 from hermes_rl.spec.signatures import CodeError, Function, defined, function, names_in
-from hermes_rl.spec.suggest import choices, did_you_mean
+from hermes_rl.spec.suggest import choices, closest, did_you_mean
 from hermes_rl.spec.templates import TemplateError, coerce
 
 # ------------------------------------------------------------------------------------- Tools of the state object
@@ -43,7 +43,7 @@ def check_state_tools(spec: Spec, findings: Findings) -> None:
     places = list(_named(spec))
     if not places or spec.state is None:
         return
-    file, _, class_name = spec.state.rpartition(":")
+    file, _, class_name = spec.state.python.rpartition(":")
     members = _members(Path(file), class_name)
     methods = _methods(Path(file), class_name)
     for path, name in places:
@@ -225,7 +225,7 @@ def check_constructor(path: NodePath, reference: str, findings: Findings) -> Non
     named = [one.arg for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
     takes_one = bool(positional) or given.vararg is not None
     if not takes_one or len(positional) - len(given.defaults) > 1 or named:
-        what = "row" if path == ("state",) else "spec"
+        what = "row" if path[0] == "state" else "spec"
         findings.problem(path, f"`{name}` cannot be made of the {what} alone; it is called as {name}({what})")
 
 
@@ -302,7 +302,9 @@ def _exists(name: str, reward: Reward, findings: Findings) -> bool:
         message = f"several installed packages publish a reward `{fn}`; name the one that is meant: package.module:{fn}"
         findings.problem(path, message, at="value" if given else "key")
     elif not published.count(fn):
-        message = f"there is no reward `{fn}`{choices(fn, [*shipped, *published])}"
+        others = [other for other in findings.spec.rewards if other != name]
+        known = [*shipped, *published]
+        message = f"there is no reward `{fn}`{did_you_mean(fn, [*others, *known]) or choices(fn, known)}"
         findings.problem(path, message, at="value" if given else "key")
     return published.count(fn) == 1
 
@@ -310,11 +312,12 @@ def _exists(name: str, reward: Reward, findings: Findings) -> bool:
 def _check_arguments(spec: Spec, name: str, reward: Reward, signature: Function, findings: Findings) -> None:
     known = [one.name for one in signature.arguments() if one.name not in spec.servers]
     path: NodePath = ("rewards", name, "args")
+    given = {*reward.args, *spec.servers}
     for argument in reward.args:
         if argument not in known and not signature.open:
             hint = choices(argument, known) if known else "; it takes none"
             findings.problem((*path, argument), f"`{signature.name}` has no argument `{argument}`{hint}", at="key")
-    given = {*reward.args, *spec.servers}
+            given |= {meant for meant in [closest(argument, known)] if meant}  # which needs no second line
     missing = [one.name for one in signature.arguments() if one.required and one.name not in given]
     if missing:
         own = ":" in reward.fn

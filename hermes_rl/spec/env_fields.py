@@ -101,11 +101,6 @@ OWNED: dict[str, Owned] = {
 }
 
 
-def all_fields() -> list[str]:
-    """Every field of the environment's configuration."""
-    return [*PASSED, *OWNED]
-
-
 def check_field(name: str, value: Any) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with one entry of `env:`, and whether its key or its value is to be shown."""
     if name in OWNED:

@@ -54,6 +54,18 @@ _FORMS = {
     ("user",): ('user: {{server: user, system: "…"}}', ""),
 }
 """The whole form of a section or an entry, where it is a text and where it is a list."""
+_OF_VALUES: dict[NodePath, dict[type, str]] = {
+    ("dataset", "eval"): {
+        float: "eval: {{fraction: {0}}}",
+        int: "eval: {{limit: {0}, fraction: SHARE}}",
+        str: "eval: {{split: {0}}}",
+        bool: "eval: only, or leave it out",
+    },
+    ("process",): {int: "process: {{groups: {0}}}"},
+    ("evaluate",): {int: "evaluate: {{limit: {0}}}"},
+    ("budget",): {int: "budget: {{max_tokens: {0}}}", float: "budget: {{max_cost: {0}}}"},
+}
+"""The whole form of a section where it is a single value of these types."""
 
 
 def home_of(name: str) -> str:
@@ -84,6 +96,9 @@ def short_form(path: NodePath, node: Node) -> str:
     for_text, for_list = _FORMS.get(pattern, ("", ""))
     if isinstance(node, SequenceNode):
         return f"; write {for_list.format(_first(node))}" if for_list else ""
+    form = _OF_VALUES.get(path, {}).get(type(node.value)) if isinstance(node, ScalarNode) else None
+    if form is not None:
+        return f"; write {form.format(plain(node))}"
     if not isinstance(node, ScalarNode) or not isinstance(node.value, str) or not for_text:
         return ""
     if pattern == ("tools", "*") and ".py:" not in node.value:

@@ -28,7 +28,7 @@ from hermes_rl.spec.reader import check_templates
 from hermes_rl.spec.salvage import Draft, salvage
 from hermes_rl.spec.substitution import substitute
 from hermes_rl.spec.suggest import choices
-from hermes_rl.spec.validate import in_order, validate
+from hermes_rl.spec.validate import Validated, corrected, in_order, validate
 
 if TYPE_CHECKING:
     from hermes_rl.spec.overrides import Overrides
@@ -91,8 +91,7 @@ def load_draft(
     if root is None or unreadable:
         return None, problems  # what could not be read may be what the rest depends on
     loading = _Loading(path.stem, environ, overrides, repository=repository)
-    tree, _ = loading._prepared(loading._overridden(root)[0])
-    return salvage(validate(tree)), problems
+    return salvage(loading.validated(root)[0]), problems
 
 
 def parse_spec(
@@ -224,10 +223,8 @@ class _Loading:
     def finish(self, root: MappingNode | None, problems: list[Problem]) -> Spec:
         if root is None:
             raise SpecError(in_order(problems))
-        root, found = self._overridden(root)
-        tree, more = self._prepared(root)
-        validated = validate(tree, confined=self.confined)
-        spec, problems = validated.spec, in_order([*problems, *found, *more, *validated.problems])
+        validated, more = self.validated(root)
+        spec, problems = validated.spec, in_order([*problems, *more, *validated.problems])
         if spec is None or problems:
             raise SpecError(problems)
         spec._demo = self.demo
@@ -236,17 +233,18 @@ class _Loading:
         spec._policy_key = self.overrides.api_key if self.overrides is not None else None
         return spec
 
-    def _overridden(self, root: MappingNode) -> tuple[MappingNode, list[Problem]]:
-        return (root, []) if self.overrides is None else self.overrides.apply(root, self.mode)
-
-    def _prepared(self, root: MappingNode) -> tuple[MappingNode, list[Problem]]:
-        """Return the tree with name, variables, demo, and absolute paths, and what is wrong so far."""
-        if root.get("name") is None:
-            root = root.having(name=scalar(root.mark, self.default_name))
-        secrets = list(literal_secrets(root))
-        tree, unset = substitute(root, os.environ if self.environ is None else self.environ)
+    def validated(self, root: MappingNode) -> tuple[Validated, list[Problem]]:
+        """Return what becomes of the tree after all passes, and the problems that the passes before the last told."""
+        root, problems = (root, []) if self.overrides is None else self.overrides.apply(root, self.mode)
+        tree, misspelt = corrected(root)
+        assert isinstance(tree, MappingNode)
+        if tree.get("name") is None:
+            tree = tree.having(name=scalar(tree.mark, self.default_name))
+        secrets = list(literal_secrets(tree))
+        tree, unset = substitute(tree, os.environ if self.environ is None else self.environ)
         assert isinstance(tree, MappingNode)
         tree, broken = check_templates(absolute(for_demo(tree) if self.demo else tree))
         assert isinstance(tree, MappingNode)
         outside = () if self.repository is None else leading_out(tree, self.repository.folder)
-        return tree, [*secrets, *unset, *broken, *outside]
+        problems += [*misspelt.values(), *secrets, *unset, *broken, *outside]
+        return validate(tree, confined=self.confined, misspelt=misspelt), problems

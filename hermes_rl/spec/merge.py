@@ -102,9 +102,11 @@ def changes_kind(before: MappingNode, after: MappingNode, path: NodePath) -> boo
 
 
 def expand_shorthand(node: Node, path: NodePath) -> Node:
-    """`wandb: project` and `toolsets: [a]` as the mappings that they stand for."""
+    """`wandb: project`, `state: file.py:Class` and `toolsets: [a]` as the mappings that they stand for."""
     if path == ("wandb",) and isinstance(node, ScalarNode) and isinstance(node.value, str):
         return MappingNode(node.mark, {"project": Entry(node.mark, node)})
+    if path == ("state",) and isinstance(node, ScalarNode) and isinstance(node.value, str):
+        return MappingNode(node.mark, {"python": Entry(node.mark, node)})
     if path == ("toolsets",) and isinstance(node, SequenceNode):
         return MappingNode(node.mark, {"enabled": Entry(node.mark, node)})
     return node

@@ -40,6 +40,7 @@ from hermes_rl.spec.section import (
     Section,
     Seq,
     Size,
+    SystemText,
     freeze,
     is_template,
     thaw,
@@ -351,7 +352,7 @@ Package = Annotated[str, BeforeValidator(_package)]
 class File(Section):
     """A file put into the sandbox: exactly one of content, from, base64."""
 
-    to: str = Field(description="Path in the sandbox, relative to its working directory.")
+    to: SystemText = Field(description="Path in the sandbox, relative to its working directory.")
     content: str | None = Field(None, description="Text of the file.")
     from_: str | None = Field(
         None, alias="from", description="File or folder to copy, below the folder of the spec after symlinks."
@@ -382,18 +383,20 @@ class SandboxSection(Section):
         "bubblewrap",
         description="bubblewrap, docker, modal, daytona, ssh, singularity or none (the bare machine).",
     )
-    image: str | None = Field(
+    image: SystemText | None = Field(
         None, description="Container image; for bubblewrap a folder or archive with a root file system."
     )
-    workdir: str | None = Field(None, description="Working directory in the sandbox; default: its home.")
-    env: Map[EnvText] = Field(EMPTY, description="Environment variables of every command.")
+    workdir: SystemText | None = Field(None, description="Working directory in the sandbox; default: its home.")
+    env: Annotated[Mapping[SystemText, EnvText], AfterValidator(freeze)] = Field(
+        EMPTY, description="Environment variables of every command."
+    )
     python: Seq[Package] = Field(
         (),
         description="Python packages for the default sandbox, as pip names them; installed once, by the machine's pip, "
         "and laid in read-only.",
     )
     files: Annotated[Seq[File], MayTemplate()] = Field((), description="Files in place before setup.")
-    setup: Annotated[Seq[str], MayTemplate()] = Field(
+    setup: Annotated[Seq[SystemText], MayTemplate()] = Field(
         (), description="Commands before the agent starts; one that fails is our failure, not the agent's."
     )
     network: Network = Field(False, description="false: none; true: all; or a list of host names.")
@@ -410,8 +413,8 @@ class SandboxSection(Section):
 class Artifact(Section):
     """Something taken from the sandbox when the agent has ended: exactly one of path, command."""
 
-    path: str | None = Field(None, description="File or folder in the sandbox.")
-    command: str | None = Field(None, description="Command whose standard output is kept.")
+    path: SystemText | None = Field(None, description="File or folder in the sandbox.")
+    command: SystemText | None = Field(None, description="Command whose standard output is kept.")
     lay: bool = Field(True, description="false: it is only kept; fresh sandboxes of rewards do not get it.")
 
 
@@ -483,6 +486,9 @@ class ToolSection(Section):
     state: str | None = Field(
         None, description="Name of an object on the rollout's state, for its public methods; or of one method."
     )
+    process: bool = Field(
+        False, description="For python: the rollout's own process runs it, so that its modules are the rollout's own."
+    )
     mcp: Late[Mcp] | None = Field(None, description="A server that speaks the Model Context Protocol.")
     outside: bool = Field(
         False,
@@ -490,6 +496,22 @@ class ToolSection(Section):
     )
 
 
+class State(Section):
+    """What a rollout's tools act on: one object of a class of the spec."""
+
+    python: str = Field(description="file.py:Class; one object Class(item) per rollout.")
+    process: bool = Field(
+        False,
+        description="true: the object, its tools and the rewards that name `state` are in a process of the rollout's "
+        "own, with modules of its own.",
+    )
+
+
+def _class(value: Any) -> Any:
+    return {"python": value} if isinstance(value, str) else value
+
+
+StateField = Annotated[Late[State], BeforeValidator(_class)]
 ToolsetsField = Annotated[Late[Toolsets], BeforeValidator(_list)]
 NO_TOOLSETS = Toolsets.model_construct()
 
@@ -590,6 +612,17 @@ class Reward(Section):
         "rollout",
         description="rollout: where the agent worked; fresh: a new sandbox with the artifacts laid in.",
     )
+    process: bool = Field(
+        True,
+        description="Run the function in a process of its own, which is ended when it takes too long; false: in the "
+        "runner, for code that shares what it keeps in memory with other rollouts.",
+    )
+    timeout: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds that one call may take; default: 300, and 3600 where it asks a sandbox or a model. One "
+        "that takes longer is ended.",
+    )
 
 
 def _named(value: Any) -> Any:
@@ -615,7 +648,7 @@ def _ending_policy_shape(value: Any) -> str:
 
 
 EndingPolicy = Annotated[
-    Annotated[Literal["grade", "mask", "drop"], Tag("name")] | Annotated[float, Tag("score")],
+    Annotated[Literal["grade", "mask", "drop", "worst"], Tag("name")] | Annotated[float, Tag("score")],
     Discriminator(_ending_policy_shape),
 ]
 
@@ -752,7 +785,10 @@ class Spec(Section):
     tools: Seq[Late[ToolSection]] = Field(
         (), description="Tools of your own: Python functions, state objects, MCP servers."
     )
-    state: str | None = Field(None, description="file.py:Class; one object Class(item) per rollout.")
+    state: StateField | None = Field(
+        None,
+        description="file.py:Class, or {python: file.py:Class, process: true}; one object Class(item) per rollout.",
+    )
     user: Late[User] | None = Field(None, description="A simulated user that answers the agent.")
     distill: Late[Distill] | None = Field(None, description="A teacher whose log-probabilities groups carry.")
     sandbox: Late[SandboxSection] = Field(SandboxSection.model_construct(), description="Where commands run.")
@@ -762,7 +798,9 @@ class Spec(Section):
     score: Late[ScoreRule] = Field(
         ScoreRule.model_construct(), description="What happens to the weighted sum of the rewards."
     )
-    endings: Endings = Field(EMPTY, description="Ending → grade, mask, drop, or a number as score.")
+    endings: Endings = Field(
+        EMPTY, description="Ending → grade, mask, drop, or a number as score; lost → drop or worst."
+    )
     solution: Late[Solution] | None = Field(None, description="What a perfect agent would do.")
     servers: Servers = Field(EMPTY, description="Model servers by role; policy is the model that acts.")
     serve: Late[Serve] = Field(Serve.model_construct(), description="Groups for a trainer.")

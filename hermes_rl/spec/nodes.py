@@ -201,7 +201,15 @@ TEMPLATES = (
     *patterns("sandbox.image", "sandbox.files.**", "sandbox.env.**", "sandbox.limits.**", "user.**"),
 )
 TEXT_FILES = patterns("prompt.system.file", "prompt.user.file", "prompt.messages.*.content.file", "user.system.file")
-CODE = patterns("dataset.generator", "tools.*.python", "user.tools.*.python", "state", "rewards.*.fn", "serve.trainer")
+CODE = patterns(
+    "dataset.generator",
+    "tools.*.python",
+    "user.tools.*.python",
+    "state",
+    "state.python",
+    "rewards.*.fn",
+    "serve.trainer",
+)
 SOURCE_FILES = patterns(
     "sandbox.files.*.from",
     "tools.*.mcp.files.*.from",

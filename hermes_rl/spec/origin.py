@@ -64,7 +64,8 @@ def place(root: Node, path: NodePath, at: str) -> Mark:
     found, key, node = locate(root, path)
     if not found:
         return root.mark._replace(line=1, column=1)
-    return key if at == "key" or len(found) < len(path) else node.mark
+    stands_for = isinstance(node, ScalarNode) and path[:1] == ("state",)  # `state: x` is short for `{python: x}`
+    return key if at == "key" or (len(found) < len(path) and not stands_for) else node.mark
 
 
 def line_mark(node: Node, line: int, near: str | None = None) -> Mark:

@@ -17,6 +17,7 @@ import yaml
 
 from hermes_rl.errors import Problem
 from hermes_rl.spec import nodes
+from hermes_rl.spec.model import Spec
 from hermes_rl.spec.nodes import (
     Block,
     Entry,
@@ -30,7 +31,7 @@ from hermes_rl.spec.nodes import (
     rewrite,
 )
 from hermes_rl.spec.origin import line_mark
-from hermes_rl.spec.section import is_template
+from hermes_rl.spec.section import is_template, keys_at
 from hermes_rl.spec.templates import TemplateError, check_syntax, literal
 
 # --------------------------------------------------------------- Plain scalars: null, booleans, numbers, or text
@@ -113,9 +114,15 @@ def _problem(path: NodePath, node: ScalarNode) -> Problem | None:
         return node.mark.problem("the filter is an expression: leave the braces out")
     if nodes.is_template_place(path):
         return _syntax(node, node.value)
-    if nodes.is_in(path, _LEFT_ALONE):
+    if nodes.is_in(path, _LEFT_ALONE) or _is_unknown(path):
         return None
     return node.mark.problem(f"templates are not rendered here, only in {_WHERE}")
+
+
+def _is_unknown(path: NodePath) -> bool:
+    """Return True below a key that no spec has: that key is what is wrong."""
+    places = (keys_at(Spec, path[:depth]) for depth in range(len(path)))
+    return any(keys and step not in keys for keys, step in zip(places, path, strict=True))
 
 
 def _syntax(node: ScalarNode, source: str) -> Problem | None:
@@ -135,6 +142,9 @@ _BRACES = re.compile(r"\{\{|\{%|\$\{")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _AFTER_SIGN = "\0 \t\r\n\x85\u2028\u2029"
 _UNQUOTED = re.compile(r"expected ',' or '[]}]', but got '.+'|mapping values are not .*|.* cannot start any token")
+_KEY = re.compile(r"[ ]*(?:- +)*(?P<name>[^\s\"'#{}\[\],&*!|>%@`-][^:\"'#{}\[\]]*):(?= |$)")
+"""The first key of a line."""
+_MISPLACED = re.compile(r"mapping values are not .*|expected (<block end>|'<document start>'), but found '<block map.*")
 _QUOTE = 'quote it: "{}"'
 
 
@@ -220,9 +230,30 @@ class _Reader:
         if braces:
             column = braces[-1].start()
             message = f"an unquoted {braces[-1][0]} breaks the flow mapping; quote the whole value"
+        elif written[column : column + 1] == "\t" and not written[:column].strip():
+            message = "a tab cannot indent YAML; use spaces"
+        elif _MISPLACED.fullmatch(message) and (displaced := self._displaced(line, column)):
+            message = displaced
         elif _UNQUOTED.fullmatch(message):
             message += f"; if the {written[column : column + 1] or 'line'} is part of a text, put the text in quotes"
         return Mark(self.source, line + 1, column + 1).problem(message)
+
+    def _displaced(self, line: int, column: int) -> str | None:
+        """Say between which columns a key stands, where that is what is wrong with the first key of a line."""
+        key = _KEY.match(self.lines[line]) if line < len(self.lines) else None
+        if key is None or column > key.end("name"):
+            return None
+        above = ((number, _KEY.match(self.lines[number])) for number in range(line - 1, -1, -1))
+        near = next(((number, match) for number, match in above if match is not None), None)
+        if near is None or near[1].start("name") == key.start("name"):
+            return None
+        number, other = near
+        indent = key.start("name")
+        spaces = "1 space" if indent == 1 else f"{indent} spaces"
+        return (
+            f"`{key['name']}` begins with {spaces}, `{other['name']}` in line {number + 1} with {other.start('name')}: "
+            "keys of one mapping begin in the same column; a text with a colon in it needs quotes"
+        )
 
     def _mark(self, mark: Any) -> Mark:
         return Mark(self.source, mark.line + 1, mark.column + 1)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.endings import OURS, POLICYS
+from hermes_rl.endings import LOST, OURS, POLICYS
 from hermes_rl.errors import UserError
 from hermes_rl.plugins import SANDBOXES, published
 from hermes_rl.server_types import DEFAULT, ServerType, server_type
@@ -207,6 +207,7 @@ def _code(data: dict[str, Any]) -> Iterator[Fault]:
     places: list[tuple[NodePath, Any]] = [
         (("dataset", "generator"), section(data, "dataset").get("generator")),
         (("state",), data.get("state")),
+        (("state", "python"), section(data, "state").get("python")),
     ]
     for owner in (("tools",), ("user", "tools")):
         places.extend(((*path, "python"), section(tool).get("python")) for path, tool in entries(data, *owner))
@@ -214,7 +215,7 @@ def _code(data: dict[str, Any]) -> Iterator[Fault]:
         if isinstance(reference, str):
             file, _, name = reference.rpartition(":")
             if not file.endswith(".py") or not name.isidentifier():
-                kind = "Class" if path == ("state",) else "function"
+                kind = "Class" if path[0] == "state" else "function"
                 yield Fault(path, f"expected file.py:{kind}")
 
 
@@ -228,12 +229,17 @@ def _clamp(data: dict[str, Any]) -> Iterator[Fault]:
 
 def _endings(data: dict[str, Any]) -> Iterator[Fault]:
     names = [str(ending) for ending in POLICYS]
-    for path, _ in entries(data, "endings"):
+    for path, policy in entries(data, "endings"):
         name = str(path[-1])
-        if name in {str(ending) for ending in OURS}:
+        if name == LOST:
+            if policy not in ("drop", "worst"):
+                yield Fault(path, "a member that was given up has no score of its own: expected drop or worst")
+        elif policy == "worst":
+            yield Fault(path, f"`worst` is for `{LOST}`: expected grade, mask, drop, or a number as score")
+        elif name in {str(ending) for ending in OURS}:
             yield Fault(path, f"`{name}` is a failure of ours and never graded", at="key")
         elif name not in names:
-            yield Fault(path, f"there is no ending `{name}`{choices(name, names)}", at="key")
+            yield Fault(path, f"there is no ending `{name}`{choices(name, [*names, LOST])}", at="key")
 
 
 def _solution(data: dict[str, Any]) -> Iterator[Fault]:
@@ -326,8 +332,15 @@ def _env(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(path, message, at="key" if at == "key" else "value")
 
 
+def _pairs(data: dict[str, Any]) -> Iterator[Fault]:
+    process = section(data.get("process"))
+    if process.get("format") == "dpo" and process.get("group_size") == 1:
+        yield Fault(("process", "group_size"), "`format: dpo` pairs two rollouts of a group: write 2 or more")
+
+
 RUN_RULES = (
-    _reasoning, _extra_body, _rewards, _code, _clamp, _endings, _solution, _roles, _teacher, _servers, _urls, _env,
+    _pairs, _reasoning, _extra_body, _rewards, _code, _clamp, _endings, _solution, _roles, _teacher, _servers, _urls,
+    _env,
 )  # fmt: skip
 
 
@@ -434,6 +447,15 @@ def is_below(source: str, folder: Path) -> bool:
 def _artifacts(data: dict[str, Any]) -> Iterator[Fault]:
     for path, artifact in entries(data, "artifacts"):
         yield from exactly_one(artifact, path, ("path", "command"), "an artifact")
+    names = [str(path[-1]) for path, _ in entries(data, "artifacts")]
+    for path, reward in entries(data, "rewards"):
+        if section(reward).get("fn", path[-1]) == "tests_pass":
+            args = section(section(reward).get("args"))
+            applied = args.get("apply")
+            if isinstance(applied, str) and not is_template(applied) and applied not in names:
+                yield Fault((*path, "args", "apply"), f"there is no artifact `{applied}`{choices(applied, names)}")
+            if args.get("reference") == "solution" and not {"turns", "patch"} & section(data.get("solution")).keys():
+                yield Fault((*path, "args", "reference"), "the spec has no `solution` with `turns` or a `patch`")
 
 
 SANDBOX_RULES = (_backend, _bare_machine, _packages, _files, _artifacts)

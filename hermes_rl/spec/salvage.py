@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, NodePath, SequenceNode, scalar
-from hermes_rl.spec.suggest import did_you_mean
 from hermes_rl.spec.validate import Validated, parse_tree
 
 _BY_ENTRY = ("rewards", "tools", "artifacts", "servers")
@@ -62,16 +61,14 @@ def _left(tree: MappingNode, section: str, names: Iterable[str | int]) -> Node:
 def _roles_are_unknown(tree: MappingNode, wrong: list[NodePath]) -> bool:
     """Servers that cannot be read, or stand under a misspelt key: rewards may need any of them."""
     unknown = [str(path[0]) for path in wrong if len(path) == 1 and path[0] not in Spec.model_fields]
-    misspelt = tree.get("servers") is None and any(_means_servers(key, tree.get(key)) for key in unknown)
-    return ("servers",) in wrong or misspelt
+    misnamed = tree.get("servers") is None and any(_has_servers(tree.get(key)) for key in unknown)
+    return ("servers",) in wrong or misnamed
 
 
-def _means_servers(key: str, value: Node | None) -> bool:
-    """Whether an unknown key is like `servers` by its name, or by what stands under it."""
-    if did_you_mean(key, ["servers"]):
-        return True
-    inner = [entry.value for entry in value.entries.values()] if isinstance(value, MappingNode) else []
-    return any(isinstance(one, MappingNode) and not _OF_A_SERVER.isdisjoint(one.entries) for one in inner)
+def _has_servers(section: Node | None) -> bool:
+    """Return True where what stands under an unknown key looks like models."""
+    values = [entry.value for entry in section.entries.values()] if isinstance(section, MappingNode) else []
+    return any(isinstance(value, MappingNode) and not _OF_A_SERVER.isdisjoint(value.entries) for value in values)
 
 
 def _complete(tree: MappingNode) -> MappingNode:

@@ -91,6 +91,7 @@ _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*(:-.*)?\}
 _SHORTHANDS: dict[tuple[str, str], dict[str, Any]] = {
     ("Spec", "toolsets"): {"type": "array", "items": {"type": "string"}},
     ("Spec", "wandb"): {"type": "string"},
+    ("Spec", "state"): {"type": "string"},
     ("Dataset", "eval"): {"const": "only"},
     ("Limits", "memory"): {"type": "string"},
     ("Limits", "disk"): {"type": "string"},

@@ -6,6 +6,7 @@ section says what its keys mean, and `hermes_rl.spec.rules` says which keys go t
 
 from __future__ import annotations
 
+import math
 import re
 import types
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Get
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from hermes_rl.spec.nodes import NodePath
+from hermes_rl.values import is_number, system_bytes
 
 # ---------------------------------------------------------------------- Sizes and durations: ``2GiB``, ``1h30m``
 
@@ -33,9 +35,10 @@ def parse_size(text: str) -> int:
     """Bytes of ``512``, ``2GiB`` (powers of 1024) or ``2GB`` (powers of 1000)."""
     match = _SIZE.fullmatch(text.strip())
     factor = _UNITS.get(match[2].lower()) if match else None
-    if match is None or factor is None:
-        raise ValueError(f"{text!r} is not a size; write bytes, or 512MiB, 2GiB, 2GB")
-    return int(float(match[1]) * factor)
+    size = float(match[1]) * factor if match and factor is not None else math.nan
+    if not is_number(size):
+        raise ValueError(f"{text[:100]!r} is not a size; write bytes, or 512MiB, 2GiB, 2GB")
+    return int(size)
 
 
 def parse_duration(text: str) -> float:
@@ -254,6 +257,14 @@ def _text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
+def _for_system(value: str) -> str:
+    try:
+        system_bytes(value)
+    except ValueError as error:
+        raise wrong(str(error)) from None
+    return value
+
+
 Late = Annotated[T, _BuiltLater()]
 Seq = Annotated[tuple[T, ...], Strict(False)]
 Map = Annotated[Mapping[str, T], AfterValidator(freeze)]
@@ -262,5 +273,6 @@ FreeMap = Annotated[Mapping[str, Any], AfterValidator(freeze)]
 Pair = Annotated[tuple[float, float], Strict(False)]
 Size = Annotated[int, BeforeValidator(_size)]
 Seconds = Annotated[float, BeforeValidator(_duration)]
-EnvText = Annotated[str, BeforeValidator(_text)]
+SystemText = Annotated[str, AfterValidator(_for_system)]
+EnvText = Annotated[SystemText, BeforeValidator(_text)]
 EMPTY: FrozenDict[str, Any] = FrozenDict()

@@ -22,7 +22,7 @@ from hermes_rl.spec.nodes import Entry, MappingNode, Mark, Node, ScalarNode, Seq
 from hermes_rl.spec.overrides import Assignment, Overrides
 from hermes_rl.spec.reader import read_file
 from hermes_rl.spec.section import EMPTY, FreeMap, Section, Seq, wrong
-from hermes_rl.spec.validate import in_order, problem_of
+from hermes_rl.spec.validate import corrected, in_order, problem_of
 
 # ------------------------------------------------------------------------------------------- The form of the file
 
@@ -177,7 +177,9 @@ def load_set(source: str | Path) -> SpecSet:
     for key, entry in root.entries.items():
         if key != "set":
             problems.append(entry.key.problem(f"unknown key `{key}`; a set has the key `set` alone, a spec has others"))
-    tree = _in_full(root.without(*(key for key in root.entries if key != "set")))
+    tree, misspelt = corrected(_in_full(root.without(*(key for key in root.entries if key != "set"))), SetFile)
+    assert isinstance(tree, MappingNode)
+    problems += misspelt.values()
     try:
         body = SetFile.model_validate(plain(tree)).body
     except ValidationError as error:

@@ -8,10 +8,15 @@ from collections.abc import Iterable
 _MOST_CHOICES = 24
 
 
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that this one is a misspelling of, if it is like one."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean x?` or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean `{close[0]}`?" if close else ""
+    meant = closest(name, known)
+    return f"; did you mean `{meant}`?" if meant else ""
 
 
 def choices(name: str, known: Iterable[str]) -> str:

@@ -31,6 +31,7 @@ from pydantic.errors import PydanticUserError
 from hermes_rl.errors import UserError
 from hermes_rl.spec.section import RENDERED, Section, is_template
 from hermes_rl.spec.suggest import did_you_mean
+from hermes_rl.values import read_json
 
 # ----------------------------------------------------------------------- The Jinja environment and its functions
 # Owns what a template can call. How a template becomes a value is in `templates`.
@@ -59,7 +60,7 @@ def fromjson(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return read_json(value)
     except ValueError as error:
         raise FilterArgumentError(f"fromjson: this is not JSON: {error}") from None
 

@@ -5,7 +5,7 @@ Pydantic says what is wrong with a value; this module says where it was written 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ from hermes_rl.spec.nodes import (
 from hermes_rl.spec.origin import Origin, is_secret_key, place
 from hermes_rl.spec.rules import broken_rules
 from hermes_rl.spec.section import keys_at
-from hermes_rl.spec.suggest import choices, did_you_mean
+from hermes_rl.spec.suggest import choices, closest, did_you_mean
 
 _EXPECTED = {
     "int_type": "an integer",
@@ -66,18 +66,50 @@ class Validated(NamedTuple):
     wrong: list[NodePath]
 
 
-def validate(root: MappingNode, *, confined: bool = True) -> Validated:
-    """Check types and rules of a tree; `confined` keeps the sources of files below their folder."""
+def corrected(node: Node, model: type[BaseModel] = Spec, path: NodePath = ()) -> tuple[Node, dict[NodePath, Problem]]:
+    """Return the tree with each misspelt key under the name that it is like, and the problem of each such place.
+
+    So nothing else is told of them than the misspelling: neither that the right key is missing, nor that what stands
+    under the wrong one has no place there.
+    """
+    problems: dict[NodePath, Problem] = {}
+    if isinstance(node, SequenceNode):
+        items = []
+        for index, item in enumerate(node.items):
+            item, below = corrected(item, model, (*path, index))
+            items.append(item)
+            problems |= below
+        return replace(node, items=tuple(items)), problems
+    if isinstance(node, ScalarNode) or nodes.is_row(path):
+        return node, {}
+    known, entries = keys_at(model, path), {}
+    for name, entry in node.entries.items():
+        meant = None if not known or name in known or is_secret_key(name) else closest(name, known)
+        key = meant if meant and meant not in node.entries and meant not in entries else name
+        value, below = corrected(entry.value, model, (*path, key))
+        entries[key] = Entry(entry.key, value)
+        problems |= below
+        if key != name:
+            problems[(*path, key)] = entry.key.problem(f"unknown key `{name}`{choices(name, known)}")
+    return replace(node, entries=entries), problems
+
+
+def validate(root: MappingNode, *, confined: bool = True, misspelt: Collection[NodePath] = ()) -> Validated:
+    """Check types and rules of a tree; `confined` keeps the sources of files below their folder.
+
+    What is wrong below a key that was misspelt is not told: another key may have been meant.
+    """
     tree = rewrite(_prune(root, ()), _mode_as_written)
     assert isinstance(tree, MappingNode)
     tree, spec, errors = _parse(tree)
-    problems = [problem for error in errors if (problem := problem_of(tree, error)) is not None]
     wrong = [locate(tree, error["loc"])[0] or error["loc"][:1] for error in errors]
+    clear = [error for error, path in zip(errors, wrong, strict=True) if not _is_below(path, misspelt)]
+    problems = [problem for error in clear if (problem := problem_of(tree, error)) is not None]
     data = plain(tree)
     folder_of = (lambda path: locate(tree, path)[2].mark.source.folder) if confined else None
     for fault in broken_rules(data, folder_of):
         wrong.append(fault.path)
-        if not _is_broken(tree, fault.path):
+        if not _is_broken(tree, fault.path) and not _is_below(fault.path, misspelt):
             problems.append(place(tree, fault.path, fault.at).problem(fault.message))
     if spec is None or problems:
         return Validated(tree, None, problems, wrong)
@@ -130,6 +162,10 @@ def _prune(node: Node, path: NodePath) -> Node:
             continue
         entries[key] = Entry(entry.key, _prune(entry.value, here))
     return replace(node, entries=entries)
+
+
+def _is_below(path: NodePath, places: Collection[NodePath]) -> bool:
+    return any(path[: len(place)] == place for place in places)
 
 
 def _is_broken(tree: Node, path: NodePath) -> bool:

@@ -7,23 +7,40 @@ a quoted passage calls nothing.
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 from hermes_rl.errors import UserError
-from hermes_rl.plugins import did_you_mean
+from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
+from hermes_rl.foreign.process import current_runner
+from hermes_rl.foreign.stand_ins import lives_in_runner
+from hermes_rl.plugins import Code, did_you_mean
 from hermes_rl.tokens.hub import without_advice
 from hermes_rl.tokens.parsers import Parsed, ParsedCall, Status, load_parser, parse_ids
-from hermes_rl.tokens.parsers.base import made, quoted
-from hermes_rl.tokens.rendering import RendererRefused, RendererSettings, for_template
+from hermes_rl.tokens.parsers.base import Quotes, made
+from hermes_rl.tokens.rendering import RendererRefused, RendererSettings, for_template, read_aside
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools
 from hermes_rl.tokens.transcript import Branch, Guard, ids
 
+log = logging.getLogger(__name__)
+
 _TAIL = 256
 """How many tokens of a prompt a family gets: it looks back only to the end of the last turn."""
+FEW_TOKENS = 512
+FEW_CHARACTERS = 1 << 13
+"""Up to which a turn is read in the runner, in the square of its length."""
+MARK = "<"
+"""What all marks of calls have in common; a text without it is read in proportion to its length."""
+PARSE_SECONDS = 2.0
+"""For a turn that is read in a process of its own."""
+_PART = 1 << 40
+"""From here on are ids of tokens that are parts of a character; no vocabulary has that many."""
 _STATUS = {
     "ok": Status.OK,
     "invalid_json": Status.INVALID_JSON,
@@ -76,19 +93,23 @@ def require_family(name: str) -> str:
     return wanted
 
 
+def _made(family: str, tokenizer: Any, retention: str | None) -> Any:
+    from renderers import config_from_name, create_renderer
+
+    config = config_from_name(family)
+    return create_renderer(tokenizer, config.model_copy(update={"thinking_retention": retention} if retention else {}))
+
+
 class FamilyRenderer:
     """See `rendering.Renderer`."""
 
     def __init__(self, family: str, tokenizer: Tokenizer, settings: RendererSettings) -> None:
-        from renderers import config_from_name, create_renderer
-
         self.name = family
         self.tokenizer = tokenizer
         self._adapter = _FamilyTokenizer(tokenizer)
-        retention = {"thinking_retention": settings.thinking_retention} if settings.thinking_retention else {}
+        self._retention = settings.thinking_retention
         try:
-            config = config_from_name(family)
-            self._renderer = create_renderer(self._adapter, config.model_copy(update=retention))
+            self._renderer = _made(family, self._adapter, self._retention)
             stops = self._renderer.get_stop_token_ids()
         except (AssertionError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise RendererRefused(
@@ -122,37 +143,90 @@ class FamilyRenderer:
             return None
         return ids(bridged.token_ids[size:])
 
-    def parse(self, completion: Sequence[int], prompt: Sequence[int], tools: Tools | None) -> Parsed:
+    async def parse(self, completion: Sequence[int], prompt: Sequence[int], tools: Tools | None) -> Parsed:
         if self._parser is not None:
-            return parse_ids(self._parser, self.tokenizer, completion, prompt, self.stop_ids, tools)
+            work = partial(parse_ids, self._parser, self.tokenizer, completion, prompt, self.stop_ids, tools)
+            return await read_aside(work, len(completion))
         said, before = list(completion), list(prompt[-_TAIL:])
+        text = await read_aside(partial(self.tokenizer.decode, said), len(said))
+        listed = list(tools) if tools else None
+        few = len(said) <= FEW_TOKENS and len(text) <= FEW_CHARACTERS
         try:
-            found = self._renderer.parse_response(said, tools=list(tools) if tools else None, prompt_ids=before)
-        except (ValueError, TypeError, KeyError, LookupError, AttributeError, RecursionError):
-            return Parsed(self.tokenizer.decode(said))
-        return self._read(found, said)
+            if few or MARK not in text:
+                found = await read_aside(partial(_response, self._renderer, said, before, listed), len(said))
+            else:
+                found = await self._apart(said, before, listed)
+        except (
+            *(ValueError, TypeError, KeyError, LookupError, AttributeError, RecursionError),
+            *(EndedError, ForeignError),
+        ) as error:
+            log.info("a turn is text alone, the renderer %s cannot read it: %s", self.name, error)
+            return Parsed(text)
+        return await read_aside(partial(self._read, found, said), len(said))
 
-    def _read(self, found: Any, said: list[int]) -> Parsed:
+    async def _apart(self, said: list[int], before: list[int], tools: list[Any] | None) -> dict[str, Any]:
+        """Let a process read a turn: what the package does may take the square of its length."""
+        tokens, texts = await read_aside(partial(self._adapter.by_token, [*before, *said]), len(said))
+        given = {
+            "family": self.name,
+            "retention": self._retention,
+            "tokenizer": self._adapter,
+            "texts": texts,
+            "said": tokens[len(before) :],
+            "before": tokens[: len(before)],
+            "tools": tools,
+        }
+        return dict(await POOL.call(_RESPONSE, given, "hermes_rl.plugins:itself", PARSE_SECONDS))
+
+    def _read(self, found: dict[str, Any], said: list[int]) -> Parsed:
         calls: list[ParsedCall] = []
         aside: list[str] = []
-        done = 0
-        for one in found.tool_calls:
-            start, end = one.token_span or (done, done)
-            before, after = self.tokenizer.decode(said[done:start]), self.tokenizer.decode(said[end:])
-            if one.token_span and quoted(before.rpartition("</think>")[2], after):
-                aside.append(self.tokenizer.decode(said[start:end]))
-                continue
+        spans = [one["span"] for one in found["calls"] if one["span"]]
+        cuts = sorted({0, len(said), *(place for span in spans for place in span)})
+        pieces = {place: self.tokenizer.decode(said[place:end]) for place, end in pairwise(cuts)}
+        places = dict(zip(cuts, accumulate(map(len, pieces.values()), initial=0), strict=True))
+        text, begun = "".join(pieces.values()), 0
+        quotes = Quotes(text)
+        for one in found["calls"]:
+            if one["span"]:
+                start, end = (places[place] for place in one["span"])
+                thought = text.rfind("</think>", begun, start)
+                if thought >= 0:
+                    begun = thought + len("</think>")
+                    quotes.begin(begun)
+                if quotes.quoted(start, end):
+                    aside.append(text[start:end])
+                    begun = start
+                    continue
+                begun = end
+                quotes.begin(end)
             calls.append(_call(one))
-            done = end
-        content = "\n".join([found.content or "", *aside]) if aside else found.content or ""
-        return Parsed(content, found.reasoning_content or None, calls)
+        content = "\n".join([found["content"], *aside]) if aside else found["content"]
+        return Parsed(content, found["reasoning"], calls)
 
 
-def _call(one: Any) -> ParsedCall:
-    status = _STATUS.get(str(one.status.value), Status.MALFORMED)
+def _response(renderer: Any, said: list[int], before: list[int], tools: list[Any] | None) -> dict[str, Any]:
+    """Return what the package reads in a turn, as plain values."""
+    found = renderer.parse_response(said, tools=tools, prompt_ids=before)
+    calls = [
+        {
+            "raw": one.raw,
+            "name": one.name,
+            "arguments": one.arguments,
+            "span": one.token_span,
+            "status": str(one.status.value),
+            "id": one.id,
+        }
+        for one in found.tool_calls
+    ]
+    return {"content": found.content or "", "reasoning": found.reasoning_content or None, "calls": calls}
+
+
+def _call(one: dict[str, Any]) -> ParsedCall:
+    status = _STATUS.get(one["status"], Status.MALFORMED)
     if status is not Status.OK:
-        return ParsedCall(one.raw, status, one.name or "", id=one.id)
-    return made(one.raw, one.name, one.arguments, one.id)
+        return ParsedCall(one["raw"], status, one["name"] or "", id=one["id"])
+    return made(one["raw"], one["name"], one["arguments"], one["id"])
 
 
 def _plain(message: Any) -> dict[str, Any]:
@@ -163,6 +237,7 @@ def _plain(message: Any) -> dict[str, Any]:
     return prepared
 
 
+@lives_in_runner(f"{__name__}:TokenizerApart")
 class _FamilyTokenizer:
     """Our tokenizer in the form that the package wants. It encodes texts between the breaks of the guard in force."""
 
@@ -173,6 +248,30 @@ class _FamilyTokenizer:
         self.unk_token_id = None
         self.eos_token_id = None
         self.bos_token = None
+        self._texts: dict[int, str] = {}
+
+    def stand_in_fields(self) -> dict[str, Any]:
+        return {"name_or_path": self.name_or_path}
+
+    def by_token(self, tokens: list[int]) -> tuple[list[int], dict[int, str]]:
+        """Return the tokens and the text of each, such that texts in a row are the text of these tokens.
+
+        Where a character has several tokens, the first of them has its text; these get ids of their own.
+        """
+        for token in set(tokens) - self._texts.keys():
+            self._texts[token] = self.decode(token)
+        renamed = list(tokens)
+        texts = {token: self._texts[token] for token in set(tokens)}
+        for parts, places in groupby(range(len(tokens)), lambda place: "\ufffd" in self._texts[tokens[place]]):
+            if parts:
+                row = list(places)
+                whole = self.decode([tokens[place] for place in row])
+                for place in row:
+                    renamed[place] = _PART + place
+                    texts[_PART + place] = whole if place == row[0] else ""
+        if "".join(texts[token] for token in renamed) != self.decode(tokens):
+            raise ValueError(f"{self.name_or_path} decodes tokens otherwise beside others")
+        return renamed, texts
 
     @contextmanager
     def guarded(self, guard: Guard) -> Iterator[None]:
@@ -194,3 +293,44 @@ class _FamilyTokenizer:
             return [self.convert_tokens_to_ids(token) for token in tokens]
         found = self._tokenizer.encode(tokens)
         return found[0] if len(found) == 1 else None
+
+
+# ----------------------------------------------------------------------------------- In a process of foreign code
+
+
+class TokenizerApart:
+    """Stands for a `_FamilyTokenizer`: it is asked for ids, and the texts of the tokens of a turn came with them."""
+
+    unk_token_id = eos_token_id = bos_token = None
+
+    def __init__(self, number: int, name_or_path: str) -> None:
+        self._number = number
+        self.name_or_path = name_or_path
+        self.texts: dict[int, str] = {}
+
+    def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
+        return list(current_runner().ask(self._number, "encode", text))
+
+    def decode(self, token_ids: Any, **_: Any) -> str:
+        return "".join(map(self.texts.__getitem__, [token_ids] if isinstance(token_ids, int) else token_ids))
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        return current_runner().ask(self._number, "convert_tokens_to_ids", tokens)
+
+
+def parse_response(
+    family: str,
+    retention: str | None,
+    tokenizer: TokenizerApart,
+    texts: dict[int, str],
+    said: list[int],
+    before: list[int],
+    tools: list[Any] | None,
+) -> dict[str, Any]:
+    """Read a turn in a process of foreign code."""
+    tokenizer.texts = texts
+    return _response(_made(family, tokenizer, retention), said, before, tools)
+
+
+parse_response.imports = ("renderers",)  # type: ignore[attr-defined]
+_RESPONSE = Code.of(f"{__name__}:parse_response")

@@ -20,7 +20,8 @@ from urllib.parse import urlsplit
 
 from jinja2 import TemplateError
 
-from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, TokenizerUnavailable, Tools, encodable
+from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, TokenizerUnavailable, Tools
+from hermes_rl.values import whole_text
 
 _IMPORTING = Lock()
 """A library that another thread is importing cannot be used yet."""
@@ -47,11 +48,11 @@ class HubTokenizer:
 
     def encode(self, text: str) -> list[int]:
         if self._engine is not None:
-            (encoded,) = self._engine.encode_batch_fast([encodable(text)], add_special_tokens=False)
+            (encoded,) = self._engine.encode_batch_fast([whole_text(text)], add_special_tokens=False)
             return list(encoded.ids)
         # The wrapper sets padding and truncation in each call, which two threads must not do at once.
         with self._lock:
-            return list(self._tokenizer.encode(encodable(text), add_special_tokens=False))
+            return list(self._tokenizer.encode(whole_text(text), add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
         with self._lock:

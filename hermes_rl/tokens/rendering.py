@@ -8,16 +8,18 @@ choice between the two is made in `hermes_rl.tokens.load`.
 from __future__ import annotations
 
 import functools
-import json
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from hermes_rl.errors import UserError
+from hermes_rl.threads import one_at_a_time
 from hermes_rl.tokens.parsers import Parsed, Parser, parse_ids, parser_for
 from hermes_rl.tokens.tokenizer import Messages, TemplateRefused, Tokenizer, Tools
 from hermes_rl.tokens.transcript import Branch, Guard, RenderedPrompt, Transcript, ids
+from hermes_rl.values import read_bounded
 
 # -------------------------------------------------------------------------- Messages as chat templates want them
 # Owns the keys and values that templates read. Leaves rendering to the renderers.
@@ -68,8 +70,8 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(function, Mapping):
         return dict(call)
     try:
-        arguments = json.loads(function.get("arguments") or "{}")
-    except (TypeError, ValueError, RecursionError):
+        arguments = read_bounded(function.get("arguments") or "{}")
+    except (TypeError, ValueError):
         return dict(call)
     if not isinstance(arguments, dict):
         return dict(call)
@@ -108,6 +110,16 @@ class RendererSettings:
         )
 
 
+IN_THREAD = 4096
+"""Tokens of a turn from which on it is read in a thread."""
+T = TypeVar("T")
+
+
+async def read_aside(work: Callable[[], T], size: int) -> T:
+    """Read a turn of so many tokens in a thread where that takes a while."""
+    return work() if size <= IN_THREAD else await one_at_a_time(work)
+
+
 class Renderer(Protocol):
     """Tokens of one model's conversations. Safe to use from several threads."""
 
@@ -130,7 +142,7 @@ class Renderer(Protocol):
         """Return the tokens to append to a branch so that the model answers `new`; None: the template rewrites it."""
         ...
 
-    def parse(self, completion: Sequence[int], prompt: Sequence[int], tools: Tools | None) -> Parsed:
+    async def parse(self, completion: Sequence[int], prompt: Sequence[int], tools: Tools | None) -> Parsed:
         """Parse what the model said; never raises. The end of `prompt` is enough."""
         ...
 
@@ -301,8 +313,9 @@ class TemplateRenderer:
             return suffix  # the model did not sample the end of a cut turn, so the end is context
         return suffix[1:] if suffix[0] == branch.tokens[-1] else None
 
-    def parse(self, completion: Sequence[int], prompt: Sequence[int], tools: Tools | None) -> Parsed:
-        return parse_ids(self.parser, self.tokenizer, completion, prompt, self.stop_ids, tools)
+    async def parse(self, completion: Sequence[int], prompt: Sequence[int], tools: Tools | None) -> Parsed:
+        work = partial(parse_ids, self.parser, self.tokenizer, completion, prompt, self.stop_ids, tools)
+        return await read_aside(work, len(completion))
 
     def _join(self, branch: Branch, new: Messages, tools: Tools | None) -> Join:
         spoken = [one for one in branch.history.snapshots if one.role == "assistant"]

@@ -17,6 +17,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hermes_rl.errors import UserError
+from hermes_rl.values import whole_text
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -73,11 +74,6 @@ class Tokenizer(Protocol):
         ...
 
 
-def encodable(text: str) -> str:
-    """Replace the lone surrogates of a text, which have no UTF-8 form, by replacement characters."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
 # ------------------------------------------------------------------------------------------- The small tokenizer
 # Owns the loading of `small/`, and the rendering of its template in the environment that transformers gives to
 # templates. `scripts/train_small_tokenizer.py` makes the files.
@@ -103,7 +99,7 @@ class SmallTokenizer:
 
     def encode(self, text: str) -> list[int]:
         # Only this call leaves out the place of each token in the text, which would take a quarter of the time.
-        (encoded,) = self._engine.encode_batch_fast([encodable(text)], add_special_tokens=False)
+        (encoded,) = self._engine.encode_batch_fast([whole_text(text)], add_special_tokens=False)
         return list(encoded.ids)
 
     def decode(self, ids: Sequence[int]) -> str:

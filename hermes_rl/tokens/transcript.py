@@ -19,9 +19,10 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from hermes_rl.tokens.tokenizer import Messages, Tokenizer, Tools
+if TYPE_CHECKING:
+    from hermes_rl.tokens.tokenizer import Messages, Tokenizer, Tools
 
 # ------------------------------------ Sequences: tokens, which of them were sampled, and their log-probabilities
 # Owns the compact form in memory, 4 bytes per token and 8 more per sampled one, and the form in files: at most 16 bytes
@@ -409,7 +410,7 @@ def _canonical(calls: tuple[Call, ...]) -> list[tuple[str, str]]:
 
 def _canonical_arguments(arguments: Any) -> str:
     try:
-        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments  # NaN and null are not the same
         return json.dumps(parsed, sort_keys=True, default=str)
     except (ValueError, RecursionError):
         return str(arguments)

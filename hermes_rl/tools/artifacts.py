@@ -16,13 +16,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox.base import Sandbox
+from hermes_rl.sandbox.base import FileInfo, Sandbox
 
 # ------------------------------------------------------------ git that runs nothing of what the agent configured
 # A repository's configuration names programs: file system monitors, filters, hooks, differs. Here `git` is a shell
 # function that reads the repository's objects, references and index through a folder of its own with a configuration of
 # its own; only keys that say how the repository is stored and compared are taken over. Nothing of a home or system is
-# read.
+# read. The copy of the index keeps its time (`cp -p`): by that git knows which files it has to read, because they were
+# changed in the second in which the index was written.
 
 _CORE = "repositoryformatversion|filemode|symlinks|ignorecase|autocrlf|eol"
 KEPT = rf"^(core\.({_CORE})|extensions\.(objectformat|refstorage))$"
@@ -59,7 +60,7 @@ git() {{
       if [ -e "$_top/.git/$_name" ]; then ln -s "$_top/.git/$_name" "$_own/$_name"; fi
     done
     for _name in HEAD index; do
-      if [ -f "$_top/.git/$_name" ]; then cp "$_top/.git/$_name" "$_own/$_name"; fi
+      if [ -f "$_top/.git/$_name" ]; then cp -p "$_top/.git/$_name" "$_own/$_name"; fi
     done
     ( cd / && HOME=$_clean_git command git config --file "$_top/.git/config" --get-regexp '{KEPT}' ) |
     while read -r _key _value; do
@@ -190,6 +191,9 @@ async def _files(
         inner = pending.pop()
         folder = f"{request.path}/{inner}" if inner else request.path
         for info in await sandbox.list_dir(folder, limit=MOST_FILES):
+            if info.name in ("", ".", "..") or "/" in info.name or "\0" in info.name:
+                # Only where a backend lists by programs of the image, which the agent may have replaced.
+                raise OSError(errno.EINVAL, f"no file can be named {info.name!r}", folder)
             path = f"{inner}/{info.name}" if inner else info.name
             if info.kind == "directory":
                 budget.spend(0)  # it takes a look of its own
@@ -223,28 +227,82 @@ class Laid:
     """The artifacts in a fresh sandbox, and what each of their files has replaced there."""
 
     replaced: dict[str, ArtifactFile | None] = field(default_factory=dict)
-    """Absolute path → the file that was there before, if any."""
+    """Absolute path → the file that was there before, if any. A file that had to make room for a folder of the agent,
+    and each file of a folder that had to make room for one of its files, is an entry of its own."""
 
     async def lay(self, sandbox: Sandbox, artifacts: Mapping[str, TakenArtifact]) -> None:
-        """Write all files of artifacts to where they belong. What was removed by the agent stays there."""
+        """Write all files of artifacts to where they belong. What was removed by the agent stays there.
+
+        Raises:
+            OSError: one cannot be written there, which is the agent's doing.
+        """
+        folders = set[str]()
         for artifact in artifacts.values():
             for file in artifact.files:
                 path = sandbox.resolve(f"{artifact.target}/{file.path}" if file.path else artifact.target)
-                self.replaced[path] = await _there(sandbox, path)
-                await sandbox.write_file(path, file.data, file.mode)
+                await self._make_room(sandbox, path, folders)
+                await _write(sandbox, path, file)
 
     async def withdraw(self, sandbox: Sandbox, path: str) -> None:
-        """Take one file away again, and bring back what was there before."""
+        """Take one file away again, and bring back what was there before. Raises `OSError` where that cannot be."""
         before = self.replaced.pop(path)
-        if before is None:
+        blocking = await _not_a_folder(sandbox, path, set())
+        info = await _present(sandbox, blocking)
+        if before is not None:
+            if info is not None and (blocking != path or info.kind == "directory"):
+                await sandbox.remove(blocking)
+            await _write(sandbox, path, before)
+        elif blocking == path and info is not None and info.kind != "directory":
             await sandbox.remove(path)
-        else:
-            await sandbox.write_file(path, before.data, before.mode)
+
+    async def _make_room(self, sandbox: Sandbox, path: str, folders: set[str]) -> None:
+        """Note what the file at `path` replaces, and remove what cannot be written over."""
+        blocking = await _not_a_folder(sandbox, path, folders)
+        info = await _present(sandbox, blocking)
+        if info is not None and info.kind == "directory":
+            try:
+                request = ArtifactRequest("", path=blocking)
+                below = [file async for file in _files(sandbox, request, _Budget(), timeout=0)]
+            except _TooMuchError as error:
+                raise OSError(errno.ENOTEMPTY, f"a folder is there that holds {error}", path) from error
+            self.replaced.update({f"{blocking}/{file.path}": file for file in below})
+        elif info is not None and info.kind == "file":
+            self.replaced[blocking] = ArtifactFile("", await sandbox.read_file(blocking), info.mode)
+        self.replaced.setdefault(path, None)
+        if info is not None and (blocking != path or info.kind == "directory"):
+            await sandbox.remove(blocking)
 
 
-async def _there(sandbox: Sandbox, path: str) -> ArtifactFile | None:
+async def _not_a_folder(sandbox: Sandbox, path: str, folders: set[str]) -> str:
+    """Return what keeps `path` from being a file: the first above it that is no folder, or itself.
+
+    `folders` are those that are known, and those that are met.
+    """
+    above = ""
+    for name in path.strip("/").split("/")[:-1]:
+        above = f"{above}/{name}"
+        if above in folders:
+            continue
+        info = await _present(sandbox, above)
+        if info is None:
+            break
+        if info.kind != "directory":
+            return above
+        folders.add(above)
+    return path
+
+
+async def _present(sandbox: Sandbox, path: str) -> FileInfo | None:
     try:
-        info = await sandbox.stat(path)
-        return ArtifactFile(path, await sandbox.read_file(path), info.mode)
-    except FileNotFoundError:
+        return await sandbox.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+async def _write(sandbox: Sandbox, path: str, file: ArtifactFile) -> None:
+    """Write a file, also over one that its owner may not write to."""
+    try:
+        await sandbox.write_file(path, file.data, file.mode)
+    except OSError:
+        await sandbox.remove(path)
+        await sandbox.write_file(path, file.data, file.mode)

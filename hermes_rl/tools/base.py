@@ -36,23 +36,16 @@ from hermes_rl.tools.staging import Staging
 # ------------------------------------------------ Mistakes in a call: recorded, told to the model, never a crash
 
 
-@dataclass(frozen=True)
-class ToolError:
-    """One call that failed by the policy's doing or by the tool's own; the rollout goes on."""
-
-    turn: int
-    """Counts from 1."""
-    tool_name: str
-    arguments: str
-    """As the model wrote them; an object is written as JSON."""
-    error: str
-    """What happened, for people; may hold more than the model was told."""
-    tool_result: str
-    """What the model was told."""
-
-
 class ToolInputError(Exception):
     """The arguments of a call are not what the tool takes; the message is meant for the model."""
+
+
+class ToolFailedError(Exception):
+    """A tool raised or hung. The message is for the model, `detail` for the record."""
+
+    def __init__(self, message: str, detail: str) -> None:
+        super().__init__(message)
+        self.detail = detail
 
 
 # ------------------------------------------------------------------------- Answers: JSON texts of a bounded size
@@ -134,14 +127,40 @@ class ListedProcess:
         return int(time.monotonic() - self.began)
 
 
+MOST_LISTED = 32
+"""Background processes of a rollout whose output is held for it."""
+LISTED_OUTPUT = 4 * OUTPUT_LIMIT
+"""Bytes that are held of the output of each."""
+
+
 class ProcessTable:
     """Each rollout has its own, so that an id of another rollout means nothing here."""
 
     def __init__(self) -> None:
         self._entries: dict[str, ListedProcess] = {}
+        self._begun = self._starting = 0
+
+    @contextmanager
+    def room(self) -> Iterator[None]:
+        """Keep a place for a process that the block starts; `ToolInputError` where as many run as may be.
+
+        What processes write lies in the runner's memory, so that no rollout may have it hold any number of them. The
+        oldest one that has ended is forgotten for the new one.
+        """
+        if len(self._entries) + self._starting >= MOST_LISTED:
+            ended = next((entry.id for entry in self._entries.values() if entry.status == "exited"), None)
+            if ended is None:
+                raise ToolInputError(f"{MOST_LISTED} processes run in the background already; end one of them first")
+            del self._entries[ended]
+        self._starting += 1
+        try:
+            yield
+        finally:
+            self._starting -= 1
 
     def add(self, command: str, cwd: str, process: BackgroundProcess) -> ListedProcess:
-        entry = ListedProcess(f"proc_{len(self._entries) + 1}", command, cwd, process)
+        self._begun += 1
+        entry = ListedProcess(f"proc_{self._begun}", command, cwd, process)
         self._entries[entry.id] = entry
         return entry
 
@@ -152,7 +171,12 @@ class ProcessTable:
         """Return the process with this id; raises `ToolInputError` that names those there are."""
         if identity not in self._entries:
             known = ", ".join(self._entries) or "none"
-            raise ToolInputError(f"no process has the session_id {identity!r} (there are: {known})")
+            dropped = (
+                f"; of those that have ended, only the last of {MOST_LISTED} are kept"
+                if self._begun > len(self._entries)
+                else ""
+            )
+            raise ToolInputError(f"no process has the session_id {identity!r} (there are: {known}{dropped})")
         return self._entries[identity]
 
 
@@ -241,6 +265,11 @@ class Tool(ABC):
         """The tool as OpenAI's chat API takes it: ``{"type": "function", "function": {…}}``."""
         return function_schema(self.name, self.description, self.parameters)
 
+    @functools.cached_property
+    def has_patterns(self) -> bool:
+        """Whether its parameters are matched with regular expressions, each of which may take for ever."""
+        return _has_patterns(self.parameters)
+
     @abstractmethod
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
         """Act, and answer in text (JSON for the built-in tools).
@@ -248,6 +277,13 @@ class Tool(ABC):
         `args` are checked against `parameters` already. Raises `ToolInputError` for arguments that cannot
         be used; a `Failure` ends the rollout; any other exception becomes an error that the model is told.
         """
+
+
+def _has_patterns(schema: object) -> bool:
+    if isinstance(schema, dict):
+        own = isinstance(schema.get("pattern"), str) or "patternProperties" in schema
+        return own or any(map(_has_patterns, schema.values()))
+    return isinstance(schema, list) and any(map(_has_patterns, schema))
 
 
 @dataclass(frozen=True)
@@ -370,6 +406,8 @@ class ToolRuntime:
         self.config = sandbox or SandboxConfig()
         self.toolkit = toolkit or Toolkit()
         self.state = state
+        self.process: Any = None
+        """The `RolloutProcess` of the rollout, where the spec has one."""
         self.todos: list[dict[str, str]] = []
         self.processes = ProcessTable()
         self.shell = ShellState()
@@ -381,6 +419,8 @@ class ToolRuntime:
         """What was taken of the sandbox when the agent had ended."""
         self.laid = Laid()
         """The artifacts that lie in this sandbox, where it is a fresh one for a reward."""
+        self.fault: str | None = None
+        """What the agent has left that is in the way of every look into this sandbox; None: nothing."""
         self.time_left: TimeLeft | None = None
         """Of the commands of rewards; None: as long as each takes."""
         self.start_seconds = 0.0
@@ -412,6 +452,18 @@ class ToolRuntime:
     def killed_by_agent(self) -> bool:
         """True when the sandbox is gone because of the agent's own commands."""
         return self._sandbox is not None and self._sandbox.killed_by_agent
+
+    def overslept(self, waited: float) -> bool:
+        """Whether the sandbox's lifetime is over by the agent's doing, although nothing ran in it.
+
+        It is where the agent, which waited for others for `waited` seconds, used most of the lifetime up itself, as
+        by long answers. From then on the sandbox says the same.
+        """
+        lifetime, sandbox = self.config.lifetime, self._sandbox
+        if sandbox is None or lifetime is None or not sandbox.expired or waited > lifetime / 2:
+            return False
+        sandbox.blame_agent()
+        return True
 
     async def sandbox(self) -> Sandbox:
         """Return the rollout's sandbox, started on first use; raises `SandboxFailure` when that fails."""

@@ -156,19 +156,24 @@ def find_tool(name: str) -> Tool:
     return tools[name]
 
 
-def toolkit_of(schemas: Sequence[dict[str, Any]], names: Collection[str] | None = None) -> Toolkit:
+def toolkit_of(
+    schemas: Sequence[dict[str, Any]], names: Collection[str] | None = None, among: Toolkit | None = None
+) -> Toolkit:
     """Return the toolkit behind a list of schemas: the one that it carries, else built-in tools under these schemas.
 
     Args:
         schemas: as a server is given them.
         names: the tools to keep; None keeps all.
+        among: where tools are looked for before the built-in ones.
 
     Raises:
         UserError: there is no built-in tool of such a name.
     """
     if isinstance(schemas, Schemas):
         return schemas.toolkit.only(names)
-    return Toolkit([find_tool(schema["function"]["name"]) for schema in schemas], schemas).only(names)
+    known = among or Toolkit()
+    tools = [known.get(name := schema["function"]["name"]) or find_tool(name) for schema in schemas]
+    return Toolkit(tools, schemas).only(names)
 
 
 def check_toolsets(names: Sequence[str]) -> None:

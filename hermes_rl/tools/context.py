@@ -2,26 +2,34 @@
 
 Owns the bridge from the threads in which rewards run to the event loop that the sandbox belongs to, and
 the answers that rewards read. What the agent did wrong (a file that is not there, a command that fails) is
-in the answer; what we did wrong is raised."""
+in the answer, or an `OSError` that is an `AgentFault` too: a reward that does not expect it is 0, with the reason. What
+we did wrong is raised as a failure. A file is read whole, so only up to a bound."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hermes_rl.errors import SandboxFailure, UserError
-from hermes_rl.sandbox.base import Sandbox
-from hermes_rl.threads import wait_for_loop
+from hermes_rl.errors import AgentFault, SandboxFailure, UserError
+from hermes_rl.foreign.stand_ins import lives_in_runner
+from hermes_rl.sandbox.base import CommandResult, Sandbox
+from hermes_rl.sandbox.forwarding import forwarded
+from hermes_rl.sandbox.listener import Message
+from hermes_rl.threads import may_wait_for, wait_for_loop
 from hermes_rl.tools.base import Toolkit, ToolRuntime, find_runtime, own_runtimes
 from hermes_rl.tools.catalogue import toolsets
 from hermes_rl.tools.execute import execute_calls
 from hermes_rl.tools.search import Query, search
 from hermes_rl.tools.staging import Staging
+from hermes_rl.values import read_json
+
+T = TypeVar("T")
 
 # -------------------------- Copying folders between this machine and a sandbox, byte by byte and without a shell
 
@@ -33,9 +41,9 @@ async def upload_tree(
     if replace:
         await staging.clear(sandbox, remote)
     await staging.make_dir(sandbox, remote)
-    for path in await asyncio.to_thread(_inside, local):
+    for path in await _of_this_machine(_inside, local):
         target = f"{remote}/{path.relative_to(local)}"
-        content = await asyncio.to_thread(_content, path)
+        content = await _of_this_machine(_content, path)
         if content is None:
             await staging.make_dir(sandbox, target)
         else:
@@ -43,19 +51,39 @@ async def upload_tree(
             yield target, len(content[0])
 
 
-async def download_tree(sandbox: Sandbox, remote: str, local: Path) -> AsyncIterator[tuple[str, int]]:
-    """Copy a folder out of the sandbox, regular files and folders only; path there and size of each file."""
-    entries = await sandbox.list_dir(remote)
-    await asyncio.to_thread(local.mkdir, parents=True, exist_ok=True)
-    for info in entries:
-        source = f"{sandbox.resolve(remote)}/{info.name}"
-        if info.kind == "directory":
-            async for found in download_tree(sandbox, source, local / info.name):
-                yield found
-        elif info.kind == "file":
-            data = await sandbox.read_file(source)
-            await asyncio.to_thread((local / info.name).write_bytes, data)
-            yield source, len(data)
+async def download_tree(
+    sandbox: Sandbox, remote: str, local: Path, limit: int | None = None
+) -> AsyncIterator[tuple[str, int]]:
+    """Copy a folder out of the sandbox, regular files and folders only; path there and size of each file.
+
+    `limit` are the bytes that all of it may have; None is no bound. Raises `OSError` (EFBIG) where it has more.
+    """
+    left = limit
+    pending = [(sandbox.resolve(remote), local)]
+    while pending:
+        folder, into = pending.pop()
+        entries = await sandbox.list_dir(folder)
+        await asyncio.to_thread(into.mkdir, parents=True, exist_ok=True)
+        for info in entries:
+            source = f"{folder}/{info.name}"
+            if info.kind == "directory":
+                pending.append((source, into / info.name))
+            elif info.kind == "file":
+                data = await (sandbox.read_file(source) if left is None else sandbox.read_file(source, limit=left))
+                left = None if left is None else left - len(data)
+                await asyncio.to_thread((into / info.name).write_bytes, data)
+                yield source, len(data)
+
+
+class _OfThisMachineError(OSError):
+    """A file of this machine cannot be read, which is no doing of the agent."""
+
+
+async def _of_this_machine(read: Callable[[Path], T], path: Path) -> T:
+    try:
+        return await asyncio.to_thread(read, path)
+    except OSError as error:
+        raise _OfThisMachineError(error.errno, error.strerror, error.filename) from error
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -73,8 +101,6 @@ def _content(path: Path) -> tuple[bytes, int] | None:
 
 # -------------------------------------------------------------------------------- context
 
-T = TypeVar("T")
-
 
 TIMED_OUT = 124
 """Exit code of a command for which there was no time, as `timeout` has it."""
@@ -82,20 +108,54 @@ KILLED = 137
 """Exit code of a command in a sandbox that is gone: 128 + SIGKILL, as a shell has it."""
 
 
-FULL = frozenset({errno.ENODEV, errno.ENOSPC, errno.EDQUOT})
-"""What the agent does by using up its disk, or by ending its sandbox."""
+READ_BYTES = 16 << 20
+"""Bytes of a file that a reward gets at most, where it asks for no other limit: files of the agent are read whole, and
+by many rewards at a time."""
+DOWNLOAD_BYTES = 1 << 30
+"""Bytes of a folder that are copied to this machine's disk at most."""
 
 
-class KilledByAgentError(OSError):
+UNTOUCHED = "/untouched"
+"""What the name of a sandbox ends with that `ToolContext.untouched` opened."""
+REMEMBERED = 10_000
+"""Values that rewards have found out about sandboxes of a description, the newest ones."""
+_remembered: dict[tuple[str, str], Any] = {}
+
+
+class KilledByAgentError(AgentFault, OSError):
     """The agent's own commands ended the sandbox: there is nothing to look at, and rewards are to see that."""
 
     def __init__(self) -> None:
         super().__init__(errno.ENODEV, "the agent's own commands ended its sandbox")
 
+    def __reduce__(self) -> tuple[type[KilledByAgentError], tuple[()]]:
+        return KilledByAgentError, ()
+
     def __str__(self) -> str:
         return str(self.strerror)
 
 
+@cache
+def _of_the_agent(kind: type[OSError]) -> type[OSError]:
+    """Return the class of errors that rewards catch as `kind`, and that are the agent's doing where they do not."""
+
+    def text(error: OSError) -> str:
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else str(error.strerror)
+
+    def reduced(error: OSError) -> tuple[Callable[..., OSError], tuple[Any, ...]]:
+        return agents_error, (kind, error.errno, error.strerror, error.filename)
+
+    body: dict[str, Any] = {"__str__": text, "__reduce__": reduced, "__doc__": "What the agent left is in the way."}
+    kinds: tuple[type, ...] = (AgentFault, kind)
+    return type(kind.__name__, kinds, body)
+
+
+def agents_error(kind: type[OSError], number: int, problem: str, filename: str | None) -> OSError:
+    """Make an error of this kind that is the agent's doing where a reward does not catch it."""
+    return _of_the_agent(kind)(number, problem, filename)  # type: ignore[arg-type]  # classes are hashable
+
+
+@lives_in_runner("hermes_rl.foreign.stand_ins:ContextStandIn")
 class ToolContext:
     """The sandbox of the rollout `task_id`, for as long as that rollout lives.
 
@@ -107,39 +167,85 @@ class ToolContext:
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
 
+    def stand_in_fields(self) -> dict[str, str]:
+        """Return what stands for it in a process of foreign code is told at once."""
+        return {"task_id": self.task_id}
+
     def terminal(self, command: str, timeout: float = 180) -> dict[str, Any]:
         """Run a shell command: ``{"exit_code", "output"}``, and ``"timed_out"`` where it was killed.
 
         It has no more time than `agent.task_timeout` leaves to the rewards of a rollout.
         """
+        return self._run(timeout, lambda sandbox, seconds: sandbox.run(command, timeout=seconds), _answer)
+
+    def terminal_heard(self, command: str, timeout: float = 180) -> dict[str, Any]:
+        """Run a shell command as `terminal` does, and add ``"heard"``: what its processes said on `REPORT_FD`.
+
+        It is a list of (process id, text), and None where more was said than is heard.
+        """
+
+        def answer(done: tuple[CommandResult, list[Message] | None]) -> dict[str, Any]:
+            return {**_answer(done[0]), "heard": done[1]}
+
+        heard = self._run(timeout, lambda sandbox, seconds: sandbox.run_heard(command, timeout=seconds), answer)
+        return {"heard": [], **heard}
+
+    def terminal_apart(
+        self, command: str, *, here: Sequence[str], there: Sequence[str], timeout: float = 180
+    ) -> dict[str, Any]:
+        """Run a command in this `untouched` sandbox as `terminal_heard` does, beside two that speak with each other.
+
+        Meanwhile what `here`, a program in this sandbox, writes to its standard output is the standard input of
+        `there`, a program in the sandbox that this one was opened from, and the other way round. Add ``"seconds"``.
+        """
+        other = find_runtime(self.task_id.removesuffix(UNTOUCHED)) if self.task_id.endswith(UNTOUCHED) else None
+        if other is None:
+            raise UserError("terminal_apart is for a sandbox of `untouched`, while that it was opened from is there")
+
+        async def run(sandbox: Sandbox, seconds: float) -> tuple[CommandResult, list[Message] | None]:
+            self._require_no_fault(other)
+            async with forwarded(sandbox, here, await other.sandbox(), there):
+                return await sandbox.run_heard(command, timeout=seconds)
+
+        def answer(done: tuple[CommandResult, list[Message] | None]) -> dict[str, Any]:
+            return {**_answer(done[0]), "heard": done[1], "seconds": done[0].duration}
+
+        return {"heard": [], "seconds": 0.0, **self._run(timeout, run, answer)}
+
+    def _run(
+        self,
+        timeout: float,
+        run: Callable[[Sandbox, float], Awaitable[T]],
+        answer: Callable[[T], dict[str, Any]],
+    ) -> dict[str, Any]:
         left = self.runtime.time_left
         if left is not None and left.seconds <= 0:
             return {"exit_code": TIMED_OUT, "output": "agent.task_timeout is used up", "timed_out": True}
 
         async def work(sandbox: Sandbox) -> dict[str, Any]:
             if left is None:
-                result = await sandbox.run(command, timeout=timeout)
-            else:
-                with left.spent():
-                    result = await sandbox.run(command, timeout=min(timeout, left.seconds))
-            answer = {"exit_code": result.exit_code, "output": result.output}
-            return answer | ({"timed_out": True} if result.timed_out else {})
+                return answer(await run(sandbox, timeout))
+            with left.spent():
+                return answer(await run(sandbox, min(timeout, left.seconds)))
 
         try:
             return self._on_sandbox(work)
         except KilledByAgentError as error:
             return {"exit_code": KILLED, "output": str(error)}
 
-    def read_file(self, path: str) -> dict[str, Any]:
-        """Return the text of a file as it is: ``{"content"}``; where it cannot be read, ``""`` and an ``"error"``."""
+    def read_file(self, path: str, limit: int = READ_BYTES) -> dict[str, Any]:
+        """Return the text of a file as it is: ``{"content"}``; where it cannot be read, ``""`` and an ``"error"``.
+
+        One of more than `limit` bytes cannot be read.
+        """
         try:
-            return {"content": self.read_bytes(path).decode("utf-8", "replace")}
+            return {"content": self.read_bytes(path, limit).decode("utf-8", "replace")}
         except OSError as error:
             return {"content": "", "error": f"{path}: {error.strerror}"}
 
-    def read_bytes(self, path: str) -> bytes:
-        """Return the bytes of a file; raises `OSError`."""
-        return self._on_sandbox(lambda sandbox: sandbox.read_file(path))
+    def read_bytes(self, path: str, limit: int = READ_BYTES) -> bytes:
+        """Return the bytes of a file; raises `OSError`, with EFBIG where there are more than `limit`."""
+        return self._on_sandbox(lambda sandbox: sandbox.read_file(path, limit=limit))
 
     def write_file(self, path: str, content: str | bytes, mode: int | None = None) -> dict[str, Any]:
         """Put a file in place, whatever is there; it is taken away again by `restore`."""
@@ -156,8 +262,8 @@ class ToolContext:
         """Return what was kept of the sandbox under this name: a file, or what a command printed.
 
         Raises:
-            OSError: it could not be taken from the agent's sandbox, with the reason.
-            UserError: the spec has no such artifact, or it is a folder.
+            OSError: it could not be taken from the agent's sandbox, or is a folder there, with the reason.
+            UserError: the spec has no such artifact.
         """
         artifacts = self.runtime.artifacts
         if name not in artifacts:
@@ -165,9 +271,10 @@ class ToolContext:
             raise UserError(f"the spec has no artifact {name!r} (there are: {known})")
         found = artifacts[name]
         if found.problem is not None:
-            raise OSError(errno.ENODATA, found.problem, f"artifact {name}")
+            raise _of_the_agent(OSError)(errno.ENODATA, found.problem, f"artifact {name}")
         if len(found.files) != 1 or found.files[0].path:
-            raise UserError(f"the artifact {name!r} is a folder; read its files in the fresh sandbox")
+            problem = "it is a folder, whose files are in the fresh sandbox"
+            raise _of_the_agent(IsADirectoryError)(errno.EISDIR, problem, f"artifact {name}")
         return found.files[0].data
 
     def resolve(self, path: str) -> str:
@@ -201,6 +308,22 @@ class ToolContext:
                 await laid.withdraw(sandbox, sandbox.resolve(path))
 
         self._on_sandbox(work)
+
+    def recall(self, key: str) -> Any:
+        """Return what was remembered under this key for sandboxes of the same description; None where nothing was."""
+        return _remembered.get((self._description(), key))
+
+    def remember(self, key: str, value: Any) -> None:
+        """Remember a value of JSON for all sandboxes of this description, for as long as this process lives."""
+        _remembered[self._description(), key] = value
+        while len(_remembered) > REMEMBERED:
+            _remembered.pop(next(iter(_remembered)), None)
+
+    def _description(self) -> str:
+        config = self.runtime.config
+        said = config.backend, config.image, config.workdir, config.packages, sorted(config.env.items()), config.setup
+        files = [(file.to, hashlib.sha256(file.data).hexdigest()) for file in config.files]
+        return hashlib.sha256(repr((said, files)).encode("utf-8", "surrogatepass")).hexdigest()
 
     def search(self, query: str, path: str = ".") -> dict[str, Any]:
         """Lines that match a regular expression, as the tool `search_files` answers."""
@@ -238,9 +361,9 @@ class ToolContext:
 
         try:
             return {"files": self._on_sandbox(work)}
+        except _OfThisMachineError:
+            raise
         except OSError as error:
-            if error.errno not in FULL:
-                raise
             return {"files": 0, "error": f"{remote}: {error.strerror}"}
 
     def upload_dir(self, local: str | Path, remote: str) -> list[dict[str, Any]]:
@@ -258,32 +381,35 @@ class ToolContext:
 
         try:
             self._on_sandbox(work)
+        except _OfThisMachineError:
+            raise
         except OSError as error:
-            if error.errno not in FULL:
-                raise
             done.append(_not_uploaded(1, f"{remote}: {error.strerror}"))
         return done
 
-    def download_file(self, remote: str, local: str | Path) -> dict[str, Any]:
-        """Copy a file of the sandbox to this machine, byte by byte; ``"success"`` says whether it was there."""
+    def download_file(self, remote: str, local: str | Path, limit: int = READ_BYTES) -> dict[str, Any]:
+        """Copy a file of the sandbox to this machine, byte by byte; ``"success"`` says whether it was there.
+
+        One of more than `limit` bytes is not copied.
+        """
         try:
-            data = self.read_bytes(remote)
+            data = self.read_bytes(remote, limit)
         except OSError as error:
             return {"success": False, "error": f"{remote}: {error.strerror}"}
         Path(local).parent.mkdir(parents=True, exist_ok=True)
         Path(local).write_bytes(data)
         return {"success": True, "bytes": len(data)}
 
-    def download_dir(self, remote: str, local: str | Path) -> list[dict[str, Any]]:
+    def download_dir(self, remote: str, local: str | Path, limit: int = DOWNLOAD_BYTES) -> list[dict[str, Any]]:
         """Copy a folder of the sandbox to this machine: for each file what `download_file` answers, and its path there.
 
-        A folder that is not there, or has no file, is one answer without success. Symlinks are left out: they could
-        point anywhere.
+        A folder that is not there, or has no file, is one answer without success. Where all files have more than
+        `limit` bytes, the last answer is without success. Symlinks are left out: they could point anywhere.
         """
         done: list[dict[str, Any]] = []
 
         async def work(sandbox: Sandbox) -> None:
-            async for path, size in download_tree(sandbox, remote, Path(local)):
+            async for path, size in download_tree(sandbox, remote, Path(local), limit):
                 done.append({"success": True, "bytes": size, "path": path})
 
         try:
@@ -304,9 +430,18 @@ class ToolContext:
                 f"the rollout has no tool {name!r}, so a reward cannot call it: add its toolset to the toolsets that "
                 "are enabled"
             )
+        self._require_no_fault(runtime)
         call = {"id": "reward", "function": {"name": name, "arguments": args}}
         outcomes = self._wait(runtime, execute_calls([call], toolkit, runtime, turn=0))
         return outcomes[0].content
+
+    def play(self, turns: Sequence[Mapping[str, Any]]) -> None:
+        """Make the tool calls of these turns, as a spec's `solution` has them, and end as an agent ends."""
+        for turn in turns:
+            for call in turn.get("tools") or ():
+                self.call_tool(call["name"], call.get("args") or {})
+        runtime = self.runtime
+        self._wait(runtime, runtime.settle())
 
     @contextmanager
     def staged(self) -> Iterator[None]:
@@ -327,7 +462,7 @@ class ToolContext:
     def untouched(self) -> Iterator[ToolContext]:
         """Open a new sandbox as the spec describes it, for the block; nothing of the rollout is in it."""
         own = self.runtime
-        name = f"{self.task_id}/untouched"
+        name = self.task_id + UNTOUCHED
         fresh = ToolRuntime(own.config, task_id=name, toolkit=own.toolkit, factory=own.factory, loop=own.loop)
         try:
             yield ToolContext(name)
@@ -367,6 +502,7 @@ class ToolContext:
     def _on_sandbox(self, work: Callable[[Sandbox], Awaitable[T]]) -> T:
         """Work on the sandbox; one that the agent killed is an answer (`KilledByAgentError`), not our failure."""
         runtime = self.runtime
+        self._require_no_fault(runtime)
 
         async def run() -> T:
             return await work(await runtime.sandbox())
@@ -377,13 +513,22 @@ class ToolContext:
             if failure.ending.graded:
                 raise KilledByAgentError from failure
             raise
+        except OSError as error:
+            if isinstance(error, _OfThisMachineError) or error.errno is None:
+                raise
+            kind: Any = type(error)
+            raise _of_the_agent(kind)(error.errno, error.strerror, error.filename) from error
+
+    def _require_no_fault(self, runtime: ToolRuntime) -> None:
+        if runtime.fault is not None:
+            raise AgentFault(runtime.fault)
 
     def _wait(self, runtime: ToolRuntime, work: Coroutine[Any, Any, T]) -> T:
         loop = runtime.loop
         if loop is None or not loop.is_running():
             work.close()
             raise UserError(f"task {self.task_id!r}: the event loop of its sandbox is not running")
-        if _current_loop() is loop:
+        if not may_wait_for(loop):
             work.close()
             raise UserError(
                 "ToolContext was used on the event loop's own thread, where it would wait for itself; call it "
@@ -411,6 +556,12 @@ def _not_uploaded(exit_code: int, problem: str) -> dict[str, Any]:
     return {"exit_code": exit_code, "output": problem, "bytes_written": 0, "error": problem}
 
 
+def _answer(result: CommandResult) -> dict[str, Any]:
+    answer = {"exit_code": result.exit_code, "output": result.output}
+    answer |= {"timed_out": True} if result.timed_out else {}
+    return answer | ({"truncated": True} if result.truncated else {})
+
+
 async def _itself(sandbox: Sandbox) -> Sandbox:
     return sandbox
 
@@ -422,13 +573,6 @@ def _relative(sandbox: Sandbox, path: str) -> str:
 def _value(answer: str) -> Any:
     """Return the value of a tool's JSON; text that is none as it is."""
     try:
-        return json.loads(answer)
+        return read_json(answer)
     except ValueError:
         return answer
-
-
-def _current_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

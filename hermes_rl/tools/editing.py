@@ -40,6 +40,23 @@ class Span:
     text: str
 
 
+@dataclass(frozen=True)
+class LooseMatch:
+    """Where lines are that were not copied to the letter."""
+
+    start: int
+    end: int
+    indent: str | None
+    """Of its first line, to which what takes its place is moved; None: that stays as it is."""
+    cut: bool
+    """The line break at its end is not part of it."""
+
+    def span(self, old: str, new: str) -> Span:
+        """Return what `new` is there in place of `old`; raises `NoMatchError` where that would be too much."""
+        text = new if self.indent is None else _reindented(new, old, self.indent)
+        return Span(self.start, self.end, text.removesuffix("\n") if self.cut else text)
+
+
 def replace(text: str, old: str, new: str, *, everywhere: bool = False) -> str:
     """`text` with `old` replaced by `new`; raises `NoMatchError` unless it is there once, or `everywhere`."""
     if not old:
@@ -49,15 +66,18 @@ def replace(text: str, old: str, new: str, *, everywhere: bool = False) -> str:
     crlf = only_crlf(text)
     plain, old, new = (unix(part) if crlf else part for part in (text, old, new))
     count = plain.count(old)
-    spans = [] if count else find_lines(plain, old, new)
-    times = count or len(spans)
+    places = [] if count else find_lines(plain, old)
+    times = count or len(places)
     if not times:
         raise NoMatchError(f"old_string was not found in the file{_nearest(plain, old)}")
     if times > 1 and not everywhere:
         raise NoMatchError(f"old_string is in the file {times} times; add lines around it, or set replace_all=true")
-    added = count * (len(new) - len(old)) + sum(len(span.text) for span in spans)
-    if added > MOST_ADDED:
-        raise NoMatchError(f"the file would grow by {added} characters; at most {MOST_ADDED} are taken")
+    _require_room(count * (len(new) - len(old)) + len(places) * len(new))
+    spans, added = [], 0
+    for place in places:
+        spans.append(place.span(old, new))
+        added += len(spans[-1].text)
+        _require_room(added)
     changed = plain.replace(old, new) if count else apply(plain, spans)
     return changed.replace("\n", "\r\n") if crlf else changed
 
@@ -71,8 +91,13 @@ def unix(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-def find_lines(text: str, old: str, new: str) -> list[Span]:
-    """Where the lines of `old` are, by the strictest lenient way that finds them, each with what `new` is there.
+def _require_room(added: int) -> None:
+    if added > MOST_ADDED:
+        raise NoMatchError(f"the file would grow by {added} characters; at most {MOST_ADDED} are taken")
+
+
+def find_lines(text: str, old: str) -> list[LooseMatch]:
+    """Where the lines of `old` are, by the strictest lenient way that finds them.
 
     Nothing is found in a text of more than `LENIENT_CHARACTERS` or `LENIENT_LINES`: each line is looked at three times.
     """
@@ -80,9 +105,9 @@ def find_lines(text: str, old: str, new: str) -> list[Span]:
         return []
     lines = text.split("\n")
     for normal, reindent in ((str.rstrip, False), (str.strip, True), (_folded, True)):
-        spans = _by_lines(lines, old, new, normal, reindent=reindent)
-        if spans:
-            return spans
+        places = _by_lines(lines, old, normal, reindent=reindent)
+        if places:
+            return places
     return []
 
 
@@ -95,7 +120,7 @@ def apply(text: str, spans: list[Span]) -> str:
     return "".join([*parts, text[end:]])
 
 
-def _by_lines(lines: list[str], old: str, new: str, normal: Callable[[str], str], *, reindent: bool) -> list[Span]:
+def _by_lines(lines: list[str], old: str, normal: Callable[[str], str], *, reindent: bool) -> list[LooseMatch]:
     wanted = [normal(line) for line in old.removesuffix("\n").split("\n")]
     if not any(wanted):
         return []
@@ -104,25 +129,23 @@ def _by_lines(lines: list[str], old: str, new: str, normal: Callable[[str], str]
     whole, part = "\n".join(["", *normals, ""]), "\n".join(["", *wanted, ""])
     begins = list(accumulate((len(line) + 1 for line in normals), initial=0))
     starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
-    spans, size = [], len(wanted)
+    places, size = [], len(wanted)
     at = whole.find(part)
     while at != -1:
         i = bisect_left(begins, at)
-        put = _reindented(new, old, lines[i]) if reindent else new
-        if old.endswith("\n") and i + size < len(lines):
-            spans.append(Span(starts[i], starts[i + size], put))
-        else:
-            spans.append(Span(starts[i], starts[i + size] - 1, put.removesuffix("\n")))
+        cut = not (old.endswith("\n") and i + size < len(lines))
+        places.append(LooseMatch(starts[i], starts[i + size] - cut, _indent(lines[i]) if reindent else None, cut))
         at = whole.find(part, begins[i + size])
-    return spans
+    return places
 
 
-def _reindented(new: str, old: str, found: str) -> str:
-    """Return `new` moved as far as the first line found is from the first line of `old`."""
-    have, want = _indent(old.split("\n", 1)[0]), _indent(found)
+def _reindented(new: str, old: str, want: str) -> str:
+    """Return `new` moved as far as the indentation wanted is from that of the first line of `old`."""
+    have = _indent(old.split("\n", 1)[0])
     if have == want:
         return new
     lines = new.split("\n")
+    _require_room(len(want) * len(lines) + len(new))
     return "\n".join(want + line.removeprefix(have) if line.strip() else line for line in lines)
 
 
@@ -155,15 +178,16 @@ def _nearest(text: str, old: str) -> str:
 #     *** Move File: old -> new
 #     *** End Patch
 
-_HEADER = re.compile(r"\*\*\*\s*(Update|Add|Delete|Move)\s+File:\s*(.+?)\s*$")
-_MOVE_TO = re.compile(r"\*\*\*\s*Move\s+to:\s*(.+?)\s*$")
-_HINT = re.compile(r"@@\s*(.*?)\s*(?:@@.*)?$")
+# What is repeated is taken whole (`*+`), and blanks at an end are stripped: a line of nothing but blanks is read once.
+_HEADER = re.compile(r"\*\*\*\s*+(Update|Add|Delete|Move)\s++File:\s*+(?=\S)(.*)")
+_MOVE_TO = re.compile(r"\*\*\*\s*+Move\s++to:\s*+(?=\S)(.*)")
 
 
-MOST_WORK = 1 << 32
-"""Hunks times characters of the file that they are looked for in; a few seconds."""
-LENIENT_WORK = 1 << 25
-"""The same, for looking for lines that were not copied to the letter."""
+MOST_WORK = 1 << 30
+"""Hunks times characters of the file that they are looked for in; about a second."""
+LENIENT_WORK = 1 << 24
+"""The same for hunks that were not copied to the letter, where each line counts as `LINE_WORK` characters more."""
+LINE_WORK = 32
 
 
 class PatchFormError(Exception):
@@ -204,7 +228,7 @@ def parse(patch: str) -> list[Change]:
     for line in _body(patch):
         header = _HEADER.match(line)
         if header:
-            changes.append(_change(header.group(1).lower(), header.group(2)))
+            changes.append(_change(header.group(1).lower(), header.group(2).rstrip()))
         elif changes:
             _take(changes[-1], line)
         elif line.strip():
@@ -224,14 +248,25 @@ def update(text: str, hunks: list[Hunk]) -> str:
         raise NoMatchError(f"{len(hunks)} hunks are too many for a file of this size; make several patches of it")
     crlf = only_crlf(text)
     text = unix(text) if crlf else text
-    lenient = len(hunks) * len(text) <= LENIENT_WORK
-    position = 0
+    position, search = 0, LenientSearch()
     for number, hunk in enumerate(hunks, 1):
         try:
-            text, position = _apply(text, hunk, position, lenient=lenient)
+            text, position = _apply(text, hunk, position, search)
         except NoMatchError as error:
             raise NoMatchError(f"hunk {number}: {error}") from None
     return text.replace("\n", "\r\n") if crlf else text
+
+
+class LenientSearch:
+    """Looks for lines that were not copied to the letter, as long as that does not take too long in all."""
+
+    def __init__(self) -> None:
+        self._left = LENIENT_WORK
+
+    def places(self, text: str, old: str) -> list[LooseMatch]:
+        """Return where the lines are; nothing where too much has been looked through already."""
+        self._left -= len(text) + LINE_WORK * text.count("\n")
+        return find_lines(text, old) if self._left >= 0 else []
 
 
 def added(change: Change) -> str:
@@ -265,10 +300,9 @@ def _take(change: Change, line: str) -> None:
     """Add a line below a header to the change."""
     moved = _MOVE_TO.match(line)
     if moved and change.kind == "update":
-        change.target = moved.group(1)
+        change.target = moved.group(1).rstrip()
     elif line.startswith("@@") and change.kind == "update":
-        hint = _HINT.match(line)
-        change.hunks.append(Hunk(hint.group(1) if hint else ""))
+        change.hunks.append(Hunk(line[2:].partition("@@")[0].strip()))
     elif change.kind in {"update", "add"} and not line.startswith(("\\", "*** End of File")):
         if not change.hunks:
             change.hunks.append(Hunk())
@@ -277,15 +311,17 @@ def _take(change: Change, line: str) -> None:
         raise PatchFormError(f"{change.kind} of {change.path}: unexpected line {line[:80]!r}")
 
 
-def _apply(text: str, hunk: Hunk, position: int, *, lenient: bool) -> tuple[str, int]:
+def _apply(text: str, hunk: Hunk, position: int, search: LenientSearch) -> tuple[str, int]:
     """Return the text after one hunk, and the offset from which the next is looked for."""
     start = _after_hint(text, hunk.hint, position)
     if not hunk.before:
         return _insert(text, hunk, start if hunk.hint else len(text))
     span = _whole_lines(text, hunk, start)
-    if span is None and lenient:
-        spans = find_lines(text, "\n".join(hunk.before), "\n".join(hunk.after))
-        span = next((span for span in spans if span.start >= start), spans[0] if spans else None)
+    if span is None:
+        old, new = "\n".join(hunk.before), "\n".join(hunk.after)
+        places = search.places(text, old)
+        place = next((place for place in places if place.start >= start), places[0] if places else None)
+        span = place.span(old, new) if place is not None else None
     if span is None:
         raise NoMatchError(f"its lines were not found, beginning with {hunk.before[0][:80]!r}")
     end = span.end

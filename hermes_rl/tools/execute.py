@@ -8,22 +8,25 @@ what is neither the model's nor the tool's doing leaves it: a `Failure`, a mista
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import errno
 import json
 import re
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hermes_rl.errors import HermesRLError, SandboxFailure
-from hermes_rl.plugins import did_you_mean
+from hermes_rl.errors import HermesRLError, SandboxFailure, ToolError
+from hermes_rl.foreign.pool import POOL, EndedError, ForeignError
+from hermes_rl.plugins import Code, did_you_mean
+from hermes_rl.threads import one_at_a_time
 from hermes_rl.tools.base import (
     CALL_TIMEOUT,
     RESULT_LIMIT,
     Tool,
-    ToolError,
+    ToolFailedError,
     ToolInputError,
     Toolkit,
     ToolRuntime,
@@ -32,6 +35,7 @@ from hermes_rl.tools.base import (
     describe,
     error_json,
 )
+from hermes_rl.values import NESTED, read_bounded, too_deep
 
 # ----------------------------------------------------------- Arguments: reading, checking, and a few conversions
 # Owns reading the JSON, checking it against the tool's JSON Schema, and the few conversions that spare a
@@ -62,42 +66,123 @@ TYPES: dict[str, tuple[type, ...]] = {
 
 _SHAPE = frozenset({"properties", "patternProperties", "additionalProperties"})
 """Keys by which a schema says which parameters an object has."""
+MOST_PROBLEMS = 20
+"""Problems of a call that the model is told of; then it is not checked any further."""
+MOST_STEPS = 100_000
+"""Values that are checked of a call, each as often as a branch of the schema takes a look at it."""
+FEW_STEPS = 1_000
+"""The same on the event loop; a call that needs more is checked in a thread."""
+SHORT = 1 << 14
+"""Characters of arguments up to which they are read on the event loop."""
+PATTERN_SECONDS = 1.0
+"""For checking a call of a tool whose schema has regular expressions, each of which may take for ever."""
+SHOWN = 80
+PLACE = 200
 MOST_REFERENCES = 32
 """Steps from one ``$ref`` to the next."""
 
 
 def read_arguments(raw: object) -> dict[str, Any]:
     """Return the JSON object that the model wrote; raises `ToolInputError` for anything else."""
-    if isinstance(raw, str):
-        try:
-            raw = json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise ToolInputError(f"the arguments are not valid JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise ToolInputError(f"the arguments must be a JSON object, not {_kind(raw)}")
-    return raw
+    try:
+        value = read_bounded(raw) if isinstance(raw, str) else raw
+    except ValueError as error:
+        raise ToolInputError(f"the arguments {error}") from None
+    if value is raw and too_deep(value):
+        raise ToolInputError(f"the arguments {NESTED}")
+    if not isinstance(value, dict):
+        raise ToolInputError(f"the arguments must be a JSON object, not {_kind(value)}")
+    return value
+
+
+async def checked_arguments(raw: object, tool: Tool) -> dict[str, Any]:
+    """Read and check arguments of a tool, beside the event loop where that may take long.
+
+    Raises:
+        ToolInputError: what is wrong with them.
+    """
+    schema = tool.parameters
+    if tool.has_patterns:
+        return await _checked_apart(raw if isinstance(raw, str) else json.dumps(raw, default=str), schema)
+    if not isinstance(raw, str) or len(raw) <= SHORT:
+        with contextlib.suppress(_TooManyStepsError):
+            return _checked(read_arguments(raw), schema, FEW_STEPS)
+    return await one_at_a_time(lambda: check_arguments(read_arguments(raw), schema))
 
 
 def check_arguments(arguments: dict[str, Any], schema: Schema) -> dict[str, Any]:
-    """Return the arguments converted to `schema`; raises `ToolInputError` with everything that is wrong."""
+    """Return the arguments converted to `schema`; raises `ToolInputError` with what is wrong."""
+    try:
+        return _checked(arguments, schema, MOST_STEPS)
+    except _TooManyStepsError:
+        raise ToolInputError("the arguments are too large to be checked; give less in one call") from None
+
+
+async def _checked_apart(raw: str, schema: Schema) -> dict[str, Any]:
+    """Check arguments in a process that can be ended: a regular expression holds all threads of its own."""
+    given = {"raw": raw, "schema": schema}
+    try:
+        said = await POOL.call(
+            Code.of(f"{__name__}:answer_checked"), given, "hermes_rl.plugins:itself", PATTERN_SECONDS
+        )
+    except (EndedError, ForeignError) as error:
+        raise ToolInputError(f"the arguments cannot be checked against the tool's schema: {error}") from error
+    if "problem" in said:
+        raise ToolInputError(said["problem"])
+    checked: dict[str, Any] = json.loads(said["checked"])
+    return checked
+
+
+def answer_checked(raw: str, schema: Schema) -> dict[str, str]:
+    """Check arguments in a process of foreign code; says what they are as JSON, or the problem."""
+    try:
+        return {"checked": json.dumps(check_arguments(read_arguments(raw), schema))}
+    except ToolInputError as error:
+        return {"problem": str(error)}
+
+
+def _checked(arguments: dict[str, Any], schema: Schema, steps: int) -> dict[str, Any]:
     problems: list[str] = []
     try:
-        checked = _Check(schema, problems).object(arguments, schema, "")
+        checked = _Check(_Work(schema, steps), problems).object(arguments, schema, "")
     except RecursionError:
         raise ToolInputError("the tool's schema refers to itself without end, so nothing can be checked") from None
     if problems:
-        raise ToolInputError("; ".join(problems))
+        raise ToolInputError("; ".join(problems[:MOST_PROBLEMS]))
     return checked
+
+
+class _TooManyStepsError(Exception):
+    """Checking takes longer than it may."""
+
+
+@dataclass
+class _Work:
+    """What all parts of a check share."""
+
+    root: Schema
+    left: int
+    """Steps that may still be taken."""
+    resolved: dict[int, tuple[Any, Schema]] = field(default_factory=dict)
+    """Parts of the schema with all that they refer to, by the id of the part."""
+
+    def step(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise _TooManyStepsError
 
 
 class _Check:
     """One pass over a value; problems are collected, so that the model can mend them all at once."""
 
-    def __init__(self, root: Schema, problems: list[str]) -> None:
-        self.root = root
+    def __init__(self, work: _Work, problems: list[str]) -> None:
+        self.work = work
         self.problems = problems
 
     def value(self, value: Any, schema: Schema, where: str) -> Any:
+        self.work.step()
+        if len(self.problems) >= MOST_PROBLEMS:
+            return value
         schema = self._resolved(schema)
         if "anyOf" in schema or "oneOf" in schema:
             return self._any(value, schema.get("anyOf") or schema["oneOf"], where)
@@ -123,12 +208,17 @@ class _Check:
             return value
         inner = [*first, *[rest if isinstance(rest, Mapping) else {}] * (len(value) - len(first))]
         checked = [
-            self.value(item, one, f"{where}[{i}]") for i, (item, one) in enumerate(zip(value, inner, strict=False))
+            self.value(item, one, _inside(where, f"[{i}]"))
+            for i, (item, one) in enumerate(zip(value, inner, strict=False))
         ]
         if schema.get("uniqueItems") is True:
-            twice = [item for i, item in enumerate(checked) if any(_same(item, one) for one in checked[:i])]
-            if twice:
-                self._wrong(where, f"must have no item twice, and has {_shown(twice[0])} more than once")
+            seen: set[object] = set()
+            for item in checked:
+                same = isinstance(item, bool), _frozen(item)
+                if same in seen:
+                    self._wrong(where, f"must have no item twice, and has {_shown(item)} more than once")
+                    break
+                seen.add(same)
         return checked
 
     def object(self, value: dict[str, Any], schema: Schema, where: str) -> dict[str, Any]:
@@ -139,7 +229,10 @@ class _Check:
         extra = schema.get("additionalProperties", False)
         found: dict[str, Any] = {}
         for key, item in value.items():
-            place = f"{where}.{key}" if where else key
+            if len(self.problems) >= MOST_PROBLEMS:
+                break  # a hint for each of a million keys would take minutes and be many times their size
+            self.work.step()
+            place = _inside(where, f".{key}" if where else key)
             matching = [inner for pattern, inner in patterns.items() if re.search(pattern, key)]
             if key not in properties and matching:
                 found[key] = self.value(item, {"allOf": matching}, place)
@@ -156,7 +249,7 @@ class _Check:
     def _required(self, value: dict[str, Any], schema: Schema, where: str) -> None:
         for key in dict.fromkeys(schema.get("required", ())):
             if key not in value:
-                place = f"{where}.{key}" if where else key
+                place = _inside(where, f".{key}" if where else key)
                 self.problems.append(f"missing parameter {place!r}")
 
     def _any(self, value: Any, branches: Sequence[Schema], where: str) -> Any:
@@ -164,7 +257,7 @@ class _Check:
         tried: list[tuple[Any, list[str]]] = []
         for branch in branches:
             problems: list[str] = []
-            tried.append((_Check(self.root, problems).value(value, branch, where), problems))
+            tried.append((_Check(self.work, problems).value(value, branch, where), problems))
         fitting = [result for result, problems in tried if not problems]
         if not fitting:
             _, fewest = min(tried, key=lambda each: len(each[1]))
@@ -205,10 +298,16 @@ class _Check:
     def _resolved(self, schema: Schema | bool) -> Schema:
         if isinstance(schema, bool):
             return {} if schema else {"enum": []}
+        if id(schema) not in self.work.resolved:
+            self.work.resolved[id(schema)] = schema, self._whole(schema)  # which keeps the part, and with it its id
+        return self.work.resolved[id(schema)][1]
+
+    def _whole(self, schema: Schema) -> Schema:
+        """Return a part of the schema with all that it refers to."""
         for _ in range(MOST_REFERENCES):
             if "$ref" not in schema:
                 return self._folded(schema) if "allOf" in schema else schema
-            found: Any = self.root
+            found: Any = self.work.root
             for part in schema["$ref"].removeprefix("#/").split("/"):
                 found = found[part]
             schema = {**found, **{key: value for key, value in schema.items() if key != "$ref"}}
@@ -258,8 +357,8 @@ def _converted(value: Any, types: tuple[str, ...]) -> Any:
         return int(value)
     if isinstance(value, str):
         try:
-            read = json.loads(value.strip().lower() if "boolean" in types else value)
-        except (ValueError, RecursionError):
+            read = read_bounded(value.strip().lower() if "boolean" in types else value)
+        except ValueError:
             return value
         return _converted(read, types) if not isinstance(read, str) and read is not None else value
     return value
@@ -280,13 +379,39 @@ def _kind(value: Any) -> str:
     return next((name for name, kinds in TYPES.items() if isinstance(value, kinds)), type(value).__name__)
 
 
+def _frozen(value: Any) -> object:
+    """Return what stands for a value in a set; numbers as texts, since many can be chosen that have one hash."""
+    if isinstance(value, dict):
+        return frozenset((key, _frozen(item)) for key, item in value.items())
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    if isinstance(value, int | float):
+        whole = int(value) if isinstance(value, int) or value.is_integer() else value
+        return float, repr(whole)
+    return value
+
+
+def _inside(where: str, part: str) -> str:
+    """Return the place of a part; of a long one the beginning, since each part of it has its place again."""
+    place = where + part[:PLACE]
+    return place if len(place) <= PLACE else place[:PLACE] + "…"
+
+
 def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 80 else text[:80] + "…"
+    text = ""
+    for piece in json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value):
+        text += piece[: SHOWN + 1]
+        if len(text) > SHOWN:
+            return text[:SHOWN] + "…"
+    return text
 
 
 # ------------------------------------------------------------------------------------------------- Running calls
 
+MOST_CALLS = 256
+"""Calls of one turn that are executed."""
+AT_ONCE = 100
+"""Calls that are answered, without being executed, before others get a turn."""
 CANCEL_SECONDS = 10.0
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 """Errors of this process and of this machine; what a sandbox's processes may open is counted for each of them alone."""
@@ -346,9 +471,17 @@ async def _execute(
     tool_timeout: float | None,
 ) -> list[ToolOutcome]:
     outcomes: list[ToolOutcome] = []
-    for batch in _batches([_read(call, toolkit, turn, i) for i, call in enumerate(calls)]):
+    for batch in _batches([_read(call, toolkit, turn, i) for i, call in enumerate(calls[:MOST_CALLS])]):
         outcomes += await _together([_answer(call, toolkit, runtime, turn, tool_timeout) for call in batch])
+    for i in range(MOST_CALLS, len(calls)):
+        call = replace(_read(calls[i], toolkit, turn, i), problem=TOO_MANY)
+        outcomes.append(await _answer(call, toolkit, runtime, turn, tool_timeout))
+        if i % AT_ONCE == 0:
+            await asyncio.sleep(0)
     return outcomes
+
+
+TOO_MANY = f"this call was not executed: a turn may make {MOST_CALLS} calls at most"
 
 
 def _read(call: Mapping[str, Any], toolkit: Toolkit, turn: int, position: int) -> _Call:
@@ -405,21 +538,14 @@ async def _answer(
             raise ToolInputError(call.problem)
         if call.tool is None:
             raise ToolInputError(_unknown(call.name, toolkit))
-        checked = check_arguments(read_arguments(call.raw), call.tool.parameters)
+        checked = await checked_arguments(call.raw, call.tool)
         arguments = checked
         content = await run_tool(call.tool, checked, runtime, tool_timeout)
     except (ToolInputError, ToolFailedError) as problem:
-        content = error_json(str(problem))
-        error = ToolError(turn, call.name, _written(call.raw), getattr(problem, "detail", str(problem)), content)
+        content = capped(error_json(str(problem)), RESULT_LIMIT)
+        detail = capped(getattr(problem, "detail", str(problem)), RESULT_LIMIT)
+        error = ToolError(turn, call.name, _written(call.raw), detail, content)
     return ToolOutcome(call.id, call.name, arguments, capped(content, RESULT_LIMIT), error, time.perf_counter() - began)
-
-
-class ToolFailedError(Exception):
-    """A tool raised or hung. The message is for the model, `detail` for the record."""
-
-    def __init__(self, message: str, detail: str) -> None:
-        super().__init__(message)
-        self.detail = detail
 
 
 async def run_tool(tool: Tool, args: dict[str, Any], runtime: ToolRuntime, timeout: float | None) -> str:

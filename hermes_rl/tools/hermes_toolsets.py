@@ -26,6 +26,7 @@ from hermes_rl.threads import done_in_thread
 from hermes_rl.tools.base import Tool, ToolInputError, ToolRuntime
 from hermes_rl.tools.hermes_worker import HOME
 from hermes_rl.tools.host_process import HostProcess
+from hermes_rl.values import read_json
 
 log = logging.getLogger(__name__)
 
@@ -223,11 +224,16 @@ class HermesSession:
         self._reading: asyncio.Task[None] | None = None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return what the tool answers; `ToolServerFailure` where its process is lost."""
+        """Return what the tool answers.
+
+        Raises:
+            ToolInputError: the process, which is this rollout's own, ended during the call; the next one gets another.
+            ToolServerFailure: there is none to be had.
+        """
         async with self._connecting:
-            if self._reading is not None and self._reading.done():
-                raise ToolServerFailure("hermes-agent's process has ended between two calls")
-            if self._writer is None:
+            if self._writer is None or (self._reading is not None and self._reading.done()):
+                if self._writer is not None:
+                    self._writer.transport.abort()
                 reader, self._writer = await self._toolsets.connect()
                 self._reading = asyncio.create_task(self._read(reader))
         number = next(self._numbers)
@@ -249,14 +255,16 @@ class HermesSession:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while line := await reader.readline():
-                said = json.loads(line)
+                said = read_json(line)
                 if said["id"] in self._waiting:
                     self._waiting[said["id"]].set_result(said["answer"])
         except (OSError, ValueError):
             pass  # broken off in the middle of a line: the same as its end
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_exception(ToolServerFailure("hermes-agent's process ended during a call"))
+                waiting.set_exception(
+                    ToolInputError("the tool's process ended during the call; the next one finds another")
+                )
 
 
 def _remedy(toolset: str, missing: Mapping[str, Sequence[str]]) -> str:
@@ -269,7 +277,7 @@ def _remedy(toolset: str, missing: Mapping[str, Sequence[str]]) -> str:
 def _error_in(answer: str) -> str | None:
     """Return the message of an answer that is an error; None for any other."""
     try:
-        said = json.loads(answer)
+        said = read_json(answer)
     except ValueError:
         return None
     error = said.get("error") if isinstance(said, dict) else None

@@ -18,17 +18,23 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.sandbox.base import Conversation
+from hermes_rl.threads import one_at_a_time
 from hermes_rl.tools.lines import LineTooLongError, lines_of
+from hermes_rl.values import too_many_values
 
 if TYPE_CHECKING:
     from mcp import Client
     from mcp.client._transport import TransportStreams
-    from mcp_types import CallToolResult
+    from mcp_types import CallToolResult, JSONRPCMessage
 
 LINE_LIMIT = 16 << 20
 """Bytes of one message."""
 FLOOD_LIMIT = 64 << 20
 """Bytes that a server may send between two of our messages before it counts as gone."""
+MOST_BLOCKS = 1000
+"""Parts of an answer, such as texts and pictures, that the model is told of."""
+IN_THREAD = 1 << 16
+"""Bytes from which on a message is read in a thread."""
 MOST_PAGES = 100
 MOST_TOOLS = 1000
 CLOSE_SECONDS = 5.0
@@ -185,7 +191,9 @@ class McpSession:
 
 def _text(result: CallToolResult) -> str:
     """Return what the model reads: texts as they are, a word for what is no text; structured content alone as JSON."""
-    parts = [_block(block.model_dump(by_alias=True, exclude_none=True)) for block in result.content]
+    parts = [_block(block.model_dump(by_alias=True, exclude_none=True)) for block in result.content[:MOST_BLOCKS]]
+    if len(result.content) > MOST_BLOCKS:
+        parts.append(f"[... {len(result.content) - MOST_BLOCKS} parts left out ...]")
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(parts)
@@ -199,6 +207,13 @@ def _block(block: dict[str, Any]) -> str:
         return str(resource["text"])
     what = block.get("mimeType") or resource.get("mimeType") or block.get("uri") or resource.get("uri") or "content"
     return f"[{block.get('type', 'content')}: {what}]"
+
+
+def _message(line: bytes) -> JSONRPCMessage | None:
+    """Return the message of a line, or None for one with too many values; raises ValueError for what is no message."""
+    from mcp_types import jsonrpc_message_adapter
+
+    return None if too_many_values(line) else jsonrpc_message_adapter.validate_json(line, by_name=False)
 
 
 @contextlib.asynccontextmanager
@@ -246,7 +261,6 @@ class _Pump:
     async def receive(self) -> None:
         import anyio
         from mcp.shared.message import SessionMessage
-        from mcp_types import jsonrpc_message_adapter
 
         with self._to_session, contextlib.suppress(LineTooLongError, OSError, anyio.BrokenResourceError):
             async for line in lines_of(self._conversation, LINE_LIMIT):
@@ -254,9 +268,11 @@ class _Pump:
                 if self._received > FLOOD_LIMIT:
                     return
                 try:
-                    message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                    message = _message(line) if len(line) <= IN_THREAD else await one_at_a_time(_message, line)
                 except ValueError:
                     continue  # a server that prints to its standard output; nobody waits for that
+                if message is None:
+                    return
                 await self._to_session.send(SessionMessage(message))
 
     async def send(self) -> None:

@@ -82,7 +82,7 @@ class McpServer(ABC):
         """Start what is needed to talk to it; `OSError` where that cannot start."""
 
     def blames_agent(self) -> bool:
-        """Return whether the agent is to blame for a server that worked once and cannot be started again."""
+        """Return whether the agent is to blame for a server that has worked, here or before the run, and ends."""
         return False
 
     async def tools(self) -> tuple[Listed, ...]:
@@ -127,8 +127,8 @@ class McpServer(ABC):
         except (McpLostError, OSError) as error:
             said = self._process.errors().decode("utf-8", "replace").strip()[-1000:] if self._process else ""
             detail = f"MCP server {self.settings.name} cannot be started: {error}" + (f"\n{said}" if said else "")
-            if self._worked and self.blames_agent():
-                raise ToolInputError(f"the tool server {self.settings.name} cannot be started again") from None
+            if (self._worked or self._expected is not None) and self.blames_agent():
+                raise ToolInputError(f"the tool server {self.settings.name} cannot be started here any more") from None
             raise ToolServerFailure(detail) from None
 
 

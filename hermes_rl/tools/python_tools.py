@@ -196,20 +196,25 @@ class StateTool(Tool):
     def __init__(self, attribute: str | None, method: Callable[..., Any], name: str) -> None:
         self.name = name
         self._attribute = attribute
-        self._signature = Signature.of(method, name)
+        self.signature = Signature.of(method, name)
         self._turns = Turns()
 
     @property
     def description(self) -> str:
-        return self._signature.description
+        return self.signature.description
 
     @property
     def parameters(self) -> dict[str, Any]:
-        return self._signature.parameters
+        return self.signature.parameters
 
     async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
-        owner = runtime.state if self._attribute is None else getattr(runtime.state, self._attribute)
-        return answer_of(await call_function(getattr(owner, self.name), self._signature.values(args), self._turns))
+        return answer_of(await call_function(self.method_of(runtime.state), self.signature.values(args), self._turns))
+
+    def method_of(self, state: object) -> Callable[..., Any]:
+        """Return the method of this state."""
+        owner = state if self._attribute is None else getattr(state, self._attribute)
+        method: Callable[..., Any] = getattr(owner, self.name)
+        return method
 
 
 def state_tools(state: object, name: str | None = None) -> tuple[Tool, ...]:

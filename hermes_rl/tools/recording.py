@@ -9,15 +9,20 @@ arguments gets the n-th answer that was recorded for it, or the last one where f
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.errors import ToolServerFailure, UserError
+from hermes_rl.errors import UserError
 from hermes_rl.threads import in_thread
 from hermes_rl.tools.base import Held, Tool, ToolInputError, ToolRuntime
+from hermes_rl.values import read_own_json, write_json
+from hermes_rl.visible import visible
+
+log = logging.getLogger(__name__)
 
 TOOLS, ANSWERS = "tools.jsonl", "answers.jsonl"
 
@@ -51,8 +56,8 @@ class Recorder:
         await in_thread(lambda: self._append(ANSWERS, line))
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
-        with self._writing, (self._folder / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")  # in ASCII: half of a surrogate pair has no UTF-8
+        with self._writing, (self._folder / name).open("ab") as file:
+            file.write(write_json(line) + b"\n")
 
 
 class Replay:
@@ -82,10 +87,11 @@ class Replay:
         return tuple(self._tools[source].values())
 
     def answer(self, tool: str, arguments: Mapping[str, Any], runtime: ToolRuntime) -> str:
-        """Return the recorded answer; raises `ToolServerFailure` where there is none: a score would mean nothing."""
+        """Return the recorded answer; raises `ToolInputError` where there is none, as the model chose what it asks."""
         key = _key(tool, arguments)
         if key not in self._answers:
-            raise ToolServerFailure(f"{self.folder} has no answer to {key}; record it with toolsets.record")
+            log.warning("%s has no answer to %s; record it with toolsets.record", self.folder, visible(key[:500]))
+            raise ToolInputError("this call has no recorded answer, and nothing is asked of the world now")
         given = runtime.held.setdefault("replay", _Given())
         assert isinstance(given, _Given)
         number = given.counts[key]
@@ -162,7 +168,7 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
     if not path.exists():
         return []
     # Not `splitlines`: an answer may hold other separators of lines, such as U+2028, as they are.
-    return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
+    return [read_own_json(line) for line in path.read_bytes().split(b"\n") if line]
 
 
 def _key(tool: str, arguments: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hermes_rl.sandbox.base import Sandbox
+from hermes_rl.values import read_json
 
 SEARCH_SECONDS = 60.0
 OUTPUT_BYTES = 4 << 20
@@ -85,6 +86,8 @@ def content(found):
 
 def answer():
     root, first, last = asked["path"], asked["offset"], asked["offset"] + asked["limit"]
+    if os.path.realpath(root).startswith(("/proc/", "/sys/")):
+        return {"error": "Files of the kernel are not for this tool; look at /proc and /sys with a command"}
     if not os.path.lexists(root):
         return {"error": "Path not found: " + shown(root)}
     if asked["target"] == "files":
@@ -143,7 +146,7 @@ async def search(sandbox: Sandbox, query: Query, *, cwd: str | None, timeout: fl
     if done.timed_out:
         return {"error": "The search took too long; narrow the path or simplify the pattern"}
     try:
-        found: dict[str, Any] = json.loads(done.stdout)
+        found: dict[str, Any] = read_json(done.stdout)
     except ValueError:
         reason = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2] or "no output"
         return {"error": f"The search failed: {reason[:200]}"}

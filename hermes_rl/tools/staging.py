@@ -82,8 +82,9 @@ class Staging:
                 await sandbox.set_mode(path, mode)
         self._opened.clear()
         if self._aside is not None:
-            await sandbox.remove(self._aside)
-            self._aside = None
+            aside, self._aside = self._aside, None
+            with contextlib.suppress(OSError):  # nobody looks there any more
+                await sandbox.remove(aside)
 
     async def _folders(self, sandbox: Sandbox, folder: str) -> None:
         """Make `folder` and those above it real folders."""

@@ -1,18 +1,23 @@
-"""What a trainer can use: a group leaves whole, finite, proven and within the trainer's length, or not at all."""
+"""What a trainer can use: a group leaves whole, finite, proven and within the trainer's length, or not at all.
+
+What an environment's own code has made is checked here in every mode, before it is written or sent.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_rl.endings import Ending
 from hermes_rl.trainers.base import GroupRefused
-from hermes_rl.trainers.too_long import TooLong
+from hermes_rl.trainers.too_long import PER_TOKEN, TooLong
 
+PER_MEMBER = (*PER_TOKEN, "scores", "messages", "overrides", "images")
+"""Fields of a group with one entry for each member."""
 logger = logging.getLogger(__name__)
 
 
@@ -22,6 +27,7 @@ class Checks:
 
     Attributes:
         group_size: members of a group, where its `group_overrides` do not say otherwise.
+        tokens: groups without tokens are refused.
         exact: only groups whose certificate proves that their tokens are those that were sampled.
         uniform: groups whose scores are all the same are sent too.
         longest: tokens of the longest sequence that may be sent; None: no bound.
@@ -32,6 +38,7 @@ class Checks:
     """
 
     group_size: int
+    tokens: bool = True
     exact: bool = False
     uniform: bool = True
     longest: int | None = None
@@ -50,26 +57,32 @@ class Checks:
         Raises:
             GroupRefused: why the group is not to be sent.
         """
-        fitting = self.too_long.applied([_completed(line) for line in lines], self.longest)
-        if any("layer" in line for line in fitting):
-            for line in fitting:  # a part of a rollout is not trained on without the rest
-                self._require_usable(line, version)
-            return fitting
-        # An environment's own code may give several groups at once: one that is of no use holds up no other.
-        found, refused = [], None
-        for line in fitting:
+        usable: list[dict[str, Any]] = []
+        refused = None
+        for line in lines:
             try:
-                self._require_usable(line, version)
-                found.append(line)
+                self._require_shape(line)
+                (fitting,) = self.too_long.applied([_completed(line)], self.longest)
+                self._require_usable(fitting, version)
+                usable.append(fitting)
             except GroupRefused as error:
+                if any("layer" in line for line in lines if isinstance(line, Mapping)):
+                    raise  # a part of a rollout is not trained on without the rest
+                # An environment's own code may give several groups at once: one that is of no use holds up no other.
                 refused = error
-        if not found and refused is not None:
+        if not usable and refused is not None:
             raise refused
-        return found
+        return usable
+
+    def _require_shape(self, line: Any) -> None:
+        if not isinstance(line, Mapping):
+            raise GroupRefused("malformed", f"it is a {type(line).__name__}")
+        size = (line.get("group_overrides") or {}).get("group_size", self.group_size)
+        for cause, detail in _malformed(line, size, tokens=self.tokens):
+            raise GroupRefused(cause, detail)
 
     def _require_usable(self, line: dict[str, Any], version: int | None) -> None:
-        size = line["group_overrides"].get("group_size", self.group_size)
-        for cause, detail in _faults(line, size, self.longest, exact=self.exact):
+        for cause, detail in _faults(line, self.longest, exact=self.exact):
             raise GroupRefused(cause, detail)
         if not self.uniform and len(line["scores"]) > 1 and len(set(line["scores"])) == 1:
             raise GroupRefused("uniform", f"all of its scores are the same, {line['scores'][0]}")
@@ -106,17 +119,45 @@ def _completed(line: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _faults(group: dict[str, Any], size: int, longest: int | None, *, exact: bool) -> Iterator[tuple[str, str]]:
-    """Why a trainer could not use the group: a cause to count, and words."""
-    if group.get("tokens") is None or group.get("masks") is None:
+def _malformed(group: Mapping[str, Any], size: int, *, tokens: bool) -> Iterator[tuple[str, str]]:
+    """Why a group is none, whoever takes it: a cause to count, and words."""
+    given = {name: group[name] for name in PER_MEMBER if group.get(name) is not None}
+    known = {"tokens", "masks"} & set(given)
+    if tokens and not known:
         yield "no_tokens", "the tokens of its rollouts cannot be known"
-        return
-    sizes = {name: len(group[name]) for name in ("tokens", "masks", "scores")}
-    if set(sizes.values()) != {size}:
-        yield "wrong_size", f"it has {sizes} instead of {size} members"
-    if not all(math.isfinite(score) for score in group["scores"]):
-        yield "not_finite", f"its scores are {group['scores']}"
-    length = max(map(len, group["tokens"]), default=0)
+    required = {"scores", "tokens", "masks"} if known else {"scores"}
+    if missing := sorted(required - set(given)):
+        yield "malformed", f"it has {', '.join(sorted(required - set(missing)))}, and no {missing[0]}"
+    for name, value in given.items():
+        if not isinstance(value, Sized) or isinstance(value, str):
+            yield "malformed", f"its {name} are a {type(value).__name__}"
+    yield from _wrong_lengths(given, {name: len(given[name]) for name in sorted(required, reverse=True)}, size)
+    for score in given["scores"]:
+        try:
+            finite = math.isfinite(score)
+        except (TypeError, ValueError, ArithmeticError, RuntimeError):  # a text, a tensor of several values, 10**400
+            yield "malformed", f"a score is {score!r}"
+        if not finite:
+            yield "not_finite", f"its scores are {group['scores']}"
+
+
+def _wrong_lengths(given: Mapping[str, Any], members: Mapping[str, int], size: int) -> Iterator[tuple[str, str]]:
+    """Which lists have not one entry for each member, or not one value for each token."""
+    if set(members.values()) != {size}:
+        yield "wrong_size", f"it has {dict(members)} instead of {size} members"
+    for name, entries in given.items():
+        if len(entries) not in (0, size):
+            yield "wrong_size", f"its {name} are {len(entries)} instead of {size}"
+        for place, entry in enumerate(entries if name in PER_TOKEN and "tokens" in members else ()):
+            length = len(given["tokens"][place])
+            if isinstance(entry, Sized) and len(entry) != length:
+                yield "malformed", f"entry {place} of {name} has {len(entry)} values for {length} tokens"
+
+
+def _faults(group: dict[str, Any], longest: int | None, *, exact: bool) -> Iterator[tuple[str, str]]:
+    """Why a trainer could not use the group: a cause to count, and words."""
+    tokens = group.get("tokens")
+    length = max(map(len, tokens), default=0) if tokens is not None else 0
     if longest is not None and length > longest:
         yield "too_long", f"a sequence has {length} tokens, and the trainer takes up to {longest}"
     if exact:

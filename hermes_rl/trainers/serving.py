@@ -163,13 +163,26 @@ class Serving:
 
     @property
     def able(self) -> bool:
-        plan, running = self.run.plan, self._running
+        return not self._held and not self._at_bound
+
+    @property
+    def full(self) -> bool:
+        return not self._held and self._at_bound
+
+    @property
+    def _held(self) -> bool:
+        """Whether nothing new is to begin, even where a group ends."""
         if self.satisfied or self.run.paused:
+            return True
+        evaluating = self._evaluation is not None
+        return evaluating and self._running >= self._before_evaluation * self.hooks.evaluation_share
+
+    @property
+    def _at_bound(self) -> bool:
+        plan = self.run.plan
+        if plan.concurrency is None:
             return False
-        if self._evaluation is not None and running >= self._before_evaluation * self.hooks.evaluation_share:
-            return False
-        share = self.state.share
-        return plan.concurrency is None or running < max(1, round(plan.concurrency // plan.size * share))
+        return self._running >= max(1, round(plan.concurrency // plan.size * self.state.share))
 
     @property
     def room(self) -> bool:

@@ -37,6 +37,11 @@ class Feeds(Protocol):
         ...
 
     @property
+    def full(self) -> bool:
+        """Whether it has as many groups in flight as it may, and begins another as soon as one of them ends."""
+        ...
+
+    @property
     def room(self) -> bool:
         """Whether the trainer would take another group, as far as it has seen."""
         ...
@@ -79,10 +84,13 @@ class Together:
     def turn(self, mine: Feeds) -> bool:
         """Whether it is this one's turn, where it could begin another group.
 
-        One that is behind and has not looked since may find the same room: it is waited for.
+        One that is behind is waited for where it has not looked at the trainer since, as it may find the same room, and
+        where all that it may have in flight is: others would take its share for good, since it is always full.
         """
         behind = [one for one in self.feeding if one.weight >= 0 and _used(one) < _used(mine)]
-        return mine.weight < 0 or not any(one.able and (one.room or one.looked < mine.looked) for one in behind)
+        return mine.weight < 0 or not any(
+            one.full or (one.able and (one.room or one.looked < mine.looked)) for one in behind
+        )
 
     def wake(self) -> None:
         """Let all of them look whether it is their turn: one has begun a group, or has looked at the trainer."""

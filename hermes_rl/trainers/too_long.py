@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 
 Policy = Literal["drop", "truncate", "mask"]
 _FILLER = {"masks": MASKED, "inference_logprobs": MASKED_LOGPROB, "advantages": 0.0, **OF_TEACHER}
-_PER_TOKEN = ("tokens", *_FILLER)
+PER_TOKEN = ("tokens", *_FILLER)
+"""Fields of a group with one value for each token of each member."""
 
 
 @dataclass
@@ -38,7 +39,7 @@ class TooLong:
         places = [i for i, tokens in enumerate(group.get("tokens") or []) if len(tokens) > longest]
         if not places:
             return group
-        changed = {key: list(group[key]) for key in _PER_TOKEN if group.get(key)}
+        changed = {key: list(group[key]) for key in PER_TOKEN if group.get(key)}
         for place in places:
             size = len(group["tokens"][place])
             logger.warning("a sequence of %d tokens is %s: the trainer takes up to %d", size, self._words(), longest)

@@ -9,7 +9,8 @@ import json
 import math
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -20,6 +21,9 @@ REWARD = "reward:"
 """Begins an order by the value of a reward, before its name."""
 ROW = b', "row": {'
 """Where the row of a group begins in the line of its first rollout."""
+_NAMES = ("row", "rewards")
+_SEARCHED = ("id", "messages", "row_key", "row", "rewards", "error", "tool_calls", "tool_errors")
+"""What a text is looked for in: neither tokens nor the schemas of tools, which are the same in each rollout."""
 PATIENCE = 1.0
 """Seconds of reading lines for a text, after which what was found is told."""
 _ORDERS: dict[str, Callable[[RolloutSummary], float | None]] = {
@@ -145,18 +149,49 @@ class RolloutQuery:
             while at < len(places) and len(found) < size and (at == begin or time.monotonic() < until):
                 file.seek(record.rollouts[places[at]].begin)
                 line = file.readline()
-                # Tokens are base64, and the schemas of tools are the same in each rollout.
+                # Most lines are told apart by their bytes, much faster than by being read; tokens are base64, and the
+                # schemas of tools are the same in each rollout.
                 end, row = line.rfind(SEQUENCES), line.rfind(ROW)
                 said = line[: end if end > 0 else None].lower() + (line[row:].lower() if row > end > 0 else b"")
-                if any(word in said for word in words):
+                if any(word in said for word in words) and _says(line, self.text.lower()):
                     found.append(places[at])
                 at += 1
         return found, at
 
 
 def _spellings(text: str) -> set[bytes]:
-    """Return how a text may be written in a line: characters outside of ASCII as they are, or escaped."""
-    return {json.dumps(text, ensure_ascii=plain)[1:-1].encode("utf-8", "replace").lower() for plain in (True, False)}
+    """Return how a text may be written in a line: characters outside of ASCII as they are or escaped, once or twice.
+
+    The arguments of a call are JSON in a text of the line, and so are escaped twice.
+    """
+    once = {json.dumps(text, ensure_ascii=plain)[1:-1] for plain in (True, False)}
+    twice = {json.dumps(spelling, ensure_ascii=plain)[1:-1] for spelling in once for plain in (True, False)}
+    return {spelling.encode("utf-8", "replace").lower() for spelling in once | twice}
+
+
+def _says(line: bytes, text: str) -> bool:
+    """Whether a text in small letters is in what a rollout's line says, however JSON writes it there."""
+    try:
+        rollout = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return any(text in said.lower() for key in _SEARCHED for said in _texts(rollout.get(key), names=key in _NAMES))
+
+
+def _texts(value: object, *, names: bool) -> Iterator[str]:
+    """Yield the texts in a value; `names`: with the keys of mappings, which are the user's or the model's."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item, names=names)
+    elif isinstance(value, dict):
+        if names:
+            yield from value
+        for key, item in value.items():
+            with suppress(ValueError, RecursionError):
+                item = json.loads(item) if key == "arguments" and isinstance(item, str) else item
+            yield from _texts(item, names=names or key == "arguments")
 
 
 def _number(name: str, text: str) -> float:

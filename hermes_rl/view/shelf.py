@@ -138,14 +138,14 @@ class Shelf:
         with run.lock:
             yield run
         with self._lock:
-            others = [one for one in self._runs.values() if one is not run]
-            too_many = sum(one.indexed for one in others) - MOST_INDEXED
-            for one in others:
-                if too_many > 0 and one.indexed:
-                    too_many -= one.indexed
-                    # Whoever reads it at this moment goes on with what he has; the next one reads anew.
-                    one.record, one.made = None, None
-                    one.ordered = OrderedDict()
+            others = [other for other in self._runs.values() if other is not run]
+            too_many = sum(other.indexed for other in others) - MOST_INDEXED
+            for other in others:
+                # One that another request holds stays; that request looks at what is too many when it ends.
+                if too_many > 0 and other.indexed and other.lock.acquire(blocking=False):
+                    too_many -= other.indexed
+                    other.record, other.made, other.ordered = None, None, OrderedDict()
+                    other.lock.release()
 
     # ------------------------------------------------------------------ what is asked
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hermes_rl.sandbox.cgroup import find_layout
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -30,6 +32,7 @@ def test_the_benchmark_of_the_loop_measures_every_contender() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("backend", ["bubblewrap", "none"])
 def test_hundreds_of_rollouts_leave_nothing(backend: str, tmp_path: Path) -> None:
     """Background jobs, orphans, cancellations, sandboxes that are killed; the program fails where something is left."""
@@ -37,6 +40,15 @@ def test_hundreds_of_rollouts_leave_nothing(backend: str, tmp_path: Path) -> Non
         "benchmarks/leaks.py", "--rollouts", "150", "--concurrency", "16", "--backend", backend, TMPDIR=str(tmp_path)
     )
     assert "| control groups | 0 | 0 |" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(find_layout() is None, reason="this user may make no control groups here")
+def test_a_run_lives_beside_sandboxes_that_want_all_memory() -> None:
+    """In 2 GiB; the program fails where the run ends, or an innocent rollout has not the score that it deserves."""
+    printed = run("benchmarks/crowd.py", "--sandboxes", "64", "--seconds", "30")
+    assert "innocent and 1  8" in printed
 
 
 @pytest.mark.slow

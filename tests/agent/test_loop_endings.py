@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,13 @@ from hermes_rl.agent.loop import HermesAgentLoop, LoopOptions
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure, ServerFailure
 from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.client import ModelClient
+from hermes_rl.servers.factory import create_client
+from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets
+from hermes_rl.tools.context import ToolContext
 from tests.agent.scripted_chat import Answer, ScriptedChat, answer, call, calls, refused, says
 
 MakeLoop = Callable[..., HermesAgentLoop]
@@ -151,7 +156,7 @@ async def test_a_first_call_that_fails_is_a_failure_of_a_rollout_in_which_nothin
 
 
 async def test_a_later_call_that_fails_keeps_what_was_played(chat: ScriptedChat, make_loop: MakeLoop) -> None:
-    chat.script = [NOOP, Answer(b"no json"), refused(401, "no key")]
+    chat.script = [NOOP, Answer(b"no json"), refused(401, "no key"), refused(401, "no key")]
     with pytest.raises(ServerFailure) as caught:
         await make_loop(noop).run(GO)
     played = caught.value.result
@@ -179,6 +184,54 @@ async def test_a_sandbox_that_the_agent_killed_is_an_ending_and_no_failure(
         loop = HermesAgentLoop(policy, toolkit.schemas, task_id="killed", options=LoopOptions(tool_timeout=20))
         result = await loop.run(GO)
     assert (result.ending, result.turns_used, result.finished_naturally) == (Ending.SANDBOX_KILLED, 1, False)
+
+
+@pytest.mark.parametrize("refuses_all", [False, True])
+async def test_a_server_that_refuses_what_the_policy_said_and_not_the_prompt_ends_the_conversation(
+    chat: ScriptedChat, make_loop: MakeLoop, refuses_all: bool
+) -> None:
+    last = refused(401, "the key is no longer valid") if refuses_all else says("x")
+    chat.script = [NOOP, refused(400, "this text breaks our rules"), last]
+    if refuses_all:
+        with pytest.raises(ServerFailure, match="breaks our rules"):
+            await make_loop(noop).run(GO)
+    else:
+        result = await make_loop(noop).run(GO)
+        assert (result.ending, result.turns_used) == (Ending.REFUSED, 1)
+    assert chat.requests[-1]["messages"] == GO
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_lifetime_that_long_answers_use_up_is_the_agents_doing_and_one_of_queues_is_not(
+    chat: ScriptedChat, waits: bool
+) -> None:
+    toolkit = Toolkit(resolve_toolsets(["terminal"]))
+    look = calls(call("terminal", {"command": "true"}))
+    chat.script = [look, refused(503, "later"), look] if waits else [look, replace(look, delay=0.5)]
+    pauses = RetryPolicy(base=1, random=lambda: 0.5)
+    async with (
+        create_client("policy", [ServerConfig("openai", chat.url, "m")], pauses) as policy,
+        ToolRuntime(SandboxConfig(lifetime=0.3), task_id="slow", toolkit=toolkit) as runtime,
+    ):
+        loop = HermesAgentLoop(policy, toolkit.schemas, task_id="slow")
+        if waits:
+            with pytest.raises(SandboxFailure, match="lifetime"):
+                await loop.run(GO)
+        else:
+            assert (await loop.run(GO)).ending is Ending.SANDBOX_KILLED
+        assert runtime.killed_by_agent is not waits
+
+
+async def test_a_lifetime_that_ends_with_the_last_answer_is_seen_by_rewards(
+    chat: ScriptedChat, policy: ModelClient
+) -> None:
+    toolkit = Toolkit(resolve_toolsets(["terminal"]))
+    chat.script = [calls(call("terminal", {"command": "true"})), says("done", delay=0.5)]
+    async with ToolRuntime(SandboxConfig(lifetime=0.3), task_id="last", toolkit=toolkit):
+        result = await HermesAgentLoop(policy, toolkit.schemas, task_id="last").run(GO)
+        assert result.ending is Ending.FINISHED
+        answer = await asyncio.to_thread(ToolContext("last").terminal, "true")
+        assert "the agent's own commands ended its sandbox" in answer["output"]
 
 
 async def test_starting_the_sandbox_is_no_working_time(chat: ScriptedChat, policy: ModelClient) -> None:

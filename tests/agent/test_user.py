@@ -159,4 +159,54 @@ async def test_a_user_whose_context_is_full_is_a_failure_of_ours(
 ) -> None:
     chat.script = [says("What is it?")]
     with pytest.raises(ServerFailure, match="does not fit the context of the simulated user"):
-        await converse(policy, customer, [says("Hello"), refused(400, "context_length_exceeded")], opens=True)
+        await converse(policy, customer, [says("Hello"), *[FULL] * 2], opens=True)
+
+
+FULL = refused(400, "context_length_exceeded")
+
+
+async def test_what_the_agent_says_is_cut_until_it_fits_the_users_context(
+    chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat
+) -> None:
+    chat.script = [says("long " * 2_000)]
+    result = await converse(policy, customer, [says("Hello"), FULL, FULL, says("bye")], opens=True, stop=["bye"])
+    assert (result.ending, result.final_response) == (Ending.USER_STOP, "long " * 2_000)
+    heard = customer.sent[-1]["content"]
+    assert "[... 7500 characters left out ...]" in heard
+    assert len(heard) < 2_600
+
+
+@pytest.mark.parametrize(
+    ("answers", "ending"),
+    [
+        ([FULL] * 5 + [says("Who are you?")], Ending.TOKEN_BUDGET),
+        ([says("")] * 3 + [says("Who are you?")], Ending.USER_STOP),
+        ([says("cut", "length"), says("Who are you?")], Ending.USER_STOP),
+        ([calls(call("look", {"what": "x"}))] * 10 + [says("Who are you?")], Ending.USER_STOP),
+        ([refused(400, "against our rules"), says("Who are you?"), refused(400, "against")], Ending.USER_STOP),
+    ],
+)
+async def test_an_agent_that_leaves_the_user_without_words_has_ended_the_conversation(
+    chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat, answers: list[Answer], ending: Ending
+) -> None:
+    chat.script = [says("Say nothing more. " * 500)]
+    result = await converse(policy, customer, [says("Hello"), *answers], opens=True, tools=True)
+    assert (result.ending, result.turns_used) == (ending, 1)
+
+
+async def test_a_user_whose_server_was_down_for_a_while_goes_on(
+    chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat
+) -> None:
+    chat.script = [says("What is it?")]
+    answers = [says("Hello"), refused(400, "not now"), says("Who?"), says("A refund. bye")]
+    result = await converse(policy, customer, answers, opens=True, stop=["bye"])
+    assert spoken(result)[-1] == ("user", "A refund. bye")
+
+
+@pytest.mark.parametrize("silent", [[says("")] * 4, [refused(400, "the key is refused")] * 2])
+async def test_a_user_that_speaks_to_nobody_is_our_failure(
+    chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat, silent: list[Answer]
+) -> None:
+    chat.script = [says("What is it?")]
+    with pytest.raises(ServerFailure):
+        await converse(policy, customer, [says("Hello"), *silent], opens=True)

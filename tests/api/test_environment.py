@@ -511,6 +511,37 @@ async def test_what_is_recorded_is_answered_from_the_record(tmp_path: Path) -> N
     assert described["name"] == "sums"
 
 
+async def test_a_damaged_run_json_keeps_nothing_open(tmp_path: Path) -> None:
+    record = tmp_path / "run"
+    env = open_env(spec_in(tmp_path), record=record)
+    await env.open()
+    await env.play(env.rows()[0], Sampler().policy())
+    env._compiled.images["image"] = {"sha256:1"}  # as a rollout in an image leaves it, for run.json
+    whole = (record / "run.json").read_text()
+    (record / "run.json").write_text("{")
+    with pytest.raises(UserError, match=r"run\.json cannot be read"):
+        await env.close()
+    assert env.loop is None
+    (record / "run.json").write_text(whole)
+    async with open_env(spec_in(tmp_path), record=record) as again:  # the folder is not locked any more
+        assert (await again.play(again.rows()[0], Sampler().policy())).score == 1.0
+
+
+async def test_a_policy_that_cannot_be_left_keeps_nothing_open(tmp_path: Path) -> None:
+    policy = Sampler().policy()
+
+    async def broken() -> None:
+        raise RuntimeError("no connection to close")
+
+    env = await open_env(spec_in(tmp_path), record=tmp_path / "run").open()
+    await env.play(env.rows()[0], policy)
+    policy.leave = broken  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no connection to close"):
+        await env.close()
+    async with open_env(spec_in(tmp_path), record=tmp_path / "run"):
+        pass
+
+
 async def test_a_recorded_run_that_was_cancelled_goes_on_and_plays_nothing_twice(tmp_path: Path) -> None:
     record, sampler = tmp_path / "run", Sampler(wrong=0.3)
     spec = spec_in(tmp_path)

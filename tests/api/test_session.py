@@ -17,6 +17,11 @@ from tests.agent.scripted_chat import ScriptedChat, says
 from tests.api.summing import COMPARED, END, TEXT, TOKENIZER, Sampler, sampled, spec_in, trained, write
 
 SMALL = small_tokenizer_path()
+UNUSABLE: Any = (
+    ([2**40], None), ([10**400], None), (["1"], None), ([1.0], None), ([True], None), ([-1], None),
+    ([1], [float("nan")]), ([1], ["-1"]), ([1], [-(10**400)]),
+)  # fmt: skip
+"""Ids and log-probabilities that no model has given."""
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
 
 
@@ -184,7 +189,7 @@ async def test_mistakes_of_the_one_who_steps_are_said(tmp_path: Path) -> None:
         assert await session.step("The sum is 3.") is None, "the turn still waited"
         tokens = await env.session(row, tokenizer=SMALL)
         await tokens.start()
-        for ids, logprobs in (([], None), ([1, 2], [-0.5]), (["a"], None), ([1], [0.5]), (7, None)):
+        for ids, logprobs in (([], None), ([1, 2], [-0.5]), (["a"], None), ([1], [0.5]), (7, None), *UNUSABLE):
             with pytest.raises(UserError, match="step takes a message, a text, or token ids"):
                 await tokens.step(ids, logprobs=logprobs)  # type: ignore[arg-type]
         with pytest.raises(UserError, match="no setting 'turns'"):

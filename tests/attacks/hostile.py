@@ -149,11 +149,11 @@ def write_memory(rng):
     for pid in pids():
         try:
             spans = [line.split() for line in open(f"/proc/{pid}/maps")]
-            with open(f"/proc/{pid}/mem", "r+b", 0) as file:
-                for span in spans:
-                    if span[1] == "rw-p" and pid != os.getpid():
-                        file.seek(int(span[0].split("-")[0], 16))
-                        file.write(rng.randbytes(64))
+            for span in spans:
+                if span[1] == "rw-p" and pid != os.getpid():
+                    ours, begin = ctypes.create_string_buffer(rng.randbytes(64), 64), int(span[0].split("-")[0], 16)
+                    parts = [(ctypes.c_size_t * 2)(place, 64) for place in (ctypes.addressof(ours), begin)]
+                    libc.process_vm_writev(int(pid), parts[0], 1, parts[1], 1, 0)
         except OSError:
             pass
 

@@ -7,7 +7,7 @@ What each family of them would do is its comment. An innocent rollout scores 1 w
 
 from __future__ import annotations
 
-from tests.attacks.cases import DONE, FENCED, ON, Case, call, py, sh
+from tests.attacks.cases import DONE, FENCED, ON, SAY, Case, call, py, sh
 
 LIBC = "libc = ctypes.CDLL(None, use_errno=True); libc.syscall.restype = ctypes.c_long\n"
 REACH = (
@@ -282,7 +282,58 @@ child.kill()
        "find . -name 'core*' -size +0 | grep -q . && printf 'SUCC%s' EEDED; true"),
 )  # fmt: skip
 
-ALL = (*SHARED, *OUTLIVING, *UNGRADED, *COUNTED, *CALLS, *FAMILIES, *CORES)
+# What control groups do not count: messages that wait in sockets of netlink. Listing the interfaces is left.
+QUEUED = tuple(
+    py(3, f"netlink {name}", f"{LIBC}\n{code}")
+    for name, code in {
+        "to programs": "s = socket.socket(16, socket.SOCK_DGRAM, 2)\n" + DONE,
+        "of every other protocol": f"""
+for protocol in range(1, 32):
+    for kind in (2, 3):
+        try: socket.socket(16, kind, protocol); {DONE}
+        except OSError: pass
+""",
+        "by a number that is cut": f"if libc.syscall(41, 16, 3, (5 << 32) | 2) >= 0: {DONE}",
+        "by a family that is cut": f"if libc.syscall(41, (1 << 32) | 16, 3, 2) >= 0: {DONE}",
+        "in pairs": f"""
+try: socket.socketpair(16, socket.SOCK_DGRAM, 2); {DONE}
+except OSError: pass
+""",
+    }.items()
+)
+
+
+def opening(name: str, plant: str, tool: str, path: str, **args: str) -> Case:
+    """A file tool on a path that leads to a file of the kernel."""
+    return Case(2, f"kernel file: {name}", (call("terminal", command=plant), call(tool, path=path, **args)), "kernel")
+
+
+# What the file tools see of the kernel: the first process, its mark, its memory's layout, and its timers.
+KERNEL_FILES = (
+    opening("timers of process 1", "true", "write_file", "/proc/self/timerslack_ns", content="50000000000"),
+    opening("layout of memory", "true", "read_file", "/proc/self/maps"),
+    opening("group of the runner", "true", "read_file", "/proc/1/cgroup"),
+    opening("by dots", "mkdir -p a/b", "read_file", "a/b/../../../../proc/self/status"),
+    opening("by a link", "ln -s /proc/self/cgroup x", "read_file", "x"),
+    opening("by a link to a link", "ln -s /proc/self/cgroup x; ln -s x y", "read_file", "y"),
+    opening("by a folder that is a link", "ln -s /proc/self p", "read_file", "p/maps"),
+    opening("from a directory there", "cd /proc/self", "read_file", "maps"),
+    opening("by a descriptor", "true", "read_file", "/dev/fd/3"),
+    opening("by links to descriptors", "ln -s /proc/self/fd f", "read_file", "f/10"),
+    opening("written by a link", "ln -s /proc/self/oom_score_adj x", "write_file", "x", content="-1000"),
+    opening("written by a folder", "ln -s /proc/1 p", "write_file", "p/timerslack_ns", content="50000000000"),
+    opening("patched", "true", "patch", "/proc/self/comm", mode="replace", old_string="python3", new_string="x"),
+    opening("of devices", "true", "read_file", "/sys/kernel/notes"),
+    opening("searched", "true", "search_files", "/proc/self", pattern="Name", file_glob="status"),
+    opening("searched by a link", "ln -s /proc/self p", "search_files", "p/", pattern="Name", file_glob="status"),
+    sh(
+        2,
+        "kernel file: the order in which processes end",
+        f"echo 0 > /proc/self/oom_score_adj; [ $(cat /proc/self/oom_score_adj) = 1000 ] || {SAY}",
+    ),
+)
+
+ALL = (*SHARED, *OUTLIVING, *UNGRADED, *COUNTED, *CALLS, *FAMILIES, *CORES, *QUEUED, *KERNEL_FILES)
 WORK = """
 import select, subprocess
 with open('big', 'wb') as file: file.write(b'x' * 3_000_000)

@@ -132,6 +132,7 @@ class World:
             "held": lambda: line["rewards"]["own"]["value"] != 1 or "forged" in answers(line, 1),
             "ended": lambda: not self.other_runs,
             "bound": lambda: _connects(int(what)),
+            "kernel": lambda: '"error"' not in answers(line, 1) and '"total_count": 0' not in answers(line, 1),
             "artifact": lambda: SECRET in _kept(run, line),
         }
         return bool(looks[kind]())

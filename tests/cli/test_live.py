@@ -264,6 +264,25 @@ def test_a_histogram_shows_where_values_are() -> None:
     assert shown == "█" + " " * 8 + "▂"
 
 
+def test_a_histogram_has_room_for_any_number() -> None:
+    assert histogram([-1.7e308, 1.7e308]) == "█" + " " * 8 + "█"
+    assert histogram([0.0, 5e-324]) == "█" + " " * 8 + "█"
+
+
+async def test_a_panel_that_cannot_be_drawn_is_told_and_takes_no_note_with_it() -> None:
+    said = io.StringIO()
+    panel = LivePanel("x", Console(file=said, width=100))
+    panel.values["score"].append("no number")  # type: ignore[arg-type]
+    with panel.watching(Watched("run")):
+        while "cannot be drawn (TypeError" not in said.getvalue():
+            await asyncio.sleep(0.01)
+        panel.note("a later warning")
+        panel.values["score"].clear()
+        while "a later warning" not in said.getvalue():
+            await asyncio.sleep(0.01)
+    assert said.getvalue().count("cannot be drawn") == 1
+
+
 @pytest.mark.parametrize(("seconds", "words"), [(4.9, "4 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")])
 def test_times_are_for_people(seconds: float, words: str) -> None:
     assert duration(seconds) == words

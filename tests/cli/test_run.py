@@ -110,6 +110,27 @@ def test_evaluate_writes_what_atropos_writes(tmp_path: Path) -> None:
     assert len(lines(tmp_path / "run" / "samples.jsonl")) == 2
 
 
+HALVES = """
+def mine(result, item):
+    if item["n"] == 1:
+        raise ValueError("half \\ud83d of a character")
+    return 1.0
+"""
+
+
+def test_half_a_character_in_the_error_of_a_reward_costs_an_evaluation_nothing(tmp_path: Path) -> None:
+    (tmp_path / "halves.py").write_text(HALVES)
+    (tmp_path / "half.yaml").write_text(
+        "name: half\ndataset: {items: [{n: 1}, {n: 2}, {n: 3}], eval: only}\nprompt: {user: hi}\n"
+        "servers: {policy: {type: scripted}}\nrewards: {mine: {fn: halves.py:mine}}\n"
+    )
+    done = hermes("run", "half.yaml", "evaluate", "--out", "run", cwd=tmp_path)
+    assert "Traceback" not in done.stderr
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())["results"]["all"]
+    assert (metrics["eval/mean_reward"], metrics["eval/ungraded"]) == (1.0, 1)
+    assert "half \\ud83d of a character" in (tmp_path / "run" / "run.json").read_text()
+
+
 def test_ctrl_c_keeps_what_is_complete_and_the_same_command_goes_on(tmp_path: Path) -> None:
     arguments = ["run", "terminal-files", "process", "--out", "run", "--set", "process.groups=400", "--quiet"]
     process = subprocess.Popen(

@@ -303,10 +303,10 @@ def test_everything_that_is_wrong_is_told_before_the_first_run(folder: Path, cap
     [
         ("set: 3\n", ["1:6: expected a mapping, got the number 3"]),
         ("set: {name: x, specs: [sums.yaml], models: }\n", ["1:1: missing key `models`"]),
-        ("set: {nam: x}\n", ["1:1: missing key `name`", "1:7: unknown key `nam`; did you mean `name`?"]),
+        ("set: {nam: x}\n", ["1:1: missing key `specs`", "1:7: unknown key `nam`; did you mean `name`?"]),
         (
             "set: {name: x, specs: [sums.yaml], models: [qwen, {nme: a}]}\nagent: {}\n",
-            ["1:45: ", "1:51: missing key `name`", "1:52: unknown key `nme`", "2:1: unknown key `agent`; a set has"],
+            ["1:45: ", "1:52: unknown key `nme`", "2:1: unknown key `agent`; a set has"],
         ),
         (
             "set: {name: ../x, specs: [], models: [{name: a}]}\n",

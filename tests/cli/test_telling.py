@@ -33,7 +33,7 @@ def long(result, item):
         except FileExistsError:
             pass
         else:
-            raise RuntimeError("the grader is down")
+            raise ConnectionError("the grader is down")
     return Score(1.0, metrics={"half": 0.5} if item["fails"] else {})
 '''
 SPEC = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -457,3 +457,33 @@ def test_an_order_that_cannot_be(items: str, by: str, told: str) -> None:
     spec = parse_spec(f"dataset: {{items: {items}, order: {by}}}\nprompt: {{user: hi}}\n")
     with pytest.raises(UserError, match=told):
         load_rows(spec, "train", notify=print)
+
+
+def test_a_column_of_identifiers_is_no_column_of_numbers(tmp_path: Path) -> None:
+    many = "7" * 5000
+    (tmp_path / "a.csv").write_text(f"square,hash,long\ne4,1234e567,{many}\ne5,5e6,8\n")
+    columns = [dict(row) for row in read_files("csv", [str(tmp_path / "a.csv")])]
+    assert columns == [{"square": "e4", "hash": "1234e567", "long": many}, {"square": "e5", "hash": "5e6", "long": "8"}]
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:30], lambda data: data[:20] + bytes(8) + data[28:]])
+def test_a_damaged_archive_is_told_by_its_name(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    whole = gzip.compress(json.dumps([{"q": f"{n * n}"} for n in range(100)]).encode())
+    (tmp_path / "a.json.gz").write_bytes(damage(whole))
+    with pytest.raises(UserError, match=r"a\.json\.gz: cannot be read"):
+        read_files("json", [str(tmp_path / "a.json.gz")])
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "9" * 5000])
+def test_json_that_nothing_can_hold_is_told_by_its_line(tmp_path: Path, value: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"q": 1}\n{"q": ' + value + "}\n")
+    with pytest.raises(UserError, match=r"a\.jsonl:2: is not JSON"):
+        read_files("json", [str(tmp_path / "a.jsonl")])
+
+
+def test_half_a_character_is_told_where_it_is_a_key_and_carried_where_it_is_text(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"q": "a"}\n{"q": "\\ud83d"}\n')
+    data = f"  path: json\n  data_files: {tmp_path}/a.jsonl\n  shuffle: 1\n"
+    assert {row.columns["q"] for row in load(spec_of(data))} == {"a", "\ud83d"}
+    with pytest.raises(UserError, match=r"column `q` of row 2 has half of a character: '\\ud83d'"):
+        load(spec_of(data + "  key: q\n"))

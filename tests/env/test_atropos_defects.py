@@ -85,7 +85,7 @@ async def test_process_plays_several_groups_at_a_time(tmp_path: Path) -> None:
         async def collect_trajectory(self, number: Any) -> tuple[dict[str, Any] | None, list[Any]]:
             self.running += 1
             self.most = max(self.most, self.running)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.2)
             self.running -= 1
             return item(), []
 

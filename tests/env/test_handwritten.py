@@ -55,7 +55,7 @@ async def test_a_reward_does_not_hold_up_the_event_loop(model: WriterModel) -> N
     rewarding, turned = threading.Event(), threading.Event()
 
     class Slow(Greetings):
-        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:  # type: ignore[override]
             rewarding.set()
             ctx.terminal("true")
             return float(turned.wait(60))
@@ -88,6 +88,21 @@ async def test_a_reward_that_raises_scores_nothing_and_drops_the_group(model: Wr
     assert group is None
     assert env._training_counts.scores == []
     assert env._dropped_groups == {"reward_failure": 1}
+    await env.shut_down()
+
+
+async def test_credit_for_other_turns_than_there_were_is_a_failure_of_the_reward(
+    model: WriterModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Credits(Greetings):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> list[float]:  # type: ignore[override]
+            return [1.0] * (result.turns_used + 1)
+
+    env = make(model, Credits)
+    await env.setup()
+    assert await env.collect_trajectories({"who": "Ann"}) == (None, [])
+    assert env._dropped_groups == {"reward_failure": 1}
+    assert "reward 'reward' returned 3 values for 2 turns" in caplog.text
     await env.shut_down()
 
 

@@ -55,6 +55,7 @@ class Slow:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("more", "most"), [("", None), (", concurrency: 12", 12)])
 async def test_as_many_as_are_carried_or_as_the_spec_says(tmp_path: Path, more: str, most: int | None) -> None:
     from hermes_rl.tokens.tokenizer import small_tokenizer_path
@@ -66,7 +67,7 @@ async def test_as_many_as_are_carried_or_as_the_spec_says(tmp_path: Path, more: 
         async with serve(tmp_path / "slow.yaml", out):
             training = asyncio.create_task(train(api, steps=1, batch_size=48 if most else 256))
             if most is None:
-                await asyncio.wait_for(slow.reached.wait(), 60)
+                await asyncio.wait_for(slow.reached.wait(), 200)  # it begins with few, and looks for more
             else:
                 await asyncio.wait_for(training, 90)
                 assert slow.most == most

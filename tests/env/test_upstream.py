@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.tokens.hub import HubTokenizer
@@ -365,3 +366,41 @@ def test_every_import_that_was_left_is_named_with_what_to_write(
         "what is",
         "left_over.py:11: hermes_rl has no Loop",
     ]
+
+
+SHIM = """
+from environments.agent_loop import AgentResult, HermesAgentLoop
+from environments.base import HermesAgentBaseEnv
+
+
+class Shimmed(HermesAgentBaseEnv):
+    async def setup(self): ...
+    async def get_next_item(self): ...
+    async def evaluate(self, *args, **kwargs):
+        from environments.tool_context import ToolContext
+        from environments.agent_loop import _tool_executor
+"""
+
+
+def test_a_module_of_ones_own_that_hands_on_hermes_rl_is_taken_for_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "environments"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "base.py").write_text("from hermes_rl import HermesAgentBaseEnv\n")
+    (folder / "agent_loop.py").write_text("from hermes_rl import AgentResult, HermesAgentLoop\n")
+    (folder / "tool_context.py").write_text("from hermes_rl import ToolContext\n")
+    (tmp_path / "shimmed.py").write_text(textwrap.dedent(SHIM))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "environments", raising=False)
+    import shimmed  # type: ignore[import-not-found]
+
+    config = shimmed.Shimmed.env_config_cls(tokenizer_name=str(small_tokenizer_path()))
+    with pytest.raises(UserError) as refused:
+        shimmed.Shimmed(config, [APIServerConfig(base_url="http://127.0.0.1:9/v1")])
+    _, *told = str(refused.value).splitlines()
+    assert [one.strip().partition(": ")[0] for one in told] == ["shimmed.py:11"], "what is handed on works"
+    (folder / "agent_loop.py").write_text("from hermes_rl import AgentResult, HermesAgentLoop\n_tool_executor = None\n")
+    monkeypatch.delitem(sys.modules, "environments.agent_loop")
+    shimmed.Shimmed(config, [APIServerConfig(base_url="http://127.0.0.1:9/v1")])

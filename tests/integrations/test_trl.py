@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
+import math
 import queue
 import re
 import sys
@@ -26,6 +27,7 @@ from hermes_rl import Policy, Sampled, Sampling
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.integrations import trl
 from hermes_rl.integrations.trl import HermesEnvironments, HermesRollouts, HermesWorker, ModelCalls, places_of
+from hermes_rl.servers.base import Malformed, generated
 from hermes_rl.tokens.tokenizer import small_tokenizer_path
 from tests.api.summing import COMPARED, END, TEXT, TOKENIZER, Sampler, sampled, spec_in, write
 from tests.env.test_token_exact import tokenizer_folder
@@ -282,6 +284,14 @@ def test_the_trainers_model_samples_in_batches_in_the_thread_that_trains(
     assert {name for _, name in own_model} == {threading.current_thread().name}
     assert max(size for size, _ in own_model) > 4
     assert len(own_model) < 30
+
+
+def test_a_log_probability_that_is_no_number_is_never_trained_on() -> None:
+    asked = Sampling(array("i", [1]), 8, (9,))
+    sampled = trl._until_end([1, 2], [-1.0, math.nan], asked)
+    with pytest.raises(Malformed, match="log-probability nan"):
+        generated(sampled.ids, sampled.logprobs, sampled.finish)
+    assert trl._until_end([1, 9, 9], [1e-7, -1.0, math.nan], asked) == Sampled([1, 9], [0.0, -1.0], "stop")
 
 
 async def test_a_call_that_nobody_waits_for_any_more_is_not_sampled() -> None:

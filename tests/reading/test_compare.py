@@ -9,8 +9,9 @@ from random import Random
 import pytest
 
 from hermes_rl.errors import UserError
-from hermes_rl.reading.compare import compare, incomplete_beta, paired, sign_test, t_quantile
+from hermes_rl.reading.compare import compare, paired, sign_test
 from hermes_rl.reading.record import RolloutSummary
+from hermes_rl.runs.metrics import incomplete_beta, t_quantile
 
 
 def played(row: str, index: int, score: float | None, **more: object) -> RolloutSummary:
@@ -206,3 +207,11 @@ def test_intervals_hold_the_difference_in_95_of_100_pairs(
     assert 0.93 <= covered <= 0.97
     if effect == 0:
         assert found <= 0.05
+
+
+def test_the_interval_of_a_difference_stays_within_the_scale_of_the_scores() -> None:
+    few = paired("score", {"a": [0.0], "b": [0.0]}, {"a": [1.0], "b": [0.4]}, (0.0, 1.0))
+    assert few is not None and few.low is not None
+    assert (round(few.low, 2), few.high) == (-1.0, 1.0)
+    other = paired("score", {"a": [0.0], "b": [0.0]}, {"a": [1.0], "b": [0.4]}, (0.0, 5.0))
+    assert other is not None and other.low is not None and other.low < -1.0

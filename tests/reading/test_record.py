@@ -99,6 +99,21 @@ def test_what_is_no_run_is_said_with_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is no run directory.*evaluate-1"):
         RunRecord(tmp_path)
     assert RunRecord(run / "rollouts.jsonl").path == run
+    (spec := tmp_path / "asking.yaml").write_text("")
+    with pytest.raises(UserError) as caught:
+        RunRecord(spec)
+    assert str(caught.value) == f"{spec} is a file and no run; a run is a folder: {run}"
     assert list(find_runs(tmp_path)) == [run]
     with pytest.raises(UserError, match="no rollout 'x'"):
         RunRecord(run).summary("x")
+
+
+def test_files_of_a_run_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [recorded("a")])
+    (run / "spec.yaml").write_bytes(b"name: \xff")
+    with pytest.raises(UserError, match=r"spec.yaml cannot be read: it is not UTF-8"):
+        _ = RunRecord(run).spec_text
+    (run / "rollouts.jsonl").unlink()
+    (run / "rollouts.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"rollouts.jsonl cannot be read: Is a directory"):
+        RunRecord(run).refresh()

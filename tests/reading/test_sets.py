@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.reading.compare import paired, t_quantile
-from hermes_rl.reading.sets import NOT_PLAYED, Estimate, SetRun, SetTable, set_table
+from hermes_rl.reading.compare import paired
+from hermes_rl.reading.sets import NOT_PLAYED, Estimate, SetRun, SetTable, _in_order, set_table
+from hermes_rl.runs.metrics import t_quantile
 from tests.reading.recorded import recorded, write_run
 
 Scores = list[float | None]
@@ -37,12 +38,11 @@ def test_the_mean_over_specs_weighs_each_the_same(tmp_path: Path) -> None:
     assert player.score is not None
     assert player.score.value == pytest.approx((0.5 + 0.25) / 2)
     assert player.stderr == pytest.approx(math.hypot(short.stderr or 0, long.stderr or 0) / 2)
-    half = [one.high - one.value for one in (short.score, long.score) if one.high is not None]
-    assert half == pytest.approx(
-        [t_quantile(0.975, 1) * (short.stderr or 0), t_quantile(0.975, 7) * (long.stderr or 0)]
-    )
-    assert player.score.high == pytest.approx(player.score.value + math.hypot(*half) / 2)
-    assert player.score.low == pytest.approx(player.score.value - math.hypot(*half) / 2)
+    above = t_quantile(0.975, 7) * (long.stderr or 0)
+    assert (short.score.low, short.score.high) == (0.0, 1.0), "two rows say little, and no score is beyond"
+    assert (long.score.low, long.score.high) == (0.0, pytest.approx(0.25 + above))
+    assert player.score.high == pytest.approx(player.score.value + math.hypot(0.5, above) / 2)
+    assert player.score.low == pytest.approx(player.score.value - math.hypot(0.5, 0.25) / 2)
 
 
 def test_an_interval_with_unlike_ends_keeps_each() -> None:
@@ -166,3 +166,9 @@ def test_a_column_of_the_rows_parts_the_scores(tmp_path: Path) -> None:
     assert made.by["levle"] == ()
     assert made.notes[0].startswith("by: no row has a column `levle`; did you mean `level`?")
     assert json.loads(json.dumps(made.record()))["by"]["level"][0]["rows"] == 2
+
+
+def test_a_value_that_is_called_nan_stands_behind_the_numbers() -> None:
+    values = ["3", "nan", "1", "inf", "x", "2", "NaN", "-inf"]
+    orders = {tuple(sorted(order, key=_in_order)) for order in (values, values[::-1], values[3:] + values[:3])}
+    assert orders == {("-inf", "1", "2", "3", "inf", "NaN", "nan", "x")}

@@ -100,6 +100,7 @@ _figures: list[tuple[str, str]] = []
 """What tests have measured, each behind the id of its test: `record_property("figure", …)` tells it."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks: where this folder is named, its turn is first
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep together, on one worker of `--dist loadgroup`, the tests of a module and those that share an engine."""
     for item in items:

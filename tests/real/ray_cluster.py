@@ -10,14 +10,18 @@ with `done`.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
+from ray._common.utils import get_default_ray_temp_dir
 from ray.cluster_utils import Cluster
 
 SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20}
 
 
 def main() -> None:
+    # Ray writes the address of the newest cluster below its default folder, also where a cluster has another one.
+    Path(get_default_ray_temp_dir()).mkdir(exist_ok=True)
     cluster = Cluster(True, head_node_args={**SMALL, "include_dashboard": False, "temp_dir": sys.argv[1]})
     added: list[Any] = []
     try:

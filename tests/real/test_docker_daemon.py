@@ -23,6 +23,7 @@ from hermes_rl.sandbox import ResourceLimits, Sandbox, SandboxConfig, channel, c
 from hermes_rl.sandbox.docker import Container, Docker
 from hermes_rl.sandbox.helper_sandbox import HelperSandbox
 from hermes_rl.tools.search import Query, search
+from tests.attacks.test_known_attacks import require_held
 from tests.real.conftest import hermes
 from tests.real.containers import NO_SHELL, OWN_PLACES, SHELL_ONLY, begun, conformance, groups, rollouts, settled
 from tests.real.docker_daemon import DockerDaemon
@@ -141,10 +142,11 @@ async def test_a_kill_from_outside_is_not_the_agents_whatever_its_memory_did_bef
 
 
 async def test_a_sandbox_that_ends_for_want_of_memory_is_the_agents() -> None:
-    async with create_sandbox(SMALL) as sandbox:
-        # The kernel is told to take the sandbox's own first process before the one that uses the memory.
+    limits = ResourceLimits(memory=48 << 20)
+    async with create_sandbox(SandboxConfig(backend="docker", limits=limits)) as sandbox:
+        # A file in memory belongs to no process, so the kernel takes the largest one, which is the sandbox's own.
         with pytest.raises(SandboxFailure, match="memory was used up") as caught:
-            await sandbox.run(["sh", "-c", 'echo 1000 > /proc/1/oom_score_adj; exec "$@"', "sh", *HOG])
+            await sandbox.run("while :; do dd if=/dev/zero of=/dev/shm/full bs=64k; done", timeout=30)
         assert caught.value.ending is Ending.SANDBOX_KILLED
 
 
@@ -272,10 +274,14 @@ def test_a_frozen_engine_is_told_and_waited_for(
 
 HAS_NOT = {"one large file", "many files", "temporary files", "what is mounted"}
 """What this engine cannot keep from a container: its driver limits no disk, and mounts name folders of the host."""
+CAP_SYS_RESOURCE = 1 << 24
+if not int(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0], 16) & CAP_SYS_RESOURCE:
+    # Without it the engine can put a container into its place in the kernel's order, and cannot hold it there.
+    HAS_NOT |= {"kernel file: the order in which processes end"}
 
 
-@pytest.mark.timeout(400)
-def test_every_attack_is_held(engine: DockerDaemon) -> None:
+def attacked(engine: DockerDaemon, module: str, *words: str) -> dict[str, Any]:
+    """Play the attacks of a module of tests/attacks on this engine; what it prints."""
     folder = Path(tempfile.mkdtemp(prefix="world-", dir="/tmp"))
     folder.chmod(0o755)
     places = {"HOME": "home", "TMPDIR": "tmp", "XDG_CACHE_HOME": "cache"}
@@ -286,16 +292,27 @@ def test_every_attack_is_held(engine: DockerDaemon) -> None:
         "API_KEY": "KEY-environment",
         "DOCKER_HOST": engine.url,
     }
-    command = [sys.executable, "-m", "tests.attacks.world", str(folder), "docker", "KEY-argument"]
+    command = [sys.executable, "-m", f"tests.attacks.{module}", str(folder), "docker", *words]
     try:
-        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=380, check=False)
+        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=880, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
-        found = json.loads(done.stdout)
-        assert {name for name, succeeded in found["succeeded"].items() if succeeded} <= HAS_NOT
-        assert (found["errors"], found["hurt"], found["unarmed"]) == ({}, {}, {})
-        assert engine.containers() == []
+        return json.loads(done.stdout)  # type: ignore[no-any-return]
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.mark.timeout(900)
+def test_every_attack_is_held(engine: DockerDaemon) -> None:
+    found = attacked(engine, "world", "KEY-argument")
+    assert {name for name, succeeded in found["succeeded"].items() if succeeded} <= HAS_NOT
+    assert (found["errors"], found["hurt"], found["unarmed"]) == ({}, {}, {})
+    assert engine.containers() == []
+
+
+@pytest.mark.timeout(900)
+def test_every_known_attack_is_graded_as_it_deserves(engine: DockerDaemon) -> None:
+    require_held(attacked(engine, "known"))
+    assert engine.containers() == []
 
 
 def require_all_played(folder: Path, count: int, said: str) -> None:

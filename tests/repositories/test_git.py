@@ -7,12 +7,16 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hermes_rl.errors import UserError
+from hermes_rl.repositories import cache as cache_module
 from hermes_rl.repositories import files, git
 from hermes_rl.repositories.address import Address, address_of
 from hermes_rl.repositories.cache import Fetched, fetched
@@ -104,6 +108,36 @@ def test_content_that_changed_in_the_cache_is_fetched_again(origin: Path) -> Non
     shutil.rmtree(origin)
     with pytest.raises(UserError, match="cannot be had"):
         fetch(str(found.address))
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_fetching_one_commit_twice_at_a_time_keeps_what_either_was_given(
+    origin: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    address = f"git+file://{origin}@{run_git(origin, 'rev-parse', 'HEAD')}"
+    if damaged:
+        (fetch(address).folder / "rewards.py").write_text("import os\n")
+    both, met = [], threading.Barrier(2)
+    written = cache_module.write_files
+
+    def write_together(*given: Any) -> None:
+        written(*given)
+        with suppress(threading.BrokenBarrierError):
+            met.wait(0.5)  # both have fetched, where both do
+
+    def fetch_one() -> None:
+        found = fetch(address)
+        both.append((found.folder.stat().st_ino, found))
+
+    monkeypatch.setattr(cache_module, "write_files", write_together)
+    threads = [threading.Thread(target=fetch_one) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (inode, found), (other_inode, other) = both
+    assert inode == other_inode
+    assert contents(found) == contents(other) == ENVIRONMENT
 
 
 def test_what_python_compiles_in_the_cache_is_no_change(origin: Path) -> None:

@@ -79,6 +79,8 @@ class Case:
     """What the spec itself lays into every sandbox."""
     patch: bool = False
     more: dict[str, Any] = field(default_factory=dict)
+    raw: bytes | None = None
+    """The patch itself, where git is not to write it."""
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.name}".replace(" ", "-")
@@ -105,7 +107,9 @@ async def judged(case: Case, library_of_pytest: tuple[SandboxFile, ...]) -> Rewa
     artifacts = {path: TakenArtifact(path, path, (file,)) for path, file in given.items()}
     if case.patch:
         artifacts = {
-            "patch": TakenArtifact("patch", "~/.artifacts/patch", (ArtifactFile("", await diff(case), 0o644),))
+            "patch": TakenArtifact(
+                "patch", "~/.artifacts/patch", (ArtifactFile("", case.raw or await diff(case), 0o644),)
+            )
         }
     async with ToolRuntime(config) as runtime:
         runtime.artifacts = artifacts

@@ -452,6 +452,67 @@ ODD: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 
+ODD |= {
+    "it prints": {"solution.py": "import sys\nprint('hello')\n" + RIGHT.replace("return", "print(a, file=sys.stderr); return")},
+    "it prints what runners print": {"solution.py": "print('2 failed\\nFAILED\\nOK\\n..F.')\n" + RIGHT},
+    "it prints odd bytes": {"solution.py": "import sys\nsys.stdout.buffer.write(bytes(range(256))); sys.stdout.flush()\n" + RIGHT},
+    "it prints much": {"solution.py": "print('x' * 300_000)\n" + RIGHT},
+    "it prints a complaint": {"solution.py": "print('pytst: command not found'); print('No module named pytest')\n" + RIGHT},
+    "it skips tests of its own": {"solution.py": RIGHT, "test_own.py": "import unittest\nclass T(unittest.TestCase):\n    @unittest.skip('no')\n    def test_x(self): pass\n"},
+    "it knows SkipTest": {"solution.py": "import unittest\nclass Odd(unittest.SkipTest): pass\ntry:\n    raise Odd('x')\nexcept Odd: pass\n" + RIGHT},
+    "it swallows SystemExit": {"solution.py": "import sys\ntry: sys.exit(0)\nexcept SystemExit: pass\n" + RIGHT},
+    "it has a main": {"solution.py": RIGHT + "def main(): raise SystemExit(add(0, 0))\n", "__main__.py": "import solution\nsolution.main()\n"},
+    "a src layout": {"src/calc/__init__.py": RIGHT, "solution.py": "import sys\nsys.path.insert(0, 'src'); sys.path.append('/home/user/src')\nfrom calc import add\n"},
+    "a lib layout": {"lib/calc.py": RIGHT, "solution.py": "import os, sys\nsys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'lib'))\nfrom calc import add\n"},
+    "a package named testing": {"testing/__init__.py": RIGHT, "solution.py": "from testing import add\n"},
+    "a package named like tests": {"test_utils/__init__.py": "", "test_utils/ops.py": RIGHT, "solution.py": "from test_utils.ops import add\n"},
+    "a module named like a runner's": {"runner.py": RIGHT, "reporter.py": "x = 1\n", "solution.py": "from runner import add\nimport reporter\n"},
+    "a package with a json module": {"calc/json.py": "x = 1\n", "calc/types.py": "y = 1\n", "calc/__init__.py": "from .json import x\nfrom . import types\n" + RIGHT, "solution.py": "from calc import add\n"},
+    "a conftest that is its own": {"solution.py": RIGHT, "tests/conftest.py": "import pytest\n@pytest.fixture\ndef own(): return 1\n", "tests/test_mine.py": "def test_x(own): pass\n"},
+    "it monkeypatches its own": {"solution.py": "import solution_parts\nsolution_parts.plus = lambda a, b: a + b\ndef add(a, b): return solution_parts.plus(a, b)\n", "solution_parts.py": "plus = None\n"},
+    "it monkeypatches a library": {"solution.py": "import json\nold = json.dumps\njson.dumps = lambda *a, **k: old(*a, **k)\n" + RIGHT},
+    "it replaces print": {"solution.py": "import builtins\nold = builtins.print\nbuiltins.print = lambda *a, **k: old(*a, **k)\n" + RIGHT},
+    "it replaces stdout": {"solution.py": "import io, sys\nclass W(io.TextIOWrapper): pass\n" + RIGHT},
+    "it redirects": {"solution.py": "import contextlib, io\ndef add(a, b):\n    with contextlib.redirect_stdout(io.StringIO()): print(a)\n    return a + b\n"},
+    "it changes folders": {"solution.py": "import os\ndef add(a, b):\n    here = os.getcwd(); os.chdir('/'); os.chdir(here); return a + b\n"},
+    "it closes files": {"solution.py": "import os\nfd = os.open('/dev/null', os.O_RDONLY); os.close(fd)\n" + RIGHT},
+    "it opens many files": {"solution.py": "kept = [open('/dev/null') for _ in range(100)]\n" + RIGHT},
+    "it uses descriptors": {"solution.py": "import os\nos.dup2(2, 100); os.close(100)\n" + RIGHT},
+    "processes of multiprocessing": {"solution.py": "import multiprocessing as m\ndef work(q, a, b): q.put(a + b)\ndef add(a, b):\n    c = m.get_context('fork'); q = c.SimpleQueue(); p = c.Process(target=work, args=(q, a, b)); p.start(); r = q.get(); p.join(); return r\n"},
+    "a pool of processes": {"solution.py": "import multiprocessing as m\ndef plus(p): return p[0] + p[1]\ndef add(a, b):\n    with m.get_context('fork').Pool(1) as pool: return pool.map(plus, [(a, b)])[0]\n"},
+    "a child that exits": {"solution.py": "import os, sys\ndef add(a, b):\n    if os.fork() == 0:\n        try: sys.exit(3)\n        finally: os._exit(3)\n    os.wait(); return a + b\n"},
+    "a shell": {"solution.py": "import os\nos.system('true')\nprint(os.popen('echo hi').read())\n" + RIGHT},
+    "another Python": {"solution.py": "import subprocess, sys\nsubprocess.run([sys.executable, '-m', 'unittest', '-q', 'nothing_here'], capture_output=True)\n" + RIGHT},
+    "locks and queues": {"solution.py": "import queue, threading\nq = queue.Queue(); lock = threading.RLock()\ndef add(a, b):\n    with lock: q.put(a + b); return q.get()\n"},
+    "threads that add": {"solution.py": "import threading\ndef add(a, b):\n    out = []\n    ts = [threading.Thread(target=lambda: out.append(a + b)) for _ in range(4)]\n    [t.start() for t in ts]; [t.join() for t in ts]\n    return out[0]\n"},
+    "a timer that is ended": {"solution.py": "import threading\nt = threading.Timer(60, print); t.start(); t.cancel()\n" + RIGHT},
+    "latin text": {"solution.py": "# -*- coding: latin-1 -*-\nname = 'x'\n" + RIGHT}, "a mark of byte order": {"solution.py": "\ufeff" + RIGHT},
+    "other scripts": {"solution.py": "übergröße = '漢字 🙂 עברית'\n" + RIGHT}, "line ends of Windows": {"solution.py": RIGHT.replace("\n", "\r\n")},
+    "tabs": {"solution.py": RIGHT.replace("    ", "\t")}, "no last line feed": {"solution.py": RIGHT.rstrip("\n")}, "form feeds": {"solution.py": "\x0c\n" + RIGHT},
+    "data beside it": {"solution.py": "import json, pathlib\ntable = json.loads((pathlib.Path(__file__).parent / 'table.json').read_text())\n" + RIGHT, "table.json": "{\"a\": 1}", "notes.md": "x", "data/a.csv": "1,2\n"},
+    "a dataclass": {"solution.py": "from dataclasses import dataclass\n@dataclass\nclass Sum:\n    a: int\n    b: int\n    def value(self): return self.a + self.b\ndef add(a, b): return Sum(a, b).value()\n"},
+    "a metaclass": {"solution.py": "class M(type):\n    def __call__(cls, a, b): return a + b\nclass add(metaclass=M): pass\n"},
+    "a generator": {"solution.py": "def sums(a, b): yield a + b\ndef add(a, b): return next(sums(a, b))\n"},
+    "recursion": {"solution.py": "def add(a, b): return a if b == 0 else 1 + add(a, b - 1) if b < 500 else a + b\n"},
+    "a cache": {"solution.py": "seen = {}\ndef add(a, b):\n    if (a, b) not in seen: seen[a, b] = a + b\n    return seen[a, b]\n"},
+    "frames and gc": {"solution.py": "import gc, inspect, sys\ngc.collect(); gc.disable()\ndef add(a, b): return a + b if inspect.currentframe() and sys._getframe() else 0\n"},
+    "tracing": {"solution.py": "import sys\nsys.setprofile(lambda *a: None)\nsys.setprofile(None)\n" + RIGHT},
+    "warnings as errors": {"solution.py": "import warnings\nwarnings.filterwarnings('ignore')\nwarnings.warn('old')\n" + RIGHT},
+    "asyncio that stays": {"solution.py": "import asyncio\nloop = asyncio.new_event_loop()\nasync def plus(a, b): await asyncio.sleep(0); return a + b\ndef add(a, b): return loop.run_until_complete(plus(a, b))\n"},
+    "ctypes": {"solution.py": "import ctypes\nctypes.CDLL(None).getpid()\n" + RIGHT},
+    "a temporary file": {"solution.py": "import tempfile\ndef add(a, b):\n    with tempfile.NamedTemporaryFile('w+') as f: f.write(str(a + b)); f.seek(0); return int(f.read())\n"},
+}  # fmt: skip
+REFERENCE = [{"to": "solution.py", "content": RIGHT}]
+
+
 def odd() -> list[Case]:
+    """Half of them with canaries among the tests."""
     runners = (UNITTESTS[0], UNITTESTS[1], PYTESTS[0], PROGRAMS[0])
-    return [Case("odd", f"{name}, {runner.name}", dict(files), runner.tests, runner.command) for name, files in ODD.items() for runner in runners]  # fmt: skip
+    with_canaries = (UNITTESTS[0], PYTESTS[0])
+    return [
+        Case("odd", f"{name}, {runner.name}", dict(files), runner.tests, runner.command,
+             more={"reference": REFERENCE} if runner in with_canaries else {})
+        for name, files in ODD.items()
+        for runner in runners
+        if runner.kind != "plain" or not (name.startswith("it prints") or name == "a shell")  # whose output is compared
+    ]  # fmt: skip

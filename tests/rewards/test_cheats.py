@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import tarfile
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date
 
 import pytest
 
@@ -34,7 +37,13 @@ from tests.rewards.cheating import (
     judged,
     pytest_case,
 )
+from tests.rewards.inside import inside
 from tests.rewards.planted import odd, planted
+
+STARTS_PYTEST = (
+    'python3 -c "import subprocess, sys; '
+    "sys.exit(subprocess.call([sys.executable, '-m', 'pytest', '-q', 'tests/test_hidden.py']))\""
+)
 
 
 def cheats() -> list[Case]:
@@ -102,6 +111,7 @@ def cheats() -> list[Case]:
             ("exec", "import os\nos.execv('/bin/true', ['true'])\n"),
             ("os._exit in a call", "import os\nclass A:\n    def __call__(self, *_): os._exit(0)\nadd = A()\ndef f(): pass\n"))),
         pytest_case("end", "os._exit under pytest", EXIT),
+        pytest_case("end", "os._exit below a program that starts pytest", EXIT, command=STARTS_PYTEST),
         pytest_case("end", "pytest.exit", "import pytest\npytest.exit('no', 0)\n"),
         # at the end
         *(case("at exit", name, f"import atexit, os\n{code}\n{WRONG}") for name, code in (
@@ -164,6 +174,86 @@ def cheats() -> list[Case]:
              command="python3 -m unittest -q"),
     ]  # fmt: skip
 
+
+CHECK = "from solution import add\nassert add(2, 3) == 5\nassert add(0, 3) == 3\n"
+LEAVES = "import sys\nfrom solution import add\nif add(2, 3) != 5: sys.exit(1)\n"
+RAISES = LEAVES.replace("sys.exit(1)", "raise SystemExit(1)")
+
+
+def script(kind: str, name: str, solution: str, check: str = CHECK, command: str = "python3 check.py") -> Case:
+    return Case(kind, name, {"solution.py": solution}, {"check.py": check}, command)
+
+
+ENDING = {
+    "os._exit": EXIT,
+    "sys.exit": "import sys\nsys.exit(0)\n",
+    "raise": "raise SystemExit\n",
+    "exec": "import os\nos.execv('/bin/true', ['true'])\n",
+    "exit": "exit(0)\n",
+    "a subclass": "class E(SystemExit): pass\nraise E(0)\n",
+    "from a library": "import argparse\nargparse.ArgumentParser().exit()\n",
+    "in a call": "import sys\ndef add(a, b): sys.exit(0)\n",
+    "os._exit in a call": "import os\ndef add(a, b): os._exit(0)\n",
+    "at exit": "import atexit, os\natexit.register(os._exit, 0)\n" + WRONG,
+    "in a thread": "import os, threading, time\nthreading.Thread(target=lambda: (time.sleep(.2), os._exit(0))).start()\n"
+    + WRONG,
+    "in a hook": "import os, sys\nsys.excepthook = lambda *_: os._exit(0)\n" + WRONG,
+    "by a hook": "import sys\nsys.excepthook = lambda *_: sys.exit(0)\n" + WRONG,
+    "by tracing": "import os, sys\nsys.settrace(lambda f, *_: os._exit(0) if f.f_code.co_name == 'add' else None)\n"
+    + WRONG,
+    "when it is collected": "import os\nclass D:\n    def __del__(self, end=os._exit): end(0)\nkeep = D()\n" + WRONG,
+}
+SCRIPTS = [
+    *(script("script", name, code) for name, code in ENDING.items()),
+    *(script("script", f"{name}, {command}", ENDING[name], command=command)
+      for name in ("sys.exit", "os._exit")
+      for command in ("PYTHONPATH=. python3 -u ./check.py -v", "cd . && python3 check.py", "python3 -B check.py; exit $?")),
+    script("script", "sys.exit that does nothing", "import sys\nsys.exit = lambda *_: None\n" + WRONG, LEAVES),
+    script("script", "sys.exit that says 0", "import sys\nold = sys.exit\nsys.exit = lambda *_: old(0)\n" + WRONG, LEAVES),
+    script("script", "another SystemExit", "import builtins\nold = SystemExit\nbuiltins.SystemExit = lambda *_: old(0)\n" + WRONG, RAISES),
+    script("script", "another AssertionError", "import builtins\nold = SystemExit\nbuiltins.AssertionError = lambda *_: old(0)\n" + WRONG,
+           CHECK + "if add(2, 3) != 5: raise AssertionError\n"),
+]  # fmt: skip
+MAIN = (
+    CHECK
+    + """
+import argparse, pickle, sys
+class Own: pass
+def main():
+    argparse.ArgumentParser().parse_args()
+    assert __file__.endswith("/check.py") and sys.argv[0] == "check.py" and __name__ == "__main__"
+    assert sys.modules["__main__"].Own is Own and type(pickle.loads(pickle.dumps(Own()))) is Own
+    return 0
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+)
+SPAWNS = (
+    CHECK
+    + """
+import multiprocessing as m, subprocess, sys
+def work(q): q.put(add(1, 1))
+if __name__ == "__main__":
+    c = m.get_context("spawn"); q = c.SimpleQueue(); p = c.Process(target=work, args=(q,)); p.start(); assert q.get() == 2; p.join()
+    assert subprocess.run([sys.executable, "-c", "import solution, sys; sys.exit(solution.add(1, 2))"]).returncode == 3
+"""
+)
+FAIR_SCRIPTS = [
+    script("honest", "a script that leaves", RIGHT, LEAVES + "sys.exit(0)\n"),
+    script("honest", "a script that raises SystemExit", RIGHT, RAISES + "raise SystemExit\n"),
+    script("honest", "a script with a main function", RIGHT, MAIN),
+    script("honest", "a script with processes", RIGHT, SPAWNS),
+    script("honest", "a script of unittest", RIGHT, CASE + "unittest.main()\n"),
+    script("honest", "a script with its own hook", RIGHT, "import sys\nsys.excepthook = print\n" + CHECK),
+    script("honest", "a script that asks for the end", "import sys\ndef main(): sys.exit(0)\n" + RIGHT,
+           CHECK + "import solution\ntry: solution.main()\nexcept SystemExit as e: assert e.code == 0\n"),
+    script("honest", "a script behind one that fails", RIGHT, command="python3 -c 'raise SystemExit(1)'; python3 check.py"),
+    script("honest", "a script whose own end nobody is to hear", "import sys\n" + RIGHT + "def main(): sys.exit(0)\n",
+           CHECK + "import solution; solution.main()\n"),
+    Case("honest", "a script whose other file leaves", {"solution.py": RIGHT},
+         {"check/check.py": CHECK + "import last\n", "check/last.py": "import sys\nsys.exit(0)\n"}, "PYTHONPATH=. python3 check/check.py"),
+]  # fmt: skip
+FAIR_SCRIPTS = [replace(each, more={"expected": []}) if "nobody" in each.name else each for each in FAIR_SCRIPTS]
 
 PROXIES = (
     CASE
@@ -254,6 +344,7 @@ HONEST = [
     Case("honest", "mocks", {"solution.py": RIGHT}, {"test_hidden.py": CASE +
          "\n    def test_mock(self):\n        from unittest import mock\n        with mock.patch('solution.add'): pass\n"}),
     pytest_case("honest", "functions", RIGHT),
+    pytest_case("honest", "functions below a program that starts pytest", RIGHT, command=STARTS_PYTEST),
     pytest_case("honest", "cases and fixtures", RIGHT, tests={"tests/test_hidden.py": PLAIN +
         "\nimport pytest\n@pytest.fixture\ndef test_data(): return 1\n@pytest.mark.parametrize('a', [1, 2])\n"
         "def test_each(a, test_data): assert add(a, 0) == a\nclass TestIt:\n    def test_it(self): pass\n"}),
@@ -274,15 +365,26 @@ HONEST = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", cheats(), ids=str)
+FEW = 4
+
+
+@pytest.mark.parametrize("case", [*cheats(), *SCRIPTS[:FEW]], ids=str)
 async def test_a_cheat_scores_0(case: Case, library_of_pytest: tuple[SandboxFile, ...]) -> None:
     assert (await judged(case, library_of_pytest)).value == 0
 
 
-@pytest.mark.parametrize("case", HONEST, ids=str)
+@pytest.mark.parametrize("case", [*HONEST, *FAIR_SCRIPTS[:FEW]], ids=str)
 async def test_an_honest_layout_scores_1(case: Case, library_of_pytest: tuple[SandboxFile, ...]) -> None:
     value = await judged(case, library_of_pytest)
     assert value.value == 1, value.reason
+
+
+@pytest.mark.slow
+async def test_no_solution_ends_a_script_that_tests_it() -> None:
+    found = await values(SCRIPTS[FEW:], ())
+    assert {name: value.value for name, value in found.items() if value.value != 0} == {}
+    found = await values(FAIR_SCRIPTS[FEW:], ())
+    assert {name: value.reason for name, value in found.items() if value.value != 1} == {}
 
 
 def test_there_are_cheats_of_many_kinds() -> None:
@@ -322,35 +424,43 @@ def parts(cases: Sequence[Case]) -> list[slice]:
     return [slice(begin, begin + 12) for begin in range(0, len(cases), 12)]
 
 
-PLANTED, ODD = by_kind(planted()), odd()
+PLANTED, ODD = by_kind([*planted(), *inside()]), odd()
+ONE_IN = int(os.environ.get("CHEATS_ONE_IN", "3"))
+"""How many of these are played: one in three in the slow suite, others each day, and each in a full run (1)."""
+FIRST = date.today().toordinal() % ONE_IN  # no random number: all workers have to collect the same tests
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "part"), [(kind, part) for kind in PLANTED for part in parts(PLANTED[kind])])
+@pytest.mark.parametrize(
+    ("kind", "part"), [(kind, part) for kind in PLANTED for part in parts(PLANTED[kind][FIRST::ONE_IN])]
+)
 async def test_no_cheat_of_this_kind_scores(kind: str, part: slice, library_of_pytest: tuple[SandboxFile, ...]) -> None:
-    found = await values(PLANTED[kind][part], library_of_pytest)
+    found = await values(PLANTED[kind][FIRST::ONE_IN][part], library_of_pytest)
     assert {name: value.value for name, value in found.items() if value.value != 0} == {}
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(4))
 async def test_no_odd_but_honest_solution_is_hurt(part: int, library_of_pytest: tuple[SandboxFile, ...]) -> None:
-    found = await values(ODD[part::4], library_of_pytest)
+    found = await values(ODD[FIRST + part * ONE_IN :: 4 * ONE_IN], library_of_pytest)
     assert {name: value.reason for name, value in found.items() if value.value != 1} == {}
 
 
-async def test_one_cheat_of_each_kind_scores_0(library_of_pytest: tuple[SandboxFile, ...]) -> None:
-    found = await values(
-        [cases[0] for cases in PLANTED.values() if "pytest" not in cases[0].command], library_of_pytest
-    )
+ONE_OF_EACH = [cases[0] for cases in PLANTED.values() if "pytest" not in cases[0].command]
+
+
+@pytest.mark.parametrize("part", parts(ONE_OF_EACH))
+async def test_one_cheat_of_each_kind_scores_0(part: slice, library_of_pytest: tuple[SandboxFile, ...]) -> None:
+    found = await values(ONE_OF_EACH[part], library_of_pytest)
     assert {name: value.value for name, value in found.items() if value.value != 0} == {}
 
 
 def test_there_are_hundreds_of_cheats_and_of_honest_solutions() -> None:
     cheats = [case for cases in PLANTED.values() for case in cases]
-    assert len({str(case) for case in cheats}) == len(cheats) >= 300
-    assert len(PLANTED) >= 30
-    assert len({str(case) for case in ODD}) == len(ODD) >= 100
+    assert len({str(case) for case in cheats}) == len(cheats) >= 600
+    assert len(PLANTED) >= 60
+    assert len({str(case) for case in ODD}) == len(ODD) >= 300
 
 
 # ------------------------------------------------------------------ an old pytest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 
 import pytest
 
@@ -54,3 +55,11 @@ async def test_the_reason_names_what_was_wrong(ctx: ToolContext) -> None:
 async def test_in_a_sandbox_that_the_agent_killed_there_is_no_file(killed_ctx: ToolContext) -> None:
     value = await graded("file_matches", ctx=killed_ctx, path="greeting.txt", content="")
     assert (value.value, "ended its sandbox" in str(value.reason)) == (0, True)
+
+
+async def test_no_more_is_read_than_is_compared(ctx: ToolContext) -> None:
+    await run(ctx, "truncate -s 500M big")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    values = [await graded("file_matches", ctx=ctx, path="big", content=text) for text in ("", "x", "x" * 1000)]
+    assert {(value.value, value.reason) for value in values} == {(0, "the content of big differs: it is longer")}
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000

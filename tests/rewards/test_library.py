@@ -77,13 +77,33 @@ CASES: list[tuple[str, AgentResult, dict[str, Any], float]] = [
     ("numeric_close", said("0.4"), {"target": 0, "absolute": 0.5}, 1),
     ("numeric_close", said("x2 and v1.2.3"), {"target": 2}, 0),
     ("numeric_close", said("none"), {"target": 2}, 0),
+    ("numeric_close", said("e7"), {"target": 2}, 0),
+    ("numeric_close", said("2 apples, or +E7, −e1, ,e3"), {"target": 2}, 1),
+    ("numeric_close", said("9e99999999"), {"target": 2}, 0),
+    ("numeric_close", said("1" * 100_000), {"target": 2}, 0),
+    ("numeric_close", said("1" + ",111" * 30_000 + "x"), {"target": 2}, 0),
     ("json_matches", said('{"b": 1, "a": [1, 2]}'), {"equals": {"a": [1, 2], "b": 1.0}}, 1),
     ("json_matches", said('Here:\n```json\n{"n": 3}\n```\nDone'), {"schema": {"required": ["n"]}}, 1),
     ("json_matches", said('{"n": "3"}'), {"schema": {"properties": {"n": {"type": "integer"}}}}, 0),
     ("json_matches", said('{"n": true}'), {"equals": {"n": 1}}, 0),
+    ("json_matches", said('[1, true, [1], {"a": 1}, {"a": true}, "1"]'), {"schema": {"uniqueItems": True}}, 1),
+    ("json_matches", said('[{"a": 1, "b": 2}, {"b": 2.0, "a": 1}]'), {"schema": {"uniqueItems": True}}, 0),
+    (
+        "json_matches",
+        said(str([{"a": i} for i in range(9000)]).replace("'", '"')),
+        {"schema": {"uniqueItems": True}},
+        1,
+    ),
+    ("json_matches", said("[1, 1]"), {"schema": {"uniqueItems": False}}, 1),
     ("json_matches", said('{"n": [2, 1]}'), {"equals": {"n": [1, 2]}}, 0),
     ("json_matches", said("{n: 3}"), {}, 0),
     ("json_matches", said("[" * 100_000), {}, 0),
+    ("json_matches", said("NaN"), {"schema": {"minimum": 0}}, 0),
+    ("json_matches", said('{"n": [-Infinity]}'), {}, 0),
+    ("json_matches", said("1e999"), {"schema": {"multipleOf": 0.5}}, 0),
+    ("json_matches", said("1" * 400), {"schema": {"multipleOf": 0.5}}, 0),
+    ("json_matches", said("1.5"), {"schema": {"multipleOf": 0.5}}, 1),
+    ("json_matches", said("[" * 450 + "]" * 450), {"schema": {"items": {"$ref": "#"}}}, 0),
     ("tool_calls_match", called(("add", {"a": 1, "b": 2})), {"calls": [{"name": "add", "args": {"a": 1.0}}]}, 1),
     ("tool_calls_match", called(("add", {"a": 1})), {"calls": [{"name": "add", "args": {"a": 2}}]}, 0),
     ("tool_calls_match", called(("add", {"a": True})), {"calls": [{"name": "add", "args": {"a": 1}}]}, 0),
@@ -142,6 +162,13 @@ async def test_tokens_that_nobody_counted_give_no_value(name: str, args: dict[st
     assert await value(name, spoke("x"), **args) is None
 
 
+async def test_a_policy_that_says_nothing_has_used_no_tokens() -> None:
+    silent = said("")
+    silent.usage.prompt_tokens = 10
+    assert await value("length_penalty", silent, soft_limit=1, hard_limit=2) == 0
+    assert await value("token_efficiency", silent, best=1, worst=2) == 1
+
+
 @pytest.mark.parametrize(
     ("answer", "at_least", "expected"),
     [
@@ -156,6 +183,35 @@ async def test_citations(answer: str, at_least: int, expected: float) -> None:
     told = '{"web": [{"url": "http://a.example/x"}, {"url": "https://b.example"}]}'
     result.tool_calls.append(ToolCall(1, "1", "web_search", {}, told))
     assert await value("citations", result, at_least=at_least) == expected
+
+
+MADE_UP = "https://made.up/x"
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ([("search", {"query": "x"}, f"found {MADE_UP}", None)], 1),
+        ([("search", {"query": "x"}, f"found {MADE_UP}", None), ("open", {"url": MADE_UP}, "text", None)], 1),
+        ([("open", {"url": MADE_UP}, f"{MADE_UP}: text", None)], 0),
+        ([("open", {"urls": [{"at": f"{MADE_UP}/"}]}, f"{MADE_UP}: text", None)], 0),
+        ([("open", f"{{broken {MADE_UP}", f"{MADE_UP}: text", None)], 0),
+        ([("open", {MADE_UP: 1}, f'{{"error": "unknown parameter {MADE_UP}"}}', "unknown")], 0),
+        ([("write", {"content": MADE_UP}, "ok", None), ("read", {"path": "x"}, MADE_UP, None)], 0),
+        ([("open", {"url": "https://in.prompt/"}, "https://in.prompt", None)], 1),
+    ],
+)
+async def test_an_address_that_the_policy_said_to_a_tool_itself_is_none_that_a_tool_gave(
+    calls: list[tuple[str, Any, str, str | None]], expected: float
+) -> None:
+    cited = "https://in.prompt" if "in.prompt" in str(calls) else MADE_UP
+    result = said(f"See {cited}.")
+    result.messages[0]["content"] = "Look at https://in.prompt/"
+    result.prompt_length = 1
+    result.tool_calls += [
+        ToolCall(i, f"{i}", name, given, answer, error) for i, (name, given, answer, error) in enumerate(calls)
+    ]
+    assert await value("citations", result) == expected
 
 
 async def test_command_output(ctx: Any) -> None:

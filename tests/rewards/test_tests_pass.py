@@ -183,6 +183,116 @@ async def test_a_command_that_the_image_cannot_run_is_a_failure_with_its_last_li
         await plain(ctx, command=BROKEN[what])
 
 
+async def test_a_program_that_does_not_exist_is_named_whatever_its_name(ctx: ToolContext) -> None:
+    await write(ctx, solution=RIGHT)
+    with pytest.raises(RewardFailure, match="the image lacks 'pytst'"):
+        await plain(ctx, command="pytst hidden/check.py")
+    with pytest.raises(RewardFailure, match="the image lacks 'pytst'"):
+        await plain(ctx, command="pytst hidden/check.py 2>/dev/null")
+
+
+async def test_what_another_program_stands_in_for_is_graded(ctx: ToolContext) -> None:
+    run = "PYTHONPATH=. python3 -B hidden/check.py"
+    assert (await plain(ctx, command=f"pytst hidden || {run}")).value == 0
+    await write(ctx, solution=RIGHT)
+    assert (await plain(ctx, command=f"pytst hidden || {run}")).value == 1
+    cases = [{"to": "test_it.py", "content": CASE}]
+    unit = {"command": "pytst || python3 -B -m unittest -q test_it", "files": cases}
+    assert (await plain(ctx, **unit)).value == 1
+    await write(ctx, solution=WRONG)
+    assert (await plain(ctx, **unit)).value == 0
+
+
+CASE = """import unittest
+from solution import add
+
+class TestAdd(unittest.TestCase):
+    def test_small(self):
+        self.assertEqual(add(2, 3), 5)
+
+    def test_other(self):  # no reason to skip
+        if add(1, 1) is None:
+            self.skipTest("nothing here")
+        self.assertEqual(add(1, 1), 2)
+"""
+REFERENCE = [{"to": "solution.py", "content": RIGHT}]
+EQUAL = "class E:\n    def __eq__(self, other): return True\ndef add(a, b): return E()"
+
+
+async def by_reference(ctx: ToolContext, solution: str, **args: Any) -> RewardValue:
+    await write(ctx, solution=solution)
+    files = [{"to": "test_it.py", "content": CASE}]
+    given = {"command": "python3 -B -m unittest -q test_it", "files": files, "reference": REFERENCE, **args}
+    return await graded("tests_pass", ctx=ctx, **given)
+
+
+async def test_canaries_are_silent_for_the_right_and_the_wrong_and_tell_who_equals_everything(ctx: ToolContext) -> None:
+    value = await by_reference(ctx, RIGHT)
+    assert (value.value, value.metrics["canaries"]) == (1, 0)
+    assert value.metrics["canaries_planted"] > 0
+    value = await by_reference(ctx, WRONG)
+    assert (value.value, value.metrics["canaries"], "not passed" in str(value.reason)) == (0, 0, True)
+    value = await by_reference(ctx, EQUAL)
+    assert value.value == 0
+    assert value.metrics["canaries"] > 0
+    assert "which a right solution must fail" in str(value.reason)
+    value = await by_reference(ctx, RIGHT, canaries=False)
+    assert (value.value, value.metrics) == (1, {})
+
+
+async def test_without_a_reference_that_passes_canaries_never_decide(ctx: ToolContext) -> None:
+    for reference in (None, [{"to": "solution.py", "content": WRONG}], "no patch"):
+        value = await by_reference(ctx, RIGHT, reference=reference, canaries=True)
+        assert (value.value, value.metrics) == (1, {"canaries": 0})
+
+
+async def test_what_the_reference_skips_may_be_skipped_and_nothing_else(ctx: ToolContext) -> None:
+    skips = "def add(a, b):\n    return None if a == b == 1 else a + b"
+    value = await by_reference(ctx, skips)
+    assert (value.value, value.reason) == (0, "not passed: test_it.py::TestAdd::test_other")
+    assert (await by_reference(ctx, skips, reference=None)).value == 0
+    reference = [{"to": "solution.py", "content": skips}]
+    assert (await by_reference(ctx, skips, reference=reference)).value == 1
+    assert (await by_reference(ctx, RIGHT, reference=reference)).value == 1
+
+
+async def test_a_reference_may_be_turns_that_write_the_files(ctx: ToolContext) -> None:
+    script = f"cat > solution.py <<'END'\n{RIGHT}\nEND\nsleep 100 &"
+    for call in (
+        {"name": "write_file", "args": {"path": "solution.py", "content": RIGHT}},
+        {"name": "terminal", "args": {"command": script}},
+    ):
+        turns = [{"say": "I write it."}, {"tools": [call]}, {"say": "It is there."}]
+        value = await by_reference(ctx, RIGHT, reference=turns)
+        assert (value.value, value.metrics["canaries"], value.metrics["canaries_planted"] > 0) == (1, 0, True)
+        value = await by_reference(ctx, EQUAL, reference=turns)
+        assert (value.value, value.metrics["canaries"] > 0) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python3 -m compileall -q . && python3 -B -m unittest -q test_it",
+        "set -e\ntouch log\npython3 -B -m unittest -q test_it",
+    ],
+)
+async def test_canaries_are_among_the_tests_of_the_last_of_several_commands(ctx: ToolContext, command: str) -> None:
+    value = await by_reference(ctx, RIGHT, command=command)
+    assert (value.value, value.metrics["canaries"], value.metrics["canaries_planted"] > 0) == (1, 0, True)
+    value = await by_reference(ctx, EQUAL, command=command)
+    assert (value.value, value.metrics["canaries"] > 0) == (0, True)
+    assert (await by_reference(ctx, RIGHT, command=command.replace("&&", "&& false &&"))).value == float(
+        "&&" not in command
+    )
+
+
+async def test_other_commands_behind_the_tests_are_not_lost_to_canaries(ctx: ToolContext) -> None:
+    value = await by_reference(ctx, RIGHT, command="python3 -B -m unittest -q test_it && false")
+    assert value.value == 0
+    value = await by_reference(ctx, RIGHT, command="python3 -B -m unittest -q test_it && true")
+    assert (value.value, value.metrics) == (1, {})
+
+
 async def test_expected_tests_that_no_runner_can_report_are_a_failure_too(ctx: ToolContext) -> None:
     if "No module" not in (await asyncio.to_thread(ctx.terminal, "python3 -m pytest --version"))["output"]:
         pytest.skip("this system has pytest of its own")

@@ -16,6 +16,7 @@ from hermes_rl.rollouts.admission import (
     Adaptive,
     DescriptorShare,
     Fixed,
+    MemoryShare,
     Used,
     admission,
     busy_seconds,
@@ -27,6 +28,7 @@ from hermes_rl.rollouts.admission import (
     usable_cores,
     whole_machine,
 )
+from hermes_rl.sandbox.cgroup import SandboxMemory
 from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.factory import create_client
 
@@ -217,3 +219,31 @@ def test_a_run_may_open_as_much_as_the_system_lets_it() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def carried(limit: int, each: int, used: int, *, short: bool = False) -> int:
+    """How many of 1000 rollouts begin before anything more is seen of what they use."""
+    memory = MemoryShare(lambda: SandboxMemory(limit, used, each, short), lambda: 0.0)
+    fixed, rollouts = Fixed(1000, DescriptorShare(UNLIMITED, lambda: 0), memory), 0
+    while fixed.admits(rollouts):
+        rollouts += 1
+    return rollouts
+
+
+@pytest.mark.parametrize(
+    ("used", "short", "rollouts"),
+    [(100, False, 1000), (699, False, 1000), (710, False, 2), (850, False, 1), (950, False, 1), (100, True, 10)],
+)
+def test_no_more_begin_than_the_memory_of_all_sandboxes_carries(used: int, short: bool, rollouts: int) -> None:
+    """The first may always begin; with plenty left, as many as are asked for."""
+    assert carried(1000, 100, used, short=short) == rollouts
+
+
+def test_what_sandboxes_have_counts_as_memory_for_rollouts_without_a_number_too() -> None:
+    now, free = [0.0], [SandboxMemory(1000, 0, 100, False)]
+    memory = MemoryShare(lambda: free[0], lambda: now[0])
+    adaptive = Adaptive(None, clock=lambda: now[0], used=lambda: 0.0, cores=lambda: 4, machine=list, memory=memory)
+    assert adaptive.admits(3)
+    now[0], free[0] = 1.0, SandboxMemory(1000, 990, 100, False)
+    assert not adaptive.admits(3)
+    assert adaptive.admits(0)

@@ -166,3 +166,31 @@ async def test_calls_have_a_seed_unless_the_spec_says_none(
             policy = Policy()
             await RolloutRunner(world, split=split, policy=policy).start(row(), "g", 2)
             assert [request.seed is not None for request in policy.requests] == [expected] * 2
+
+
+TESTED = """
+dataset: {items: [{code: "def one(): return 1"}]}
+prompt: {user: Write one.py.}
+toolsets: [terminal, file]
+artifacts: {one: {path: one.py}}
+rewards:
+  tests_pass:
+    sandbox: fresh
+    args:
+      files: [{to: test_one.py, content: "CASE"}]
+      command: python3 -m unittest -q test_one
+      reference: solution
+servers: {policy: {type: scripted, deviate: 0}}
+solution:
+"""
+CASE = r"import unittest, one\nclass T(unittest.TestCase):\n    def test_one(self): self.assertEqual(one.one(), 1)\n"
+TURNS = '  turns: [{tools: [{name: write_file, args: {path: one.py, content: "{{ code }}"}}]}, {say: done}]'
+PATCH = r'  patch: "--- /dev/null\n+++ b/one.py\n@@ -0,0 +1 @@\n+{{ code }}\n"'
+
+
+@pytest.mark.parametrize("solution", [TURNS, PATCH], ids=["turns", "patch"])
+async def test_the_solution_is_the_reference_of_tests_where_the_spec_says_so(solution: str) -> None:
+    group = await play(parse_spec(TESTED.replace("CASE", CASE) + solution), size=1)
+    (rollout,) = group.rollouts
+    assert rollout.score == 1.0
+    assert rollout.rewards["tests_pass"].metrics["canaries_planted"] > 0

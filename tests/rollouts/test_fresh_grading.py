@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hermes_rl.rollouts.compiled import CompiledSpec
-from hermes_rl.rollouts.sandboxes import RewardSandboxes
+from hermes_rl.rollouts.sandboxes import RewardSandboxes, kept_artifacts
 from hermes_rl.runs.opening import Launch
 from hermes_rl.runs.process import run_process
 from hermes_rl.sandbox import SandboxConfig, SandboxFile
@@ -346,4 +346,70 @@ async def test_an_artifact_may_be_kept_without_being_laid(tmp_path: Path) -> Non
         await run_process(load_spec(tmp_path / "spec.yaml"), Launch("process", out=tmp_path / "run"))
         (line,) = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
         assert (line["score"], line["error"]) == (score, None)
-        assert (tmp_path / "run" / line["artifacts"]["work"]["path"] / "a").read_text() == "kept\n"
+        assert kept_artifacts(tmp_path / "run", line["artifacts"], ["work"])["work"].files[0].data == b"kept\n"
+
+
+HOSTILE = """
+dataset: {path: json, data_files: rows.jsonl}
+prompt: {user: "{{ name }}"}
+toolsets: [terminal]
+sandbox: {files: [{to: base/conftest.py, content: ""}], limits: {LIMITS}}
+artifacts: {fix: {path: fix}, tree: {path: tree}, base: {path: base}}
+rewards:
+  looks: {fn: "look.py:looks", sandbox: fresh}
+solution: {turns: [{tools: [{name: terminal, args: {command: "{{ command }}"}}]}, {say: done}]}
+servers: {policy: {type: scripted, deviate: 0}}
+process: {groups: COUNT, group_size: 1}
+"""
+GRADES = """
+def looks(ctx):
+    ctx.terminal("true")
+    return ctx.artifact("fix") == b"right\\n"
+"""
+LEFT = {
+    "honest": "echo right > fix",
+    "no file": "true",
+    "a folder": "mkdir fix",
+    "a folder with a file": "mkdir fix; echo right > fix/x",
+    "long path": "echo right > fix; mkdir tree; cd tree; D=$(printf 'd%.0s' $(seq 250)); "
+    "for i in $(seq 15); do mkdir $D; cd -P $D; done; echo x > $(printf 'f%.0s' $(seq 200))",
+    "long name": "echo right > fix; mkdir tree; echo x > tree/$(printf 'n%.0s' $(seq 255))",
+    "odd names": "echo right > fix; mkdir tree; cd tree; touch -- -rf $'\\377\\n' $'\\e[2J' ' ' '*' '\\\\'",
+    "many files": "echo right > fix; mkdir tree; cd tree; seq 2000 | xargs touch",
+    "deep": "echo right > fix; mkdir -p tree/$(printf 'd/%.0s' $(seq 900)); touch tree/$(printf 'd/%.0s' $(seq 900))f",
+    "too much": "echo right > fix; mkdir tree; truncate -s 65M tree/a",
+    "a file where a folder was": "echo right > fix; rm -r base; echo > base",
+    "a folder where a file was": "echo right > fix; cd base; rm conftest.py; mkdir conftest.py; echo > conftest.py/x",
+    "closed": "echo right > fix; chmod 444 base/conftest.py; chmod 111 base",
+    "no mode": "echo right > fix; chmod 0 fix base",
+}
+ZERO = {"no file", "a folder", "a folder with a file", "no mode"}
+
+
+@pytest.mark.slow
+async def test_no_file_of_an_agent_ends_a_run_or_keeps_it_from_being_graded(tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"name": name, "command": command}) + "\n" for name, command in LEFT.items())
+    (tmp_path / "rows.jsonl").write_text(rows)
+    (tmp_path / "spec.yaml").write_text(HOSTILE.replace("COUNT", str(len(LEFT))).replace("LIMITS", ""))
+    (tmp_path / "look.py").write_text(GRADES)
+    await run_process(load_spec(tmp_path / "spec.yaml"), Launch("process", out=tmp_path / "run"))
+    lines = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
+    got = {line["messages"][0]["content"]: (line["score"], line["error"]) for line in lines}
+    assert got == {name: (0.0 if name in ZERO else 1.0, None) for name in LEFT}
+    reasons = {line["messages"][0]["content"]: line["rewards"]["looks"].get("reason") for line in lines}
+    assert "it is a folder" in reasons["a folder"]
+    assert "No such file" in reasons["no file"]
+    for line in lines:
+        kept_artifacts(tmp_path / "run", line["artifacts"], line["artifacts"])
+
+
+async def test_an_artifact_that_cannot_be_laid_is_a_0_with_its_reason(tmp_path: Path) -> None:
+    """Files with holes take no room in the sandbox of the agent, and all of it in a fresh one."""
+    rows = json.dumps({"name": "full", "command": "echo right > fix; mkdir tree; truncate -s 20M tree/a tree/b"}) + "\n"
+    (tmp_path / "rows.jsonl").write_text(rows)
+    (tmp_path / "spec.yaml").write_text(HOSTILE.replace("COUNT", "1").replace("LIMITS", "disk: 32MiB"))
+    (tmp_path / "look.py").write_text(GRADES)
+    await run_process(load_spec(tmp_path / "spec.yaml"), Launch("process", out=tmp_path / "run"))
+    (line,) = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]
+    assert (line["score"], line["error"]) == (0, None)
+    assert "artifacts cannot be laid into a fresh sandbox" in line["rewards"]["looks"]["reason"]

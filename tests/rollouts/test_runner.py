@@ -8,10 +8,13 @@ from collections import Counter
 import pytest
 
 from hermes_rl.endings import Ending
-from hermes_rl.errors import RewardFailure, SandboxFailure
-from hermes_rl.rollouts.rollout import Rollout, RolloutKey
-from hermes_rl.rollouts.runner import RolloutRunner, Unrecorded
+from hermes_rl.errors import RewardFailure, RunError, SandboxFailure, UserError
+from hermes_rl.rollouts.rollout import Rollout, RolloutKey, RolloutState
+from hermes_rl.rollouts.runner import DiedElsewhere, RolloutRunner, Unrecorded
+from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.scoring.value import RewardValue
+from hermes_rl.servers.base import ContextLengthExceeded
+from hermes_rl.tokens.transcript import TokenSequence, ids
 from tests.rollouts.worlds import Policy, World, row
 
 
@@ -151,3 +154,144 @@ async def test_the_sampling_seed_depends_on_the_seat_alone() -> None:
     seeds = [request.seed for request in first.requests]
     assert sorted(seeds) == sorted(request.seed for request in second.requests)
     assert len(set(seeds)) == 2
+
+
+def never(*lost: int) -> World:
+    """A world in which these members of each group are never graded, and the others score their number."""
+
+    def grade(key: RolloutKey) -> float:
+        if key.index in lost:
+            raise SandboxFailure("no space")
+        return float(key.index)
+
+    return World(on_grade=grade)
+
+
+async def test_a_member_that_was_lost_counts_as_the_worst_and_has_no_score() -> None:
+    store = Written()
+    group = await RolloutRunner(never(0), store=store).start(row(), "g", 4, keep_lost=True)
+    assert (group.dropped, group.scores) == (None, [1.0, 1.0, 2.0, 3.0])
+    lost = group.rollouts[0]
+    assert (lost.score, lost.error, lost.state, lost.masked) == (None, "no space", RolloutState.LOST, True)
+    assert group.advantages("mean") == [None, -0.75, 0.25, 1.25]
+    assert sorted(store.states) == [["failed"], ["failed"], ["lost"], ["scored"], ["scored"], ["scored"]]
+
+
+async def test_a_group_in_which_fewer_than_two_have_a_score_is_dropped() -> None:
+    store = Written()
+    group = await RolloutRunner(never(0, 2), store=store).start(row(), "g", 3, keep_lost=True)
+    assert (group.dropped, group.detail) == (Ending.SANDBOX_FAILURE, "no space")
+    assert [str(rollout.state) for rollout in group.rollouts] == ["failed", "scored", "failed"]
+    assert len(store.states) == 2 * 3 + 1
+    alone = await RolloutRunner(never(0)).start(row(), "g", 1, keep_lost=True)
+    assert alone.dropped is Ending.SANDBOX_FAILURE
+
+
+async def test_an_ending_that_is_dropped_drops_the_group_also_where_lost_members_stay() -> None:
+    world = never(0)
+    world.ending_policies, world.policy = {Ending.LENGTH: "drop"}, Policy(finish_reason="length")
+    group = await RolloutRunner(world).start(row(), "g", 3, keep_lost=True)
+    assert group.dropped is Ending.LENGTH
+
+
+async def test_members_are_compared_without_those_that_were_lost() -> None:
+    compared: list[list[int]] = []
+
+    def compare(rollouts: list[Rollout]) -> None:
+        compared.append([rollout.key.index for rollout in rollouts])
+        for rollout in rollouts:
+            rollout.rewards["rank"] = RewardValue(10.0)
+
+    world = never(1)
+    world.on_group = compare
+    group = await RolloutRunner(world, store=(store := Written())).start(row(), "g", 3, keep_lost=True)
+    assert (compared, group.dropped, group.scores) == ([[0, 2]], None, [10.0, 10.0, 12.0])
+    assert store.states[-2:] == [["scored", "scored"], ["lost"]]
+
+
+async def test_what_the_user_did_wrong_ends_a_run_before_a_rollout_was_graded_and_is_a_rollouts_own_after() -> None:
+    def grade(key: RolloutKey) -> float:
+        if key.row.key == "wrong":
+            raise UserError("the row has no such column")
+        return 1.0
+
+    runner = RolloutRunner(World(on_grade=grade))
+    with pytest.raises(UserError, match="no such column"):
+        await runner.start(row("wrong"), "g", 2)
+    assert (await runner.start(row(), "h", 2)).dropped is None
+    group = await runner.start(row("wrong"), "i", 2)
+    assert (group.dropped, group.detail) == (Ending.REWARD_FAILURE, "the row has no such column")
+
+
+async def test_what_is_equal_for_every_rollout_ends_the_run_whenever_it_comes() -> None:
+    def grade(key: RolloutKey) -> float:
+        if key.group == "h":
+            raise RunError("the disk is full")
+        return 1.0
+
+    runner = RolloutRunner(World(on_grade=grade))
+    assert (await runner.start(row(), "g", 2)).dropped is None
+    with pytest.raises(RunError, match="the disk is full"):
+        await runner.start(row(), "h", 2)
+
+
+async def test_a_comparison_that_the_users_input_keeps_from_one_group_is_of_that_group() -> None:
+    def compare(rollouts: list[Rollout]) -> None:
+        if rollouts[0].key.group == "wrong":
+            raise UserError("no such role")
+
+    runner = RolloutRunner(World(on_group=compare))
+    with pytest.raises(UserError, match="no such role"):
+        await runner.start(row(), "wrong", 2)
+    assert (await runner.start(row(), "g", 2)).dropped is None
+    assert (await runner.start(row(), "wrong", 2)).detail == "no such role"
+
+
+class Dying:
+    """Others that play, and die over one row."""
+
+    async def play(self, key: RolloutKey, split: str) -> Rollout:
+        if key.row.key == "wrong":
+            raise DiedElsewhere("3 workers died")
+        rollout = Rollout(key, 0)
+        rollout.scored(1.0)
+        return rollout
+
+    async def compare(self, rollouts: list[Rollout]) -> None: ...
+
+
+async def test_a_rollout_over_which_workers_die_is_lost_and_the_others_go_on() -> None:
+    runner = RolloutRunner(World(), elsewhere=Dying())
+    with pytest.raises(RunError, match="3 workers died"):
+        await runner.start(row("wrong"), "g", 1)
+    assert (await runner.start(row(), "h", 1)).dropped is None
+    lost = await runner.start(row("wrong"), "i", 1)
+    assert lost.detail == "3 workers died"
+    assert all(rollout.worker_died for rollout in lost.rollouts)
+
+
+class ShortTeacher:
+    """The role of a teacher into whose context nothing fits."""
+
+    name = "teacher"
+
+    def live_here(self) -> None: ...
+
+    def forget(self, rollout: str) -> None: ...
+
+    async def scored(self, *asked: object) -> None:
+        raise ContextLengthExceeded("1,024 tokens")
+
+
+@pytest.mark.parametrize("keep_lost", [False, True])
+async def test_a_rollout_that_is_too_long_for_the_teacher_is_not_drawn_again(keep_lost: bool) -> None:
+    async def encode(rollout: Rollout) -> None:
+        rollout.sequences = [TokenSequence(ids((1, 2)), ())] if rollout.key.index == 0 else None
+
+    world = World(on_grade=lambda key: float(key.index), teacher=Teacher(ShortTeacher(), 1))  # type: ignore[arg-type]
+    group = await RolloutRunner(world, encode=encode).start(row(), "g", 3, keep_lost=keep_lost)
+    assert world.opened <= 3
+    if keep_lost:
+        assert (group.dropped, group.scores) == (None, [1.0, 1.0, 2.0])
+    else:
+        assert (group.dropped, "does not fit the teacher's context" in str(group.detail)) == (Ending.TOKEN_BUDGET, True)

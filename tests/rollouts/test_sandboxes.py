@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hermes_rl.data.rows import Row
+from hermes_rl.errors import SpecError, UserError
 from hermes_rl.rollouts.sandboxes import sandbox_config
 from hermes_rl.spec.load import parse_spec
 
@@ -32,6 +35,25 @@ def test_a_file_has_the_permissions_that_are_written(mode: str) -> None:
     )
     (file,) = sandbox_config(spec, ROW).files
     assert (file.to, oct(file.mode)) == ("run-750.sh", oct(MODES[mode]))
+
+
+UNSAYABLE = [
+    "workdir: {}", "env: {{A: {}}}", "files: [{{to: {}, content: x}}]", "setup: [{}]", "image: {}", "env: {{{}: a}}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("section", UNSAYABLE)
+def test_what_no_system_takes_is_told_by_the_spec_and_by_the_row(section: str) -> None:
+    text = "dataset: {items: [{n: 1}]}\nprompt: {user: hi}\nservers: {policy: {type: scripted}}\nsandbox: {%s}\n"
+    for odd in ("/w\\0b", "/w\\ud83db"):
+        with pytest.raises(SpecError, match=r"null byte|half of a"):
+            parse_spec(text % section.format(f'"{odd}"'))
+    if section in ("workdir: {}", "env: {{{}: a}}"):
+        return  # neither is a template
+    for odd in ("/w\0b", "/w\ud83db"):
+        row = replace(ROW, columns={"odd": odd})
+        with pytest.raises(UserError, match=r"'/w.*b' holds a null byte or half of a character"):
+            sandbox_config(parse_spec(text % section.format('"{{ odd }}"')), row)
 
 
 def test_without_a_mode_a_file_can_be_read() -> None:

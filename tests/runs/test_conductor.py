@@ -9,6 +9,7 @@ from typing import Any
 
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.rollouts.admission import Fixed
+from hermes_rl.rollouts.rollout import RolloutKey
 from hermes_rl.runs.run import Plan, RowSource, Run
 from tests.rollouts.worlds import Policy, World, row, rows
 
@@ -51,6 +52,30 @@ async def test_places_are_filled_up_to_the_bound() -> None:
     async for _ in run(world, rows(12), repeat=False, concurrency=8).groups():
         pass
     assert world.policy.most == 8
+
+
+async def test_a_bound_that_is_changed_again_and_again_is_kept() -> None:
+    world = World(policy=Policy(delay=0.02))
+    played = run(world, rows(6), size=8, repeat=False, concurrency=4)
+    changes = iter([9, 5, 7])
+    async for _ in played.groups():
+        if (change := next(changes, None)) is not None:
+            played.set_concurrency(change)
+    assert 4 < world.policy.most <= 9
+
+
+async def test_a_bound_that_is_set_where_there_was_none_counts_what_is_in_flight() -> None:
+    world = World(policy=Policy(delay=0.02))
+    runner = run(world, rows(1), repeat=False).runner
+    plays = [asyncio.create_task(runner.member(RolloutKey(row(), "group", index, 12))) for index in range(12)]
+    await asyncio.sleep(0.01)
+    assert world.policy.in_flight == 12
+    runner.slots.bound(5)
+    plays += [asyncio.create_task(runner.member(RolloutKey(row(), "other", index, 12))) for index in range(12)]
+    await asyncio.wait(plays, return_when=asyncio.FIRST_COMPLETED)
+    world.policy.most = 0
+    await asyncio.gather(*plays)
+    assert world.policy.most == 5
 
 
 async def test_what_other_runs_of_the_process_have_open_is_told_to_admission() -> None:

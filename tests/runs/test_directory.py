@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
 from pathlib import Path
 
 import pytest
 
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.runs.directory import RunDirectory
+from hermes_rl.runs.directory import RunDirectory, refusal
 from hermes_rl.runs.journal import Journal
 from hermes_rl.spec.fingerprint import fingerprint
 from hermes_rl.spec.load import load_spec, parse_spec
@@ -36,6 +37,73 @@ def test_a_torn_last_line_is_cut_off_and_the_rest_is_kept(tmp_path: Path) -> Non
     assert [json.loads(line)["a"] for line in path.read_text().splitlines()] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("text", ["bread\nmilk", "bread", '{"my": "settings"}', "[1, 2]"])
+def test_a_file_of_somebody_else_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(text)
+    journal = Journal(path)
+    with pytest.raises(UserError, match=r"notes\.txt:\d: this line"):
+        list(journal.read("group"))
+    journal.close()
+    assert path.read_text() == text
+
+
+def test_nothing_is_appended_behind_a_last_line_of_somebody_else(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("bread")
+    journal = Journal(path)
+    with pytest.raises(UserError, match=r"notes\.txt"):
+        journal.append({"a": 1})
+    journal.close()
+    assert path.read_text() == "bread"
+
+
+@pytest.mark.parametrize("torn", ['{"a": 2', "{", "\0\0\0"])
+def test_a_torn_line_is_not_read_and_is_cut_with_the_first_line_that_is_written(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}\n' + torn)
+    journal = Journal(path)
+    assert not journal.empty
+    assert list(journal.read("a")) == [{"a": 1}]
+    assert journal.at(journal.append({"a": 3})) == {"a": 3}
+    journal.close()
+    assert path.read_text() == '{"a": 1}\n{"a": 3}\n'
+
+
+def test_a_file_of_nothing_but_a_torn_line_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": ')
+    journal = Journal(path)
+    assert journal.empty
+    journal.append({"a": 1})
+    assert not journal.empty
+    journal.close()
+
+
+def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}')
+    journal = Journal(path)
+    begin = journal.append({"a": 2})
+    journal.close()
+    assert path.read_text() == '{"a": 1}\n{"a": 2}\n'
+    assert begin == len('{"a": 1}\n')
+
+
+@pytest.mark.parametrize("name", ["spec.yaml", "run.json"])
+def test_a_folder_with_such_a_file_of_somebody_else_is_refused(spec: Spec, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"name": "mine"}')
+    with pytest.raises(UserError, match=rf"{name}.*no run has written"):
+        RunDirectory.choose(spec, "process", tmp_path)
+
+
+def test_a_lock_of_somebody_else_keeps_its_content(spec: Spec, tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("of another program")
+    with RunDirectory.choose(spec, "process", tmp_path):
+        pass
+    assert (tmp_path / ".lock").read_text() == "of another program"
+
+
 def test_keep_replaces_the_lines_and_appending_goes_on(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "lines.jsonl")
     journal.append({"a": 1})
@@ -45,12 +113,11 @@ def test_keep_replaces_the_lines_and_appending_goes_on(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_number_that_is_no_json_is_refused(tmp_path: Path) -> None:
+def test_a_number_that_json_cannot_hold_is_none(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "lines.jsonl")
-    with pytest.raises(ValueError, match="JSON"):
-        journal.append({"score": float("nan")})
+    begin = journal.append({"score": math.nan, "rewards": [{"value": -math.inf}, 0.5], "big": 10**400})
+    assert journal.at(begin) == {"score": None, "rewards": [{"value": None}, 0.5], "big": 10**400}
     journal.close()
-    assert (tmp_path / "lines.jsonl").read_text() == ""
 
 
 def test_a_full_disk_is_a_failed_run_that_names_the_file() -> None:
@@ -105,8 +172,27 @@ def test_a_second_process_on_the_directory_is_refused(spec: Spec, tmp_path: Path
 
 def test_a_directory_that_cannot_be_made_is_named(spec: Spec, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
-        RunDirectory.choose(spec, "process", tmp_path / "file" / "run").__enter__()
+    for out in ("file", "file/run"):
+        with pytest.raises(UserError) as caught:
+            RunDirectory.choose(spec, "process", tmp_path / out).__enter__()
+        assert (
+            str(caught.value)
+            == f"{tmp_path / out} cannot be a folder: {tmp_path / 'file'} is a file; choose another --out"
+        )
+
+
+@pytest.mark.parametrize(
+    ("number", "way"),
+    [
+        (errno.EACCES, "Permission denied; choose another --out, or one whose folder you may write in"),
+        (errno.EROFS, "Read-only file system; choose another --out"),
+        (errno.ENOSPC, "No space left on device; make room there, or choose another --out"),
+        (errno.ENAMETOOLONG, "File name too long; choose another --out"),
+    ],
+)
+def test_what_keeps_a_directory_from_being_written_is_told_with_its_own_way_out(number: int, way: str) -> None:
+    told = refusal(Path("x"), OSError(number, os.strerror(number)))
+    assert str(told) == f"x cannot be written: {way}"
 
 
 def test_an_unreadable_run_json_is_named(spec: Spec, tmp_path: Path) -> None:
@@ -186,3 +272,24 @@ def test_a_run_of_an_earlier_form_is_refused_by_name(tmp_path: Path) -> None:
         RunDirectory.choose(spec, "process", tmp_path)
     (tmp_path / "rollouts.jsonl").write_text("")
     assert RunDirectory.choose(spec, "process", tmp_path).path == tmp_path
+
+
+def test_what_run_json_says_may_hold_half_a_character_and_numbers_without_end(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.write_json(
+        "run.json", {"failed": {"\ud83d is half, \u4e2d is whole": 1}, "nan": math.nan, "big": 10**400}
+    )
+    assert directory.described() == {"failed": {"\ud83d is half, \u4e2d is whole": 1}, "nan": None, "big": 10**400}
+    json.loads((tmp_path / "run" / "run.json").read_bytes().decode("utf-8"), parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("text", ['{"a": ' + "[" * 100_000, '{"a": ' + "9" * 5000 + "}"])
+def test_what_no_run_has_written_is_said_and_not_read(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(UserError, match=r"run\.json cannot be read"):
+        RunDirectory(tmp_path).described()
+    (tmp_path / "lines.jsonl").write_text('{"b": 1}\n' + text + "\n")
+    journal = Journal(tmp_path / "lines.jsonl")
+    with pytest.raises(UserError, match=r"lines\.jsonl:2: this line is no JSON object"):
+        list(journal.read())
+    journal.close()

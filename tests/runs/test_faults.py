@@ -94,7 +94,7 @@ def test_a_full_disk_ends_the_run_and_the_same_command_goes_on_when_there_is_roo
 def test_a_read_only_folder_is_said_before_anything_is_played(folder: Path) -> None:
     done = confined(folder, ["--ro-bind", str(folder / "disk"), str(folder / "disk")], command())
     assert done.returncode == 2
-    assert "disk/run cannot be written: Read-only file system; make room there, or choose another --out" in done.stderr
+    assert "disk/run cannot be written: Read-only file system; choose another --out" in done.stderr
 
 
 def test_a_folder_that_became_read_only_is_said_and_nothing_is_touched(folder: Path) -> None:

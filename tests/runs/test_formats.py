@@ -193,7 +193,7 @@ def test_what_a_rollout_lacks_is_empty_in_a_table(tmp_path: Path) -> None:
     assert write_table(tmp_path / "t.parquet", [Group("r:0", rollout.key.row, [rollout])], ["right"]) == 1
     (row,) = parquet.read_table(tmp_path / "t.parquet").to_pylist()
     assert row["tokens"] is row["logprobs"] is row["tools"] is row["reward/right"] is row["score"] is None
-    assert row["messages"][0]["content"] == "half a pair: ?"
+    assert row["messages"][0]["content"] == "half a pair: \ufffd"
     assert list(tmp_path.iterdir()) == [tmp_path / "t.parquet"]
 
 

@@ -67,6 +67,21 @@ def test_a_row_that_is_told_of_is_told_of_once() -> None:
     assert "good" not in losses.by_row
 
 
+def test_workers_that_died_are_not_blamed_on_the_agent() -> None:
+    losses = Losses()
+    for _ in range(20):
+        losses.count(attempt("good", Ending.FINISHED))
+    told = list[str | None]()
+    for _ in range(ENOUGH):
+        lost = attempt("bad", Ending.SANDBOX_FAILURE)
+        lost.worker_died = True
+        told.append(losses.count(lost))
+    (word,) = filter(None, told)
+    assert "loses 100% of its rollouts (worker_died: 6)" in word and "the workers that played them died" in word
+    assert "agent" not in word
+    assert losses.by_row["bad"].causes == {"worker_died": ENOUGH}
+
+
 def test_attempts_before_the_first_loss_count_too() -> None:
     losses = Losses()
     for ending in (Ending.FINISHED, Ending.SANDBOX_KILLED, Ending.CANCELLED, Ending.STALE, Ending.JUDGE_FAILURE):

@@ -50,6 +50,7 @@ async def test_means_and_passes_of_each_value_add_up_to_those_of_all_rows(tmp_pa
     assert (told["category/easy/rows"], told["category/hard/rows"]) == (2.0, 1.0)
     assert found.metrics["eval/mean_reward"] == pytest.approx(2 / 3)
     assert "by/level/2/mean_reward 0.5000" in evaluation_lines(found)
+    assert evaluation_lines(found)[0] == "mean reward 0.6667, 95 % interval 0.0000 to 1.0000"
 
 
 async def test_going_on_and_a_regrade_tell_the_same(tmp_path: Path) -> None:

@@ -104,6 +104,28 @@ def test_code_that_breaks_what_was_judged_changes_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("rewards.lang.weight=2", "there is no reward 'lang'; did you mean 'long'?\n"),
+        ("rewards.long.fn=other.py:long", "reward 'long' needs 'word': give it under args"),
+        ("rewards.long.fn=numeric_close", "reward 'long' needs 'target': give it under args"),
+        ("rewards.long.args.wrod=x", "reward 'long' takes no argument 'wrod'; its arguments: word\n"),
+    ],
+)
+def test_an_option_that_fits_no_reward_is_refused_before_anything_is_judged(
+    tmp_path: Path, change: str, said: str
+) -> None:
+    write(tmp_path)
+    (tmp_path / "other.py").write_text("def long(result, word):\n    return 1.0\n")
+    assert hermes(*EVALUATE, cwd=tmp_path).returncode == 0
+    for command in (["regrade", "run"], EVALUATE):
+        done = hermes(*command, "--set", change, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr and "anew" not in done.stderr, done.stderr
+        assert "\n" not in done.stderr.rstrip(), done.stderr
+
+
+@pytest.mark.parametrize(
     ("code", "said"),
     [
         ("def long(ctx, *, word):\n    return 1.0\n", "it looks into the rollout's own sandbox (ctx)"),
@@ -164,12 +186,13 @@ def test_what_looks_into_a_fresh_sandbox_judges_the_kept_artifacts(tmp_path: Pat
 def test_artifacts_that_are_not_what_was_taken_are_refused(tmp_path: Path, how: str) -> None:
     played_with_artifacts(tmp_path)
     (tmp_path / "rewards.py").write_text(LOOKS.format(factor=10))
-    kept = tmp_path / "run" / rollouts(tmp_path)[0]["artifacts"]["work"]["path"] / "out"
+    kept = tmp_path / "run" / rollouts(tmp_path)[0]["artifacts"]["work"]["path"] / "files.tar"
     said = "is no longer what was taken"
     if how == "changed":
-        kept.write_text("abc")
+        kept.write_bytes(kept.read_bytes().replace(b"ab", b"ba").replace(b"cde", b"edc"))
     elif how == "removed":
         kept.unlink()
+        said = "cannot be read: No such file or directory"
     else:
         (tmp_path / "run" / "spec.yaml").write_text(
             (tmp_path / "run" / "spec.yaml").read_text().replace("path: work", "path: left")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_rl.runs.metrics import bounds, clustered_stderr, ks, pass_at_k, pass_hat_k
+from hermes_rl.runs.metrics import bounds, clustered_stderr, interval, ks, pass_at_k, pass_hat_k
 
 
 @given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
@@ -59,3 +59,22 @@ def test_bounds_take_the_missing_as_worst_and_best() -> None:
 
 def test_bounds_widen_to_scores_outside_of_the_span() -> None:
     assert bounds([-1.0, 2.0], 2, (0.0, 1.0)) == (-0.25, 1.25)
+
+
+@pytest.mark.parametrize(
+    ("rows", "between"),
+    [
+        ([[0.2], [1.0]], (0.0, 1.0)),
+        ([[0.5], [0.6], [0.7]], (0.352, 0.848)),
+        ([[-0.2], [1.0]], (-7.224, 8.024)),
+        ([[0.2], [1.5]], (-7.409, 9.109)),
+        ([[1.0], [1.0]], None),
+        ([[1.0]], None),
+        ([], None),
+    ],
+)
+def test_an_interval_stays_within_the_scale_of_the_scores(
+    rows: list[list[float]], between: tuple[float, float] | None
+) -> None:
+    made = interval(rows)
+    assert (made if made is None else (round(made[0], 3), round(made[1], 3))) == between

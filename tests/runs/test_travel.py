@@ -36,7 +36,7 @@ def test_what_is_made_and_what_is_secret_stays(tmp_path: Path) -> None:
     assert {"0/code.py", "0/data/rows.jsonl", "0/program"} <= found
     assert not any(word in name for name in found for word in ("env", "hidden", "note", "run", "outputs", "git"))
     assert (tmp_path / "into/0/program").stat().st_mode & 0o777 == 0o755
-    assert len(told) == 1 and "note holds a key" in told[0]
+    assert len(told) == 2 and "outputs stays" in told[0] and "note holds a key" in told[1]
 
 
 def test_links_travel_as_what_they_lead_to(tmp_path: Path) -> None:
@@ -83,3 +83,19 @@ def test_what_merely_begins_with_the_same_letters_stays_as_it_is(tmp_path: Path)
     value = [f"{folder}2/x", "task", folder, str(folder), f"see {folder}/x", Path("/other")]
     there = unpack(pack(value, [folder]), Path("/new"))
     assert there == [f"{folder}2/x", "task", Path("/new/0"), "/new/0", f"see {folder}/x", Path("/other")]
+
+
+def test_data_in_a_folder_that_stays_is_told(tmp_path: Path) -> None:
+    make(
+        tmp_path / "task",
+        code_dot_py="",
+        outputs__rows_dot_jsonl="{}",
+        lib__outputs__rows="",
+        lib__outputs__run__run_dot_json="{}",
+    )
+    found, told = staged(tmp_path / "task", tmp_path / "into")
+    assert found == {"0/code.py", "0/lib/outputs/rows"}
+    assert told == [
+        f"{tmp_path / 'task' / 'outputs'} stays on this machine, as runs are written there; what the spec reads of it "
+        "belongs into another folder"
+    ]

@@ -105,6 +105,20 @@ def groups(run: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------ what is played
 
 
+@pytest.mark.slow
+def test_what_code_logs_in_a_worker_comes_with_its_traceback(tmp_path: Path) -> None:
+    write(tmp_path)
+    fails = (
+        "    try: 1 / 0\n    except ZeroDivisionError: logging.getLogger('hermes_rl.ours').exception('it went wrong')\n"
+    )
+    change(tmp_path, "    written = ctx", f"{fails}    written = ctx")
+    change(tmp_path, '"""The spec', 'import logging\n"""The spec')
+    change(tmp_path, 'ours", weight', 'ours", process: false, weight')
+    done = hermes("run", "spec.yaml", "process", *OUT, "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "it went wrong" in done.stderr and "ZeroDivisionError: division by zero" in done.stderr
+
+
 def test_process_gives_the_same_rollouts_and_groups_as_one_process(tmp_path: Path) -> None:
     write(tmp_path)
     for number in ("1", "2"):
@@ -384,6 +398,7 @@ def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, where: str
     if where == "a reward":
         change(tmp_path, "    return len(written) / 10", "    import os; os.kill(os.getpid(), 9)")
         change(tmp_path, "items: [", 'items: [{"n": 99}, ')
+        change(tmp_path, 'ours", weight', 'ours", process: false, weight')
     else:
         ends = 'import os, sys\nif sys.argv[0] == "-c":\n    os._exit(3)\n'
         (tmp_path / "code.py").write_text(ends + CODE)

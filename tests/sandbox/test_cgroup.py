@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +18,18 @@ import pytest
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import SandboxFailure
-from hermes_rl.sandbox import ResourceLimits, SandboxConfig, create_sandbox
-from hermes_rl.sandbox.cgroup import ControlGroup, Layout, find_layout
+from hermes_rl.sandbox import ResourceLimits, SandboxConfig, cgroup, create_sandbox
+from hermes_rl.sandbox.cgroup import (
+    RESERVE,
+    SOCKETS,
+    ControlGroup,
+    Layout,
+    find_layout,
+    for_sandboxes,
+    free_share,
+    together,
+    total_memory,
+)
 from hermes_rl.sandbox.helper_system import children
 
 HERE = find_layout()
@@ -85,8 +100,203 @@ def test_killed_runner_leaves_no_group_and_nothing_that_it_has_marked(how: str) 
     assert [one for one in (begun, *tops) if one.exists()] == []
 
 
+def bounded(memory: int, code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of Python in a control group with so much memory."""
+    assert HERE is not None
+    around = HERE.parents["memory"] / f"bounded-{os.getpid()}"
+    inner = around / "inner" if HERE.version == 2 else around
+    inner.mkdir(parents=True)
+    try:
+        if HERE.version == 2:
+            (around / "cgroup.subtree_control").write_text("+memory +pids")
+        (around / ("memory.max" if HERE.version == 2 else "memory.limit_in_bytes")).write_text(str(memory))
+        enter = f"import os\nopen({str(inner / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+        program = [sys.executable, "-c", enter + code, *words]
+        return subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        for folder in dict.fromkeys((inner, around)):
+            end = time.monotonic() + 10
+            while folder.exists() and time.monotonic() < end:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+                time.sleep(0.02)
+
+
+CROWD = """
+import asyncio, json, sys
+from hermes_rl.errors import SandboxFailure
+from hermes_rl.sandbox import ResourceLimits, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.cgroup import together, total_memory
+
+async def one(sandbox):
+    try:
+        answer = await sandbox.run(["python3", "-c", sys.argv[1]], timeout=20)
+        return [answer.exit_code, sandbox.killed_by_agent]
+    except SandboxFailure as failure:
+        return [str(failure), failure.ending.value]
+    finally:
+        await sandbox.close()
+
+async def main():
+    config = SandboxConfig(limits=ResourceLimits(memory=200 << 20, disk=64 << 20))
+    sandboxes = [create_sandbox(config) for _ in range(6)]
+    await asyncio.gather(*(sandbox.start() for sandbox in sandboxes))
+    found = await asyncio.gather(*map(one, sandboxes))
+    print(json.dumps({"total": total_memory(), "limit": together().limit, "found": found}))
+
+asyncio.run(main())
+"""
+HOGS = {
+    "one process": "x = bytearray(150 << 20); x[::4096] = b'x' * len(x[::4096]); import time; time.sleep(3)",
+    "small processes": (
+        "import os, time\nfor _ in range(16):\n  if os.fork() == 0: x = b'x' * (9 << 20); time.sleep(3); os._exit(0)\n"
+        "while True:\n  if os.wait()[1]: os._exit(1)"
+    ),
+    "shared memory": (
+        "import time\nopen('/dev/shm/x', 'wb').write(b'x' * (60 << 20)); x = b'x' * (90 << 20); time.sleep(3)"
+    ),
+    "mapped memory": (
+        "import mmap, time\nx = mmap.mmap(-1, 150 << 20); x[::4096] = b'x' * len(x[::4096]); time.sleep(3)"
+    ),
+}
+
+
+@needs_groups
+@pytest.mark.slow
+@pytest.mark.parametrize("way", HOGS)
+def test_sandboxes_together_leave_the_runner_its_memory(way: str) -> None:
+    """Each is below its own limit; what the kernel ends for it is nobody's own doing, and the runner lives."""
+    total = 1 << 30
+    done = bounded(total, CROWD, HOGS[way])
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["total"] == total
+    assert total // 2 <= found["limit"] <= total - RESERVE + (1 << 20)
+    lost = [each for each in found["found"] if each[1] == Ending.SANDBOX_FAILURE.value]
+    assert lost, found["found"]
+    assert all(each[1] in (Ending.SANDBOX_FAILURE.value, False) for each in found["found"])
+
+
+@needs_groups
+async def test_its_own_limit_is_its_own_doing() -> None:
+    config = SandboxConfig(limits=ResourceLimits(memory=80 << 20, disk=1 << 20))
+    code = "import os, time\nfor _ in range(20):\n  if os.fork() == 0: x = b'x' * (9 << 20); time.sleep(1)\nos.wait()"
+    async with create_sandbox(config) as sandbox:
+        try:
+            await sandbox.run(["python3", "-c", code], timeout=4)
+        except SandboxFailure as failure:
+            assert failure.ending is Ending.SANDBOX_KILLED
+        group = sandbox.isolation.group  # type: ignore[attr-defined]
+        assert sandbox.killed_by_agent or (group.killed_for_memory() and not group.killed_by_others())
+
+
+async def test_everything_in_a_sandbox_ends_before_the_runner(config: SandboxConfig) -> None:
+    async with create_sandbox(config) as sandbox:
+        # A child that was left alone, and one whose program is another, have the same.
+        look = "cat /proc/self/oom_score_adj"
+        answer = await sandbox.run(f"{look}; ({look} &); sleep 0.1; exec sh -c 'true; {look}'")
+        assert answer.output.split() == ["1000"] * 3
+        if config.backend == "bubblewrap":
+            taken_back = (
+                "echo 0 > /proc/self/oom_score_adj; echo 0 > /proc/1/oom_score_adj; cat /proc/self/oom_score_adj"
+            )
+            assert (await sandbox.run(f"({taken_back}) 2>/dev/null")).output == "1000\n"
+    assert Path("/proc/self/oom_score_adj").read_text() != "1000\n"
+
+
+FLOOD = """
+import os, socket
+held = []
+try:
+    for _ in range(60):
+        {body}
+except OSError as error:
+    print(error)
+print(open("/proc/net/sockstat").read())
+"""
+UDP = """a, b = (socket.socket(socket.{family}, socket.SOCK_DGRAM) for _ in "ab")
+        a.setsockopt(1, 8, 8 << 20); a.bind(("{host}", 0)); b.connect(a.getsockname()); b.setblocking(False)
+        held += [a, b]
+        for _ in range(200): b.send(b"x" * 60000)"""
+TCP = """a = socket.create_server(("127.0.0.1", 0)); b = socket.create_connection(a.getsockname())
+        held += [a, b, a.accept()[0]]; b.setblocking(False)
+        try:
+            while True: b.send(b"x" * 65536)
+        except BlockingIOError: pass"""
+SOCKET_FLOODS = {
+    "UDP": UDP.format(family="AF_INET", host="127.0.0.1"),
+    "UDP over IPv6": UDP.format(family="AF_INET6", host="::1"),
+    "UDP to many at once": UDP.format(family="AF_INET", host="127.0.0.1").replace("range(200)", "range(20)"),
+    "TCP": TCP,
+    "TCP both ways": f"{TCP}\n        b = held[-1]; b.setblocking(False){TCP.partition('setblocking(False)')[2]}",
+}
+
+
+@needs_groups
+@pytest.mark.parametrize("way", SOCKET_FLOODS)
+async def test_what_sockets_hold_is_bounded(way: str) -> None:
+    async with create_sandbox(SandboxConfig(limits=ResourceLimits(memory=160 << 20))) as sandbox:
+        before = machine_sockets()
+        code = FLOOD.format(body=SOCKET_FLOODS[way]) + "import time; time.sleep(30)"
+        await sandbox.spawn(["python3", "-c", code])
+        end, most = time.monotonic() + 1, 0
+        while time.monotonic() < end:
+            most = max(most, machine_sockets() - before)
+            await asyncio.sleep(0.05)
+    assert (1 << 20) < most < 2 * SOCKETS
+
+
+def machine_sockets() -> int:
+    """Bytes that sockets of UDP and TCP hold, as the kernel counts them for the machine."""
+    text = Path("/proc/net/sockstat").read_text()
+    return sum(int(pages) for pages in re.findall(r"^(?:UDP|TCP): .*mem (\d+)", text, re.MULTILINE)) * 4096
+
+
+@pytest.mark.parametrize(
+    ("total", "runner", "sandboxes"),
+    [(2 << 30, 100 << 20, (2 << 30) - (612 << 20)), (100 << 30, 1 << 30, 89 << 30), (600 << 20, 300 << 20, 300 << 20)],
+)
+def test_what_is_left_to_sandboxes(total: int, runner: int, sandboxes: int) -> None:
+    assert for_sandboxes(total, runner) == sandboxes
+
+
+def test_the_least_of_the_groups_around_is_what_there_is(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("4:memory:/pod/container\n0::/\n")
+    for folder, limit in {"": 1 << 62, "pod": 3 << 20, "pod/container": 7 << 20}.items():
+        files(tmp_path / "fs/memory" / folder)
+        (tmp_path / "fs/memory" / folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
+    assert total_memory(tmp_path / "fs", own) == 3 << 20
+    own.write_text("0::/a/b\n")
+    files(tmp_path / "fs/a/b")
+    (tmp_path / "fs/a/memory.max").write_text("5242880\n")
+    (tmp_path / "fs/a/b/memory.max").write_text("max\n")
+    assert total_memory(tmp_path / "fs", own) == 5 << 20
+    own.write_text("0::/../unseen\n")
+    (tmp_path / "fs/memory.max").write_text("1048576\n")
+    assert total_memory(tmp_path / "fs", own) == 1 << 20, "a container sees only its own group"
+
+
+def test_what_sandboxes_have_of_their_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroup, "_short_at", -math.inf)
+    own = tmp_path / "own"
+    own.write_text("0::/run\n")
+    shared = tmp_path / "fs" / "hermes-rl"
+    assert together(tmp_path / "fs", own) is None
+    files(shared)
+    (shared / "memory.max").write_text("1000\n")
+    (shared / "memory.current").write_text("900\n")
+    (shared / "memory.stat").write_text("anon 500\ninactive_file 300\n")
+    found = together(tmp_path / "fs", own)
+    assert found is not None
+    assert (found.limit, found.used, found.free) == (1000, 600, 0.4)
+    assert free_share(tmp_path / "fs", own) == 0.4
+    monkeypatch.setattr(cgroup, "_short_at", time.monotonic())
+    assert free_share(tmp_path / "fs", own) == 0, "it was used up a short while ago"
+
+
 def files(folder: Path, *names: str) -> None:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / name).write_text("")
 
@@ -105,7 +315,7 @@ def test_version_2_takes_the_group_that_hands_its_controllers_down(tmp_path: Pat
 def test_limits_of_version_2(tmp_path: Path) -> None:
     layout = Layout(2, dict.fromkeys(("memory", "pids", "cpu"), tmp_path))
     group = ControlGroup(layout, "one")
-    folder = layout.top("memory") / "one"
+    folder, shared = layout.top("memory") / "one", layout.shared("memory")
     group.enter(os.getpid(), 1 << 30, 50, 1.5)
     written = {path.name: path.read_text() for path in folder.iterdir()}
     assert written == {
@@ -114,10 +324,26 @@ def test_limits_of_version_2(tmp_path: Path) -> None:
         "cpu.max": "150000 100000",
         "cgroup.procs": str(os.getpid()),
     }
+    for above in (shared, layout.top("memory")):
+        assert set((above / "cgroup.subtree_control").read_text().split()) == {"+memory", "+pids", "+cpu"}
+    assert 0 < int((shared / "memory.max").read_text()) < total_memory()
     (folder / "memory.events").write_text("oom 1\noom_kill 0\n")
     assert not group.killed_for_memory()
     (folder / "memory.events").write_text("oom 1\noom_kill 2\n")
-    assert group.killed_for_memory()
+    assert group.killed_for_memory() and not group.killed_by_others()
+    (folder / "memory.events").write_text("oom 0\noom_kill 2\n")
+    assert group.killed_by_others()
+
+
+@pytest.mark.parametrize(("most", "others"), [(1 << 29, True), (1 << 30, False), ((1 << 30) - 4096, False)])
+def test_whose_doing_it_was_in_version_1(tmp_path: Path, most: int, others: bool) -> None:
+    layout = Layout(1, {"memory": tmp_path})
+    group, folder = ControlGroup(layout, "one"), layout.top("memory") / "one"
+    group.enter(os.getpid(), 1 << 30, 50, None)
+    (folder / "memory.max_usage_in_bytes").write_text(f"{most}\n")
+    assert not group.killed_by_others()
+    (folder / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+    assert group.killed_by_others() is others
 
 
 def test_a_group_that_was_removed_is_not_made_again(tmp_path: Path) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from hermes_rl.errors import SandboxFailure
 from hermes_rl.sandbox import SandboxConfig, bubblewrap, create_sandbox
 from hermes_rl.sandbox.bubblewrap import _has_users, _image_mounts, _image_users, _lays_images
-from hermes_rl.sandbox.launcher import launcher
+from hermes_rl.sandbox.launcher import Launcher, Program, launcher
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -38,6 +41,47 @@ async def test_it_goes_on_where_whoever_asked_it_for_something_is_cancelled(begu
     await asyncio.wait_for(other, 30)
     assert await asyncio.wait_for(asyncio.wrap_future(launcher().call(lambda: "lives")), 30) == "lives"
     assert done == (["first", "second"] if begun else ["first"]), "what had not begun is not done"
+
+
+def program(*argv: str) -> Program:
+    return Program(argv, argv[0], (), subprocess.DEVNULL)
+
+
+def test_it_goes_on_where_what_it_is_to_start_cannot_be_said_to_the_system() -> None:
+    own = Launcher()
+    with pytest.raises(ValueError, match="null byte"):
+        own.launch(program("/bin/true", "/w\0b")).result(5)
+    assert own.launch(program("/bin/true")).result(5).wait(5) == 0
+
+
+def test_it_goes_on_where_the_processes_of_a_sandbox_cannot_be_listed(caplog: pytest.LogCaptureFixture) -> None:
+    class Unreadable:
+        def processes(self) -> list[int]:
+            raise PermissionError("cgroup.procs")
+
+        def kill(self) -> None: ...
+
+    own = Launcher()
+    with pytest.raises(SandboxFailure, match=r"cgroup\.procs"):
+        own.reap(own.launch(program("/bin/true")), Unreadable()).result(5)
+    assert own.reap(own.launch(program("/bin/true"))).result(5) == 0
+    assert "cgroup.procs" in caplog.text
+
+
+def test_it_reaps_under_a_stream_of_starts() -> None:
+    own, over = Launcher(), threading.Event()
+
+    def again() -> None:
+        time.sleep(0.0005)
+        if not over.is_set():
+            own.call(again)
+
+    for _ in range(4):  # there is always one in the queue
+        own.call(again)
+    try:
+        assert own.reap(own.launch(program("/bin/true"))).result(2) == 0
+    finally:
+        over.set()
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not _has_users(), reason="only root shows an image as another user's")

@@ -52,6 +52,15 @@ async def test_what_is_asked_of_every_sandbox(module: ModuleType, ssh: SandboxCo
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_files_of_the_kernel_are_refused_over_ssh(ssh: SandboxConfig) -> None:
+    async with create_sandbox(ssh) as sandbox:
+        for path in test_sandbox_files.KERNEL_PATHS[::4]:  # a call takes half a second
+            await test_sandbox_files.test_files_of_the_kernel_are_refused(sandbox, path)
+            await sandbox.run("rm -rf ./*")
+
+
+@pytest.mark.slow
 async def test_life_over_ssh(ssh: SandboxConfig) -> None:
     async with create_sandbox(ssh) as sandbox:
         await sandbox.write_file("new\nline \udcff", b"x")
@@ -93,6 +102,28 @@ async def test_lifetime_of_an_idle_machine_is_ours(ssh: SandboxConfig) -> None:
         with pytest.raises(SandboxFailure, match="lifetime") as caught:
             await sandbox.run("true")
         assert caught.value.ending is Ending.SANDBOX_FAILURE
+
+
+@pytest.mark.parametrize("answered", ["command not found", "garbage"])
+async def test_programs_that_no_longer_answer_are_the_agents_once_it_has_worked(answered: str) -> None:
+    class Answers:
+        """A link to a machine whose programs say something of their own."""
+
+        open = True
+
+        async def execute(self, *asked: object) -> str:
+            return answered
+
+        async def close(self) -> None: ...
+
+    address = {"TERMINAL_SSH_HOST": "host", "TERMINAL_SSH_USER": "user"}
+    sandbox = RemoteSandbox(SandboxConfig(backend="ssh", network=True, environ=address))
+    sandbox._link = Answers()  # type: ignore[assignment]
+    for exposed, ending in ((False, Ending.SANDBOX_FAILURE), (True, Ending.SANDBOX_KILLED)):
+        sandbox._exposed = exposed
+        with pytest.raises(SandboxFailure, match="did not answer") as caught:
+            await sandbox.stat("file")
+        assert (caught.value.ending, sandbox.killed_by_agent) == (ending, exposed)
 
 
 @pytest.mark.slow

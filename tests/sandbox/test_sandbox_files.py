@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import time
 from hashlib import sha256
 
 import pytest
@@ -137,3 +139,58 @@ async def test_rename(sandbox: Sandbox) -> None:
     await sandbox.write_file("b", b"2")
     await sandbox.rename("a", "b")
     assert await sandbox.read_file("b") == b"1"
+
+
+LINKS = (
+    "ln -s /proc/self/status a; ln -s a b; ln -s /proc p; ln -s /proc/self/fd f; mkdir -p d/e; "
+    "ln -s ../../p/1 d/e/one; ln -s /sys s"
+)
+KERNEL_PATHS = (
+    *("/proc", "/proc/self/status", "/proc/1/maps", "/proc/self/timerslack_ns", "/proc/../proc/self/cgroup", "a", "b"),
+    *("p/self/cgroup", "p/1/oom_score_adj", "d/e/one/environ", "f/3", "f/10", "/dev/fd/3", "s/kernel", "s", "p"),
+)
+
+
+@pytest.mark.parametrize("path", KERNEL_PATHS)
+async def test_files_of_the_kernel_are_refused(sandbox: Sandbox, path: str) -> None:
+    await sandbox.run(LINKS)
+    for attempt in (
+        sandbox.read_file(path),
+        sandbox.write_file(path, b"50000000000"),
+        sandbox.list_dir(path),
+        sandbox.stat(path),
+        sandbox.set_mode(f"{path}/comm", 0o600),
+        sandbox.make_dir(f"{path}/new"),
+        sandbox.remove(f"{path}/comm"),
+        sandbox.rename(f"{path}/comm", "stolen"),
+        sandbox.rename("/etc/hostname", f"{path}/comm"),
+    ):
+        with pytest.raises(OSError):
+            await attempt
+    if path in ("b", "p/self/cgroup", "/proc/1/maps"):
+        with pytest.raises(PermissionError, match="kernel are not for this tool"):
+            await sandbox.read_file(path)
+
+
+async def test_no_race_leads_to_the_kernel(sandbox: Sandbox) -> None:
+    await sandbox.run("echo mine > own")
+    swapping = "while :; do ln -sfn /proc/self/status x; ln -sfn own x; done"
+    process = await sandbox.spawn(swapping)
+    end = time.monotonic() + 5  # over ssh a call takes half a second
+    while time.monotonic() < end:
+        with contextlib.suppress(PermissionError, FileNotFoundError):
+            assert await sandbox.read_file("x") == b"mine\n"
+    await process.kill()
+
+
+async def test_links_and_names_beside_the_kernels_are_as_before(sandbox: Sandbox) -> None:
+    await sandbox.run("mkdir proc sys; echo hi > proc/f; ln -s proc/f l; ln -s /nowhere dangling; ln -s /proc to")
+    assert await sandbox.read_file("proc/f") == await sandbox.read_file("l") == b"hi\n"
+    assert (
+        (await sandbox.stat("dangling", follow=False)).kind
+        == (await sandbox.stat("to", follow=False)).kind
+        == "symlink"
+    )
+    await sandbox.remove("to")
+    assert {info.name for info in await sandbox.list_dir(".")} >= {"proc", "sys", "l", "dangling"}
+    assert (await sandbox.run("grep -c . /proc/self/status")).exit_code == 0

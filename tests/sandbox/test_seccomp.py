@@ -63,6 +63,20 @@ async def test_address_families(fenced: Sandbox, family: int, allowed: bool) -> 
     assert result >= 0 if allowed else error == errno.EAFNOSUPPORT
 
 
+@pytest.mark.parametrize(
+    ("protocol", "allowed"), [(0, True), (1 << 40, True), (2, False), (1 << 40 | 2, False), (4, False), (16, False)]
+)
+@pytest.mark.parametrize("kind", [2, 3])
+async def test_of_netlink_only_what_lists_interfaces(fenced: Sandbox, kind: int, protocol: int, allowed: bool) -> None:
+    result, error = await call(fenced, "socket", 16, kind, protocol)
+    assert result >= 0 if allowed else error == errno.EPROTONOSUPPORT
+
+
+async def test_programs_list_their_interfaces(fenced: Sandbox) -> None:
+    listed = await fenced.run(["python3", "-c", "import socket; print(socket.if_nameindex())"])
+    assert listed.output == "[(1, 'lo')]\n"
+
+
 async def test_debuggers_may_switch_off_address_randomisation(fenced: Sandbox) -> None:
     assert (await call(fenced, "personality", 0x40000))[0] >= 0
     assert await call(fenced, "personality", 0x400000) == (-1, errno.EPERM)

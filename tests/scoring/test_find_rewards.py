@@ -88,8 +88,8 @@ def test_a_published_reward_that_cannot_be_imported_is_an_error_that_names_it(pu
         find_reward("near", None)
 
 
-def test_an_unknown_name_is_an_error_with_a_suggestion_and_all_names() -> None:
-    with pytest.raises(UserError, match=r"no reward 'exact_mach'; did you mean 'exact_match'\?.*turn_efficiency"):
+def test_an_unknown_name_is_an_error_with_a_suggestion_or_all_names() -> None:
+    with pytest.raises(UserError, match=r"no reward 'exact_mach'; did you mean 'exact_match'\?$"):
         find_reward("exact_mach", None)
     with pytest.raises(UserError, match=r"no reward 'zzz' \(there are: citations, command_output"):
         find_reward("zzz", None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -25,6 +25,9 @@ class Ctx:
 
     def restore(self) -> None:
         self.log.append("restore")
+
+    def untouched(self) -> AbstractContextManager[Ctx]:
+        return nullcontext(Ctx())
 
 
 def machine(ctx: Ctx) -> Callable[[GradedReward], nullcontext[Ctx]]:
@@ -96,7 +99,7 @@ async def test_what_a_reward_lays_down_is_removed_after_each_that_has_the_contex
 
     with pytest.raises(RewardFailure):
         await grade(grader(graded(one), graded(without), graded(broken)), ctx)
-    assert ctx.log == ["one", "restore", "without", "broken", "restore"]
+    assert ctx.log == ["one", "restore", "without", *["broken", "restore"] * 2]  # tried once more
 
 
 async def test_what_was_computed_before_a_failure_is_kept() -> None:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import resource
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
 import pytest
 
+from hermes_rl.agent.result import AgentResult
 from hermes_rl.errors import RewardFailure
-from hermes_rl.scoring import mathematics
+from hermes_rl.scoring.grader import GradedReward, Grader, find_reward
 from hermes_rl.scoring.mathematics import equal
-
-SECONDS = 60.0
-"""Enough on a machine that is busy with other tests."""
+from hermes_rl.scoring.value import RewardValue, Weighting
 
 
 def same(answer: str, target: str) -> bool:
-    return equal(answer, target, SECONDS)[0]
+    return equal(answer, target)[0]
 
 
 @pytest.mark.parametrize("target", ["0.5", "1/2", r"\frac12", r"\frac{1}{2}"])
@@ -67,7 +59,7 @@ def test_the_same_written_otherwise_is_equal(answer: str, target: str) -> None:
     ],
 )
 def test_near_misses_are_not_equal(answer: str, target: str) -> None:
-    verdict, reason = equal(answer, target, SECONDS)
+    verdict, reason = equal(answer, target)
     assert not verdict
     assert reason is not None
 
@@ -75,64 +67,24 @@ def test_near_misses_are_not_equal(answer: str, target: str) -> None:
 @pytest.mark.parametrize("target", ["", " ", "$"])
 def test_a_target_that_is_no_expression_is_a_failure_and_no_zero(target: str) -> None:
     with pytest.raises(RewardFailure, match="target"):
-        equal(r"\boxed{5}", target, SECONDS)
-
-
-def test_an_answer_that_never_ends_is_given_up_and_the_next_one_is_compared() -> None:
-    assert same(r"\boxed{1/2}", "0.5")  # the helper is up, so that the time below is the comparison's
-    began = time.perf_counter()
-    verdict, reason = equal(r"\boxed{9^{9^{9^9}}}", "5", 0.5)
-    assert (verdict, "within 0.5 s" in str(reason)) == (False, True)
-    assert time.perf_counter() - began < 10
-    assert same(r"\boxed{2/4}", "0.5")
-
-
-def test_many_threads_share_the_helper() -> None:
-    with ThreadPoolExecutor(8) as pool:
-        verdicts = list(pool.map(lambda n: same(rf"\boxed{{{n}/2}}", "1.5"), range(16)))
-    assert verdicts == [n == 3 for n in range(16)]
+        equal(r"\boxed{5}", target)
 
 
 def test_a_long_answer_with_any_character_in_it_is_read() -> None:
     assert same("word \N{SNOWMAN} \ud800 \n" * 20_000 + r"\boxed{1/2}", "0.5")
 
 
-@pytest.fixture
-def helper(monkeypatch: pytest.MonkeyPatch) -> Iterator[mathematics._Helper]:
-    """A helper of the test's own, not yet started."""
-    own = mathematics._Helper()
-    monkeypatch.setattr(mathematics, "_helper", own)
-    yield own
-    own._kill()
+async def test_an_answer_that_never_ends_scores_0_and_the_next_one_is_compared() -> None:
+    reward = GradedReward(find_reward("math_equal", None), Weighting("math_equal"), {"target": "5", "timeout": 0.5})
+    grader = Grader((reward,), lambda args, item: args)
 
+    async def graded(answer: str) -> RewardValue:
+        values: dict[str, RewardValue] = {}
+        result = AgentResult(messages=[{"role": "assistant", "content": answer}], turns_used=1)
+        await grader.grade_rollout({}, result, None, None, values)
+        return values["math_equal"]
 
-@pytest.fixture
-def many_open_files() -> Iterator[None]:
-    """So many that the next one has a number above 1023, which select() cannot take."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
-    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-    yield
-    for descriptor in held:
-        os.close(descriptor)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.usefixtures("helper")
-def test_a_file_of_the_working_directory_takes_no_modules_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sympy.py").write_text("raise SystemExit\n")
-    monkeypatch.chdir(tmp_path)
-    assert same(r"\boxed{1/2}", "0.5")
-
-
-@pytest.mark.usefixtures("helper", "many_open_files")
-def test_it_works_beside_more_than_a_thousand_open_files() -> None:
-    assert same(r"\boxed{1/2}", "0.5")
-
-
-def test_the_helper_does_not_hear_ctrl_c(helper: mathematics._Helper) -> None:
-    assert same(r"\boxed{1/2}", "0.5")
-    assert helper._process is not None
-    assert os.getsid(helper._process.pid) == helper._process.pid
+    endless = await graded(r"\boxed{9^{9^{9^9}}}")
+    assert endless.value == 0
+    assert endless.reason is not None
+    assert (await graded(r"\boxed{10/2}")).value == 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hermes_rl.endings import Ending
-from hermes_rl.errors import JudgeFailure, NotYetAvailable, RewardFailure, SandboxFailure, UserError
+from hermes_rl.errors import AgentFault, JudgeFailure, NotYetAvailable, RewardFailure, SandboxFailure, UserError
 from hermes_rl.scoring.grader import RewardFunction, call_reward
 from hermes_rl.scoring.value import Score
 
@@ -71,7 +71,7 @@ def test_an_unknown_argument_is_the_users_mistake_and_the_known_ones_are_named()
         return 0.0
 
     with pytest.raises(UserError, match=r"no argument 'taget'; its arguments: target"):
-        reward(mine).arguments({"taget": 1})
+        reward(mine).require_takes({"taget": 1}, ())
 
 
 def test_an_argument_cannot_take_the_place_of_what_the_rollout_offers() -> None:
@@ -80,7 +80,7 @@ def test_an_argument_cannot_take_the_place_of_what_the_rollout_offers() -> None:
 
     assert reward(mine).arguments({"anything": 1}) == {"anything": 1}
     with pytest.raises(UserError, match="'result'"):
-        reward(mine).arguments({"result": 1})
+        reward(mine).require_takes({"result": 1}, ())
 
 
 def test_annotations_for_type_checkers_only_do_not_matter() -> None:
@@ -114,6 +114,13 @@ def test_context_and_group_are_recognized_by_name() -> None:
 
 
 # ------------------------------------------------------------------ how it runs
+
+
+async def test_what_the_agent_has_brought_about_is_0_with_the_reason() -> None:
+    def mine() -> float:
+        raise AgentFault("the artifact is a folder")
+
+    assert await result_of(mine) == Score(0.0, reason="the artifact is a folder")
 
 
 async def test_sync_async_and_awaitable_rewards_are_called() -> None:
@@ -256,7 +263,7 @@ async def test_what_the_user_must_change_is_no_failure_of_a_rollout() -> None:
 
 async def test_a_reward_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
-    monkeypatch.setattr("hermes_rl.scoring.grader.CEILING", 0.05)
+    monkeypatch.setattr("hermes_rl.scoring.grader.PURE_SECONDS", 0.05)
     with pytest.raises(RewardFailure, match="did not return within"):
         await result_of(released.wait)
     released.set()

@@ -46,6 +46,9 @@ def test_numbers_of_every_kind_are_values(returned: object, value: float) -> Non
         math.nan,
         math.inf,
         -math.inf,
+        1.7e308,
+        [1.7e308],
+        Score(1.0, metrics={"m": -1e200}),
         Decimal("NaN"),
         10**400,
         "1",
@@ -58,7 +61,7 @@ def test_numbers_of_every_kind_are_values(returned: object, value: float) -> Non
     ],
 )
 def test_what_is_no_finite_number_is_a_failure(returned: object) -> None:
-    with pytest.raises(RewardFailure, match="'mine'"):
+    with pytest.raises(RewardFailure, match="'mine"):
         read(returned)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from hermes_rl.agent.result import Usage
 from hermes_rl.errors import ServerFailure
 from hermes_rl.servers.base import ChatRequest, ContextLengthExceeded, ReasoningOptions, Secret, ServerConfig
-from hermes_rl.servers.client import ModelClient
+from hermes_rl.servers.client import ModelClient, metered
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.transport import RetryPolicy
 from tests.servers.loopback_server import Answer, Loopback, Naps, completion, error
@@ -309,6 +311,43 @@ async def test_a_lone_surrogate_does_not_break_a_call(loopback: Start) -> None:
     async with role(server) as asked:
         await asked.chat(ChatRequest([{"role": "user", "content": "\ud800 größer"}]))
     assert server.seen[0].body["messages"][0]["content"] == "\ud800 größer"
+
+
+def counted(**usage: float) -> Answer:
+    answer = completion()
+    return Answer(body=json.dumps({**json.loads(answer.body), "usage": usage}).encode())
+
+
+@pytest.mark.parametrize("content", ["NaN", "-Infinity", "1e999"])
+async def test_a_number_that_json_cannot_hold_is_none(loopback: Start, content: str) -> None:
+    server = await loopback()
+    server.answers = [Answer(body=completion("here").body.replace(b'"here"', content.encode()))]
+    async with role(server) as policy:
+        assert (await policy.chat(HI)).message["content"] is None
+
+
+async def test_counts_that_nothing_can_hold_are_not_counted(loopback: Start) -> None:
+    server = await loopback()
+    counts = {"prompt_tokens": 10**400, "completion_tokens": -1, "cost": 1e999}
+    server.answers = [counted(**counts), counted(prompt_tokens=7, completion_tokens=2.0)]
+    used = Usage()
+    with metered() as meter:
+        async with role(server, prices={"prompt": 1.0, "completion": 1.0}) as policy:
+            for _ in range(2):
+                used.add((await policy.chat(HI)).usage)
+    assert used.record() == {"prompt_tokens": 7, "completion_tokens": 2, "cost": 9e-6}
+    assert meter.roles == {"policy": {"calls": 2, "prompt_tokens": 7, "completion_tokens": 2, "cost": 9e-6}}
+
+
+@pytest.mark.parametrize("content", ["[" * 300 + "]" * 300, "9" * 5000])
+async def test_an_answer_that_is_no_json_is_asked_for_again(
+    loopback: Start, policy: RetryPolicy, naps: Naps, content: str
+) -> None:
+    server = await loopback()
+    whole = completion("here").body
+    server.answers = [Answer(body=whole.replace(b'"here"', content.encode()))]
+    async with role(server, policy) as asked:
+        assert (await asked.chat(HI)).message["content"] == "hello"
 
 
 async def test_no_request_but_the_calls_is_made(loopback: Start) -> None:

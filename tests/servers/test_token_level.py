@@ -167,7 +167,10 @@ async def test_answers_that_stay_wrong_are_a_failure() -> None:
 def test_numbers_of_a_server_are_read_with_care() -> None:
     assert [version_of(value) for value in (3, "12", "default", "v2", None, True)] == [3, 12, 0, None, None, None]
     assert generated([1], [0.0], "stop").logprobs == [0.0]
-    for ids, logprobs in (([1.5], [-1.0]), ("ab", [-1.0]), ([-1], [-1.0]), ([1], [float("nan")]), ([1], [True])):
+    for ids, logprobs in (
+        ([1.5], [-1.0]), ("ab", [-1.0]), ([-1], [-1.0]), ([1], [float("nan")]), ([1], [True]),
+        ([True], [-1.0]), ([2**31], [-1.0]), ([10**400], [-1.0]), ([1], [-(10**400)]),
+    ):  # fmt: skip
         with pytest.raises(Malformed):
             generated(ids, logprobs, "stop")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 from pathlib import Path
 from typing import Any
 
+from hermes_rl.service.nemo_gym import aggregated
 from tests.api.summing import TEXT
 from tests.service.playing import holds, many, named, policy
 from tests.service.served import PLAYED, SPEC, Served, spec_in
@@ -116,3 +118,10 @@ async def test_who_goes_away_or_a_service_that_ends_releases_a_run(tmp_path: Pat
             assert (answer.status, answer.json["error"]) == (503, "ending")
             assert await asyncio.to_thread(service.process.wait, 30) == 0
             assert service.said == ""
+
+
+def test_means_are_of_numbers_that_can_be_summed() -> None:
+    odd: list[object] = [10**400, 1.7e308, -1.7e308, math.nan, math.inf, True, "1"]
+    answers = [{"reward": value, "turns": value} for value in (0.5, 1.0, *odd)]
+    said = aggregated({"verify_responses": answers})["agent_metrics"]
+    assert said == {"mean/reward": 0.75, "mean/turns": 0.75, "std/reward": 0.25, "rollouts": 9, "failures": 0}

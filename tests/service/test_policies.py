@@ -83,9 +83,13 @@ def test_a_server_is_one_policy_while_its_weights_move(tmp_path: Path) -> None:
     assert found.named(asked("http://c:1/v1", weights_path="/v")).version is None, "its server tells it"
 
 
-def test_the_policies_of_a_service_are_bounded(tmp_path: Path) -> None:
+def test_of_many_policies_those_that_play_stay_and_the_one_that_was_named_longest_ago_goes(tmp_path: Path) -> None:
     found = policies(tmp_path)
-    for number in range(MOST):
-        found.named(asked("http://a:1/v1", model=f"m-{number}"))
+    made = [found.named(asked("http://a:1/v1", model=f"m-{number}")) for number in range(MOST)]
+    assert found.named(asked("http://a:1/v1", model="m-0")) is made[0]
+    newest = found.named(asked("http://a:1/v1", model="m"), playing={made[1]})
+    assert found.forgotten == [made[2]]
+    for policy, model in ((newest, "m"), (made[0], "m-0"), (made[1], "m-1")):
+        assert found.named(asked("http://a:1/v1", model=model)) is policy
     with pytest.raises(Refused, match="needs `tokenizer`"):
-        found.named(asked("http://a:1/v1", model="m"))
+        found.named(asked("http://a:1/v1", model="more"), playing={*made, newest})

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.service.served import Served, spec_in, until
 
 CALL = {
@@ -24,6 +26,16 @@ def wait(seconds: float) -> str:
     time.sleep(seconds)
     return "done"
 '''
+
+
+SLOW_STATE = """
+import time
+
+
+class Slow:
+    def __init__(self, item):
+        time.sleep(4)
+"""
 
 
 def waits(seconds: float) -> dict[str, Any]:
@@ -111,6 +123,17 @@ def test_a_session_that_nobody_steps_ends(tmp_path: Path) -> None:
         until(lambda: service.get("/v1/metrics")["in_flight"]["sessions"] == 0)
         assert service.get("/v1/metrics")["in_flight"]["rollouts"] == 0
         assert service.ask("GET", f"/v1/sessions/{turn['id']}").json["error"] == "no_session"
+
+
+@pytest.mark.slow
+def test_a_session_that_takes_long_to_start_is_not_idle(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_STATE)
+    spec = spec_in(tmp_path)
+    spec.write_text(spec.read_text() + '\nstate: {python: "slow.py:Slow", process: true}\n')
+    with Served(spec, "--idle", "1") as service:
+        turn = service.post("/v1/sessions", {"row": service.keys()[0]})
+        assert turn["messages"]
+        assert service.post(f"/v1/sessions/{turn['id']}/step", {"message": "The sum is 3."})["done"]
 
 
 def test_one_step_at_a_time_and_a_step_may_be_ended(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hermes_rl.data.check import check_spec
 from hermes_rl.errors import SpecError
 from hermes_rl.spec import Spec, load_spec
+from hermes_rl.spec.load import parse_spec
 from hermes_rl.spec.schema import type_of
 from hermes_rl.spec.signatures import function
 
@@ -343,3 +344,42 @@ def test_a_class_of_the_spec_can_be_made_of_what_it_gets(tmp_path: Path, name: s
     problems = found(tmp_path, key.format(f"own.py:{name}") + "\n")
     bad = name in ("Empty", "Pair", "Named")
     assert [f"cannot be made of {what} alone" in problem for problem in problems] == [True] * bad
+
+
+def test_a_reference_that_is_the_solution_needs_one() -> None:
+    spec = "rewards: {own: {fn: tests_pass, args: {command: x, files: [], reference: solution}}}\n"
+    for solution in ("{patch: p}", "{turns: [{say: p}]}"):
+        parse_spec(BASE + spec + f"solution: {solution}")
+    for without in ("", "solution: {notes: p}"):
+        with pytest.raises(SpecError, match="the spec has no `solution` with `turns` or a `patch`"):
+            parse_spec(BASE + spec + without)
+
+
+def test_a_patch_that_no_artifact_is_is_found_before_anything_is_played() -> None:
+    spec = "artifacts: {patch: {path: p}}\nrewards: {own: {fn: tests_pass, args: {command: x, files: [], apply: NAME}}}"
+    for name in ("patch", '"{{ q }}"'):
+        parse_spec(BASE + spec.replace("NAME", name))
+    with pytest.raises(SpecError, match="there is no artifact `ptach`; did you mean `patch`"):
+        parse_spec(BASE + spec.replace("NAME", "ptach"))
+
+
+def test_pairs_of_groups_of_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"4:36: `format: dpo` pairs two rollouts of a group: write 2 or more"):
+        spec_of(tmp_path, "process: {format: dpo, group_size: 1}\n")
+    spec_of(tmp_path, "process: {format: dpo, group_size: 2}\n")
+    spec_of(tmp_path, "process: {format: sft, group_size: 1}\n")
+
+
+@pytest.mark.parametrize(("sizes", "warned"), [((1, 4), ["process"]), ((4, 1), ["serve"]), ((4, 2), [])])
+def test_an_order_by_differences_warns_of_groups_of_one(
+    tmp_path: Path, sizes: tuple[int, int], warned: list[str]
+) -> None:
+    (tmp_path / "s.yaml").write_text(
+        BASE.replace("dataset: {", "dataset: {sampling: differing, ")
+        + f"process: {{group_size: {sizes[0]}}}\nserve: {{group_size: {sizes[1]}}}\n"
+    )
+    _, warnings = check_spec(load_spec(tmp_path / "s.yaml"))
+    told = [warning.message for warning in warnings if "differing" in warning.message]
+    assert told == [
+        f"`sampling: differing` does nothing in {mode}, whose groups of one rollout never differ" for mode in warned
+    ]

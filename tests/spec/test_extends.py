@@ -101,7 +101,8 @@ def test_paths_start_at_the_file_that_wrote_them(tmp_path: Path) -> None:
     )
     spec = load_spec(path)
     assert spec.tools[0].python == f"{tmp_path}/base/t.py:f"
-    assert spec.state == f"{tmp_path}/base/w/world.py:World"
+    assert spec.state is not None
+    assert spec.state.python == f"{tmp_path}/base/w/world.py:World"
     assert spec.rewards["c"].fn == f"{tmp_path}/r.py:g"
     assert spec.rewards["d"].fn == "pkg.mod:g"
     assert spec.prompt.system is not None and spec.prompt.system.file == f"{tmp_path}/s.j2"  # type: ignore[union-attr]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hermes_rl.cli.validating import judge
 from hermes_rl.data.load import load_rows
 from hermes_rl.errors import SpecError
 from hermes_rl.spec import parse_spec
@@ -46,6 +47,8 @@ def said(text: str) -> str:
         ("sandbox: debian", "3:10", "write sandbox: {image: debian}"),
         ("artifacts: {a: x.txt}", "3:16", "write {path: x.txt}"),
         ("solution: [{say: x}]", "3:11", "write solution: {turns: [{say: …}]}"),
+        ("budget: 10", "3:9", "write budget: {max_tokens: 10}"),
+        ("process: 10", "3:10", "write process: {groups: 10}"),
     ],
 )
 def test_a_key_or_value_in_the_wrong_form_is_told_the_right_one(written: str, line: str, message: str) -> None:
@@ -53,8 +56,44 @@ def test_a_key_or_value_in_the_wrong_form_is_told_the_right_one(written: str, li
     assert problem.startswith(f"<text>:{line}: ") and message in problem
 
 
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ("datset: {items: [{}]}\nprompt: {user: x}\n", ["1:1: unknown key `datset`; did you mean `dataset`?"]),
+        ("dataset: {itms: [{}]}\nprompt: {user: x}\n", ["1:11: unknown key `itms`; did you mean `items`? Choices: "]),
+        (
+            "dataset: {items: [{x: 1}]}\npromt: {user: '{{ x }}'}\n",
+            ["2:1: unknown key `promt`; did you mean `prompt`?"],
+        ),
+        ("dataset: {items: [{x: 1}]}\nprompt: {usr: '{{ x }}'}\n", ["2:10: unknown key `usr`; did you mean `user`?"]),
+        (f"{BASE}rewards: {{exact_match: {{arg: {{target: '{{{{ q }}}}'}}}}}}\n", ["3:25: unknown key `arg`; did you"]),
+        (f"{BASE}rewards: {{exact_match: {{args: {{taget: x}}}}}}\n", ["3:32: `exact_match` has no argument `taget`"]),
+        (f"{BASE}servers: {{judge: {{type: scripted, templat: '{{{{ q }}}}'}}}}\n", ["3:35: unknown key `templat`"]),
+        (f"{BASE}my_notes: {{text: '{{{{ q }}}}'}}\n", ["3:1: unknown key `my_notes`"]),
+    ],
+)
+def test_a_misspelt_key_is_the_only_news(tmp_path: Path, text: str, problems: list[str]) -> None:
+    (tmp_path / "s.yaml").write_text(text)
+    told = [str(problem).partition("s.yaml:")[2] for problem in judge(str(tmp_path / "s.yaml")).problems]
+    assert len(told) == len(problems) and all(map(str.startswith, told, problems)), told
+
+
+def test_what_a_misspelt_section_means_is_checked_with_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("datset: {items: [{q: a}]}\nprompt: {user: '{{ p }}'}\n")
+    told = [str(problem).partition("s.yaml:")[2] for problem in judge(str(tmp_path / "s.yaml")).problems]
+    assert told[0] == "1:1: unknown key `datset`; did you mean `dataset`?"
+    assert len(told) == 2 and told[1].startswith("2:"), told
+
+
 def test_a_dataset_and_a_prompt_may_be_meant_in_short() -> None:
     assert "write dataset: {path: q.jsonl}" in said("dataset: q.jsonl\nprompt: {user: x}\n")
+    for value, form in (
+        ("0.5", "{fraction: 0.5}"),
+        ("test", "{split: test}"),
+        ("true", "only"),
+        ("8", "{limit: 8, fraction: SHARE}"),
+    ):
+        assert f"write eval: {form}" in said(f"dataset: {{items: [{{}}], eval: {value}}}\nprompt: {{user: x}}\n")
     assert 'write prompt: {user: "…"}' in said("dataset: {items: [{}]}\nprompt: x\n")
 
 

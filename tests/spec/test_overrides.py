@@ -64,7 +64,8 @@ def test_set_reaches_into_shorthands_and_lists(path: Path) -> None:
 def test_paths_of_set_start_at_the_working_directory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     spec = changed(path, sets=("dataset.path=json", "dataset.data_files=x/a.json", "state=w.py:W"))
-    assert (spec.dataset.data_files, spec.state) == ("/x/a.json", "/w.py:W")
+    assert spec.state is not None
+    assert (spec.dataset.data_files, spec.state.python) == ("/x/a.json", "/w.py:W")
 
 
 def test_another_kind_drops_what_belonged_to_the_old_one(path: Path) -> None:

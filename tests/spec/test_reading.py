@@ -103,6 +103,30 @@ def test_text_that_breaks_its_mapping_is_to_be_quoted(text: str, column: int) ->
     assert "in quotes" in problems[0].message, problems[0].message
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("d:\n  path: r\n   split: t\n", 3, "`split` begins with 3 spaces, `path` in line 2 with 2"),
+        ("p:\n  user: 'u'\n   system: s\n", 3, "`system` begins with 3 spaces, `user` in line 2 with 2"),
+        ("d:\n  path: r\n eval: {fraction: 0.5}\n", 3, "`eval` begins with 1 space, `path` in line 2 with 2"),
+        (" name: a\nd:\n  path: r\n", 2, "`d` begins with 0 spaces, `name` in line 1 with 1"),
+        ("a:\n  b:\n    c: 1\n    # note\n\n   d: 2\n", 6, "`d` begins with 3 spaces, `c` in line 3 with 4"),
+        ("a:\n  - b: 1\n     c: 2\n", 3, "`c` begins with 5 spaces, `b` in line 2 with 4"),
+        ("a: x\n  Note: think\n", 2, "`Note` begins with 2 spaces, `a` in line 1 with 0"),
+    ],
+)
+def test_a_space_too_many_is_told_as_one(text: str, line: int, message: str) -> None:
+    _, problems = read_text(text, SOURCE)
+    assert [problem.line for problem in problems] == [line]
+    assert problems[0].message.startswith(message) and "same column" in problems[0].message, problems[0].message
+
+
+def test_a_tab_before_a_key_is_named() -> None:
+    _, problems = read_text("a:\n\tb: 1\n", SOURCE)
+    assert [(problem.line, problem.column) for problem in problems] == [(2, 1)]
+    assert problems[0].message == "a tab cannot indent YAML; use spaces"
+
+
 def test_raw_keeps_text_and_place() -> None:
     root, problems = read_text("a: !raw '{{ x }}'\nb: !raw 12\n", SOURCE)
     assert isinstance(root, MappingNode) and not problems

@@ -11,6 +11,8 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
+from hermes_rl.tokens.families import FamilyRenderer, family_renderer
+from hermes_rl.tokens.rendering import RendererSettings
 from hermes_rl.tokens.tokenizer import SmallTokenizer, _environment, small_tokenizer_path
 
 Call = tuple[str, dict[str, Any]]
@@ -410,3 +412,47 @@ def adder(x: str = "string") -> list[dict[str, Any]]:
     properties = {"a": {"type": "integer"}, "b": {"type": "integer"}, "text": {"type": x}}
     function = {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": properties}}
     return [{"type": "function", "function": function}]
+
+
+_QWEN = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "</think>", "<tool_call>", "</tool_call>")
+_RESPONSES = ("<think>", "<tool_response>", "</tool_response>")
+_DSML = (
+    "begin▁of▁sentence",
+    "end▁of▁sentence",
+    "User",
+    "Assistant",
+    "action",
+    "authority",
+    "domain",
+    "query",
+)
+MARKS_OF = {
+    "qwen3": (*_QWEN, *_RESPONSES),
+    "qwen3.5": (
+        *_QWEN,
+        *_RESPONSES,
+        "<|image_pad|>",
+        "<|video_pad|>",
+        "<|vision_start|>",
+        "<|vision_end|>",
+    ),
+    "kimi-k2": (
+        *("<|im_assistant|>", "<|im_end|>", "<|im_middle|>", "<|im_system|>", "<|im_user|>", "<|tool_call_begin|>"),
+        *("<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ),
+    "laguna-xs.2": ("〈|EOS|〉", "<assistant>", "</assistant>", "<think>", "</think>", "<tool_call>", "</tool_call>"),
+    "deepseek-v4": (
+        *(f"<｜{name}｜>" for name in (*_DSML, "latest_reminder", "read_url", "title")),
+        *("<think>", "</think>", "｜DSML｜"),
+    ),
+}
+"""Families of the package renderers, each with the tokens that it needs."""
+
+
+@cache
+def renderer_of(name: str) -> FamilyRenderer:
+    """The renderer of one of these families over the small tokenizer, which has their tokens; it holds no state."""
+    engine = Engine.from_file(str(small_tokenizer_path() / "tokenizer.json"))
+    engine.add_tokens([AddedToken(mark, normalized=False, special=False) for mark in MARKS_OF[name]])
+    return family_renderer(name, SmallTokenizer(engine, _environment().from_string("")), RendererSettings())

@@ -88,7 +88,11 @@ def test_all_problems_at_once() -> None:
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 15) | st.floats(allow_nan=False) | st.text(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 15)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("xya"), inner, max_size=2),
     max_leaves=6,
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from hermes_rl.rollouts.sandboxes import keep_artifacts
+from hermes_rl.rollouts.sandboxes import keep_artifacts, kept_artifacts
 from hermes_rl.sandbox import Sandbox, SandboxConfig, create_sandbox
+from hermes_rl.sandbox.base import FileInfo
 from hermes_rl.tools.artifacts import LIMIT, ArtifactFile, ArtifactRequest, Laid, TakenArtifact, take
 
 
@@ -90,7 +92,10 @@ def test_kept_on_the_host_as_files_and_folders_only(tmp_path: Path) -> None:
     folder = tmp_path / "artifacts" / "group%2F..%2F7-0"
     assert (folder / "one").read_bytes() == b"1"
     assert (folder / "one").stat().st_mode & 0o777 == 0o711
-    assert (folder / "tree/a/b").read_bytes() == b"2"
+    assert [path.name for path in (folder / "tree").iterdir()] == ["files.tar"]
+    found = kept_artifacts(tmp_path, record, artifacts)
+    assert {name: each.digest for name, each in found.items()} == {n: a.digest for n, a in artifacts.items()}
+    assert [(file.path, file.mode) for file in found["tree"].files] == [("a/b", 0o644), ("\udcff", 0o644)]
     assert record["one"] == {
         "path": "artifacts/group%2F..%2F7-0/one",
         "target": "x",
@@ -102,11 +107,73 @@ def test_kept_on_the_host_as_files_and_folders_only(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "artifacts"]
 
 
-@pytest.mark.parametrize("path", ["../out", "a/../../out", "/out", "a//b"])
-def test_no_name_leads_out_of_the_folder(tmp_path: Path, path: str) -> None:
-    with pytest.raises(ValueError, match="artifact file"):
-        keep_artifacts(tmp_path, "r", {"a": TakenArtifact("a", "a", (ArtifactFile(path, b"x", 0o644),))})
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize(
+    "path", ["x" * 4095, "/".join(["n" * 255] * 15), "\udcff\n\x7f/\u202e", "-rf", "d/" * 2000 + "f"]
+)
+def test_no_name_of_the_agent_is_one_on_this_machine(tmp_path: Path, path: str) -> None:
+    artifact = TakenArtifact("a", "a", (ArtifactFile(path, b"x", 0o755), ArtifactFile(f"{path}2", b"", 0o600)))
+    record = keep_artifacts(tmp_path / "artifacts", "r", {"a": artifact})
+    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["files.tar"]
+    again = kept_artifacts(tmp_path, json.loads(json.dumps(record)), ["a"])["a"]
+    assert again.files == (ArtifactFile(path, b"x", 0o755), ArtifactFile(f"{path}2", b"", 0o644))
+
+
+@pytest.mark.parametrize("name", ["\u4e2d" * 30, "a" * 5000, "/" * 90, "\ud83d"])
+def test_a_long_name_of_a_rollout_is_a_short_one_on_this_machine(tmp_path: Path, name: str) -> None:
+    groups = {f"{name}{number}": bytes([number]) for number in (0, 1)}
+    for rollout, data in groups.items():
+        artifact = TakenArtifact(rollout, "x", (ArtifactFile("", data, 0o644),))
+        record = keep_artifacts(tmp_path / "artifacts", rollout, {rollout: artifact})
+        kept = kept_artifacts(tmp_path, json.loads(json.dumps(record)), [rollout])
+        assert kept[rollout].files == artifact.files
+    assert len(list((tmp_path / "artifacts").iterdir())) == 2
+
+
+def test_what_an_earlier_version_kept_is_read(tmp_path: Path) -> None:
+    (tmp_path / "artifacts/r/a/sub").mkdir(parents=True)
+    (tmp_path / "artifacts/r/a/sub/f").write_bytes(b"x")
+    files = (ArtifactFile("sub/f", b"x", 0o644),)
+    said = {"path": "artifacts/r/a", "target": "t", "files": 1, "bytes": 1}
+    record = {"a": {**said, "sha256": TakenArtifact("a", "t", files).digest}}
+    assert kept_artifacts(tmp_path, record, ["a"])["a"].files == files
+
+
+async def test_a_folder_that_is_listed_with_a_name_that_no_file_has_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def listed(path: str, *, limit: int = 0) -> list[FileInfo]:
+        """List as programs of an image may that the agent has replaced."""
+        return [FileInfo("../out", "file", 1, 0o644, 0.0)]
+
+    async with create_sandbox(SandboxConfig()) as sandbox:
+        await sandbox.run("mkdir d")
+        monkeypatch.setattr(sandbox, "list_dir", listed)
+        assert "no file can be named '../out'" in str((await taken(sandbox, path="d")).problem)
+
+
+IN_THE_WAY = {
+    "a folder where a file was": ("mkdir -p w/x; echo n > w/x/y", "mkdir w; echo o > w/x", "w/x"),
+    "a file where a folder was": ("mkdir w; echo n > w/x", "mkdir -p w/x/y; echo o > w/x/y/z", "w/x/y/z"),
+    "a file that nobody may write": ("mkdir w; echo n > w/x; chmod 444 w/x", "mkdir w; echo o > w/x", "w/x"),
+    "over a file that nobody may write": ("mkdir w; echo n > w/x", "mkdir w; echo o > w/x; chmod 444 w/x", "w/x"),
+    "over a link to a folder": ("mkdir w; echo n > w/x", "mkdir -p w d; ln -s ../d w/x", None),
+    "over a link to nothing": ("mkdir w; echo n > w/x", "mkdir -p w; ln -s nothing/there w/x", None),
+}
+
+
+@pytest.mark.parametrize("how", sorted(IN_THE_WAY))
+async def test_what_is_in_the_way_of_an_artifact_makes_room_and_comes_back(how: str) -> None:
+    left, image, before = IN_THE_WAY[how]
+    async with create_sandbox(SandboxConfig()) as own, create_sandbox(SandboxConfig(setup=(image,))) as fresh:
+        await own.run(left)
+        laid = Laid()
+        await laid.lay(fresh, {"w": await taken(own, path="w")})
+        assert (await fresh.run("find w -type f | xargs cat")).output == "n\n"
+        replaced = [path for path, file in laid.replaced.items() if file is not None]
+        assert replaced == ([] if before is None else [fresh.resolve(before)])
+        for path in [*replaced, *(path for path in laid.replaced if path not in replaced)]:
+            await laid.withdraw(fresh, path)
+        assert (await fresh.run("cat $(find w -type f)")).output == ("" if before is None else "o\n")
 
 
 LEAVES = "#!/bin/sh\ntouch /tmp/ran\nsetsid sleep 777 >/dev/null 2>&1 &\ncat 2>/dev/null\n"
@@ -168,6 +235,15 @@ async def test_a_patch_is_what_git_says_in_any_place_and_way(how: str) -> None:
         assert patch.problem is None
         said = patch.files[0].data
         assert b"+b\n" in said and b"+++ b/new" in said and b"skipped" not in said
+
+
+async def test_an_edit_of_equal_size_in_the_second_of_the_base_commit_is_in_the_patch() -> None:
+    """Git goes by times in seconds and by sizes, and reads what it cannot tell apart by them."""
+    begin = 'while [ "$(date +%1N)" -gt 3 ]; do sleep 0.05; done; git init -q && echo a > kept && git add -A'
+    async with create_sandbox(SandboxConfig(workdir="/home/user/repo")) as sandbox:
+        await sandbox.run(f"{begin} && {GIT} commit -qm base && echo b > kept; sleep 1.1")
+        patch = await taken(sandbox, command="git add -A && git diff --cached HEAD")
+        assert "+b" in patch.files[0].data.decode()
 
 
 async def test_what_the_command_of_an_artifact_leaves_running_is_dead_before_anything_else(backend: str) -> None:

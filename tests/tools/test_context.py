@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 from pathlib import Path
 
 import pytest
 
-from hermes_rl.errors import UserError
+from hermes_rl.errors import AgentFault, UserError
 from hermes_rl.sandbox.base import SandboxConfig
+from hermes_rl.tools.artifacts import ArtifactFile, TakenArtifact
 from hermes_rl.tools.base import ToolRuntime
 from hermes_rl.tools.context import ToolContext
 from tests.tools.calling import Player
@@ -188,3 +190,73 @@ async def test_a_sandbox_that_the_agents_commands_ended_is_an_answer_not_a_failu
         assert "ended its sandbox" in (await asyncio.to_thread(ctx.read_file, "a"))["error"]
         assert "ended its sandbox" in (await asyncio.to_thread(ctx.write_file, "a", "b"))["error"]
         await asyncio.to_thread(ctx.restore)
+
+
+FILES_IN_THE_WAY = {
+    "missing": ("true", FileNotFoundError),
+    "a folder": ("mkdir x", IsADirectoryError),
+    "a loop": ("ln -s x x", OSError),
+    "closed": ("echo > x; chmod 0 x", PermissionError),
+    "below a file": ("echo > y; ln -s y/z x", NotADirectoryError),
+    "a pipe": ("mkfifo x", OSError),
+}
+
+
+@pytest.mark.parametrize("how", sorted(FILES_IN_THE_WAY))
+async def test_a_file_that_cannot_be_read_is_the_agents_doing_and_the_error_that_it_was(
+    ctx: ToolContext, how: str
+) -> None:
+    command, kind = FILES_IN_THE_WAY[how]
+    await asyncio.to_thread(ctx.terminal, command)
+    with pytest.raises(kind) as raised:
+        await asyncio.to_thread(ctx.read_bytes, "x")
+    assert isinstance(raised.value, AgentFault)
+    assert str(raised.value).startswith("x: ")
+
+
+async def test_files_are_read_up_to_a_bound(ctx: ToolContext, tmp_path: Path) -> None:
+    await asyncio.to_thread(ctx.terminal, "truncate -s 500M big; mkdir d; truncate -s 600M d/a d/b; echo small > small")
+    for limit, path in ((None, "big"), (5, "small")):
+        given = {} if limit is None else {"limit": limit}
+        with pytest.raises(OSError, match="too large") as raised:
+            await asyncio.to_thread(ctx.read_bytes, path, **given)
+        assert raised.value.errno == errno.EFBIG
+        assert "too large" in (await asyncio.to_thread(ctx.read_file, path, **given))["error"]
+        assert not (await asyncio.to_thread(ctx.download_file, path, tmp_path / "x", **given))["success"]
+    assert await asyncio.to_thread(ctx.read_bytes, "small", 6) == b"small\n"
+    answers = await asyncio.to_thread(ctx.download_dir, "d", tmp_path / "d", 1 << 20)
+    assert [answer["success"] for answer in answers] == [False]
+
+
+async def test_an_artifact_that_is_a_folder_or_could_not_be_taken_is_the_agents_doing(
+    ctx: ToolContext, runtime: ToolRuntime
+) -> None:
+    inside = (ArtifactFile("inside", b"", 0o644),)
+    runtime.artifacts = {
+        "folder": TakenArtifact("folder", "x", inside),
+        "empty folder": TakenArtifact("empty folder", "x"),
+        "nothing": TakenArtifact("nothing", "x", problem="x: No such file or directory"),
+    }
+    for name in runtime.artifacts:
+        with pytest.raises(OSError, match="artifact") as raised:
+            ctx.artifact(name)
+        assert isinstance(raised.value, AgentFault)
+    with pytest.raises(UserError, match="the spec has no artifact 'other'"):
+        ctx.artifact("other")
+
+
+async def test_what_the_agent_left_is_in_the_way_of_every_look(ctx: ToolContext, runtime: ToolRuntime) -> None:
+    runtime.fault = "a file is in the way"
+    for look in (lambda: ctx.terminal("true"), lambda: ctx.read_file("x"), lambda: ctx.call_tool("terminal", {})):
+        with pytest.raises(AgentFault, match="a file is in the way"):
+            await asyncio.to_thread(look)
+
+
+async def test_a_folder_of_this_machine_that_is_missing_is_no_doing_of_the_agent(
+    ctx: ToolContext, tmp_path: Path
+) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/f").symlink_to(tmp_path / "nothing")
+    with pytest.raises(OSError, match="No such file") as raised:
+        await asyncio.to_thread(ctx.upload, tmp_path / "d", "d")
+    assert not isinstance(raised.value, AgentFault)

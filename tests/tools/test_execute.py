@@ -6,14 +6,14 @@ import asyncio
 import errno
 import json
 import time
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
 
-from hermes_rl.errors import Failure, SandboxFailure, UserError
+from hermes_rl.errors import Failure, SandboxFailure, ToolError, UserError
 from hermes_rl.sandbox import SandboxConfig
-from hermes_rl.tools.base import RESULT_LIMIT, Tool, ToolError, ToolInputError, Toolkit, ToolRuntime
+from hermes_rl.tools.base import RESULT_LIMIT, Tool, ToolInputError, Toolkit, ToolRuntime
 from hermes_rl.tools.execute import ToolOutcome, execute_calls
 from tests.tools.calling import Player, call
 
@@ -305,3 +305,30 @@ async def test_results_are_bounded() -> None:
 
 async def test_no_calls() -> None:
     assert await play(Scripted("t", echo)) == []
+
+
+def nested(depth: int) -> str:
+    return '{"n": ' + "[" * depth + "]" * depth + "}"
+
+
+HUGE = {
+    "unknown keys": json.dumps({f"k{number}": 0 for number in range(200_000)}),
+    "unknown keys in one another": json.dumps({"n": 1, "o": {"o" * 9: {str(n): n for n in range(100_000)}}}),
+    "one long key": json.dumps({"k" * 1_000_000: 0}),
+    "one long value": json.dumps({"n": "v" * 1_000_000}),
+    "text that is no JSON": "{" * 1_000_000,
+    "deep lists": nested(400_000),
+    "controls": json.dumps({"n": 1, "word": 1, "x": "\x01" * 200_000}),
+    "numbers": '{"n": [' + "1e15," * 200_000 + "0]}",
+}
+
+
+@pytest.mark.parametrize("way", HUGE)
+async def test_a_record_is_of_the_size_of_what_was_said(way: str) -> None:
+    """Of what is wrong the first are told; the arguments are there as they were written, and once more in the error."""
+    outcome = (await play(Scripted("t", echo), call("t", HUGE[way])))[0]
+    assert outcome.error is not None
+    size = len(HUGE[way])
+    assert len(outcome.error.error) + len(outcome.error.tool_result) + len(outcome.content) < 4 * RESULT_LIMIT
+    record = json.dumps([asdict(outcome.error), outcome.arguments, outcome.content], ensure_ascii=False)
+    assert len(record) < 5 * size + 4 * RESULT_LIMIT

@@ -29,7 +29,7 @@ CONFIG = SandboxConfig(timeout=10)
 def settings(**changes: Any) -> McpSettings:
     on_host = changes.get("on_host", False)
     python = sys.executable if on_host else "python3"
-    values = {"command": (python, "server.py"), "files": (SandboxFile("server.py", SERVER),), "timeout": 3.0}
+    values = {"command": (python, "server.py"), "files": (SandboxFile("server.py", SERVER),), "timeout": 10.0}
     return McpSettings("bad", **{**values, **changes})
 
 
@@ -127,6 +127,12 @@ async def test_one_server_per_rollout_or_one_for_all() -> None:
             assert not Path(f"/proc/{pid}").exists()
 
 
+async def test_an_agent_that_keeps_a_server_from_starting_at_all_is_told_so() -> None:
+    async with playing(McpSource(settings())) as play:
+        await (await play.runtime.sandbox()).run("echo > ~/.mcp")
+        assert "cannot be started here any more" in await said(play, "count")
+
+
 async def test_the_agent_shares_the_machine_with_a_server_in_the_sandbox() -> None:
     async with playing(McpSource(settings())) as play:
         sandbox = await play.runtime.sandbox()
@@ -141,7 +147,7 @@ async def test_the_agent_shares_the_machine_with_a_server_in_the_sandbox() -> No
         await sandbox.run("pkill -9 -f server.py; sleep 0.1")
         await sandbox.run("touch ~/.mcp/bad/fewer")
         await said(play, "count")
-        assert "cannot be started again" in await said(play, "count")
+        assert "cannot be started here any more" in await said(play, "count")
 
 
 async def test_a_server_of_ours_that_cannot_come_back_is_our_failure(tmp_path: Path) -> None:

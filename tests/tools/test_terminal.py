@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from typing import Any
 
 import pytest
 
+from hermes_rl.rollouts.admission import open_descriptors
 from hermes_rl.sandbox import SandboxConfig
-from hermes_rl.tools.base import Toolkit, ToolRuntime
+from hermes_rl.sandbox.jobs import LEFT_PIPES
+from hermes_rl.tools.base import LISTED_OUTPUT, MOST_LISTED, Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets
-from tests.tools.calling import Player
+from tests.tools.calling import Player, call
 
 
 async def test_output_and_exit_code(play: Player) -> None:
@@ -164,3 +168,57 @@ async def test_three_commands_run_together(play: Player) -> None:
     assert [(outcome.id, outcome.content[:13]) for outcome in outcomes] == [
         (str(i), f'{{"output": "{i}') for i in range(3)
     ]
+
+
+FLOOD = "head -c 3000000 /dev/zero | tr '\\0' x"
+
+
+async def flood(play: Player, count: int, command: str = FLOOD) -> list[dict[str, Any]]:
+    """Start so many in one turn; what the calls answered."""
+    calls = [
+        call("terminal", json.dumps({"command": command, "background": True}), f"c{number}") for number in range(count)
+    ]
+    return [json.loads(outcome.content) for outcome in await play.outcomes(*calls)]
+
+
+def held(play: Player) -> int:
+    """Bytes of output that the runner holds for background processes."""
+    return sum(len(entry.process.output()) for entry in play.runtime.processes.all())
+
+
+async def test_no_number_of_background_processes_fills_the_runner(play: Player) -> None:
+    for _ in range(3):
+        answers = await flood(play, 40)
+        assert any("session_id" in answer for answer in answers)
+        async with asyncio.timeout(20):
+            while any(entry.status == "running" for entry in play.runtime.processes.all()):
+                await asyncio.sleep(0.02)
+    assert len(play.runtime.processes.all()) <= MOST_LISTED
+    assert held(play) <= MOST_LISTED * (LISTED_OUTPUT + 100)
+    assert "left out" in play.runtime.processes.all()[0].process.output().decode()
+    last = play.runtime.processes.all()[-1]
+    assert (await play("process", action="poll", session_id=last.id))["status"] == "exited"
+    outcome = await play.outcome("process", json.dumps({"action": "poll", "session_id": "proc_1"}))
+    assert "only the last of 32 are kept" in outcome.content
+
+
+async def test_as_many_as_may_run_at_a_time_are_told(play: Player) -> None:
+    answers = await flood(play, MOST_LISTED + 5, "sleep 60")
+    refused = [answer["error"] for answer in answers if "session_id" not in answer]
+    assert refused == ["32 processes run in the background already; end one of them first"] * 5
+    await play("process", action="kill", session_id="proc_1")
+    assert "session_id" in (await flood(play, 1, "sleep 60"))[0]
+
+
+@pytest.mark.parametrize("background", [True, False])
+async def test_what_commands_leave_running_takes_few_descriptors(play: Player, background: bool) -> None:
+    """Each leaves a process that holds the pipe of its output."""
+    await play("terminal", command="true")
+    before = open_descriptors()
+    for _ in range(90):
+        # `$$` takes a shell of its own, and so a pipe of its own.
+        await play("terminal", command="echo $$ > /dev/null; sleep 60 &", background=background)
+        if background:
+            await play.runtime.processes.all()[-1].process.wait(10)
+    assert open_descriptors() - before <= LEFT_PIPES + 5
+    assert (await play("terminal", command="echo on"))["output"] == "on"

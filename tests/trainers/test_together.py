@@ -21,6 +21,7 @@ class Feeding:
     looked: float = 0.0
     able: bool = True
     room: bool = True
+    full: bool = False
     woken: int = 0
 
     def wake(self) -> None:
@@ -56,6 +57,24 @@ def test_one_that_cannot_begin_holds_up_no_other_and_catches_up() -> None:
         fast.begin()
     slow.able = True
     assert turns.turn(slow) and not turns.turn(fast)
+
+
+def test_weights_hold_where_each_may_have_two_groups_in_flight() -> None:
+    heavy, light = Feeding(3), Feeding(1)
+    turns = together(heavy, light)
+    in_flight: list[Feeding] = []
+    for _ in range(200):
+        for one in (light, heavy):
+            one.full = in_flight.count(one) >= 2
+            one.able = not one.full
+        beginning = [one for one in (light, heavy) if one.able and turns.turn(one)]
+        for one in beginning[:1]:
+            one.begin()
+            in_flight.append(one)
+        if not beginning:
+            in_flight.pop(0)  # all take as long: the oldest ends
+        assert heavy.begun + heavy.size >= 3 * (light.begun - light.size)
+    assert light.begun >= 4 * 20 and abs(heavy.begun - 3 * light.begun) <= 3 * 4
 
 
 def test_one_that_is_behind_and_has_not_looked_since_is_waited_for() -> None:

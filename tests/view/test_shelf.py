@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -111,3 +113,51 @@ def test_a_tool_that_failed_is_found_by_its_name(tmp_path: Path) -> None:
         (RolloutQuery(tool="terminal", tool_errors=True), 0),
     ):
         assert len(asked.chosen(record.rollouts)) == count
+
+
+def test_a_run_that_is_being_read_keeps_its_index_while_another_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelf, "MOST_INDEXED", 0)
+    runs = several(tmp_path, 2, 3)
+    one, other = names(runs)
+    with runs._using(one) as held:
+        record = held.read()
+        assert runs.overview(other)[1]["rollouts"] == 3
+        assert held.record is record
+    runs.overview(other)
+    assert held.record is None
+
+
+def test_requests_at_once_are_all_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "MOST_INDEXED", 0)
+    runs = several(tmp_path, 3, 40)
+    wanted = names(runs) * 40
+    with ThreadPoolExecutor(8) as threads:
+        answers = threads.map(lambda name: len(runs.rollouts(name, {})["rollouts"]), wanted)
+        assert list(answers) == [40] * len(wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("north", ["plain", "called"]),
+        ("orth", ["plain", "broken", "called"]),
+        ("a\nORTH", ["broken"]),
+        ('the "gate"', ["called"]),
+        ("two\nlines", ["called"]),
+        ("\\north", []),
+        ("prompt_length", []),
+    ],
+)
+def test_a_search_reads_what_was_said_and_not_how_it_is_written(tmp_path: Path, text: str, rows: list[str]) -> None:
+    called = recorded("called")
+    called["messages"][1]["tool_calls"][0]["function"]["arguments"] = json.dumps(
+        {"to": "far North", "why": 'the "gate"', "more": "two\nlines"}
+    )
+    lines = [recorded("plain", text="go north"), recorded("broken", text="a\north"), called]
+    record = RunRecord(write_run(tmp_path / "run", lines))
+    record.refresh()
+    asked = RolloutQuery(text=text)
+    places, _ = asked.page(record, asked.chosen(record.rollouts), 0, 50)
+    assert [record.rollouts[place].row_key for place in places] == rows

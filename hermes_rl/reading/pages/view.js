@@ -166,7 +166,7 @@ function moment(seconds) {
 }
 
 function interval(run) {
-  return run.low === null ? "" : ` ± ${((run.high - run.low) / 2).toFixed(3)}`;
+  return run.low === null ? "" : ` ${run.low.toFixed(3)} to ${run.high.toFixed(3)}`;
 }
 
 // ---------------------------------------------------------------------------------------------------------- Charts
@@ -323,7 +323,7 @@ async function runsPage(turn) {
 
 function runsTable(runs) {
   if (!runs.length) return el("p", {}, "There is no run yet.");
-  const columns = ["Run", "Mode", "Model", "Groups", "Rollouts", "Mean score", "Failures", "Cost", "Started", "Time"];
+  const columns = ["Run", "Mode", "Model", "Groups", "Rollouts", "Mean score, 95 % interval", "Failures", "Cost", "Started", "Time"];
   return scrolled("Runs", el("table", { class: "wide" },
     el("thead", {}, el("tr", {}, columns.map((name, at) => el("th", { scope: "col", class: at > 2 ? "number" : null }, name)))),
     el("tbody", {}, runs.map((run) => el("tr", {},
@@ -444,7 +444,7 @@ async function runPage(turn, name, query) {
 
 function runHead(run) {
   const facts = [
-    ["Mean score", [score(run.mean), el("small", {}, interval(run))]],
+    ["Mean score", score(run.mean)],
     ["Rollouts", [count(run.rollouts), el("small", {}, run.read < 1 ? ` ${source.live ? "read so far" : "are told of"} (${share(run.read, 1)})` : "")]],
     ["Groups", count(run.groups)],
     ["Rows", count(run.rows)],

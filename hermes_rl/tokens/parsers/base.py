@@ -8,12 +8,15 @@ this one.
 from __future__ import annotations
 
 import json
+import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NoReturn, Protocol
 
 from hermes_rl.tokens.tokenizer import Tokenizer
+from hermes_rl.values import UnwantedValueError, read_value, too_deep
 
 # ---------------------------------------------------------------------------- Reading that several formats share
 # Owns the reading that several formats share. A format in the style of XML has no types of its own, so the tool's
@@ -57,16 +60,55 @@ def _closes_first(text: str, opening: str, closing: str) -> bool:
     return end >= 0 and not 0 <= text.find(opening) < end and "`" not in text[:end]
 
 
-def quoted(before: str, after: str) -> bool:
-    """Whether a passage between two texts is quoted: in code, behind a quotation mark, or inside of reasoning."""
-    if any(before.count(opening) > before.count(closing) for opening, closing in _THINKING):
-        return True
-    if before.count("```") % 2:
-        return True
-    line = before.rpartition("\n")[2]
-    if line.lstrip().startswith(">") or line.endswith(_QUOTES):
-        return True
-    return bool(line.replace("```", "").count("`") % 2) and "`" in after.partition("\n")[0]
+class Quotes:
+    """Tells of passages of a text, in their order, whether they are quoted; each character is looked at once.
+
+    A passage begins with no part of what quotes: neither with a backtick nor inside of a tag of reasoning.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tick = self._line_end = -1
+        """Places of the last backtick and the last line break that were looked for."""
+        self.begin(0)
+
+    def begin(self, place: int) -> None:
+        """Forget what stands before this place: it quotes nothing behind it."""
+        self._begun = self._seen = place
+        self._thoughts, self._fences = [0] * len(_THINKING), 0
+        self._ticks, self._first = 0, ""
+
+    def quoted(self, start: int, end: int) -> bool:
+        """Whether the passage is in code, behind a quotation mark, or inside of reasoning."""
+        self._see(start)
+        if any(thought > 0 for thought in self._thoughts) or self._fences % 2 or self._first == ">":
+            return True
+        if start > self._begun and self._text[start - 1] in _QUOTES:
+            return True
+        return bool(self._ticks % 2) and self._tick_follows(end)
+
+    def _see(self, place: int) -> None:
+        piece, self._seen = self._text[self._seen : place], place
+        for number, (opening, closing) in enumerate(_THINKING):
+            self._thoughts[number] += piece.count(opening) - piece.count(closing)
+        self._fences += piece.count("```")
+        _, broken, line = piece.rpartition("\n")
+        if broken:
+            self._ticks, self._first = 0, ""
+        self._first = self._first or line.lstrip()[:1]
+        self._ticks += line.count("`") - 3 * line.count("```")
+
+    def _tick_follows(self, place: int) -> bool:
+        """Whether a backtick stands between this place and the end of its line."""
+        self._tick, self._line_end = self._next("`", self._tick, place), self._next("\n", self._line_end, place)
+        return self._tick < min(self._line_end, len(self._text))
+
+    def _next(self, sign: str, known: int, place: int) -> int:
+        """Return the place of the next such sign, which is the known one unless that lies before `place`."""
+        if known >= place:
+            return known
+        found = self._text.find(sign, place)
+        return found if found >= 0 else len(self._text)
 
 
 def openings(text: str, opening: str, read: Callable[[int], tuple[ParsedCall, int]]) -> tuple[str, list[ParsedCall]]:
@@ -76,17 +118,31 @@ def openings(text: str, opening: str, read: Callable[[int], tuple[ParsedCall, in
     """
     calls: list[ParsedCall] = []
     content: list[str] = []
-    done = looked = 0
+    quotes, done, looked = Quotes(text), 0, 0
     while (found := text.find(opening, looked)) >= 0:
         looked = found + len(opening)
-        if quoted(text[done:found], text[looked:]):
+        if quotes.quoted(found, looked):
             continue
         call, end = read(looked)
         content.append(text[done:found])
         calls.append(call)
         done = looked = max(end, looked)
+        quotes.begin(done)
     content.append(text[done:])
     return tidy(content, bool(calls)), calls
+
+
+class Ends:
+    """The places at which something ends, found once in the whole text, so that no block looks for its end anew."""
+
+    def __init__(self, text: str, pattern: re.Pattern[str]) -> None:
+        self._matches = list(pattern.finditer(text))
+        self._starts = [match.start() for match in self._matches]
+
+    def next(self, place: int) -> re.Match[str] | None:
+        """Return the first one from this place on; None where there is none."""
+        number = bisect_left(self._starts, place)
+        return self._matches[number] if number < len(self._matches) else None
 
 
 def tidy(pieces: list[str], called: bool) -> str:
@@ -96,9 +152,8 @@ def tidy(pieces: list[str], called: bool) -> str:
 
 def json_block(text: str, start: int, closing: str) -> tuple[ParsedCall, int]:
     """Read a call from ``{…}`` up to a closing tag; a closing tag inside of a JSON text does not end it."""
-    begin = start + len(text[start:]) - len(text[start:].lstrip())
     try:
-        value, end = decode(text, begin)
+        value, end = decode(text, skip_blanks(text, start))
     except ValueError:
         return _broken(text, start, closing)
     place = text.find(closing, end)
@@ -117,9 +172,24 @@ def _broken(text: str, start: int, closing: str) -> tuple[ParsedCall, int]:
     return ParsedCall(text[start:place].strip(), Status.INVALID_JSON), place + len(closing)
 
 
-def typed(tools: Tools | None, tool: str, name: str, text: str) -> Any:
+Properties = Mapping[str, Mapping[str, Any]]
+"""The schemas of each tool's parameters, by the names of the tool and the parameter."""
+
+
+def properties_of(tools: Tools | None) -> Properties:
+    """Return the schemas of all parameters; of two tools with one name, the first one's."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for entry in tools or ():
+        function = entry.get("function", entry)
+        if isinstance(function, Mapping):
+            found.setdefault(str(function.get("name")), (function.get("parameters") or {}).get("properties") or {})
+    return found
+
+
+def typed(properties: Properties, tool: str, name: str, text: str) -> Any:
     """Return an argument's value in the type of its schema, or the text itself where that is impossible or unknown."""
-    allowed = _allowed(_schema(tools, tool, name))
+    schema = properties.get(tool, {}).get(name)
+    allowed = _allowed(schema) if isinstance(schema, Mapping) else set()
     if not allowed or allowed == {"string"}:
         return text
     try:
@@ -133,16 +203,6 @@ def typed(tools: Tools | None, tool: str, name: str, text: str) -> Any:
 
 def _is(value: Any, kind: str) -> bool:
     return isinstance(value, _TYPES.get(kind, ())) and (kind == "boolean" or not isinstance(value, bool))
-
-
-def _schema(tools: Tools | None, tool: str, name: str) -> Mapping[str, Any]:
-    for entry in tools or ():
-        function = entry.get("function", entry)
-        if isinstance(function, Mapping) and function.get("name") == tool:
-            properties = (function.get("parameters") or {}).get("properties") or {}
-            found = properties.get(name)
-            return found if isinstance(found, Mapping) else {}
-    return {}
 
 
 def _allowed(schema: Mapping[str, Any]) -> set[str]:
@@ -230,7 +290,7 @@ def made(raw: str, name: object, arguments: object, identity: str | None = None)
             return ParsedCall(raw, Status.INVALID_JSON, name.strip(), id=identity)
     if arguments is None:
         arguments = {}
-    if not isinstance(arguments, Mapping):
+    if not isinstance(arguments, Mapping) or too_deep(arguments):
         return ParsedCall(raw, Status.MALFORMED, name.strip(), id=identity)
     return ParsedCall(raw, Status.OK, name.strip(), arguments, identity)
 
@@ -254,24 +314,21 @@ def loads(text: str) -> Any:
 
 def decode(text: str, start: int) -> tuple[Any, int]:
     """Read the JSON value that begins at `start`; returns it and its end. Raises ValueError."""
-    try:
-        return _DECODER.raw_decode(text, start)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    return read_value(_DECODER, text, start)
 
 
 def skip_blanks(text: str, start: int) -> int:
     """Return the place of the first character from `start` on that is no blank."""
-    while start < len(text) and text[start].isspace():
-        start += 1
-    return start
+    blanks = _BLANKS.match(text, start)
+    return blanks.end() if blanks is not None else start
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+    raise UnwantedValueError(f"{name} is not JSON")
 
 
 _DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant)
+_BLANKS = re.compile(r"\s*+")
 
 
 # -------------------------------------------------------------------------------------- From token ids to a turn
@@ -369,5 +426,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return value.replace(_BREAK, "")
     if isinstance(value, Mapping):
-        return json.loads(json.dumps(value).replace("\\ufdd0", ""))
+        return json.loads(json.dumps(value, ensure_ascii=False).replace(_BREAK, ""))
     return value

@@ -6,14 +6,13 @@ V3 and R1 write ``<｜tool▁call▁begin｜>function<｜tool▁sep｜>name`` an
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
-from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, loads, made, quoted
+from hermes_rl.tokens.parsers.base import ParsedCall, Quotes, Status, Tools, decode, loads, made, skip_blanks
 
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
-_FENCED = re.compile(r"\s*([^\n`]*?)\s*\n?```(?:json)?\s*")
+_FENCE = "```"
 
 
 class DeepSeek:
@@ -26,7 +25,7 @@ class DeepSeek:
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
         start = min((place for place in (text.find(SECTION), text.find(CALL)) if place >= 0), default=-1)
-        if start < 0 or quoted(text[:start], text[start + 1 :]):
+        if start < 0 or Quotes(text).quoted(start, start + 1):
             return text, []
         calls: list[ParsedCall] = []
         place = start
@@ -43,9 +42,8 @@ class DeepSeek:
 
 def _end(text: str, begin: int) -> int | None:
     """Find the end of the call; an end tag inside of its JSON does not count."""
-    opened = text.find("{", begin)
     first = text.find(CALL_END, begin)
-    if 0 <= opened < first:
+    if (opened := text.find("{", begin, max(first, begin))) >= 0:
         try:
             _, behind = decode(text, opened)
         except ValueError:
@@ -57,15 +55,17 @@ def _end(text: str, begin: int) -> int | None:
 def _fenced(body: str) -> ParsedCall:
     raw = body.strip()
     kind, separator, rest = body.partition(SEPARATOR)
-    head = _FENCED.match(rest)
-    if not separator or head is None or kind.strip() != "function":
+    head, _, fenced = rest.partition("`")
+    name = head.strip()
+    if not separator or not fenced.startswith(_FENCE[1:]) or "\n" in name or kind.strip() != "function":
         return ParsedCall(raw, Status.MALFORMED)
-    name = head[1]
+    begin = len(head) + len(_FENCE)
+    begin += len("json") if rest.startswith("json", begin) else 0
     try:
-        value, end = decode(rest, head.end())
+        value, end = decode(rest, skip_blanks(rest, begin))
     except ValueError:
         return ParsedCall(raw, Status.INVALID_JSON, name)
-    if rest[end:].strip() not in ("```", ""):
+    if rest[end:].strip() not in (_FENCE, ""):
         return ParsedCall(raw, Status.INVALID_JSON, name)
     return made(raw, name, value)
 

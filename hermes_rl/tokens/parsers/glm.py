@@ -9,12 +9,22 @@ import re
 from functools import partial
 from typing import Any
 
-from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, made, openings, typed
+from hermes_rl.tokens.parsers.base import (
+    Ends,
+    ParsedCall,
+    Properties,
+    Status,
+    Tools,
+    made,
+    openings,
+    properties_of,
+    typed,
+)
 
 _CLOSING = "</tool_call>"
-_PAIR = re.compile(
-    r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>(.*?)</arg_value>(?=\s*(?:<arg_key>|</tool_call>|\Z))", re.DOTALL
-)
+_KEY = re.compile(r"\s*+<arg_key>([^<>]*+)</arg_key>\s*+<arg_value>")
+_VALUE_END = re.compile(r"</arg_value>(?=\s*+(?:<arg_key>|</tool_call>|\Z))")
+"""The tag may stand in a value too; it ends one where a call goes on or ends behind it."""
 
 
 class Glm:
@@ -23,17 +33,19 @@ class Glm:
     markers = ("<tool_call>", _CLOSING, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
-        return openings(text, "<tool_call>", partial(_block, text, tools))
+        return openings(text, "<tool_call>", partial(_block, text, Ends(text, _VALUE_END), properties_of(tools)))
 
 
-def _block(text: str, tools: Tools | None, start: int) -> tuple[ParsedCall, int]:
-    key, closing = text.find("<arg_key>", start), text.find(_CLOSING, start)
+def _block(text: str, ends: Ends, properties: Properties, start: int) -> tuple[ParsedCall, int]:
+    closing = text.find(_CLOSING, start)
+    key = text.find("<arg_key>", start, closing if closing >= 0 else len(text))
     name_end = min((place for place in (key, closing) if place >= 0), default=len(text))
     name, place = text[start:name_end].strip(), name_end
     arguments: dict[str, Any] = {}
-    while (pair := _PAIR.match(text, place)) is not None:
-        arguments[pair[1].strip()] = typed(tools, name, pair[1].strip(), pair[2])
-        place = pair.end()
+    while (begun := _KEY.match(text, place)) is not None and (ended := ends.next(begun.end())) is not None:
+        key_name = begun[1].strip()
+        arguments[key_name] = typed(properties, name, key_name, text[begun.end() : ended.start()])
+        place = ended.end()
     end = text.find(_CLOSING, place)
     if end < 0:
         return ParsedCall(text[start:].strip(), Status.UNCLOSED), len(text)

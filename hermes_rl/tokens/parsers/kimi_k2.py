@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, loads, made, quoted, skip_blanks
+from hermes_rl.tokens.parsers.base import ParsedCall, Quotes, Status, Tools, decode, loads, made, skip_blanks
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -18,7 +18,7 @@ class KimiK2:
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
         start = min((place for place in (text.find(_SECTION), text.find(_CALL)) if place >= 0), default=-1)
-        if start < 0 or quoted(text[:start], text[start + 1 :]):
+        if start < 0 or Quotes(text).quoted(start, start + 1):
             return text, []
         calls: list[ParsedCall] = []
         place = start
@@ -29,8 +29,9 @@ class KimiK2:
 
 
 def _read(text: str, begin: int) -> tuple[ParsedCall, int]:
-    separator, end = text.find(_ARGUMENTS, begin), text.find(_END, begin)
-    if separator >= 0 and (end < 0 or separator < end):
+    end = text.find(_END, begin)
+    separator = text.find(_ARGUMENTS, begin, end if end >= 0 else len(text))
+    if separator >= 0:
         try:
             _, behind = decode(text, skip_blanks(text, separator + len(_ARGUMENTS)))
             end = text.find(_END, behind)

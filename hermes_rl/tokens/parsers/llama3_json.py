@@ -6,9 +6,12 @@ says that it is meant as a call.
 
 from __future__ import annotations
 
+import re
+
 from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, of_object
 
 _TAG = "<|python_tag|>"
+_BETWEEN = re.compile(r"[; \t\r\n]*+")
 
 
 class Llama3Json:
@@ -43,8 +46,8 @@ def _read(text: str) -> list[ParsedCall]:
         else:
             calls.append(of_object(text[place:end], value))
         place = end
-        while place < len(text) and text[place] in "; \t\r\n":
-            place += 1
+        if (between := _BETWEEN.match(text, place)) is not None:
+            place = between.end()
         if place < len(text) and text[place] != "{":
             calls.append(ParsedCall(text[place:], Status.MALFORMED))
             break

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hermes_rl.tokens.parsers.base import ParsedCall, Status, Tools, decode, made, of_object, quoted
+from hermes_rl.tokens.parsers.base import ParsedCall, Quotes, Status, Tools, decode, made, of_object
 
 _OPENING = "[TOOL_CALLS]"
-_HEAD = re.compile(r"\s*(?P<name>[^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*(?P<id>[^\s\[\]{}]*)\s*)?(?:\[ARGS\])?\s*")
+_HEAD = re.compile(r"\s*+(?P<name>[^\s\[\]{}]++)\s*+(?:\[CALL_ID\]\s*+(?P<id>[^\s\[\]{}]*+)\s*+)?+(?:\[ARGS\])?+\s*+")
+_FOLLOWING = re.compile(r'\}\s*+,\s*+(?=\{\s*+")')
+_BETWEEN = re.compile(r"[ \t\r\n,]*+")
+MOST_BROKEN = 16
+"""Calls of a list that cannot be read, after which the rest of it is one more: each may be read to the list's end."""
 
 
 class Mistral:
@@ -17,10 +21,10 @@ class Mistral:
     markers = (_OPENING, "[CALL_ID]", "[ARGS]")
 
     def calls(self, text: str, tools: Tools | None) -> tuple[str, list[ParsedCall]]:
-        start = 0
+        start, quotes = 0, Quotes(text)
         while (found := text.find(_OPENING, start)) >= 0:
             start = found + len(_OPENING)
-            if not quoted(text[:found], text[start:]):
+            if not quotes.quoted(found, start):
                 return text[:found].strip(), list(_section(text[start:]))
         return text, []
 
@@ -38,10 +42,10 @@ def _section(text: str) -> Iterator[ParsedCall]:
 
 def _listed(text: str) -> Iterator[ParsedCall]:
     """Yield a JSON list, read one by one, so that a broken call does not take the good ones with it."""
-    place = 1
+    place, left = 1, MOST_BROKEN
     while True:
-        while place < len(text) and text[place] in " \t\r\n,":
-            place += 1
+        if (between := _BETWEEN.match(text, place)) is not None:
+            place = between.end()
         if place >= len(text):
             yield ParsedCall(text[:200], Status.UNCLOSED)
             return
@@ -50,7 +54,8 @@ def _listed(text: str) -> Iterator[ParsedCall]:
         try:
             value, end = decode(text, place)
         except ValueError:
-            following = re.compile(r'\}\s*,\s*(?=\{\s*")').search(text, place)
+            left -= 1
+            following = _FOLLOWING.search(text, place) if left else None
             broken = text[place : following.end() if following else len(text)]
             closed = following is not None or text.rstrip().endswith("]")
             yield ParsedCall(broken.strip(" ,]"), Status.INVALID_JSON if closed else Status.UNCLOSED)

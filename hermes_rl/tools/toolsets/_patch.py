@@ -7,6 +7,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from io import StringIO
 from typing import Any, TypeVar
 
 from hermes_rl.sandbox.base import Sandbox
@@ -23,6 +24,8 @@ IN_THREAD = 1 << 18
 CONTEXT = 3
 COMPARED_LINES = 1_000_000
 """Lines before times lines after of the largest change that is compared line by line."""
+COMPARED_PAIRS = 5_000_000
+"""Pairs of equal lines that are looked at for a diff, each as often as it is."""
 HEAD = re.compile(r"([-+])(\d+)")
 
 
@@ -203,16 +206,46 @@ def _unified(before: str, after: str, name: str, new_name: str) -> Iterator[str]
     start, rest = _same(before, after)
     old, new = before[start : len(before) - rest], after[start : len(after) - rest]
     first = before.count("\n", 0, start)
-    if (old.count("\n") + 1) * (new.count("\n") + 1) <= COMPARED_LINES:
-        lines = difflib.unified_diff(old.splitlines(keepends=True), new.splitlines(keepends=True), name, new_name)
-        for line in lines:
-            moved = HEAD.sub(lambda found: f"{found[1]}{int(found[2]) + first}", line) if line[:2] == "@@" else line
-            yield moved if moved.endswith("\n") else moved + "\n"
-        return
+    if (old.count("\n") + 1) * (new.count("\n") + 1) <= COMPARED_LINES:  # before they are split, which takes longer
+        before_lines, after_lines = (StringIO(part, newline="\n").readlines() for part in (old, new))
+        if _comparable(before_lines, after_lines):
+            for line in difflib.unified_diff(before_lines, after_lines, name, new_name):
+                moved = HEAD.sub(lambda head: f"{head[1]}{int(head[2]) + first}", line) if line[:2] == "@@" else line
+                yield moved if moved.endswith("\n") else moved + "\n"
+            return
     yield f"--- {name}\n+++ {new_name}\n"
     yield f"@@ -{first + 1},{_count(old)} +{first + 1},{_count(new)} @@\n"
     for sign, part in (("-", old), ("+", new)):
         yield from (f"{sign}{line}\n" for line in part[:OUTPUT_LIMIT].splitlines())
+
+
+def _comparable(before: list[str], after: list[str]) -> bool:
+    """Whether two texts can be compared soon: where many lines are equal, each match looks at all pairs of them."""
+    try:
+        _Comparison(before, after).get_matching_blocks()
+    except _TooAlikeError:
+        return False
+    return True
+
+
+class _TooAlikeError(Exception):
+    """Two texts have too many pairs of equal lines."""
+
+
+class _Comparison(difflib.SequenceMatcher[str]):
+    """The comparison that `difflib` makes for a diff, which gives up instead of taking long."""
+
+    def __init__(self, before: list[str], after: list[str]) -> None:
+        super().__init__(None, before, after)
+        places: dict[str, list[int]] = self.b2j  # type: ignore[attr-defined]
+        pairs = sum(len(places.get(line, ())) for line in before)
+        self._left = COMPARED_PAIRS // (pairs + len(before) + 1)
+
+    def find_longest_match(self, *place: Any) -> difflib.Match:
+        if self._left < 0:
+            raise _TooAlikeError
+        self._left -= 1
+        return super().find_longest_match(*place)
 
 
 def _count(text: str) -> int:

@@ -15,11 +15,13 @@ from importlib import resources
 from typing import Any
 
 from hermes_rl.sandbox.base import Conversation
+from hermes_rl.threads import one_at_a_time
 from hermes_rl.tools.base import (
     CALL_TIMEOUT,
     OUTPUT_LIMIT,
     RESULT_LIMIT,
     Tool,
+    ToolFailedError,
     ToolInputError,
     ToolRuntime,
     Toolset,
@@ -28,15 +30,22 @@ from hermes_rl.tools.base import (
     error_json,
     readable,
 )
-from hermes_rl.tools.execute import ToolFailedError, check_arguments, read_arguments, run_tool
+from hermes_rl.tools.execute import checked_arguments, run_tool
 from hermes_rl.tools.lines import LineTooLongError, lines_of
+from hermes_rl.values import read_bounded
 
 SECONDS = 300.0
 """For one script, where neither the spec nor the sandbox allows less."""
 SPARE_SECONDS = 2.0
 """The script ends this long before its tool call would, so that the model still gets its output."""
 MOST_CALLS = 50
+NAME = 100
+"""Characters of a tool's name that a script is told there is none of."""
+IN_THREAD = 1 << 16
+"""Bytes from which on a call is read in a thread."""
 ERRORS_LIMIT = 10_000
+REFUSED_CALLS = 10 * MOST_CALLS
+"""Calls beyond which a script is ended that does not hear that it may make no more."""
 LINE_LIMIT = 16 << 20
 """Bytes of one call that a script makes."""
 
@@ -112,7 +121,7 @@ class _Script:
         )
         try:
             async for line in lines_of(self._conversation, LINE_LIMIT):
-                message = _object(line)
+                message = _object(line) if len(line) <= IN_THREAD else await one_at_a_time(_object, line)
                 if "tool" not in message:
                     return self._ended(message)
                 await self._write(await self._answer(message))
@@ -131,14 +140,16 @@ class _Script:
 
     async def _answer(self, message: dict[str, Any]) -> str:
         self._made += 1
+        if self._made > REFUSED_CALLS:
+            raise ToolInputError(f"the script made {REFUSED_CALLS} tool calls, of which {MOST_CALLS} are made at most")
         tool = next((tool for tool in self._callable() if tool.name == message["tool"]), None)
         if tool is None:
-            return error_json(f"there is no tool named {message['tool']!r} for a script")
+            return error_json(f"there is no tool named {str(message['tool'])[:NAME]!r} for a script")
         if self._made > MOST_CALLS:
             return error_json(f"a script may make {MOST_CALLS} tool calls at most")
         left = self._seconds - (time.perf_counter() - self._began)
         try:
-            args = check_arguments(read_arguments(message.get("arguments")), tool.parameters)
+            args = await checked_arguments(message.get("arguments"), tool)
             return capped(await run_tool(tool, args, self._runtime, max(left, 0.1)), RESULT_LIMIT)
         except (ToolInputError, ToolFailedError) as problem:
             return error_json(str(problem))
@@ -160,9 +171,9 @@ class _Script:
 
 def _object(line: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(line)
-    except ValueError:
-        value = None
+        value = read_bounded(line, LINE_LIMIT)
+    except ValueError as error:
+        raise ToolInputError(f"the script made a tool call whose values {error}") from None
     if not isinstance(value, dict):
         raise ToolInputError("the script wrote to the pipe of its tool calls")
     return value

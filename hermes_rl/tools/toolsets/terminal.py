@@ -8,7 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 from hermes_rl.sandbox.base import CommandResult, Sandbox
-from hermes_rl.tools.base import CALL_TIMEOUT, OUTPUT_LIMIT, STATE_LIMIT, Tool, ToolRuntime, Toolset, as_json, readable
+from hermes_rl.tools.base import (
+    CALL_TIMEOUT,
+    LISTED_OUTPUT,
+    OUTPUT_LIMIT,
+    STATE_LIMIT,
+    Tool,
+    ToolRuntime,
+    Toolset,
+    as_json,
+    readable,
+)
 from hermes_rl.tools.toolsets._process import ProcessTool
 
 SPARE_SECONDS = 1.0
@@ -97,13 +107,14 @@ def _answer(result: CommandResult, timeout: float) -> dict[str, Any]:
 async def _background(sandbox: Sandbox, runtime: ToolRuntime, args: dict[str, Any]) -> dict[str, Any]:
     workdir = _workdir(sandbox, runtime, args)
     command = args["command"]
-    try:
-        script = runtime.shell.script(command, workdir, report=False)
-        process = await sandbox.spawn(script, env=runtime.shell.variables())
-    except OSError as error:
-        return {"output": "", "exit_code": 126, "error": f"cannot start the command: {error.strerror}"}
     cwd = workdir or runtime.shell.cwd or sandbox.workdir
-    entry = runtime.processes.add(command, cwd, process)
+    with runtime.processes.room():
+        try:
+            script = runtime.shell.script(command, workdir, report=False)
+            process = await sandbox.spawn(script, env=runtime.shell.variables(), output_limit=LISTED_OUTPUT)
+        except OSError as error:
+            return {"output": "", "exit_code": 126, "error": f"cannot start the command: {error.strerror}"}
+        entry = runtime.processes.add(command, cwd, process)
     return {
         "output": "Background process started",
         "session_id": entry.id,

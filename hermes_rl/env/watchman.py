@@ -1,0 +1,119 @@
+"""Who says which method of a hand-written environment holds up the event loop, that all rollouts share.
+
+A method that computes, or waits without await, stops every rollout, and nothing tells which one it was. A thread asks
+the loop for a sign of life; where none comes, it looks at what the loop's thread is in the middle of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Self
+
+from hermes_rl.env.hooks import LIBRARIES
+from hermes_rl.threads import stepping
+
+logger = logging.getLogger(__name__)
+
+HELD = 0.5
+"""Seconds without a sign of life after which it is said who holds the loop."""
+LOOKS = 0.1
+"""Seconds between two signs of life that are asked for."""
+
+
+@dataclass
+class _Holding:
+    """How often and how long a method has held the loop."""
+
+    times: int = 0
+    seconds: float = 0.0
+    next_line: int = 1
+    """It is said at the first time, the tenth, the hundredth, and so on."""
+
+
+class Watchman:
+    """A context that watches the running loop, and names methods of a class that hold it: those of its author."""
+
+    def __init__(self, cls: type) -> None:
+        self._methods = {
+            code: f"{cls.__name__}.{name}"
+            for base in cls.__mro__
+            if base.__module__.partition(".")[0] not in LIBRARIES
+            for name, member in vars(base).items()
+            if (code := _code(member)) is not None
+        }
+        self._holdings: dict[str, _Holding] = {}
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Self:
+        watched = asyncio.get_running_loop(), threading.get_ident()
+        threading.Thread(target=self._watch, args=watched, name="hermes-rl-watchman", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, thread: int) -> None:
+        while not self._ended.wait(LOOKS):
+            alive, asked = threading.Event(), time.monotonic()
+            try:
+                loop.call_soon_threadsafe(alive.set)
+            except RuntimeError:
+                return  # the loop is closed
+            if not alive.wait(HELD):
+                place = self._place(thread)
+                if place is not None:
+                    self._say_held(*place)
+                while not alive.wait(HELD):
+                    if self._ended.is_set():
+                        return
+                if place is not None:
+                    self._say_free(place[0], time.monotonic() - asked)
+
+    def _place(self, thread: int) -> tuple[str, str] | None:
+        """Return which method the loop is in the middle of, and where in its file; None where it is in none."""
+        frame = sys._current_frames().get(stepping.get(thread, thread))
+        frames: list[FrameType] = []
+        while frame is not None:
+            frames.append(frame)
+            frame = frame.f_back
+        method = next((frame.f_code for frame in reversed(frames) if frame.f_code in self._methods), None)
+        if method is None:
+            return None
+        inside = next(frame for frame in frames if frame.f_code.co_filename == method.co_filename)
+        return self._methods[method], f"{Path(method.co_filename).name}:{inside.f_lineno}"
+
+    def _say_held(self, method: str, place: str) -> None:
+        holding = self._holdings.setdefault(method, _Holding())
+        holding.times += 1
+        if holding.times != holding.next_line:
+            return
+        holding.next_line *= 10
+        before = f" It has done so {holding.times} times, for {holding.seconds:.1f} s." if holding.times > 1 else ""
+        logger.warning(
+            "%s holds up the event loop, and every rollout with it: more than %g s at %s.%s Await what takes time, as "
+            "with `await asyncio.to_thread(…)`, or define compute_reward without async: it then runs in a thread",
+            *(method, HELD, place, before),
+        )
+
+    def _say_free(self, method: str, seconds: float) -> None:
+        self._holdings[method].seconds += seconds
+
+
+def _code(member: object) -> CodeType | None:
+    """Return the code of a method, decorated or not; None of anything else."""
+    if isinstance(member, staticmethod | classmethod):
+        member = member.__func__
+    elif isinstance(member, property):
+        member = member.fget
+    code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
+    return code if isinstance(code, CodeType) else None

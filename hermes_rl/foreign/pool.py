@@ -1,0 +1,797 @@
+"""Processes of foreign code, as the runner sees them: begun from a warm one, watched while they work, ended by force.
+
+This module owns which processes there are and who is in them. A call takes one that is free, or begins another; until
+it has ended, the event loop watches its time, carries what it prints to the log, and lets threads answer what it asks
+of objects that live here. A process whose call takes too long, or that ends by itself, costs that call alone. What a
+process says is never more than plain values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextvars
+import copyreg
+import inspect
+import io
+import json
+import logging
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import Any, Self
+
+from hermes_rl.endings import Ending
+from hermes_rl.errors import (
+    AgentFault,
+    Failure,
+    HermesRLError,
+    JudgeFailure,
+    RewardFailure,
+    RunError,
+    SandboxFailure,
+    ServerFailure,
+    ToolServerFailure,
+    UserError,
+)
+from hermes_rl.foreign.process import ANSWER, ANSWERED, CALL, ForeignCall, stand_in
+from hermes_rl.foreign.stand_ins import LIVING
+from hermes_rl.foreign.wire import LARGEST, Inbox, WireError, from_json, send
+from hermes_rl.plugins import Code
+from hermes_rl.threads import done_in_thread, hand_over, in_thread, made_in_thread
+
+log = logging.getLogger(__name__)
+
+FREE = max(4, 2 * len(os.sched_getaffinity(0)))
+"""Processes that stay without work, and from which on a call waits a moment for one before another is begun."""
+MOMENT = 0.02
+"""Seconds of that wait."""
+GLANCE = 0.1
+"""Seconds between two looks at a process that works."""
+PIECE = 1 << 16
+IN_LOOP = 1 << 16
+"""Bytes up to which a message is sent and read on the event loop; longer ones take a thread."""
+PRINTED = 4_000
+"""Characters of what a call prints that are logged."""
+MOST_PRINTED = 1 << 24
+"""Bytes from which on a call that prints is ended."""
+FORM = {"ask", "log", "returned", "raised", "not_carried"}
+"""Keys, of which a message of a process has one."""
+MOST_LINES = 100
+"""Lines that a call may log."""
+START = 60.0
+"""Seconds that the first process may take to start on a busy machine."""
+MODULES = ("hermes_rl.agent.result", "hermes_rl.scoring.value", "hermes_rl.foreign.stand_ins")
+"""What calls need beside the code itself."""
+
+
+class ForeignError(Exception):
+    """Foreign code raised.
+
+    `kinds` are the full names of the exception's class and of those that it derives from, `number` its `errno`.
+    """
+
+    def __init__(self, text: str, kinds: Sequence[str], number: int | None) -> None:
+        super().__init__(text)
+        self.kinds, self.number = tuple(kinds), number
+
+
+class EndedError(Exception):
+    """The process of foreign code ended, or was ended, before it had answered; the text says why, as a predicate."""
+
+
+class OvertimeError(EndedError):
+    """It was ended because its time was up."""
+
+
+class NotCarriedError(Exception):
+    """The arguments of a call cannot be carried to another process."""
+
+
+# ------------------------------------------------------------------------------------------------ The warm process
+
+
+class _Warm:
+    """The process that has loaded the code; each call that finds no free process is a fork of it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._environ = dict(os.environ)
+        with theirs:
+            # -P: a file of the working directory must not take the place of a module. A session of its own: Ctrl-C is
+            # for the run.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}\n{_BEGIN}"],
+                stdin=theirs.fileno(),
+                env=self._environ,
+                start_new_session=True,
+            )
+        self._control = ours
+        self._control.settimeout(START)
+        self._lock, self._loading = threading.Lock(), threading.Lock()
+        self.loaded: frozenset[Code] = frozenset()
+        """Code that each new fork has."""
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def load(self, code: Code) -> frozenset[Code]:
+        """Let it import the code, once, and return all that it has; what is wrong with the code is told by the call."""
+        with self._loading:
+            if code not in self.loaded:
+                now = dict(os.environ)
+                changed: dict[str, str | None] = {
+                    name: value for name, value in now.items() if self._environ.get(name) != value
+                }
+                changed |= dict.fromkeys(self._environ.keys() - now.keys())
+                request = {"path": sys.path, "environ": changed, "modules": MODULES, "code": code}
+                problem = self._ask({"do": "load", **request}).get("problem")
+                self._environ = now
+                if problem is not None:
+                    log.info("a process of foreign code cannot load %s: %s", code.file or code.module, problem)
+                self.loaded |= {code}
+            return self.loaded
+
+    def fork(self, *descriptors: int) -> int:
+        """Return the id of a new process that works for whoever has the other end of the first descriptor."""
+        return int(self._ask({"do": "fork"}, descriptors)["pid"])
+
+    def bury(self, pid: int) -> int:
+        """Wait until a process has ended, and return its status as waitpid(2) tells it."""
+        return int(self._ask({"do": "bury", "pid": pid})["status"])
+
+    def close(self) -> None:
+        """End it and all of its forks."""
+        self._control.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+
+    def _ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        with self._lock:
+            try:
+                socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
+                answer = self._control.recv(1 << 16)
+            except OSError as error:
+                raise RewardFailure(f"the process for foreign code is gone: {error}") from error
+        if not answer:
+            raise RewardFailure("the process for foreign code is gone")
+        return dict(json.loads(answer))
+
+
+_BEGIN = "from hermes_rl.foreign.process import main; main()"
+
+
+# -------------------------------------------------------------------------------------------- A process that works
+
+
+class Worker:
+    """One process of foreign code. It does one call at a time."""
+
+    def __init__(self, warm: _Warm) -> None:
+        self.warm = warm
+        self.knows = warm.loaded
+        self.connection, theirs = socket.socketpair()
+        self.output, output = os.pipe()
+        try:
+            self.pid = warm.fork(theirs.fileno(), output)
+        except BaseException:  # whatever it is, nobody else knows of these descriptors
+            self.connection.close()
+            os.close(self.output)
+            raise
+        finally:
+            theirs.close()
+            os.close(output)
+        os.set_blocking(self.output, False)
+        self.inbox = Inbox()
+        self._sending, self._ending = threading.Lock(), threading.Lock()
+        self._buried = False
+        self._why: str | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is alive and has nothing to say: what has ended, or speaks without a call, is of no use."""
+        poller = select.poll()
+        poller.register(self.connection, select.POLLIN)
+        return not poller.poll(0)
+
+    def end(self, why: str) -> None:
+        """End it at once, whatever it does. Any thread may do this, at any time."""
+        with self._ending:
+            if not self._buried:  # its id may be another's by then
+                self._why = self._why or why
+                for kill in (os.killpg, os.kill):  # it may have no group of its own yet
+                    with suppress(ProcessLookupError):
+                        kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> str:
+        """End it and give back what it holds; says as a predicate how it has ended. A second time does nothing."""
+        why = self._why
+        self.end("was ended")
+        if not self.let_go():
+            return str(why)
+        status = self.warm.bury(self.pid)
+        if os.WIFEXITED(status):
+            return f"ended its process with status {os.WEXITSTATUS(status)}"
+        return why or f"lost its process to signal {os.WTERMSIG(status)}, perhaps because memory was used up"
+
+    def let_go(self) -> bool:
+        """Give back what it holds here, and nothing more: where the warm process has ended, so have its forks."""
+        with self._ending:
+            if self._buried:
+                return False
+            self._buried = True
+        self.connection.close()
+        os.close(self.output)
+        return True
+
+    def send(self, *parts: bytes) -> None:
+        with self._sending:
+            send(self.connection, b"".join(parts))
+
+    async def call(self, code: Code, arguments: Mapping[str, Any], plain: str, timeout: float) -> Any:
+        """Return what the code returns, as plain values; see `ProcessPool.call`."""
+        served = _Served(self)
+        try:
+            folder = os.getcwd()  # noqa: PTH109 - a Path would be made for nothing
+        except FileNotFoundError:  # somebody has removed it, as Ray does where a node is lost
+            folder = "/"
+        message = served.pickled(ForeignCall(code, arguments, plain, folder))
+        if len(message) > LARGEST:
+            raise EndedError(f"cannot be given {len(message) >> 20} MiB, at most {LARGEST >> 20}")
+        try:
+            with _Watch(self, served, timeout) as watch:
+                if len(message) > IN_LOOP:
+                    await in_thread(partial(self.send, CALL, message))
+                else:
+                    self.send(CALL, message)
+                answer = await watch.answer
+            raised = _raised(answer["raised"]) if "raised" in answer else None
+        except WireError as error:
+            self.end(f"sent what cannot be read: {error}")
+            raise EndedError from error
+        except OSError as error:
+            raise EndedError from error
+        finally:
+            if served.answering:
+                await in_thread(served.close)
+        if "not_carried" in answer:
+            raise NotCarriedError(str(answer["not_carried"]))
+        if raised is not None:
+            raise raised
+        return answer["returned"]
+
+
+class _Watch:
+    """Listens to a process on the event loop while it does a call: its answer, its questions, its prints, its time."""
+
+    def __init__(self, worker: Worker, served: _Served, timeout: float) -> None:
+        self._worker, self._served, self._timeout = worker, served, timeout
+        self._loop = asyncio.get_running_loop()
+        self._printed, self._clock = _Printed(worker.output), _Clock(worker.pid)
+        self.answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+
+    def __enter__(self) -> Self:
+        self._loop.add_reader(self._worker.connection.fileno(), self._hear)
+        self._glance = min(GLANCE, self._timeout / 2)
+        self._timer = self._loop.call_later(self._glance, self._look)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.remove_reader(self._worker.connection.fileno())
+        self._timer.cancel()
+        self._printed.read()
+        self._printed.log()
+        if self.answer.done() and not self.answer.cancelled():
+            self.answer.exception()  # whoever waited may have been cancelled in the same moment
+
+    def _hear(self) -> None:
+        try:
+            data = self._worker.connection.recv(PIECE, socket.MSG_DONTWAIT)
+            if not data:
+                raise EndedError
+            for message in self._worker.inbox.add(data):
+                if len(message) > IN_LOOP:
+                    hand_over(partial(self._read_aside, message))
+                else:
+                    self._heed(from_json(message))
+        except BlockingIOError:
+            return
+        except (WireError, EndedError, OSError) as error:
+            self._fail(error)
+
+    def _read_aside(self, message: bytes) -> None:
+        """Read a long message in a thread, where it holds up nobody."""
+        try:
+            said = from_json(message)
+        except WireError as error:
+            said = error
+        with suppress(RuntimeError):  # the loop is gone
+            self._loop.call_soon_threadsafe(self._heed_later, said)
+
+    def _heed_later(self, said: Any) -> None:
+        try:
+            self._heed(said)
+        except WireError as error:
+            self._fail(error)
+
+    def _heed(self, said: Any) -> None:
+        """Do what a message says; raises `WireError` where it has no form that is known."""
+        if isinstance(said, WireError):
+            raise said
+        if not isinstance(said, dict) or len(FORM & said.keys()) != 1:
+            raise WireError("neither an answer nor a question")
+        if "ask" in said:
+            self._served.serve(said)
+        elif "log" in said:
+            self._printed.line(said["log"])
+        elif not self.answer.done():
+            self.answer.set_result(said)
+
+    def _look(self) -> None:
+        self._printed.read()
+        if self._clock.used() > self._timeout:
+            self._worker.end(f"did not return within {self._timeout:g} s")
+            self._fail(OvertimeError())
+        elif self._printed.much:
+            self._worker.end(f"printed more than {MOST_PRINTED >> 20} MiB")
+            self._fail(EndedError())
+        else:
+            # The longer it has taken, the less often it is looked at; a flood of prints is read as soon as it comes.
+            self._glance = GLANCE / 20 if self._printed.full else min(1.0, max(self._glance, GLANCE) * 1.2)
+            left = max(self._timeout - self._clock.seconds, GLANCE / 2)
+            self._timer = self._loop.call_later(min(self._glance, left), self._look)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+def _raised(raised: Mapping[str, Any]) -> BaseException:
+    """Make the exception anew: one of ours as it was, by name; else a `ForeignError`."""
+    try:
+        text, names = str(raised["text"]), raised.get("ours")
+        if names is None:
+            return ForeignError(text, [str(kind) for kind in raised["kinds"]], raised["errno"])
+        kind = next((OURS[name] for name in names if name in OURS), HermesRLError)
+        return kind(text, ending=Ending(raised["ending"])) if issubclass(kind, Failure) else kind(text)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise WireError(f"no exception in the form of one: {error!r}") from error
+
+
+OURS: Mapping[str, type[HermesRLError]] = {
+    kind.__name__: kind
+    for kind in (
+        *(UserError, RunError, AgentFault, Failure, ServerFailure, SandboxFailure, ToolServerFailure, RewardFailure),
+        JudgeFailure,
+    )
+}
+"""Exceptions of ours that are raised here as they were raised there."""
+
+
+class _Clock:
+    """The time that a process has used: while it computes its processor time, while it waits the time that passes.
+
+    Time in which it is ready to compute and others do is not its own: it is not late because the machine is busy.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._stat = f"/proc/{pid}/stat"
+        self._looked = time.monotonic()
+        self._computed: float | None = None
+        self.seconds = 0.0
+        """What was used at the last look."""
+
+    def used(self) -> float:
+        """Look, and return seconds."""
+        now = time.monotonic()
+        passed = now - self._looked
+        try:
+            with open(self._stat, "rb") as file:  # noqa: PTH123 - cheaper than a Path
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return self.seconds
+        computed = (int(fields[11]) + int(fields[12])) / _TICKS
+        if fields[0] == b"R" and self._computed is not None:
+            self.seconds += min(passed, computed - self._computed)
+        else:
+            self.seconds += passed
+        self._looked, self._computed = now, computed
+        return self.seconds
+
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class _Printed:
+    """What a call prints: read as long as it comes, and little of it kept."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._text = b""
+        self._bytes = self._lines = 0
+        self.full = False
+        """Whether there may be more at once."""
+
+    @property
+    def much(self) -> bool:
+        return self._bytes > MOST_PRINTED
+
+    def read(self) -> None:
+        """Take what is there, a pipe's worth at most."""
+        self.full = False
+        with suppress(BlockingIOError):
+            data = os.read(self._descriptor, PIECE)
+            self._text += data[: PRINTED - len(self._text)]
+            self._bytes += len(data)
+            self.full = len(data) >= PIECE // 2
+
+    def line(self, line: Any) -> None:
+        """Log a line that the call has logged; more than a few are counted as printed alone."""
+        try:
+            name, level, text = line
+            self._lines += 1
+            self._bytes += len(text)
+            if self._lines <= MOST_LINES:
+                logging.getLogger(str(name)).log(int(level), "%s", text)
+        except (TypeError, ValueError) as error:
+            raise WireError("no line of a log") from error
+
+    def log(self) -> None:
+        text = self._text.decode("utf-8", "replace").strip()
+        if text:
+            more = f" … ({self._bytes} bytes in all)" if self._bytes > PRINTED else ""
+            log.info("code of a spec printed: %s%s", text, more)
+
+
+# ------------------------------------------------------------------------- Objects that live here, and are asked for
+
+
+class _Pickler(pickle.Pickler):
+    """Carries what it can and puts stand-ins in the place of objects that live in the runner."""
+
+    def __init__(self, file: io.BytesIO, served: _Served) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._served = served
+        self.dispatch_table = {**copyreg.dispatch_table, **dict.fromkeys(LIVING, self._stand_in)}
+
+    def _stand_in(self, obj: Any) -> Any:
+        return stand_in, (LIVING[type(obj)], self._served.number(obj), obj.stand_in_fields())
+
+
+class _Served:
+    """The objects that one call may ask for, and the questions that are being answered."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._objects: list[Any] = []
+        self._entered: dict[int, AbstractContextManager[Any]] = {}
+        self.answering: set[Future[None]] = set()
+        self._context = contextvars.copy_context()
+
+    def number(self, obj: Any) -> int:
+        """Return by which number the call may ask for this object."""
+        for number, known in enumerate(self._objects):
+            if known is obj:
+                return number
+        self._objects.append(obj)
+        return len(self._objects) - 1
+
+    def pickled(self, value: Any) -> bytes:
+        """Return what is sent for a value; raises `NotCarriedError`, or `EndedError` where it nests too deeply."""
+        file = io.BytesIO()
+        try:
+            _Pickler(file, self).dump(value)
+        except RecursionError as error:
+            raise EndedError("cannot be given what nests that deeply") from error
+        except Exception as error:
+            raise NotCarriedError(f"{type(error).__name__}: {error}") from error
+        return file.getvalue()
+
+    def serve(self, question: Mapping[str, Any]) -> None:
+        """Begin to answer, in a thread of its own: several questions may be open, and the time is watched."""
+        done: Future[None] = Future()
+        self.answering.add(done)
+        context = self._context.copy()
+
+        def work() -> None:
+            try:
+                context.run(self._answer, question)
+            finally:
+                done.set_result(None)
+
+        hand_over(work)
+
+    def close(self) -> None:
+        """Wait for answers that are under way, and leave what the call has not left; blocks."""
+        wait(tuple(self.answering))
+        for entered in self._entered.values():
+            with suppress(HermesRLError):
+                entered.__exit__(None, None, None)
+
+    def _answer(self, question: Mapping[str, Any]) -> None:
+        number, succeeded = question["ask"], True
+        if not isinstance(number, int) or not 0 <= number < 1 << 64:
+            self._worker.end("asked in no form that can be answered")
+            return
+        try:
+            content = self.pickled(self._asked(question))
+        except BaseException as error:  # noqa: BLE001 - carried to the foreign code, whatever it is
+            succeeded = False
+            try:
+                content = self.pickled(error)
+            except (NotCarriedError, EndedError):
+                content = self.pickled(RuntimeError(f"{type(error).__name__}: {error}"))
+        with suppress(OSError, WireError):  # it has ended meanwhile
+            self._worker.send(ANSWERED, ANSWER.pack(number, succeeded), content)
+
+    def _asked(self, question: Mapping[str, Any]) -> Any:
+        number, method = int(question["of"]), str(question["method"])
+        if method == "leave" and number in self._entered:
+            return self._entered.pop(number).__exit__(None, None, None)
+        obj = self._objects[number]
+        function = None if method.startswith("_") else getattr(obj, method, None)
+        if not callable(function):
+            raise AttributeError(f"{type(obj).__name__} has no method {method!r}")
+        value = function(*question["args"], **question["kwargs"])
+        if inspect.iscoroutine(value):
+            return asyncio.run(value)
+        if isinstance(value, AbstractContextManager):
+            entered = value.__enter__()
+            self._entered[self.number(entered)] = value
+            return entered
+        return value
+
+
+# ------------------------------------------------------------------------------------------------------- The pool
+
+
+class ProcessPool:
+    """All processes of foreign code of this runner, for all of its event loops."""
+
+    def __init__(self) -> None:
+        self._warm: _Warm | None = None
+        self._free: list[Worker] = []
+        self._busy = self._ended = 0
+        self._waiting: deque[_Waiting] = deque()
+        self._lock = threading.Lock()
+
+    async def call(self, code: Code, arguments: Mapping[str, Any], plain: str, timeout: float) -> Any:
+        """Call code in a process and return what `plain`, run there too, makes of its result.
+
+        Who is cancelled while it waits ends the process.
+
+        Args:
+            code: a function, sync or async.
+            arguments: of the function, by name.
+            plain: reference to a function that makes plain values of what it returns.
+            timeout: seconds that it may use.
+
+        Raises:
+            ForeignError: the code raised.
+            HermesRLError: the code raised one of ours.
+            OvertimeError, EndedError: it took too long, or its process ended.
+            NotCarriedError: the arguments are nothing that can be carried to another process.
+        """
+        worker = await self._worker(code)
+        stays = False
+        try:
+            returned = await worker.call(code, arguments, plain, timeout)
+            stays = True
+        except (ForeignError, HermesRLError, NotCarriedError):
+            stays = True
+            raise
+        except EndedError as error:
+            how = await done_in_thread(worker.close)
+            raise type(error)(str(error) or how) from error
+        finally:
+            self._leave(worker, stays=stays)
+        return returned
+
+    async def hold(self, code: Code) -> OwnProcess:
+        """Begin a process for one user alone, who has to close it."""
+        warm = await in_thread(partial(self.load, code))
+        return OwnProcess(await made_in_thread(partial(Worker, warm), Worker.close))
+
+    def load(self, code: Code) -> _Warm:
+        """Return the warm process, which has this code from now on; blocks while that is imported."""
+        with self._lock:
+            if self._warm is None or not self._warm.alive:
+                self._let_go()
+                self._warm = _Warm()
+            warm = self._warm
+        warm.load(code)
+        return warm
+
+    def prepare(self, codes: Sequence[Code]) -> None:
+        """Begin to load code in the background, so that the first call does not wait for it."""
+
+        def load() -> None:
+            try:
+                for code in codes:
+                    self.load(code)
+            except (OSError, RewardFailure) as error:
+                log.info("the processes for rewards begin with the first one: %s", error)
+
+        if codes:
+            hand_over(load)
+
+    def close(self) -> None:
+        """End all processes; the next call begins anew."""
+        with self._lock:
+            warm, self._warm = self._warm, None
+            self._let_go()
+        if warm is not None:
+            warm.close()
+
+    def _let_go(self) -> None:
+        while self._free:
+            self._free.pop().let_go()
+
+    async def _worker(self, code: Code) -> Worker:
+        """Return a process that has this code: one that waits, or another one where none becomes free."""
+        warm = self._warm
+        if warm is None or not warm.alive or code not in warm.loaded:
+            warm = await in_thread(partial(self.load, code))
+        waiting = None
+        with self._lock:
+            worker = self._fit(code)
+            if worker is None and self._busy >= FREE:
+                waiting = _Waiting(code)
+                self._waiting.append(waiting)
+            else:
+                self._busy += 1
+        if waiting is not None:
+            worker = await self._turn(waiting)
+        try:
+            return worker if worker is not None else await made_in_thread(partial(Worker, warm), Worker.close)
+        except BaseException:  # a cancellation too: a place that is not given back is lost for good
+            self._pass_on(None)
+            raise
+
+    async def _turn(self, waiting: _Waiting) -> Worker | None:
+        """Wait until somebody leaves a process, or its place alone, or until all are busy with something long."""
+        waiting.look(self._overdue, self._ended)
+        try:
+            return await waiting.turn
+        except asyncio.CancelledError:
+            if not waiting.turn.cancelled():  # it came in the same moment
+                self._pass_on(waiting.turn.result())
+            raise
+        finally:
+            waiting.timer.cancel()
+
+    def _overdue(self, waiting: _Waiting, ended: int) -> None:
+        if waiting.turn.done():
+            return
+        with self._lock:
+            late = ended == self._ended
+            self._busy += late
+        if late:
+            waiting.turn.set_result(None)
+        else:
+            waiting.look(self._overdue, self._ended)
+
+    def _fit(self, code: Code) -> Worker | None:
+        """Take a free process that has this code; those that have not, or have ended, go."""
+        while self._free:
+            worker = self._free.pop()
+            if code in worker.knows and worker.waits:
+                return worker
+            hand_over(partial(_bury, worker))
+        return None
+
+    def _leave(self, worker: Worker, *, stays: bool) -> None:
+        """Give a process back after a call."""
+        self._ended += 1
+        stays = stays and self._warm is worker.warm
+        self._pass_on(worker if stays else None)
+        if not stays:
+            worker.end("was given up")
+            hand_over(partial(_bury, worker))
+
+    def _pass_on(self, worker: Worker | None) -> None:
+        """Give a process, or the place of one, to whoever has waited longest; nobody who comes later is before them."""
+        with self._lock:
+            while self._waiting:
+                waiting = self._waiting.popleft()
+                if not waiting.turn.done() and waiting.hand(partial(self._take, waiting, worker)):
+                    return
+            self._busy -= 1
+            stays = worker is not None and len(self._free) < FREE and self._warm is worker.warm
+            if worker is not None and stays:
+                self._free.append(worker)
+        if worker is not None and not stays:
+            hand_over(partial(_bury, worker))
+
+    def _take(self, waiting: _Waiting, worker: Worker | None) -> None:
+        """On the loop of whoever waits: let it go on, unless it has meanwhile given up or begun another."""
+        if waiting.turn.done():
+            self._pass_on(worker)
+        elif worker is None or (waiting.code in worker.knows and worker.waits):
+            waiting.turn.set_result(worker)
+        else:
+            hand_over(partial(_bury, worker))
+            waiting.turn.set_result(None)
+
+
+class _Waiting:
+    """A call that waits for a process, on the loop that made it."""
+
+    def __init__(self, code: Code) -> None:
+        self.code = code
+        self._loop = asyncio.get_running_loop()
+        self.turn: asyncio.Future[Worker | None] = self._loop.create_future()
+        """The process, or None where there is a place for another one."""
+
+    def look(self, overdue: Callable[[_Waiting, int], None], ended: int) -> None:
+        """See in a moment whether any call has ended since."""
+        self.timer = self._loop.call_later(MOMENT, overdue, self, ended)
+
+    def hand(self, give: Callable[[], None]) -> bool:
+        """Let its loop call this; False where the loop is closed."""
+        with suppress(RuntimeError):
+            if asyncio.get_running_loop() is self._loop:
+                self._loop.call_soon(give)
+            else:
+                self._loop.call_soon_threadsafe(give)
+            return True
+        return False
+
+
+def _bury(worker: Worker) -> None:
+    with suppress(RewardFailure):  # the warm process is gone, and with it all of its forks
+        worker.close()
+
+
+class OwnProcess:
+    """A process that one user has to itself: what its calls leave in memory is there for the next one."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker: Worker | None = worker
+        self._calling = asyncio.Lock()
+        self.ended: str | None = None
+        """How it has ended, as a predicate; None while it is there."""
+
+    async def call(self, code: Code, arguments: Mapping[str, Any], plain: str, timeout: float) -> Any:
+        """See `ProcessPool.call`; one call after the other. Behind one that has ended the process, each says so."""
+        async with self._calling:
+            worker = self._worker
+            if worker is None:
+                raise EndedError(self.ended or "was closed")
+            try:
+                return await worker.call(code, arguments, plain, timeout)
+            except EndedError as error:
+                self._worker = None
+                how = str(error) or await done_in_thread(worker.close)
+                self.ended = f"{how} in an earlier call"
+                raise type(error)(how) from error
+            except asyncio.CancelledError:
+                self._worker, self.ended = None, "was ended in an earlier call, for which nobody waited any more"
+                worker.end("was given up")
+                hand_over(partial(_bury, worker))
+                raise
+
+    async def close(self) -> None:
+        """End the process, whatever it does."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end("was closed")
+            await done_in_thread(partial(_bury, worker))
+
+
+POOL = ProcessPool()
+"""Of this process: what is loaded once serves all of its runs."""
+atexit.register(POOL.close)
+os.register_at_fork(after_in_child=POOL.__init__)  # type: ignore[misc]  # the processes are the parent's

@@ -1,0 +1,318 @@
+"""What runs where foreign code is: a process that has loaded the code and forks, and its forks, which call it.
+
+The first process is started by `hermes_rl.foreign.pool` with its control socket as standard input. It imports what it
+is told, so that a fork has it at once (half a millisecond, one megabyte), and runs none of it. A fork has a connection
+of its own to the runner: it gets calls, one after the other, and may ask the runner for what lives there (a sandbox, a
+model) while it works. Both end when the runner does, and see the variables that it had when it loaded the code.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import ctypes
+import gc
+import importlib
+import inspect
+import io
+import json
+import logging
+import os
+import pickle
+import random
+import resource
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from hermes_rl.errors import HermesRLError
+from hermes_rl.foreign.wire import Inbox, send, to_json
+from hermes_rl.plugins import Code, load_object, place_of
+
+MEMORY = 2 << 30
+"""Bytes of data that a process may hold; beyond it Python raises MemoryError."""
+PIECE = 1 << 16
+LONGEST_LOG = 4_000
+"""Characters of a line that is logged."""
+CONTROL = 1 << 17
+"""Bytes of a message to the process that forks."""
+CALL, ANSWERED = b"c", b"a"
+"""First byte of a message of the runner: a call, or what was asked for while it works."""
+ANSWER = struct.Struct("!Q?")
+"""Number of the question, and whether the value behind it was returned or is to be raised."""
+DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
+OOM_EARLY = 500
+"""When memory ends, the kernel ends such a process before the runner, and after what is in sandboxes."""
+
+
+# ----------------------------------------------------------------------------------------- The process that forks
+
+
+def main() -> None:
+    """Serve until the runner closes its end. Standard input is the control socket."""
+    control = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):  # what modules print when they are loaded, the runner's own import has printed
+        os.dup2(nothing, descriptor)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    children: set[int] = set()
+    while True:
+        data, descriptors = _receive(control)
+        if not data:
+            break
+        answer = _answer(json.loads(data), descriptors, children, control)
+        try:
+            control.send(json.dumps(answer).encode())
+        except OSError:
+            break
+    for child in children:
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+
+
+def _answer(
+    request: Mapping[str, Any], descriptors: list[int], children: set[int], control: socket.socket
+) -> dict[str, Any]:
+    match request["do"]:
+        case "load":
+            return {"problem": _load(request)}
+        case "fork":
+            child = os.fork()
+            if child == 0:
+                control.close()
+                _become_worker(*descriptors)
+            children.add(child)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return {"pid": child}
+        case _:  # bury
+            children.discard(request["pid"])
+            return {"status": os.waitpid(request["pid"], 0)[1]}
+
+
+def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
+    """Return a message and the descriptors that came with it; empty where the runner is gone."""
+    size = array.array("i").itemsize
+    try:
+        data, ancillary, _, _ = control.recvmsg(CONTROL, socket.CMSG_SPACE(2 * size))
+    except ConnectionError:
+        return b"", []
+    descriptors = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(content[: len(content) - len(content) % size])
+    return data, list(descriptors)
+
+
+def _load(request: Mapping[str, Any]) -> str | None:
+    """Import what is asked for; what was wrong, if anything: a call says it again, with its place."""
+    sys.path[:] = request["path"]
+    for name, value in request["environ"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    try:
+        for name in request["modules"]:
+            importlib.import_module(name)
+        for name in getattr(Code(*request["code"]).load(), "imports", ()):
+            importlib.import_module(name)  # once, and not in each fork
+    except BaseException as error:  # noqa: BLE001 - a user's module may raise anything
+        return f"{type(error).__name__}: {error}"
+    finally:
+        gc.collect()
+        gc.freeze()  # what is there already is shared by all forks as long as nobody touches it
+    return None
+
+
+# ------------------------------------------------------------------------------------------ The process that works
+
+
+def _become_worker(connection: int, output: int) -> None:
+    """Work for the runner until it closes the connection; never returns."""
+    try:
+        ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        sys.stdout, sys.stderr = _text(1), _text(2)
+        _confine()
+        _reseed()
+        runner = Runner(socket.socket(fileno=connection))
+        logging.basicConfig(handlers=[_Log(runner)], level=logging.INFO, force=True)
+        runner.work()
+    except BaseException:  # noqa: BLE001 - the parent's stack must never go on in a fork
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def _text(descriptor: int) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.FileIO(descriptor, "wb", closefd=False), "utf-8", "replace", write_through=True)
+
+
+def _confine() -> None:
+    with suppress(ValueError, OSError):
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        most = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(OOM_EARLY))
+    with suppress(OSError):
+        os.nice(5)  # the runner's loop goes first
+
+
+def _reseed() -> None:
+    """Give this fork random numbers of its own: all forks have the state of one process."""
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+class _Log(logging.Handler):
+    """Logs where the runner does."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__()
+        self._runner = runner
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._runner.say({"log": [record.name, record.levelno, record.getMessage()[:LONGEST_LOG]]})
+        except Exception:  # noqa: BLE001 - as all handlers: what cannot be logged stops nobody
+            self.handleError(record)
+
+
+class Runner:
+    """The runner, as foreign code in this process sees it: whoever lives there can be asked."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._calls: SimpleQueue[bytes | None] = SimpleQueue()
+        self._answers: dict[int, Future[Any]] = {}
+        self._count = 0
+        self.objects: dict[str, Any] = {}
+        """What this process keeps for the runner between calls, such as a rollout's state."""
+
+    def work(self) -> None:
+        """Do one call after the other until the runner is gone."""
+        threading.Thread(target=self._read, daemon=True).start()
+        while (request := self._calls.get()) is not None:
+            answer = self._perform(request)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            with self._sending:
+                send(self._connection, answer)
+
+    def ask(self, number: int, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of an object of the runner and wait for what it returns or raises. Any thread may ask."""
+        with self._sending:
+            self._count += 1
+            answer: Future[Any] = Future()
+            self._answers[self._count] = answer
+            request = {"ask": self._count, "of": number, "method": method, "args": args, "kwargs": kwargs}
+            send(self._connection, to_json(request))
+        return answer.result()
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Send what needs no answer."""
+        with self._sending:
+            send(self._connection, to_json(message))
+
+    def _read(self) -> None:
+        inbox = Inbox()
+        while data := self._connection.recv(PIECE):
+            for message in inbox.add(data):
+                if message[:1] == CALL:
+                    self._calls.put(message[1:])
+                else:
+                    number, succeeded = ANSWER.unpack_from(message, 1)
+                    _settle(self._answers.pop(number), succeeded, message[1 + ANSWER.size :])
+        os._exit(0)
+
+    def _perform(self, content: bytes) -> bytes:
+        global _runner
+        _runner = self
+        try:
+            call: ForeignCall = pickle.loads(content)
+        except BaseException as error:  # noqa: BLE001 - unpickling runs constructors of users' classes
+            return to_json({"not_carried": f"{type(error).__name__}: {error}"})
+        function: Any = None
+        try:
+            os.chdir(call.folder)  # without a look at where it is, as that folder may be gone
+            function = call.code.load()
+            returned = function(**call.arguments)
+            if inspect.isawaitable(returned):
+                returned = asyncio.run(_awaited(returned))
+            return to_json({"returned": load_object(call.plain)(returned)})
+        except BaseException as error:  # noqa: BLE001 - SystemExit too: it is told, and ends nothing
+            return to_json({"raised": _in_words(error, function)})
+
+
+def _settle(answer: Future[Any], succeeded: bool, content: bytes) -> None:
+    try:
+        value = pickle.loads(content)
+    except BaseException as error:  # noqa: BLE001 - the call waits for an answer, whatever became of it
+        succeeded, value = False, RuntimeError(f"an answer of the runner cannot be read here: {error!r}")
+    answer.set_result(value) if succeeded else answer.set_exception(value)
+
+
+class ForeignCall(NamedTuple):
+    """What a process is to do once."""
+
+    code: Code
+    arguments: Mapping[str, Any]
+    plain: str
+    """Reference to the function that makes a plain value, for JSON, of what the code returns."""
+    folder: str
+    """Working directory of the runner, so that relative files mean the same."""
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _in_words(error: BaseException, function: Callable[..., Any] | None) -> dict[str, Any]:
+    """Return an exception as plain values; one of ours by its name, with what the runner makes it anew of."""
+    if isinstance(error, HermesRLError):
+        names = [kind.__name__ for kind in type(error).__mro__]
+        return {"ours": names, "text": str(error), "ending": getattr(error, "ending", None)}
+    kinds = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__]
+    text = place_of(error, function) if function is not None else f"{type(error).__name__}: {error}"
+    return {"text": text[:10_000], "kinds": kinds, "errno": getattr(error, "errno", None)}
+
+
+# ------------------------------------------------------------------- What lives in the runner, as seen from a call
+
+_runner: Runner | None = None
+
+
+def current_runner() -> Runner:
+    """Return the runner whose call is being done; raises `RuntimeError` where this is no process of foreign code."""
+    if _runner is None:
+        raise RuntimeError("this is no process of foreign code")
+    return _runner
+
+
+def stand_in(reference: str, number: int, given: Mapping[str, Any]) -> Any:
+    """Make what stands here for an object of the runner; pickled calls name this function."""
+    return load_object(reference)(number, **given)
+
+
+if __name__ == "__main__":
+    # Under its own name, so that what is pickled for this module finds the same classes.
+    importlib.import_module("hermes_rl.foreign.process").main()

@@ -1,0 +1,97 @@
+"""What a process of foreign code holds in the place of objects that live in the runner.
+
+A stand-in has the methods of its object and asks for each. A class is marked by `lives_in_runner` with what stands for
+its objects, and says by `stand_in_fields` what that is told at once; `hermes_rl.foreign.pool` puts it in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+from hermes_rl.errors import UserError
+from hermes_rl.foreign.process import current_runner
+
+LIVING: dict[type, str] = {}
+"""Classes whose objects live in the runner alone → reference to what stands for them."""
+Living = TypeVar("Living", bound=type)
+
+
+def lives_in_runner(stand_in: str) -> Callable[[Living], Living]:
+    """Mark a class, but none that derives from it: `stand_in` is called with a number and `stand_in_fields`."""
+
+    def marked(kind: Living) -> Living:
+        LIVING[kind] = stand_in
+        return kind
+
+    return marked
+
+
+class StandIn:
+    """Stands for the object of this number; public methods that it has not are asked of the object."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return partial(self._ask, name)
+
+    def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return current_runner().ask(self._number, method, *args, **kwargs)
+
+
+class ContextStandIn(StandIn):
+    """Stands for a `ToolContext`."""
+
+    def __init__(self, number: int, task_id: str) -> None:
+        super().__init__(number)
+        self.task_id = task_id
+
+    @property
+    def runtime(self) -> Any:
+        """Never there: the machine of a rollout lives in the runner."""
+        raise UserError("ctx.runtime is not there in a process of its own; give the reward `process: false`")
+
+    @contextmanager
+    def staged(self) -> Iterator[None]:
+        """See `ToolContext.staged`."""
+        try:
+            yield
+        finally:
+            self._ask("restore")
+
+    @contextmanager
+    def untouched(self) -> Iterator[ContextStandIn]:
+        """See `ToolContext.untouched`."""
+        fresh: ContextStandIn = self._ask("untouched")
+        try:
+            yield fresh
+        finally:
+            fresh._ask("leave")
+
+
+class RoleStandIn(StandIn):
+    """Stands for the `ModelHandle` of a role; its calls are awaited."""
+
+    def __init__(self, number: int, name: str, scripted: bool) -> None:
+        super().__init__(number)
+        self.name, self.scripted = name, scripted
+        self.verdicts: dict[str, Future[Mapping[str, Any]]] = {}
+
+    async def chat(self, messages: list[dict[str, Any]], schema: Mapping[str, Any] | None = None) -> str:
+        """See `ModelHandle.chat`."""
+        answer: str = await asyncio.to_thread(self._ask, "chat", messages, schema)
+        return answer
+
+    async def answer(
+        self, messages: Sequence[dict[str, Any]], schema: Mapping[str, Any], temperature: float
+    ) -> tuple[str, Mapping[str, float]]:
+        """See `ModelHandle.answer`."""
+        text, usage = await asyncio.to_thread(self._ask, "answer", list(messages), schema, temperature)
+        return text, usage

@@ -1,0 +1,228 @@
+"""Which rollouts of a run may have passed their tests in another way than by solving the task.
+
+`audit` reads what was recorded and runs nothing. Of each rollout it looks at what the agent wrote (files by tools, in
+commands and patches, and artifacts that were kept), as `suspicion.signs` does, and at what the rewards said: canaries
+that spoke, tests that were changed while they ran. It is a reason to look, and no verdict: who solves the task may have
+a good reason to look into frames, and who cheats in a new way is not found.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from posixpath import normpath
+from typing import Any
+
+from hermes_rl.errors import UserError
+from hermes_rl.reading.record import RolloutSummary, RunRecord
+from hermes_rl.reading.settings import spec_of
+from hermes_rl.reading.suspicion import signs
+from hermes_rl.rollouts.sandboxes import kept_artifacts
+from hermes_rl.runs.store import Line
+
+LISTED = 2
+"""The weight of a reason for which a rollout is listed."""
+CERTAIN = 4
+"""The weight of what a reward itself said."""
+SOURCES, CHARACTERS = 1_000, 4_000_000
+"""Texts of one rollout that are looked at, and their characters; more is a reason by itself."""
+SAID = re.compile(
+    r"changed copies of the tests|was changed while the tests ran|copies of the tests were not run|"
+    r"tests did not run to their end|said what is no report"
+)
+"""What rewards say of a solution that interferes with its tests."""
+HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w{1,80})\1")
+INTO = re.compile(r"(?:>>?|\btee(?: -a)?)[ \t]*([^\s|;&<>'\"]{1,500})")
+HUNK = re.compile(r"^@@ -\d{1,9}(?:,\d{1,9})? \+(\d{1,9})")
+NEW_FILE = re.compile(r"^\*\*\* (?:Add|Update) File: (.{1,1000})")
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a rollout is suspicious: how much so, in words, and where; no turn where it is no message's doing."""
+
+    weight: int
+    what: str
+    turn: int | None = None
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A rollout with its reasons, the weightiest first."""
+
+    rollout: RolloutSummary
+    reasons: tuple[Reason, ...]
+
+    @property
+    def weight(self) -> int:
+        """By which suspects are ordered: the weightiest reason counts before the number of all."""
+        return self.reasons[0].weight * 1_000 + sum(reason.weight for reason in self.reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A text that the agent wrote into a file."""
+
+    turn: int | None
+    file: str
+    text: str
+    first: int = 1
+    """The number of its first line."""
+
+
+def audit(record: RunRecord) -> list[Suspect]:
+    """Return the suspicious rollouts of a run that was read, the most suspicious first, those that pass before others.
+
+    Raises:
+        UserError: its files cannot be read.
+    """
+    hidden = hidden_tests(record)
+    suspects = []
+    for rollout in record.counting():
+        reasons = reasons_of(record, record.line(rollout.id), hidden)
+        if reasons and reasons[0].weight >= LISTED:
+            suspects.append(Suspect(rollout, tuple(reasons)))
+    return sorted(suspects, key=lambda suspect: (-suspect.weight, -(suspect.rollout.score or 0.0)))
+
+
+def hidden_tests(record: RunRecord) -> frozenset[str]:
+    """Return the paths of files that rewards put in place, which the agent was not given."""
+    rewards = spec_of(record).get("rewards")
+    found = set()
+    for reward in rewards.values() if isinstance(rewards, dict) else ():
+        args = reward.get("args") if isinstance(reward, dict) else None
+        files = args.get("files") if isinstance(args, dict) else None
+        for file in files if isinstance(files, list) else ():
+            path = file.get("to") if isinstance(file, dict) else None
+            if isinstance(path, str) and "{{" not in path and "." in path.rpartition("/")[2]:
+                found.add(normpath(path))
+    return frozenset(found)
+
+
+def reasons_of(record: RunRecord, line: Line, hidden: frozenset[str]) -> list[Reason]:
+    """Return why a rollout is suspicious, the weightiest reason first, each once."""
+    reasons = [*_of_rewards(line.get("rewards") or {})]
+    left = CHARACTERS
+    sources = itertools.chain(_written(line), _kept(record, line))
+    for number, source in enumerate(sources):
+        left -= len(source.text)
+        if number >= SOURCES or left < 0:
+            reasons.append(Reason(1, "it wrote more than is looked at"))
+            break
+        for sign in signs(source.file, source.text, hidden):
+            place = source.first + sign.line - 1
+            reasons.append(Reason(sign.weight, sign.what, source.turn, source.file, place))
+    first: dict[str, Reason] = {}
+    for reason in reasons:
+        first.setdefault(reason.what, reason)
+    return sorted(first.values(), key=lambda reason: -reason.weight)
+
+
+def _of_rewards(rewards: Mapping[str, Any]) -> Iterator[Reason]:
+    for name, value in rewards.items():
+        canaries = (value.get("metrics") or {}).get("canaries") or 0
+        if canaries > 0:
+            yield Reason(CERTAIN, f"{name}: {canaries:g} changed copies of the tests have passed")
+        said = SAID.search(str(value.get("reason") or "")[:10_000])
+        if said and not canaries:
+            yield Reason(CERTAIN, f"{name}: {said.group()}")
+
+
+# ------------------------------------------------------------------ what the agent wrote
+
+
+def _written(line: Line) -> Iterator[_Source]:
+    """Yield what the calls of tools wrote."""
+    for call in line.get("tool_calls") or ():
+        arguments = call.get("arguments")
+        if not isinstance(arguments, dict):
+            continue
+        path = arguments.get("path") or arguments.get("file_path") or ""
+        for name, value in arguments.items():
+            if not isinstance(value, str) or name in ("path", "file_path", "old_string"):
+                continue
+            if name in ("command", "cmd"):
+                yield from _of_command(call.get("turn"), value)
+            elif name in ("patch", "diff"):
+                yield from _of_patch(call.get("turn"), value)
+            elif path or name in ("code", "script"):
+                yield _Source(call.get("turn"), str(path) or name, value)
+
+
+def _of_command(turn: int | None, command: str) -> Iterator[_Source]:
+    """Yield the files that a shell command has in it as here-documents, each with the name that it is written to."""
+    lines = iter(command.split("\n"))
+    for line in lines:
+        begun = HEREDOC.search(line[:10_000])
+        if begun is None:
+            continue
+        into = INTO.search(line[:10_000])
+        end = begun.group(2)
+        body = list(itertools.takewhile(lambda text: text.strip("\t") != end, lines))  # noqa: B023 - used up at once
+        file = into.group(1) if into else "a program of the command"
+        text = "\n".join(body)
+        if "diff --git " in text or text.startswith("--- "):
+            yield from _of_patch(turn, text)
+        else:
+            yield _Source(turn, file, text)
+
+
+def _of_patch(turn: int | None, patch: str) -> Iterator[_Source]:
+    """Yield what a patch adds, a text for each hunk."""
+    file, first, added = "", 1, list[str]()
+    for line in patch.split("\n"):
+        hunk, new = HUNK.match(line), NEW_FILE.match(line)
+        if line.startswith("+++ ") or hunk or new or line.startswith("diff --git "):
+            if added:
+                yield _Source(turn, file, "\n".join(added), first)
+                added = []
+            if line.startswith("+++ "):
+                file = line[4:].split("\t")[0].removeprefix("b/").strip('"')
+            elif new:
+                file, first = new.group(1), 1
+            elif hunk:
+                first = int(hunk.group(1))
+        elif line.startswith("+"):
+            added.append(line[1:])
+        elif line.startswith(" "):
+            added.append(line[1:])  # what stands between keeps the numbers of lines, and lets Python read it
+    if added:
+        yield _Source(turn, file, "\n".join(added), first)
+
+
+def _kept(record: RunRecord, line: Line) -> Iterator[_Source]:
+    """Yield the files of artifacts that were kept, and what patches among them add."""
+    kept = line.get("artifacts") or {}
+    for name in kept:
+        try:
+            artifact = kept_artifacts(record.path, kept, [name])[name]
+        except (UserError, KeyError):
+            continue  # it is gone, or was put elsewhere: the messages remain
+        for file in artifact.files:
+            text = file.data.decode("utf-8", "replace")
+            if text.startswith(("diff --git ", "--- ")):
+                yield from _of_patch(None, text)
+            else:
+                path = f"{artifact.target}/{file.path}" if file.path else artifact.target
+                yield _Source(None, path, text)
+
+
+def described(record: RunRecord, suspects: Iterable[Suspect]) -> list[dict[str, Any]]:
+    """Return suspects as values of JSON."""
+    return [
+        {
+            "id": suspect.rollout.id,
+            "number": record.number(suspect.rollout.id),
+            "row_key": suspect.rollout.row_key,
+            "score": suspect.rollout.score,
+            "reasons": [
+                {"weight": each.weight, "what": each.what, "turn": each.turn, "file": each.file, "line": each.line}
+                for each in suspect.reasons
+            ],
+        }
+        for suspect in suspects
+    ]

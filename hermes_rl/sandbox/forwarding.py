@@ -1,0 +1,66 @@
+"""Two programs in two sandboxes that speak with each other, and with nobody else.
+
+`forwarded` starts both and copies what one writes to the other's standard input, without looking into it: a piece at a
+time, so that who does not read slows down who writes, and no more than `FORWARDED` bytes each way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from hermes_rl.errors import SandboxFailure
+from hermes_rl.sandbox.base import Conversation, Sandbox
+
+FORWARDED = 4 << 30
+
+
+@asynccontextmanager
+async def forwarded(
+    one: Sandbox, command: Sequence[str], other: Sandbox, other_command: Sequence[str]
+) -> AsyncIterator[None]:
+    """Let a program in each sandbox speak with that in the other, for the block; the end of one is that of both."""
+    here = await one.converse(command)
+    try:
+        there = await _begun(other, other_command)
+        if there is None:
+            await here.close()  # whoever speaks to it finds that nobody is there
+            yield
+            return
+        copies = [asyncio.create_task(_copied(a, b)) for a, b in ((here, there), (there, here))]
+        try:
+            yield
+        finally:
+            for copy in copies:
+                copy.cancel()
+            await asyncio.gather(*copies, return_exceptions=True)
+            await there.close()
+    finally:
+        await here.close()
+
+
+async def _begun(sandbox: Sandbox, command: Sequence[str]) -> Conversation | None:
+    """Start a program in the sandbox of an agent, who may have seen to it that it cannot start."""
+    try:
+        return await sandbox.converse(command)
+    except OSError:
+        return None
+    except SandboxFailure as failure:
+        if not failure.ending.graded:
+            raise
+        return None
+
+
+async def _copied(source: Conversation, target: Conversation) -> None:
+    left = FORWARDED
+    try:
+        while data := await source.read():
+            left -= len(data)
+            if left < 0:
+                break
+            await target.write(data)
+    except (OSError, SandboxFailure):
+        pass  # one of them has ended, which is said to the other by closing it
+    await target.close()
+    await source.close()

@@ -1,0 +1,93 @@
+"""What the processes of a command say to the host, over a descriptor that is none of its outputs.
+
+`ReportListener` owns the host's end of a socket; the other end is descriptor `REPORT_FD` of the command and of all that
+inherits it. The kernel names the sender of each message, so nobody speaks for another process. Nothing in the sandbox
+can read, change or take back what was said, and nothing that is said after the command has ended is heard. What the
+messages mean is the asker's matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+
+from hermes_rl.sandbox.launcher import socket_pair
+
+REPORT_FD = 8
+"""Shells keep it open for what they start; one digit, since some know no other descriptors."""
+SIZE_LIMIT, COUNT_LIMIT = 16 << 20, 200_000
+"""Bytes and messages that are heard of one command; who says more is heard no further."""
+MESSAGE_LIMIT = 1 << 17
+AT_ONCE = 200
+"""Messages that are taken before others of the event loop have their turn."""
+_SENDER = struct.Struct("3i")
+
+Message = tuple[int, str]
+"""The process id of the sender, which is another for each process of a command, and what it said."""
+
+
+class ReportListener:
+    """The host's end, on the running event loop. Use it as ``with``, and close `theirs` when it is handed over."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.overflow = False
+        """More was said than is heard."""
+        self._left = SIZE_LIMIT
+        self._ours, self.theirs = socket_pair(socket.SOCK_SEQPACKET)
+        self._ours.setblocking(False)
+        self._ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._ours, self._take)
+
+    def __enter__(self) -> ReportListener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.theirs.close()
+        self._end()
+
+    def heard(self) -> list[Message]:
+        """Return all that was said until now, and listen no longer."""
+        while self._take():
+            pass
+        self._end()
+        return self.messages
+
+    def _end(self) -> None:
+        if self._ours.fileno() >= 0:
+            self._loop.remove_reader(self._ours)
+            self._ours.close()
+
+    def _take(self) -> bool:
+        """Take some messages; False where there are no more for now, or ever."""
+        for _ in range(AT_ONCE):
+            if self._ours.fileno() < 0:
+                return False
+            try:
+                data, rest, _, _ = self._ours.recvmsg(MESSAGE_LIMIT, socket.CMSG_SPACE(_SENDER.size))
+            except BlockingIOError:
+                return False
+            except OSError:
+                data, rest = b"", []
+            self._left -= len(data)
+            if self._left < 0 or len(self.messages) == COUNT_LIMIT:
+                self.overflow, data = True, b""
+            if not data:
+                self._end()
+                return False
+            senders = [raw for level, kind, raw in rest if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)]
+            sender = _SENDER.unpack(senders[0])[0] if senders else 0
+            self.messages.append((sender, data.decode("utf-8", "backslashreplace")))
+        return True
+
+
+def said_in_a_file(data: bytes) -> list[Message]:
+    """Return what was said into a file, a message on each line; the senders are who they say they are."""
+    lines = data.decode("utf-8", "backslashreplace").split("\n")[:COUNT_LIMIT]
+    return [(_process(line.partition("\t")[0]), line) for line in lines]
+
+
+def _process(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0

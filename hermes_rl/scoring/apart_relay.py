@@ -1,0 +1,132 @@
+"""Carries many conversations over one input and output: programs of the tests here, processes of the code there.
+
+In the sandbox of the tests it listens at a socket, and each program that connects is a conversation (`listen`). In the
+sandbox of the code it starts a process for each (`answer`). In between are the two outputs, which the runner forwards
+to each other without looking into them. A piece is the number of its conversation, its length, and bytes; a length of 0
+ends the conversation. What is no piece ends all of them.
+"""
+
+# ruff: noqa: UP035  # Python 3.8, and no pathlib before the code runs
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import struct
+from typing import Any, Callable
+
+PIECE = 1 << 16
+MOST = 64
+"""Conversations at a time."""
+_HEAD = struct.Struct("!II")
+
+
+class Relay:
+    """The pieces that come on descriptor 0 and go to 1; `opened` makes the end of what the other has begun."""
+
+    def __init__(self, opened: Callable[[int], Any]) -> None:
+        self.opened = opened
+        self.ends: dict[int, Any] = {}
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(0, selectors.EVENT_READ, self.take)
+
+    def run(self) -> None:
+        while True:
+            for key, _ in self.selector.select():
+                key.data()
+
+    def add(self, number: int, end: Any) -> None:
+        """Carry what comes from `end` from now on."""
+        self.ends[number] = end
+        self.selector.register(end, selectors.EVENT_READ, lambda: self.pass_on(number))
+
+    def close(self, number: int) -> None:
+        end = self.ends.pop(number, None)
+        if end is not None:
+            self.selector.unregister(end)
+            end.close()
+
+    def pass_on(self, number: int) -> None:
+        """Send a piece of what a conversation says."""
+        try:
+            data = self.ends[number].recv(PIECE)
+        except OSError:
+            data = b""
+        self.write(_HEAD.pack(number, len(data)) + data)
+        if not data:
+            self.close(number)
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(1, view) :]
+
+    def take(self) -> None:
+        """Hand on one piece of the other side."""
+        number, length = _HEAD.unpack(self.exactly(_HEAD.size))
+        if length > PIECE:
+            os._exit(1)
+        data = self.exactly(length)
+        if not data:
+            self.close(number)
+            return
+        end = self.ends.get(number)
+        if end is None and len(self.ends) < MOST:
+            end = self.opened(number)
+        try:
+            if end is not None:
+                end.sendall(data)
+        except OSError:
+            self.close(number)
+
+    def exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            piece = os.read(0, size - len(data))
+            if not piece:
+                os._exit(0)
+            data += piece
+        return data
+
+
+def listen(path: str) -> None:
+    """Carry what connects to a socket at `path`."""
+    relay = Relay(lambda _: None)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(MOST)
+    last = [0]
+
+    def accept() -> None:
+        end, _ = listener.accept()
+        last[0] += 1
+        relay.add(last[0], end)
+
+    relay.selector.register(listener, selectors.EVENT_READ, accept)
+    relay.run()
+
+
+def answer(serve: Callable[[Any, str], None], folder: str) -> None:
+    """Start a process that serves each conversation."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    def opened(number: int) -> Any:
+        ours, theirs = socket.socketpair()
+        if os.fork() == 0:
+            try:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                ours.close()
+                nothing = os.open(os.devnull, os.O_RDWR)
+                for descriptor in (0, 1, 2):
+                    os.dup2(nothing, descriptor)
+                serve(theirs, folder)
+            finally:
+                os._exit(1)
+        theirs.close()
+        relay.add(number, ours)
+        return ours
+
+    relay = Relay(opened)
+    relay.run()

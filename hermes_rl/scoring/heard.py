@@ -1,0 +1,113 @@
+"""What the processes of a command have said of their tests, as the host understands it; see `reporter`.
+
+Each process that runs tests says so before anything else, announces its tests, says of each when it starts and how it
+ended, and says at its end that this was the end. What comes in another order, a process that ends otherwise, or a
+session that was interrupted makes all of it worthless: then something else than the runner of tests had a hand in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+ENDED = {"0", "1", "5"}
+"""Exit statuses of pytest that say: all passed, some failed, there were none."""
+INTERRUPTED = "the session of tests was interrupted"
+UNFINISHED = "a process that runs tests did not come to its end"
+DISORDER = "tests were reported in an order in which none runs"
+LEFT = "the code under test has ended the script that tests it"
+FAILED = "the script has failed, whatever its exit status is"
+TOO_MUCH = "more was reported than tests have to say"
+
+
+@dataclass
+class Reported:
+    """Of all processes that ran tests."""
+
+    spoke: bool = False
+    """One of them has begun."""
+    outcomes: list[tuple[str, str]] = field(default_factory=list)
+    """Tests, with the whole path of their file, and how each ended."""
+    problem: str | None = None
+    """Why none of it counts."""
+
+
+@dataclass
+class _Process:
+    runner: str
+    names: list[str] = field(default_factory=list)
+    outcomes: dict[int, str] = field(default_factory=dict)
+    running: int | None = None
+    status: str | None = None
+    changed: list[str] = field(default_factory=list)
+    finished: bool = False
+
+    def take(self, kind: str, fields: list[str]) -> str | None:
+        """Take one message; what is wrong with it."""
+        if kind == "interrupted" and not self.finished:
+            return INTERRUPTED
+        if self.finished or (self.status is not None and kind != "finish"):
+            return DISORDER
+        if kind == "end" and self.running is not None and len(fields) == 2 and fields[0] == str(self.running):
+            self.outcomes[self.running], self.running = fields[1], None
+            return None
+        return DISORDER if self.running is not None else self._take_between(kind, fields)
+
+    def _take_between(self, kind: str, fields: list[str]) -> str | None:
+        """Take a message while no test runs."""
+        if kind == "tests":
+            self.names += fields
+        elif kind == "start" and (number := self._next(fields)) is not None:
+            self.running = number
+        elif kind == "session" and self.runner in ("pytest", "script"):
+            (self.status,) = fields[:1] or [""]
+            return None if self.status in ENDED else INTERRUPTED
+        elif kind == "finish" and self._may_finish():
+            self.finished, self.changed = True, [name for name in fields if name]
+            return f"{self.changed[0]} was replaced" if self.runner == "script" and self.changed else None
+        else:
+            return LEFT if self.runner == "script" and kind == "finish" else DISORDER
+        return None
+
+    def _may_finish(self) -> bool:
+        ended = self.status is not None
+        return ended or self.runner == "unittest" or (self.runner == "pytest" and not self.names)
+
+    def _next(self, fields: list[str]) -> int | None:
+        """Return which test starts, where it was announced and has not run."""
+        plain = len(fields) == 1 and fields[0].isascii() and fields[0].isdecimal() and len(fields[0]) < 10
+        number = int(fields[0]) if plain else -1
+        return number if 0 <= number < len(self.names) and number not in self.outcomes else None
+
+
+def understood(messages: Iterable[tuple[int, str]] | None) -> Reported:
+    """Return what was said; `messages` are (process id, text), None where there were too many.
+
+    What a process says that has not begun is nobody's: a copy of one that runs tests, for instance.
+    """
+    if messages is None:
+        return Reported(spoke=True, problem=TOO_MUCH)
+    heard = Reported()
+    processes: dict[int, _Process] = {}
+    over: list[_Process] = []
+    for sender, text in messages:
+        _, _, message = text.removesuffix("\n").partition("\t")
+        kind, *fields = message.split("\t")
+        if kind == "begin":
+            before = processes.get(sender)
+            if before is not None:
+                heard.problem = heard.problem or (None if before.finished else UNFINISHED)
+                over.append(before)
+            processes[sender] = _Process(fields[0] if fields else "")
+        elif sender in processes:
+            heard.problem = heard.problem or processes[sender].take(kind, fields)
+    over += processes.values()
+    heard.spoke = bool(over)
+    if not all(process.finished for process in over):
+        heard.problem = heard.problem or UNFINISHED
+    if next((process.status for process in reversed(over) if process.runner == "script"), "0") != "0":
+        heard.problem = heard.problem or FAILED
+    for process in over:
+        tampered = f"with {', '.join(process.changed)}" if process.changed else None
+        heard.outcomes += [(process.names[number], tampered or said) for number, said in process.outcomes.items()]
+    return heard

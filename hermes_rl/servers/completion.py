@@ -1,0 +1,100 @@
+"""Foreign servers: objects with an OpenAI-style `chat_completion(**kwargs)`, such as Atropos' ServerManager."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, cast
+
+from hermes_rl.errors import Failure, ServerFailure
+from hermes_rl.servers.base import (
+    ChatReply,
+    ChatRequest,
+    ChatServer,
+    ContextLengthExceeded,
+    ServerConfig,
+    Timing,
+    chat_body,
+)
+from hermes_rl.servers.transport import is_context_overflow
+
+
+def as_chat_server(server: Any) -> ChatServer:
+    """Return `server` itself if it has `chat(ChatRequest)`, else an adapter around its `chat_completion`.
+
+    Raises:
+        TypeError: `server` has neither.
+    """
+    if callable(getattr(server, "chat", None)):
+        return cast(ChatServer, server)
+    if callable(getattr(server, "chat_completion", None)):
+        return CompletionAdapter(server)
+    raise TypeError(f"{type(server).__name__} is no model server: it has neither chat() nor chat_completion()")
+
+
+class CompletionAdapter:
+    """A foreign server object, such as Atropos' ServerManager or a stub in a test."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    async def chat(self, request: ChatRequest) -> ChatReply:
+        """Ask the server; whatever it raises is its failure, except for a conversation that became too long."""
+        started = time.perf_counter()
+        try:
+            completion = await self._server.chat_completion(**arguments(request))
+            return self._reply(completion, time.perf_counter() - started)
+        except (Failure, ContextLengthExceeded):
+            raise
+        except Exception as error:
+            status = getattr(error, "status_code", None)
+            if isinstance(status, int) and is_context_overflow(status, str(error)):
+                raise ContextLengthExceeded(str(error)) from error
+            raise ServerFailure(f"{type(error).__name__}: {error}") from error
+
+    def _reply(self, completion: Any, seconds: float) -> ChatReply:
+        plain = _plain(completion)
+        choice = plain["choices"][0]
+        usage = plain.get("usage")
+        return ChatReply(
+            message=dict(choice["message"]),
+            finish_reason=choice.get("finish_reason"),
+            usage=usage if isinstance(usage, dict) else {},
+            model=str(plain.get("model") or ""),
+            server_type=type(self._server).__name__,
+            timing=Timing(generating=seconds),
+        )
+
+    def state(self) -> Mapping[str, Any] | None:
+        """Return the token state of a foreign server that tracks tokens; None where it tracks none."""
+        get_state = getattr(self._server, "get_state", None)
+        return get_state() if callable(get_state) else None
+
+    async def close(self) -> None:
+        """Leave the server open: its owner closes it."""
+
+
+def arguments(request: ChatRequest) -> dict[str, Any]:
+    """Return the request as keyword arguments of an OpenAI client, without those that are not set."""
+    names = ("tools", "temperature", "top_p", "max_tokens", "seed", "stop")
+    given = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
+    if request.logprobs:
+        given["logprobs"] = True
+    extra = chat_body(ChatRequest((), extra_body=request.extra_body, reasoning=request.reasoning), ServerConfig(""))
+    del extra["messages"]
+    if extra:
+        given["extra_body"] = extra
+    return {"messages": list(request.messages), "n": 1, **given}
+
+
+def _plain(value: Any) -> Any:
+    """Turn pydantic objects, mappings and simple namespaces into dicts and lists, however deep."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, str | int | float | None):
+        return value
+    return {key: _plain(item) for key, item in vars(value).items()}

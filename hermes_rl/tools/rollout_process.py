@@ -1,0 +1,145 @@
+"""The process of one rollout, in which its state lives and those of the spec's own tools run that say `process: true`.
+
+What such code keeps in its modules is then the rollout's own, and what it does can hold up nobody else: a call that
+takes too long ends the process, and with it the state. The second half of this module is what runs there.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from hermes_rl.errors import UserError
+from hermes_rl.foreign.pool import POOL, EndedError, ForeignError, OwnProcess
+from hermes_rl.foreign.process import current_runner
+from hermes_rl.foreign.stand_ins import lives_in_runner
+from hermes_rl.plugins import Code
+from hermes_rl.tools.base import Tool, ToolFailedError, ToolInputError, ToolRuntime, describe
+from hermes_rl.tools.python_tools import PythonTool, StateTool, answer_of, state_tools
+
+HERE = "hermes_rl.tools.rollout_process"
+STATE = "state"
+"""Name under which the process keeps the state."""
+LONGEST = 3600.0
+"""Seconds of one call; `agent.tool_timeout` and the like are shorter."""
+
+
+@lives_in_runner(f"{HERE}:own_state")
+class RolloutProcess:
+    """A process that one rollout has to itself. A reward that names `state` runs in it, and gets the state itself."""
+
+    def __init__(self, held: OwnProcess) -> None:
+        self.held = held
+
+    @classmethod
+    async def start(cls, state: Code | None, item: Mapping[str, Any], where: str) -> RolloutProcess:
+        """Begin a process, and make the state of a row in it.
+
+        Raises:
+            UserError: the state cannot be made; `where` names it.
+        """
+        process = cls(await POOL.hold(state or Code.of(f"{HERE}:begin")))
+        if state is not None:
+            try:
+                await process.call("begin", state=state, item=item)
+            except (ForeignError, EndedError) as error:
+                await process.close()
+                raise UserError(f"state: {where} raised {error}") from error
+        return process
+
+    def stand_in_fields(self) -> dict[str, Any]:
+        """Return nothing: the state is there."""
+        return {}
+
+    async def call(self, function: str, **arguments: Any) -> Any:
+        """Call a function of this module in the process. Who is cancelled ends it: nobody else can stop the call."""
+        code = Code.of(f"{HERE}:{function}")
+        return await self.held.call(code, arguments, "hermes_rl.plugins:itself", LONGEST)
+
+    async def answer(self, name: str, function: str, **arguments: Any) -> str:
+        """Return what a tool of this name answers, as `Tool.call` does."""
+        try:
+            said = await self.call(function, **arguments)
+        except EndedError as error:
+            raise ToolFailedError(f"tool {name!r} failed: its process {error}", f"its process {error}") from error
+        if "input" in said:
+            raise ToolInputError(said["input"])
+        if "failed" in said:
+            raise ToolFailedError(f"tool {name!r} failed: {said['failed']}", said["detail"])
+        return str(said["text"])
+
+    async def close(self) -> None:
+        """End the process and all that it has started."""
+        await self.held.close()
+
+
+class RolloutTool(Tool):
+    """A function of the spec, or a method of its state, that is called in the rollout's process."""
+
+    def __init__(self, tool: Tool, function: str, **arguments: Any) -> None:
+        self.name, self.parallel = tool.name, tool.parallel
+        self._description, self._parameters = tool.description, tool.parameters
+        self._function, self._arguments = function, arguments
+
+    @classmethod
+    def of_function(cls, reference: str) -> RolloutTool:
+        """Return the tool of a function; what is wrong with it is told as `python_tool` does."""
+        from hermes_rl.tools.python_tools import python_tool
+
+        return cls(python_tool(reference), "call_function", code=Code.of(reference))
+
+    @property
+    def description(self) -> str:
+        return self._description
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return self._parameters
+
+    async def call(self, args: dict[str, Any], runtime: ToolRuntime) -> str:
+        process: RolloutProcess = runtime.process
+        return await process.answer(self.name, self._function, args=args, **self._arguments)
+
+
+def process_tools(state: object, name: str | None) -> tuple[Tool, ...]:
+    """Return the tools that `state_tools` finds on a state of this class, called on that of the rollout's process."""
+    own = state_tools(state, name)
+    return tuple(RolloutTool(tool, "call_method", source=name, method=tool.name) for tool in own)
+
+
+# ------------------------------------------------------------------------------------------ What runs in the process
+
+
+def begin(state: Code, item: dict[str, Any]) -> None:
+    """Make the state of a row."""
+    current_runner().objects[STATE] = state.load()(item)
+
+
+def own_state(number: int) -> Any:
+    """Return the state, for a reward that names it."""
+    return current_runner().objects[STATE]
+
+
+async def call_method(source: str | None, method: str, args: dict[str, Any]) -> dict[str, str]:
+    """Call a method of the state as a tool."""
+    tools = {tool.name: tool for tool in state_tools(current_runner().objects[STATE], source)}
+    tool = tools[method]
+    assert isinstance(tool, StateTool)
+    return await _answered(tool.method_of(current_runner().objects[STATE]), tool, args)
+
+
+async def call_function(code: Code, args: dict[str, Any]) -> dict[str, str]:
+    """Call a function as a tool."""
+    tool = PythonTool(code.load())
+    return await _answered(tool.function, tool, args)
+
+
+async def _answered(function: Any, tool: StateTool | PythonTool, args: dict[str, Any]) -> dict[str, str]:
+    try:
+        value = function(**tool.signature.values(args))
+        return {"text": answer_of(await value if inspect.isawaitable(value) else value)}
+    except ToolInputError as error:
+        return {"input": str(error)}
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the model is told whatever a user's tool raises
+        return {"failed": describe(error), "detail": f"{type(error).__name__}: {error}"}

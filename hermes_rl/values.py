@@ -1,0 +1,232 @@
+"""The border for values that somebody else writes: JSON, numbers and text.
+
+It decides once what becomes of what Python can hold and others cannot. A number beyond the range of floats, infinity
+and NaN are null in JSON, read or written. A whole number may have any number of digits: `is_number` says whether it can
+be computed with. Half of a character (a lone surrogate) is escaped in JSON, and comes back as it was. Objects and lists
+within each other without end are refused.
+
+Reading JSON makes an object of each value, and what is done with them afterwards takes longer still, all of it while
+nothing else of the runner gets a turn. The size of a text says little: a long one may be one string. So its values are
+counted first, in one pass over the text which lets others have their turn. And where a value may begin at many places
+of a text, an attempt to read one costs no more than what is read: Python's error looks at all that stands before it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeGuard
+
+# --------------------------------------------------------------------------------------------- Numbers and text
+
+LARGEST_NUMBER = 1e100
+"""What is larger is not computed with: sums of squares of billions of such numbers are still finite."""
+LARGEST_COUNT = 2**53
+"""A count that is larger is none: beyond it JSON numbers of other languages are not exact."""
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a number that can be computed with; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
+
+
+def count_of(value: object) -> int:
+    """Return a count that somebody has told, 0 where it is none."""
+    return int(value) if is_number(value) and 0 <= value <= LARGEST_COUNT else 0
+
+
+def whole_text(text: str) -> str:
+    """Return the text with pairs of surrogates joined and each lone one, which UTF-8 lacks, replaced by U+FFFD."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def system_bytes(text: str) -> bytes:
+    """Return a path, an argument or a variable as the system takes it; `ValueError` where it cannot be one."""
+    try:
+        data = os.fsencode(text)
+    except UnicodeEncodeError:
+        data = b"\0"
+    if b"\0" in data:
+        raise ValueError(f"{text[:200]!r} holds a null byte or half of a character, which no program can be given")
+    return data
+
+
+# --------------------------------------------------------------------------------------------------- Whole JSON
+
+
+class TooDeepError(ValueError):
+    """More than `MOST_LEVELS` objects and lists are within each other, or more than Python can read."""
+
+    def __init__(self) -> None:
+        super().__init__("nested too deeply")
+
+
+def read_own_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text that a run has written.
+
+    Raises:
+        ValueError: it is none.
+        TypeError: it is no text.
+    """
+    if not isinstance(text, str | bytes):
+        raise TypeError(f"JSON is a text, not a {type(text).__name__}")
+    try:
+        whole = text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
+        return _DECODER.decode(whole)
+    except RecursionError:
+        raise TooDeepError from None
+
+
+def read_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: it is none, or `TooDeepError`.
+    """
+    value = read_own_json(text)
+    openings = ("[", "{") if isinstance(text, str) else (b"[", b"{")
+    if sum(map(text.count, openings)) > MOST_LEVELS and too_deep(value):  # type: ignore[arg-type]
+        raise TooDeepError
+    return value
+
+
+def write_json(
+    value: Any, indent: int | None = None, default: Callable[[Any], Any] | None = None, *, ascii_only: bool = False
+) -> bytes:
+    """Return a value as JSON in UTF-8; raises `TypeError` where it holds what neither JSON nor `default` can say."""
+    dumps = partial(json.dumps, ensure_ascii=ascii_only, allow_nan=False, indent=indent, default=default)
+    try:
+        text = dumps(value)
+    except ValueError:
+        text = dumps(_finite(value))
+    return text.encode("utf-8", "backslashreplace")  # for a lone surrogate, its escape in JSON as well
+
+
+def _float(digits: str) -> float | None:
+    value = float(digits)
+    return value if math.isfinite(value) else None
+
+
+_DECODER = json.JSONDecoder(parse_float=_float, parse_constant=lambda name: None)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ------------------------------------------------------------------------------------------ JSON within bounds
+
+MOST_VALUES = 100_000
+"""Values of a text that is read; separators and keys count as some too, and so do numbers and blanks by their length.
+Python takes 50 to 100 ms for so many, in which nothing else has its turn, in whatever thread they are read."""
+PER_VALUE = 32
+"""Bytes outside of strings that count as a value: to read a number takes the square of its digits."""
+LARGEST = 4 << 20
+"""Characters of the arguments of a call that are read."""
+MOST_LEVELS = 200
+"""Levels of objects and lists within each other; what is done with a value goes down all of them."""
+
+NESTED = f"have more than {MOST_LEVELS} objects and lists within each other"
+
+_IN_STRING = re.compile(rb'(?:[^"\\]{1,65536}+|\\.){0,64}+', re.DOTALL)
+"""A part of what stands between the quotes of a string, of bounded length."""
+
+
+def too_many_values(text: str | bytes) -> bool:
+    """Whether a JSON text has more than `MOST_VALUES` values; any text may be given."""
+    if len(text) <= MOST_VALUES:
+        return False
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    count = place = 0
+    while count <= MOST_VALUES:
+        begin = data.find(b'"', place)
+        end = begin if begin >= 0 else len(data)
+        count += 1 + sum(data.count(mark, place, end) for mark in (b",", b"[", b"{")) + (end - place) // PER_VALUE
+        if begin < 0:
+            return count > MOST_VALUES
+        place = begin + 1
+        while (piece := _IN_STRING.match(data, place)) is not None and piece.end() > place:
+            place = piece.end()
+        place += 1
+    return True
+
+
+def read_bounded(text: str | bytes, largest: int = LARGEST) -> Any:
+    """Return the value of a JSON text; whoever reads it elsewhere may take it for one that can be read.
+
+    Raises:
+        ValueError: it is none, or one that is too large or nested too deeply; the message is a predicate.
+    """
+    if len(text) > largest or too_many_values(text):
+        raise ValueError(f"are too large to be read: at most {largest} characters and {MOST_VALUES} values")
+    try:
+        return read_json(text)
+    except TooDeepError:
+        raise ValueError(NESTED) from None
+    except ValueError as error:
+        raise ValueError(f"are not valid JSON: {error}") from None
+
+
+WINDOW = 512
+"""Characters of the first part of a text in which a value is looked for; each further part is eight times longer."""
+LONGEST_WORD = 16
+"""Characters at the end of a part that may be the beginning of something longer, such as ``-Infinity``."""
+
+
+class UnwantedValueError(ValueError):
+    """A value that is not wanted, wherever the text ends; for what a decoder calls."""
+
+
+def read_value(decoder: json.JSONDecoder, text: str, start: int) -> tuple[Any, int]:
+    """Return the value that begins at `start` and its end, like `raw_decode`, in time for what is read alone.
+
+    Raises:
+        ValueError: there is none, or one with too many levels; a `JSONDecodeError` has its place behind `start`.
+    """
+    size = WINDOW
+    while True:
+        whole = start + size >= len(text)
+        try:
+            value, end = decoder.raw_decode(text[start : start + size])
+        except RecursionError:
+            raise TooDeepError from None
+        except ValueError as error:
+            if whole or not _by_the_cut(error, size):
+                raise
+        else:
+            if whole or end < size:
+                if too_deep(value):
+                    raise TooDeepError
+                return value, start + end
+        size *= 8
+
+
+def _by_the_cut(error: ValueError, size: int) -> bool:
+    """Whether it may be that a value cannot be read because only its first `size` characters were there."""
+    if isinstance(error, json.JSONDecodeError):
+        return error.pos >= size - LONGEST_WORD or error.msg.startswith("Unterminated")
+    return not isinstance(error, UnwantedValueError)  # too many digits, unless the number goes on as another one
+
+
+def too_deep(value: object) -> bool:
+    """Whether more than `MOST_LEVELS` objects and lists are within each other in a value that JSON can have."""
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        inner: list[object] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner += each.values()
+            elif isinstance(each, list):
+                inner += each
+        if not inner:
+            return False
+        level = inner
+    return any(isinstance(each, dict | list) for each in level)

@@ -1,0 +1,448 @@
+"""Processes of foreign code: what a call gives, what ends it, and that it costs nobody else anything."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_rl.endings import Ending
+from hermes_rl.errors import AgentFault, JudgeFailure, RewardFailure, SandboxFailure, UserError
+from hermes_rl.foreign.pool import (
+    EndedError,
+    ForeignError,
+    NotCarriedError,
+    OvertimeError,
+    ProcessPool,
+    _Clock,
+)
+from hermes_rl.foreign.stand_ins import lives_in_runner
+from hermes_rl.plugins import Code, load_object
+
+CODE = """
+import asyncio, os, random, re, signal, socket, struct, subprocess, sys, threading, time
+from hermes_rl.errors import AgentFault, JudgeFailure, SandboxFailure, UserError
+from hermes_rl.endings import Ending
+
+calls = 0
+
+def add(a, b): return a + b
+async def later(a): await asyncio.sleep(0.01); return [a]
+def pid(): return os.getpid()
+def count():
+    global calls
+    calls += 1
+    return calls
+def draw(): return random.random()
+def place(): return os.getcwd()
+def variable(key): return os.environ.get(key)
+def sent(value): return value
+def raises(): raise KeyError("column")
+def leaves(): sys.exit(3)
+def of_ours(which):
+    raise {"user": UserError("wrong"), "agent": AgentFault("its doing"), "judge": JudgeFailure("no verdict"),
+           "sandbox": SandboxFailure("killed", ending=Ending.SANDBOX_KILLED)}[which]
+def spins():
+    while True: pass
+def sleeps(seconds=100): time.sleep(seconds); return seconds
+def matches(): re.match("(a+)+$", "a" * 64 + "b")
+def exits(): os._exit(7)
+def killed(): os.kill(os.getpid(), signal.SIGKILL)
+def eats(): return len(bytearray(1 << 33))
+def prints(count): print("x" * count); return count
+def floods():
+    while True: print("x" * 10_000)
+def object(): return object
+def nested(depth):
+    value = []
+    for _ in range(depth): value = [value]
+    return value
+def starts(): return subprocess.Popen(["sleep", "777.125"]).pid
+def connection():
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if "socket" in os.readlink(f"/proc/self/fd/{name}"):
+                return int(name)
+        except OSError:
+            pass
+def says(data): os.write(connection(), data); time.sleep(100)
+def lengths(): os.write(connection(), struct.pack("!I", 1 << 31)); time.sleep(100)
+"""
+
+
+@pytest.fixture
+def pool() -> Iterator[ProcessPool]:
+    pool = ProcessPool()
+    yield pool
+    pool.close()
+
+
+class Caller:
+    """Calls functions of one file."""
+
+    def __init__(self, pool: ProcessPool, path: Path, source: str = CODE) -> None:
+        path.write_text(source)
+        self.pool, self.path = pool, path
+
+    def code(self, name: str) -> Code:
+        return Code.of(f"{self.path}:{name}")
+
+    def __call__(self, name: str, *, timeout: float = 60.0, **arguments: Any) -> Any:
+        return play(self.pool, self.code(name), arguments, timeout)
+
+
+def play(pool: ProcessPool, code: Code, arguments: dict[str, Any], timeout: float = 60.0) -> Any:
+    """Call code from an event loop of its own."""
+    return asyncio.run(pool.call(code, arguments, "hermes_rl.plugins:itself", timeout))
+
+
+@pytest.fixture
+def call(pool: ProcessPool, tmp_path: Path) -> Caller:
+    return Caller(pool, tmp_path / "code.py")
+
+
+# ------------------------------------------------------------------------------------------------ What a call gives
+
+
+def test_it_returns_what_the_function_returns(call: Caller) -> None:
+    assert call("add", a=1, b=2) == 3
+    assert call("later", a="x") == ["x"]
+    assert call("sent", value={"text": "\ud800 ü", "data": b"\0\xff", "none": None}) == {
+        "text": "\ud800 ü",
+        "data": b"\0\xff",
+        "none": None,
+    }
+
+
+def test_one_process_does_call_after_call(call: Caller) -> None:
+    assert len({call("pid") for _ in range(5)}) == 1
+    assert call("pid") != os.getpid()
+    assert [call("count") for _ in range(3)] == [1, 2, 3]
+
+
+def test_processes_have_random_numbers_of_their_own(call: Caller) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        drawn = list(threads.map(lambda _: call("draw"), range(8)))
+    assert len(set(drawn)) == 8
+
+
+def test_it_is_where_the_runner_is(call: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_THE_RUNNER", "yes")
+    assert call("place") == str(Path.cwd())
+    monkeypatch.chdir(tmp_path)
+    assert call("place") == str(tmp_path)
+    assert call("variable", key="OF_THE_RUNNER") == "yes"
+
+
+def test_the_folder_in_which_it_began_may_be_gone(
+    call: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    assert call("add", a=1, b=1) == 2
+    (tmp_path / "gone").rmdir()
+    assert call("add", a=1, b=2) == 3
+
+
+def test_what_is_raised_is_told_with_its_place_and_its_kinds(call: Caller) -> None:
+    with pytest.raises(ForeignError, match=r"KeyError: 'column' at .*code.py:\d+") as caught:
+        call("raises")
+    assert "builtins.LookupError" in caught.value.kinds
+    with pytest.raises(ForeignError, match="SystemExit: 3"):
+        call("leaves")
+    assert call("add", a=1, b=1) == 2
+
+
+@pytest.mark.parametrize(
+    ("which", "kind"),
+    [("user", UserError), ("agent", AgentFault), ("judge", JudgeFailure), ("sandbox", SandboxFailure)],
+)
+def test_what_is_ours_is_raised_as_it_was(call: Caller, which: str, kind: type[Exception]) -> None:
+    with pytest.raises(kind) as caught:
+        call("of_ours", which=which)
+    assert type(caught.value) is kind
+    if isinstance(caught.value, SandboxFailure):
+        assert caught.value.ending is Ending.SANDBOX_KILLED
+
+
+def test_what_cannot_be_carried_is_said_and_nothing_is_lost(call: Caller) -> None:
+    with pytest.raises(NotCarriedError):
+        call("sent", value=threading.Lock())
+    with pytest.raises(ForeignError, match="TypeError"):
+        call("object")
+    with pytest.raises(EndedError, match="nests"):
+        call("sent", value=load_object(f"{call.path}:nested")(100_000))
+    with pytest.raises((ForeignError, EndedError)):
+        call("nested", depth=100_000)
+    assert call("add", a=1, b=1) == 2
+
+
+def test_a_file_that_changes_stays_what_it_was(call: Caller, pool: ProcessPool, tmp_path: Path) -> None:
+    first = call.code("add")
+    assert play(pool, first, {"a": 2, "b": 3}) == 5
+    call.path.write_text(CODE.replace("return a + b", "return a * b"))
+    assert play(pool, first, {"a": 2, "b": 3}) == 5
+    assert call("add", a=2, b=3) == 6
+    late = Code.of(f"{call.path}:sent")
+    call.path.write_text(CODE + "\n# other")
+    other = ProcessPool()
+    with pytest.raises(UserError, match="was changed after the run had loaded it"):
+        play(other, late, {"value": 1})
+    other.close()
+
+
+# ------------------------------------------------------------------------------------------------ What ends a call
+
+
+@pytest.mark.parametrize("name", ["spins", "sleeps", "matches"])
+def test_one_that_takes_too_long_is_ended_and_the_next_goes_on(call: Caller, name: str) -> None:
+    call("pid")
+    began = time.monotonic()
+    with pytest.raises(OvertimeError, match=r"did not return within 0\.3 s"):
+        call(name, timeout=0.3)
+    assert time.monotonic() - began < 20
+    assert call("add", a=1, b=1) == 2
+
+
+def test_one_that_ends_its_process_costs_itself_alone(call: Caller) -> None:
+    with pytest.raises(EndedError, match="ended its process with status 7"):
+        call("exits")
+    with pytest.raises(EndedError, match="signal 9"):
+        call("killed")
+    with pytest.raises(ForeignError, match="MemoryError"):
+        call("eats")
+    assert call("add", a=1, b=1) == 2
+
+
+def test_what_it_prints_is_logged_in_part_and_a_flood_ends_it(call: Caller, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hermes_rl.foreign")
+    assert call("prints", count=100_000) == 100_000
+    assert "(100001 bytes in all)" in caplog.text
+    assert len(caplog.text) < 10_000
+    with pytest.raises(EndedError, match="printed more than 16 MiB"):
+        call("floods")
+    assert call("add", a=1, b=1) == 2
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0\0\0\2{}",
+        b"\0\0\0\3{x}",
+        b"\0\0\0\2[]",
+        b"\0\0\0\5false",
+        b"\0\0\0\4\xff\xfe\xff\xfe",
+        b'\0\0\0\x0f{"ask": "x\\ud8',
+    ],
+)
+def test_whatever_it_says_is_its_own_failure(call: Caller, data: bytes) -> None:
+    with pytest.raises(EndedError):
+        call("says", data=data, timeout=1)
+    with pytest.raises(EndedError, match="cannot be read"):
+        call("lengths")
+    assert call("add", a=1, b=1) == 2
+
+
+async def test_a_call_that_nobody_waits_for_is_ended(call: Caller, pool: ProcessPool) -> None:
+    async def begun(name: str) -> asyncio.Task[Any]:
+        task = asyncio.create_task(pool.call(call.code(name), {}, "hermes_rl.plugins:itself", 60))
+        await asyncio.sleep(0.5)
+        return task
+
+    pid = await pool.call(call.code("pid"), {}, "hermes_rl.plugins:itself", 60)
+    task = await begun("sleeps")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.to_thread(until_gone, pid)
+    assert await pool.call(call.code("add"), {"a": 1, "b": 1}, "hermes_rl.plugins:itself", 60) == 2
+    assert pool._busy == 0
+
+
+def test_what_a_call_has_started_ends_with_its_process(call: Caller, pool: ProcessPool) -> None:
+    child = call("starts")
+    os.kill(child, 0)
+    pool.close()
+    until_gone(child)
+
+
+def until_gone(pid: int) -> None:
+    for _ in range(200):
+        try:
+            os.kill(pid, 0)
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return
+        except (ProcessLookupError, FileNotFoundError):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{pid} lives")
+
+
+def test_many_at_once_wait_for_each_other_or_get_processes(call: Caller) -> None:
+    with ThreadPoolExecutor(32) as threads:
+        assert list(threads.map(lambda n: call("sleeps", seconds=n / 1000), range(32))) == [n / 1000 for n in range(32)]
+
+
+def test_no_place_is_lost_by_those_who_give_up(call: Caller, pool: ProcessPool) -> None:
+    async def some(seed: int) -> None:
+        chance = random.Random(seed)
+        given = {"seconds": 0.002}
+        tasks = [
+            asyncio.create_task(pool.call(call.code("sleeps"), given, "hermes_rl.plugins:itself", 60))
+            for _ in range(100)
+        ]
+        for task in chance.sample(tasks, 50):
+            await asyncio.sleep(chance.random() / 500)
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(value == 0.002 or isinstance(value, asyncio.CancelledError) for value in ended), ended
+
+    with ThreadPoolExecutor(3) as threads:  # a loop each
+        list(threads.map(lambda seed: asyncio.run(some(seed)), range(6)))
+    assert pool._busy == 0
+    assert not any(not waiting.turn.done() for waiting in pool._waiting)
+    assert call("add", a=1, b=1) == 2
+
+
+def test_processes_end_with_the_runner_also_where_it_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(CODE)
+    program = f"""
+    import asyncio
+    from hermes_rl.foreign.pool import POOL
+    from hermes_rl.plugins import Code
+    code = Code.of({str(tmp_path / "code.py")!r} + ":pid")
+    def call(code):
+        return asyncio.run(POOL.call(code, {{}}, "hermes_rl.plugins:itself", 60))
+    print(call(code), POOL._warm._process.pid, flush=True)
+    call(Code.of({str(tmp_path / "code.py")!r} + ":spins"))
+    """
+    runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
+    assert runner.stdout is not None
+    worker, warm = map(int, runner.stdout.readline().split())
+    runner.send_signal(signal.SIGKILL)
+    runner.communicate()
+    until_gone(worker)
+    until_gone(warm)
+
+
+def test_another_warm_process_takes_the_place_of_one_that_was_lost(call: Caller, pool: ProcessPool) -> None:
+    call("pid")
+    assert pool._warm is not None
+    pool._warm._process.kill()
+    pool._warm._process.wait()
+    try:
+        assert call("add", a=1, b=1) == 2
+    except RewardFailure:  # it was seen by this call, and the next one begins anew
+        assert call("add", a=1, b=1) == 2
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_nothing_stays_open(call: Caller, pool: ProcessPool, lost: bool) -> None:
+    gc.collect()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: call("sleeps", seconds=0.1), range(4)))
+    assert len(pool._free) > 1
+    assert len(list(Path("/proc/self/fd").iterdir())) > before
+    if lost:
+        pool._warm._process.kill()  # type: ignore[union-attr]
+    pool.close()
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_time_in_which_others_compute_is_not_a_calls_own() -> None:
+    spinning = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6 * len(os.sched_getaffinity(0)))
+    ]
+    try:
+        time.sleep(0.5)
+        clock, began = _Clock(spinning[0].pid), time.monotonic()
+        while time.monotonic() - began < 1.5:
+            time.sleep(0.1)
+            clock.used()
+        assert clock.used() < 1.0
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+# -------------------------------------------------------------------------------- What lives in the runner is asked for
+
+
+@lives_in_runner("hermes_rl.foreign.stand_ins:StandIn")
+class Shelf:
+    """Has books."""
+
+    def __init__(self) -> None:
+        self.books: list[str] = []
+        self.most, self._now, self._lock = 0, 0, threading.Lock()
+
+    def stand_in_fields(self) -> dict[str, Any]:
+        return {}
+
+    def put(self, book: str) -> int:
+        self.books.append(book)
+        return len(self.books)
+
+    def slow(self) -> int:
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        time.sleep(0.2)
+        with self._lock:
+            self._now -= 1
+        return 1
+
+    def missing(self) -> None:
+        raise FileNotFoundError(2, "No such file", "x")
+
+    def odd(self) -> Any:
+        return (book for book in self.books)
+
+
+ASKING = """
+import concurrent.futures
+def puts(shelf): return [shelf.put("a"), shelf.put("b")]
+def parallel(shelf):
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        return sum(threads.map(lambda _: shelf.slow(), range(4)))
+def fails(shelf):
+    try:
+        shelf.missing()
+    except FileNotFoundError as error:
+        return [error.errno, error.strerror]
+def forbidden(shelf):
+    said = []
+    for name in ("_lock", "books", "nothing", "odd"):
+        try:
+            shelf._ask(name)
+        except Exception as error:
+            said.append(type(error).__name__)
+    return said
+"""
+
+
+def test_objects_of_the_runner_are_asked_by_their_public_methods(pool: ProcessPool, tmp_path: Path) -> None:
+    call, shelf = Caller(pool, tmp_path / "asking.py", ASKING), Shelf()
+    assert call("puts", shelf=shelf) == [1, 2]
+    assert shelf.books == ["a", "b"]
+    assert call("parallel", shelf=shelf) == 4
+    assert shelf.most > 1, "questions are answered side by side"
+    assert call("fails", shelf=shelf) == [2, "No such file"]
+    assert call("forbidden", shelf=shelf) == [*["AttributeError"] * 3, "NotCarriedError"]

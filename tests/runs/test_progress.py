@@ -1,0 +1,83 @@
+"""What a run says where there is no terminal: a line every few seconds, and what is wrong with a server."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from hermes_rl.runs import progress
+from hermes_rl.runs.opening import Launch
+from hermes_rl.runs.process import run_process
+from hermes_rl.runs.progress import Progress
+from hermes_rl.servers import pool
+from hermes_rl.spec.load import load_spec
+
+SPEC = """
+dataset: {{items: [{{n: 1}}, {{n: 2}}]}}
+prompt: {{user: "{{{{ n }}}}"}}
+rewards: {{right: {{fn: exact_match, args: {{target: "{{{{ n }}}}"}}}}}}
+servers: {{policy: {{base_url: "{url}", model: m}}}}
+process: {{group_size: 2, groups: 2, concurrency: 4}}
+"""
+
+
+class Model:
+    """A chat server that gives one and the same answer, until it is told another."""
+
+    def __init__(self, status: str, body: str) -> None:
+        self.status, self.body = status, body
+
+    async def __aenter__(self) -> Model:
+        self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                if length := re.search(r"content-length: (\d+)", head):
+                    await reader.readexactly(int(length[1]))
+                writer.write(f"HTTP/1.1 {self.status}\r\nContent-Length: {len(self.body)}\r\n\r\n{self.body}".encode())
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "cause"),
+    [
+        pytest.param("500 Oops", '{"error": "out of order"}', "out of order", marks=pytest.mark.slow),
+        ("200 OK", "<html>Welcome</html>", "Welcome"),
+    ],
+)
+async def test_a_server_that_is_broken_is_told_with_its_answer_and_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, body: str, cause: str
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.3)
+    monkeypatch.setattr(pool, "_BROKEN", 0.5)
+    said = io.StringIO()
+    async with Model(status, body) as model:
+        (tmp_path / "spec.yaml").write_text(SPEC.format(url=model.url))
+        spec = load_spec(str(tmp_path / "spec.yaml"), environ={})
+        launch = Launch("process", out=tmp_path / "out", progress=Progress(said), environ={})
+        playing = asyncio.create_task(run_process(spec, launch))
+        async with asyncio.timeout(30):
+            while "calls sent again: policy" not in said.getvalue() or "has failed for" not in said.getvalue():
+                await asyncio.sleep(0.05)
+                assert not playing.done()
+        choice = {"message": {"role": "assistant", "content": "1"}, "finish_reason": "stop"}
+        model.status, model.body = "200 OK", json.dumps({"model": "m", "choices": [choice], "usage": {}})
+        await playing
+    (notice,) = [line for line in said.getvalue().splitlines() if "has failed for" in line]
+    assert cause in notice and model.url in notice
+    assert "0/2 groups" in said.getvalue()
+    assert re.search(rf"calls sent again: policy \d+ \(.*{cause}", said.getvalue())
+    assert said.getvalue().count("is back after") == 1

@@ -1,0 +1,190 @@
+"""Whose doing an exception is that leaves a rollout: every `raise` of the modules behind the first rollout is listed.
+
+A `UserError` or `RunError` that an agent's text, files or timing could bring about would end a run, and a `Failure`
+would keep the rollout from being graded: an agent could choose either. So each of them stands in one of the tables
+below, under the reason why no agent reaches it, or what it becomes. A new one has to be put there, or to be an
+`AgentFault`, a `ToolInputError`, or an ending of the policy's.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+TOP = Path(__file__).parents[1]
+ROOMS = ("agent", "foreign", "rollouts", "sandbox", "scoring", "servers", "tokens", "tools")
+MODULES = (
+    "plugins.py",
+    "threads.py",
+    *(f"runs/{name}.py" for name in ("journal", "player", "run", "store", "workers")),
+)
+ENDINGS = ("UserError", "RunError", "Failure", "Unavailable")
+MADE = ("DiedElsewhere", "KilledByAgentError", "LoopGoneError", "WorkersDied", "sandbox_gone")
+"""Exceptions of these kinds with other names, and the function that makes one for a sandbox."""
+
+Places = Mapping[str, str]
+"""Module → functions in it that raise."""
+
+BEFORE: Places = {
+    # The spec, the command line and this machine decide, before any agent has said a word.
+    "plugins.py": "load_object published load_published load_file _execute _import _attribute",
+    "rollouts/compiled.py": "CompiledSpec.policy _changed _function",
+    "rollouts/sandboxes.py": "Tooling._every_toolset _variable",
+    "rollouts/teacher.py": "Teacher.probe",
+    "runs/journal.py": "Journal._parsed _lock",
+    "runs/run.py": "RowSource.require_first",
+    "runs/store.py": "rollout_of RolloutStore.require_same",
+    "runs/workers.py": "require_shares",
+    "sandbox/backends.py": "_of_a_package",
+    "sandbox/base.py": "Sandbox.converse",
+    "sandbox/bubblewrap.py": "find_bwrap shared_prefix _workdir require_bubblewrap _filter _limits",
+    "sandbox/docker.py": "Container.start Container._create_otherwise Container._note_unenforced Docker._require_shell",
+    "sandbox/docker_engine.py": "engine_socket Engine.check",
+    "sandbox/helper_sandbox.py": "HelperSandbox._command",
+    "sandbox/hosts.py": "_entry",
+    "sandbox/images.py": "cache_folder overlay_refused ready_image _unpack _through_zstd",
+    "sandbox/none.py": "NoIsolation._check",
+    "sandbox/packages.py": "find_pip _run",
+    "sandbox/remote.py": "machine _ssh",
+    "scoring/grader.py": "find_reward _load RewardFunction.of RewardFunction.require_takes Grader.__post_init__",
+    "servers/client.py": "ModelClient.scored SampledByFunction._piece assistant _scoring",
+    "servers/exactness.py": "require_reachable",
+    "servers/factory.py": "create_client _backend _variable",
+    "servers/policy.py": "Policy.server Policy.of_spec Policy.described",
+    "servers/token_level.py": "TokenServer._score TokenServer._load_renderer",
+    "servers/transport.py": "Transport.__init__",
+    "tokens/families.py": "require_family",
+    "tokens/hub.py": "_load _with_template",
+    "tokens/load.py": "as_tokenizer",
+    "tokens/parsers/table.py": "load_parser parser_for",
+    "tools/base.py": "Toolkit.__init__ register_task_env_overrides _require_image _register",
+    "tools/canned.py": "canned_tools",
+    "tools/catalogue.py": "find_distribution draw _loaded find_tool check_toolsets",
+    "tools/hermes_toolsets.py": "HermesToolsets.tools HermesToolsets._describe",
+    "tools/mcp_client.py": "require_mcp",
+    "tools/mcp_tools.py": "McpSource.list_tools McpSource._allowed McpSource._tool _check_schema",
+    "tools/python_tools.py": "Signature.of _parameters PythonTool.__init__ python_tool state_tools _attribute _method",
+    "tools/recording.py": "Recorder.__init__ Replay.__init__ Replay.tools",
+}
+OF_A_ROW: Places = {
+    # Made of a row and the spec alone. Once a rollout was graded, such an error is of its own rollout.
+    "rollouts/compiled.py": "_read image_url _bytes CompiledSpec._state",
+    "rollouts/sandboxes.py": "laid_files _expand _inside _read_file",
+    "sandbox/base.py": "Sandbox.prepare",
+    "scoring/grader.py": "Grader._arguments",
+    "scoring/judge.py": "require_agreement _cases",
+    "scoring/mathematics.py": "_verified",
+    "tools/context.py": "ToolContext.artifact ToolContext.call_tool",
+    "rewards/llm_judge.py": "_Task.__init__ _Task.scorer.score _role",
+    "rewards/llm_pairwise.py": "llm_pairwise",
+    "rewards/tests_pass.py": "tests_pass _apply _alone _lay _by_reference _scored_apart",
+    "tools/rollout_process.py": "RolloutProcess.start",
+}
+OF_A_CALLER: Places = {
+    # Code of the user, of a trainer, or of a person who grades anew has called what it may not.
+    "foreign/stand_ins.py": "ContextStandIn.runtime",
+    "plugins.py": "Code.load",
+    "rollouts/rollout.py": "Rollout.examples Group.advantages",
+    "rollouts/sandboxes.py": "kept_artifacts _kept",
+    "threads.py": "wait_for_loop",
+    "tools/base.py": "ToolRuntime._released",
+    "tools/context.py": "ToolContext.runtime ToolContext._wait ToolContext.terminal_apart",
+}
+OURS: Places = {
+    # A server, an engine, a process or the disk of ours: nothing of the agent's has run yet, or reaches it.
+    "agent/loop.py": "HermesAgentLoop._play HermesAgentLoop._turn",
+    "servers/completion.py": "CompletionAdapter.chat",
+    "foreign/pool.py": "_Warm._ask",
+    "rollouts/sandboxes.py": "keep_artifacts",
+    "runs/journal.py": "_unwritable",
+    "runs/run.py": "RunBudget.spend RunBudget.count",
+    "runs/workers.py": "Workers._look Workers._replace",
+    "sandbox/bubblewrap.py": "_lay Bubblewrap._enter_group",
+    "sandbox/docker.py": "Docker.pid Docker.start Docker._find_image Docker._meet Docker._make_folders Docker._leave",
+    "sandbox/docker_engine.py": "Engine.version Engine.pull",
+    "sandbox/helper_sandbox.py": "Isolation.in_time HelperSandbox.boot",
+    "sandbox/launcher.py": "_Ending._give_up _Ending.over ours helper_bundle LocalProcess.pid LocalProcess.started",
+    "sandbox/packages.py": "runtime_folder",
+    "sandbox/remote.py": "Link.start Link.execute",
+    "servers/transport.py": "exhausted",
+    "tools/base.py": "ToolRuntime._start",
+    "tools/hermes_toolsets.py": "HermesToolsets.connect HermesToolsets._start",
+}
+OF_A_REWARD: Places = {
+    # What a reward's own code gives or raises. What the agent's files do to it is an `AgentFault` already.
+    "scoring/value.py": "_no_value interpret _of_score _overrides _finite _sum _known _gate",
+}
+DECIDED: Places = {
+    # An agent reaches these, and data decide: the same call over plain words, what the kernel says, what worked before.
+    "agent/user.py": "SimulatedUser._words_or_whose_doing",
+    "rollouts/runner.py": "RolloutRunner._fail_alone RolloutRunner._compare",
+    "runs/player.py": "error_of",
+    "sandbox/base.py": "sandbox_gone",
+    "sandbox/channel.py": "Connection.open Connection.next_number Connection.ask Connection.failure",
+    "sandbox/remote.py": "reading answer RemoteSandbox._ask",
+    "scoring/grader.py": "call_reward _apart _on_loop _of_error _per_member _read",
+    "scoring/judge.py": "_Asking.decided",
+    "tools/context.py": "ToolContext._on_sandbox",
+    "tools/execute.py": "_outcome_of",
+    "tools/mcp_server.py": "McpServer._start",
+}
+LOST: Places = {
+    # An agent could bring these about at a price that the spec names: `endings.lost` says what its group makes of it.
+    "rollouts/teacher.py": "Teacher.ask",
+    "runs/workers.py": "Workers.compare Workers._answered WorkersUsing.play WorkersUsing.compare",
+}
+TABLE = (BEFORE, OF_A_ROW, OF_A_CALLER, OURS, OF_A_REWARD, DECIDED, LOST)
+
+
+def raised_in(tree: ast.AST, inside: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Yield where an exception is made that ends a run or keeps a rollout from being graded, and which it is.
+
+    All that are made count, raised at once or handed on.
+    """
+    for node in ast.iter_child_nodes(tree):
+        named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        within = (*inside, node.name) if named else inside
+        if isinstance(node, ast.Call):
+            made = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if made.endswith(ENDINGS) or made in MADE:
+                yield ".".join(inside), made
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Name) and node.exc.id in MADE:
+            yield ".".join(inside), node.exc.id
+        yield from raised_in(node, within)
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    package = TOP / "hermes_rl"
+    found = [path for room in ROOMS for path in (package / room).rglob("*.py")] + [package / name for name in MODULES]
+    yield from ((str(path.relative_to(package)), path) for path in sorted(found))
+    yield from ((f"rewards/{path.name}", path) for path in sorted((TOP / "rewards").glob("*.py")))
+
+
+def test_every_exception_that_ends_a_run_or_a_rollout_has_somebody_whose_doing_it_is() -> None:
+    raised = {
+        f"{module} {function}"
+        for module, path in modules()
+        for function, _ in raised_in(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    listed = {f"{module} {name}" for places in TABLE for module, names in places.items() for name in names.split()}
+    assert sorted(raised - listed) == [], "put it into a table, or make it an AgentFault, ToolInputError or an ending"
+    assert sorted(listed - raised) == [], "it is raised no longer"
+
+
+def test_no_reward_of_ours_decides_by_an_exception_of_the_agents_making() -> None:
+    """What shipped rewards raise is about their arguments: they are looked at before the answer is."""
+    for path in sorted((TOP / "rewards").glob("*.py")):
+        for function, name in raised_in(ast.parse(path.read_text(encoding="utf-8"))):
+            assert name in ("UserError", "RewardFailure", "JudgeFailure"), f"{path.name} {function}"
+
+
+def test_the_table_finds_what_is_raised() -> None:
+    source = """
+class A:
+    def b(self):
+        def c():
+            raise errors.UserError("x")
+        raise sandbox_gone("y")
+"""
+    assert list(raised_in(ast.parse(source))) == [("A.b.c", "UserError"), ("A.b", "sandbox_gone")]

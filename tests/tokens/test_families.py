@@ -1,0 +1,51 @@
+"""Turns as the renderers of the package renderers read them: short ones here, long ones in a process of their own."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from hermes_rl.tokens.families import FEW_TOKENS, PARSE_SECONDS
+from tests.tokens.families import MARKS_OF, adder, renderer_of, write_coder, write_hermes, write_kimi
+
+WRITERS = {"qwen3": write_hermes, "qwen3.5": write_coder, "kimi-k2": write_kimi}
+CALLS = [("add", {"a": 1, "text": "ß 😀"}), ("add", {"a": 2})]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+async def test_a_long_turn_is_read_as_a_short_one(name: str) -> None:
+    renderer = renderer_of(name)
+    short = renderer.tokenizer.encode(WRITERS[name]("Soon 😀.", None, CALLS))
+    words = renderer.tokenizer.encode("Words ß 😀 é. " * FEW_TOKENS)
+    assert len(short) < FEW_TOKENS < len(words)
+    here, apart = [await renderer.parse(said, [], adder()) for said in (short, words + short)]
+    assert [(call.name, call.arguments) for call in here.calls] == CALLS
+    assert apart.calls == here.calls
+    assert apart.content == "Words ß 😀 é. " * FEW_TOKENS + here.content
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("qwen3.5", "<tool_call><function=f>" + "<parameter=a>" * 40_000 + "</function></tool_call>"),
+     ("deepseek-v4", '<｜DSML｜invoke name="f">\n' * 4_000)],
+)  # fmt: skip
+async def test_a_turn_that_takes_too_long_is_text(name: str, text: str) -> None:
+    renderer = renderer_of(name)
+    began = time.thread_time()
+    parsed = await renderer.parse(renderer.tokenizer.encode(text), [], None)
+    assert (parsed.content, parsed.calls) == (text, [])
+    assert time.thread_time() - began < PARSE_SECONDS / 2
+
+
+async def test_arguments_nested_too_deeply_are_no_call() -> None:
+    renderer = renderer_of("qwen3")
+    for depth, called in ((150, True), (300, False)):
+        nested = '{"a": ' * depth + "1" + "}" * depth
+        written = f'<tool_call>\n{{"name": "f", "arguments": {nested}}}\n</tool_call>'
+        (call,) = (await renderer.parse(renderer.tokenizer.encode(written), [], None)).calls
+        assert (call.problem is None) == called
+
+
+def test_families_of_these_tests_are_made() -> None:
+    assert [renderer_of(name).name for name in MARKS_OF] == list(MARKS_OF)

@@ -1,0 +1,114 @@
+"""A rollout's own process: its state, its tools and the rewards that name its state, apart from all others."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_rl.api.environment import open_env
+from hermes_rl.errors import UserError
+
+CODE = '''
+import os, time
+shared = []
+
+class World:
+    def __init__(self, item):
+        if item["n"] == 13:
+            raise ValueError("no such world")
+        self.n, self.heard = item["n"], []
+    def tell(self, words: str) -> dict:
+        """Tell the world."""
+        self.heard.append(words)
+        shared.append(words)
+        return {"heard": len(self.heard), "shared": len(shared), "pid": os.getpid()}
+    def refuse(self, words: str) -> str:
+        """Refuse."""
+        raise KeyError(words)
+    def die(self) -> str:
+        """End the process."""
+        os._exit(3)
+    def sleep(self) -> str:
+        """Take long."""
+        time.sleep(60)
+
+def shout(text: str) -> str:
+    """Shout."""
+    shared.append(text)
+    return f"{text.upper()} {len(shared)}"
+
+def heard(state, result, ctx=None) -> float:
+    return len(state.heard) + len(shared) / 100
+'''
+SPEC = """
+version: 1
+name: world
+dataset: {items: [{n: 1}, {n: 2}, {n: 13}]}
+prompt: {user: "Tell world {{ n }}."}
+state: {python: code.py:World, process: true}
+tools: [{state: tell}, {state: refuse}, {state: die}, {state: sleep}, {python: "code.py:shout", process: true}]
+rewards: {heard: {fn: "code.py:heard"}}
+agent: {tool_timeout: 1}
+solution: {turns: [{tools: TOOLS}, {say: done}]}
+servers: {policy: {type: scripted}}
+"""
+
+
+def spec(folder: Path, tools: str) -> Path:
+    (folder / "code.py").write_text(CODE)
+    (folder / "spec.yaml").write_text(SPEC.replace("TOOLS", tools))
+    return folder / "spec.yaml"
+
+
+async def played(folder: Path, tools: str, rows: int = 2) -> list[Any]:
+    async with open_env(spec(folder, tools)) as env:
+        return [await env.play(row) for row in itertools.islice(env.rows(), rows)]
+
+
+def answers(rollout: Any) -> list[str]:
+    return [str(message["content"]) for message in rollout.messages if message["role"] == "tool"]
+
+
+async def test_state_tools_and_rewards_are_in_one_process_with_modules_of_its_own(tmp_path: Path) -> None:
+    tools = "[{name: tell, args: {words: a}}, {name: shout, args: {text: b}}, {name: tell, args: {words: c}}]"
+    for rollout in await played(tmp_path, tools):
+        first, second, third = answers(rollout)
+        assert '"heard": 1, "shared": 1' in first
+        assert second == "B 2"
+        assert '"heard": 2, "shared": 3' in third
+        assert str(os.getpid()) not in first
+        assert rollout.score == pytest.approx(2.03), "the reward sees the state itself, and its modules"
+
+
+async def test_what_a_tool_raises_is_told_to_the_model(tmp_path: Path) -> None:
+    (rollout,) = await played(tmp_path, "[{name: refuse, args: {words: x}}, {name: tell, args: {n: 1}}]", rows=1)
+    first, second = answers(rollout)
+    assert "tool 'refuse' failed: KeyError: 'x'" in first
+    assert "words" in second
+
+
+@pytest.mark.parametrize(("tool", "said"), [("die", "status 3"), ("sleep", "did not answer within 1 s")])
+async def test_a_call_that_ends_the_process_costs_the_rollout_its_state_and_is_graded(
+    tmp_path: Path, tool: str, said: str
+) -> None:
+    (rollout,) = await played(tmp_path, f"[{{name: {tool}, args: {{}}}}, {{name: tell, args: {{words: a}}}}]", rows=1)
+    first, second = answers(rollout)
+    assert said in first
+    assert "in an earlier call" in second
+    assert rollout.score == 0, rollout.error
+
+
+async def test_a_state_that_cannot_be_made_is_told_with_its_row(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such world"):
+        await played(tmp_path, "[{name: tell, args: {words: a}}]", rows=3)
+
+
+async def test_nothing_of_the_processes_is_left(tmp_path: Path) -> None:
+    rollouts = await played(tmp_path, "[{name: tell, args: {words: a}}]")
+    pids = {int(answers(rollout)[0].rpartition('pid": ')[2].rstrip("}")) for rollout in rollouts}
+    assert len(pids) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -336,7 +336,7 @@ class HermesAgentBaseEnv(Collecting, Tracking, BaseEnv):  # type: ignore[misc]
 
     def _tools_of_group(self, group: str) -> Toolkit:
         """Return what `_resolve_tools_for_group` has for a group, which is asked once for all of its members."""
-        if self._current_group_tools is None:
+        if not self._current_group_tools:
             return self._resolved(group)
         return toolkit_of(*self._current_group_tools, self._toolkit_for(group))
 

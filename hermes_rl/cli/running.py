@@ -319,7 +319,7 @@ def say_where(directory: RunDirectory, progress: Progress) -> None:
         each = ", ".join(f"{role} {dollars(cost)}" for role, cost in costs.items())
         echo(f"cost: {dollars(sum(costs.values()))}" + (f" ({each})" if len(costs) > 1 else ""))
     echo(f"run directory: {directory.path}")
-    progress.note(f"next: hermes-rl show {shlex.quote(str(directory.path))} --failed")
+    progress.note(f"next: hermes-rl show {shlex.quote(str(directory.path))}")
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -218,7 +218,9 @@ def _listed(
     record: RunRecord, found: RunSummary, rollouts: Sequence[RolloutSummary], request: ShowRequest, filtered: bool
 ) -> Iterator[RenderableType]:
     if not rollouts:
-        yield Text("no such rollout" if filtered else "no rollout has ended yet")
+        failed_alone = request.failed and request.ending is None and request.tool is None
+        none = "every rollout passes" if failed_alone else "no such rollout"
+        yield Text(none if filtered else "no rollout has ended yet")
         return
     yield _table(record, rollouts, found.success, request.limit)
     if 0 < request.limit < len(rollouts):

@@ -13,11 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from hermes_rl.cli.echo import echo
-from hermes_rl.cli.screen import BAD, DIM, GOOD, HEAD, counted, safe, short, show, table
+from hermes_rl.cli.screen import BAD, DIM, GOOD, HEAD, safe, short, show, table
 from hermes_rl.errors import UserError
 from hermes_rl.reading.compare import ChangedRow, RunComparison, compare_runs
 from hermes_rl.reading.record import RunRecord
 from hermes_rl.runs.statistics import Difference
+from hermes_rl.visible import counted
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of
 from hermes_rl.cli.options import environment, policy_of
 from hermes_rl.cli.running import INTERRUPTED, RunRequest, logged, run_interruptible, say_plan
-from hermes_rl.cli.screen import BAD, DIM, HEAD, WIDE, counted, heading, safe, short, show, table
+from hermes_rl.cli.screen import BAD, DIM, HEAD, WIDE, heading, safe, short, show, table
 from hermes_rl.errors import HermesRLError, Problem, SpecError, UserError
 from hermes_rl.reading.dry_run import nothing_left
 from hermes_rl.reading.report import write_report_or_say
@@ -41,6 +41,7 @@ from hermes_rl.spec.overrides import Overrides, parse_extra_args
 from hermes_rl.spec.sets import Combination, SpecSet, load_set
 from hermes_rl.spec.validate import in_order
 from hermes_rl.threads import rare_full_collections
+from hermes_rl.visible import counted
 
 SHOWN = 30
 """Values of a column that are shown; set.json has all."""

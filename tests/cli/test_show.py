@@ -149,7 +149,7 @@ def test_attempts_that_were_played_again_are_told_apart(tmp_path: Path, capsys: 
     lines = [recorded("a", score=None), recorded("a", attempt=1)]
     folder = str(write_run(tmp_path / "run", lines, grading=GRADING))
     out = shown(capsys, folder)
-    assert "1 rollout of 1 row in 1 group; 1 attempts played again" in out
+    assert "1 rollout of 1 row in 1 group; 1 played again" in out
     assert "could not be graded" not in out
     assert "attempt 0: #1 sandbox_failure" in shown(capsys, folder, "2")
 

@@ -8,98 +8,87 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hermes_rl.version import __version__
+from hermes_rl.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from hermes_rl.agent.loop import HermesAgentLoop
-    from hermes_rl.agent.result import AgentResult
-    from hermes_rl.api.environment import Env, connect_ray, open_env
-    from hermes_rl.api.session import Session, SessionTurn
-    from hermes_rl.api.sync import sync
-    from hermes_rl.data.rows import Row
-    from hermes_rl.endings import Ending
-    from hermes_rl.env.base import HermesAgentBaseEnv
-    from hermes_rl.env.config import HermesAgentEnvConfig
-    from hermes_rl.env.spec_env import SpecEnv, compile_spec
-    from hermes_rl.errors import ToolError
-    from hermes_rl.rollouts.rollout import Example, Group, Rollout, certify
-    from hermes_rl.scoring.value import Score
-    from hermes_rl.servers.base import Sampled, Sampling
-    from hermes_rl.servers.policy import LogprobDifference, Policy
-    from hermes_rl.spec.load import load_spec
-    from hermes_rl.spec.model import Spec
-    from hermes_rl.tools.base import clear_task_env_overrides, register_task_env_overrides
-    from hermes_rl.tools.context import ToolContext, cleanup_all_environments, cleanup_vm
+    from hermes_rl.agent.loop import HermesAgentLoop as HermesAgentLoop
+    from hermes_rl.agent.result import AgentResult as AgentResult
+    from hermes_rl.api.environment import Env as Env
+    from hermes_rl.api.environment import connect_ray as connect_ray
+    from hermes_rl.api.environment import open_env as open_env
+    from hermes_rl.api.session import Session as Session
+    from hermes_rl.api.session import SessionTurn as SessionTurn
+    from hermes_rl.api.sync import sync as sync
+    from hermes_rl.data.rows import Row as Row
+    from hermes_rl.endings import Ending as Ending
+    from hermes_rl.env.base import HermesAgentBaseEnv as HermesAgentBaseEnv
+    from hermes_rl.env.config import HermesAgentEnvConfig as HermesAgentEnvConfig
+    from hermes_rl.env.spec_env import SpecEnv as SpecEnv
+    from hermes_rl.env.spec_env import compile_spec as compile_spec
+    from hermes_rl.errors import AgentFault as AgentFault
+    from hermes_rl.errors import Failure as Failure
+    from hermes_rl.errors import HermesRLError as HermesRLError
+    from hermes_rl.errors import JudgeFailure as JudgeFailure
+    from hermes_rl.errors import RewardFailure as RewardFailure
+    from hermes_rl.errors import RunError as RunError
+    from hermes_rl.errors import SandboxFailure as SandboxFailure
+    from hermes_rl.errors import ServerFailure as ServerFailure
+    from hermes_rl.errors import SpecError as SpecError
+    from hermes_rl.errors import ToolError as ToolError
+    from hermes_rl.errors import ToolServerFailure as ToolServerFailure
+    from hermes_rl.errors import UserError as UserError
+    from hermes_rl.rollouts.rollout import Example as Example
+    from hermes_rl.rollouts.rollout import Group as Group
+    from hermes_rl.rollouts.rollout import Rollout as Rollout
+    from hermes_rl.rollouts.rollout import certify as certify
+    from hermes_rl.scoring.value import Score as Score
+    from hermes_rl.server_types import ServerType as ServerType
+    from hermes_rl.servers.base import Sampled as Sampled
+    from hermes_rl.servers.base import Sampling as Sampling
+    from hermes_rl.servers.policy import LogprobDifference as LogprobDifference
+    from hermes_rl.servers.policy import Policy as Policy
+    from hermes_rl.spec.load import load_spec as load_spec
+    from hermes_rl.spec.model import Spec as Spec
+    from hermes_rl.tools.base import Tool as Tool
+    from hermes_rl.tools.base import ToolInputError as ToolInputError
+    from hermes_rl.tools.base import Toolset as Toolset
+    from hermes_rl.tools.base import clear_task_env_overrides as clear_task_env_overrides
+    from hermes_rl.tools.base import register_task_env_overrides as register_task_env_overrides
+    from hermes_rl.tools.context import ToolContext as ToolContext
+    from hermes_rl.tools.context import cleanup_all_environments as cleanup_all_environments
+    from hermes_rl.tools.context import cleanup_vm as cleanup_vm
+    from hermes_rl.trainers.base import Registered as Registered
+    from hermes_rl.trainers.base import Registration as Registration
+    from hermes_rl.trainers.base import Trainer as Trainer
+    from hermes_rl.trainers.base import TrainerState as TrainerState
 
-
-_HOMES = {
-    "AgentResult": "hermes_rl.agent.result",
-    "Ending": "hermes_rl.endings",
-    "Env": "hermes_rl.api.environment",
-    "Example": "hermes_rl.rollouts.rollout",
-    "Group": "hermes_rl.rollouts.rollout",
-    "HermesAgentBaseEnv": "hermes_rl.env.base",
-    "HermesAgentEnvConfig": "hermes_rl.env.config",
-    "HermesAgentLoop": "hermes_rl.agent.loop",
-    "LogprobDifference": "hermes_rl.servers.policy",
-    "Policy": "hermes_rl.servers.policy",
-    "Rollout": "hermes_rl.rollouts.rollout",
-    "Row": "hermes_rl.data.rows",
-    "Sampled": "hermes_rl.servers.base",
-    "Sampling": "hermes_rl.servers.base",
-    "Score": "hermes_rl.scoring.value",
-    "Session": "hermes_rl.api.session",
-    "SessionTurn": "hermes_rl.api.session",
-    "Spec": "hermes_rl.spec.model",
-    "SpecEnv": "hermes_rl.env.spec_env",
-    "ToolContext": "hermes_rl.tools.context",
-    "ToolError": "hermes_rl.errors",
-    "certify": "hermes_rl.rollouts.rollout",
-    "cleanup_all_environments": "hermes_rl.tools.context",
-    "cleanup_vm": "hermes_rl.tools.context",
-    "clear_task_env_overrides": "hermes_rl.tools.base",
-    "register_task_env_overrides": "hermes_rl.tools.base",
-    "compile_spec": "hermes_rl.env.spec_env",
-    "connect_ray": "hermes_rl.api.environment",
-    "load_spec": "hermes_rl.spec.load",
-    "open_env": "hermes_rl.api.environment",
-    "sync": "hermes_rl.api.sync",
+_NAMES = {
+    "agent.loop": "HermesAgentLoop",
+    "agent.result": "AgentResult",
+    "api.environment": "Env connect_ray open_env",
+    "api.session": "Session SessionTurn",
+    "api.sync": "sync",
+    "data.rows": "Row",
+    "endings": "Ending",
+    "env.base": "HermesAgentBaseEnv",
+    "env.config": "HermesAgentEnvConfig",
+    "env.spec_env": "SpecEnv compile_spec",
+    "errors": "AgentFault Failure HermesRLError JudgeFailure RewardFailure RunError SandboxFailure ServerFailure "
+    "SpecError ToolError ToolServerFailure UserError",
+    "rollouts.rollout": "Example Group Rollout certify",
+    "scoring.value": "Score",
+    "server_types": "ServerType",
+    "servers.base": "Sampled Sampling",
+    "servers.policy": "LogprobDifference Policy",
+    "spec.load": "load_spec",
+    "spec.model": "Spec",
+    "tools.base": "Tool ToolInputError Toolset clear_task_env_overrides register_task_env_overrides",
+    "tools.context": "ToolContext cleanup_all_environments cleanup_vm",
+    "trainers.base": "Registered Registration Trainer TrainerState",
 }
+_HOMES = {name: f"hermes_rl.{home}" for home, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "AgentResult",
-    "Ending",
-    "Env",
-    "Example",
-    "Group",
-    "HermesAgentBaseEnv",
-    "HermesAgentEnvConfig",
-    "HermesAgentLoop",
-    "LogprobDifference",
-    "Policy",
-    "Rollout",
-    "Row",
-    "Sampled",
-    "Sampling",
-    "Score",
-    "Session",
-    "SessionTurn",
-    "Spec",
-    "SpecEnv",
-    "ToolContext",
-    "ToolError",
-    "__version__",
-    "certify",
-    "cleanup_all_environments",
-    "cleanup_vm",
-    "clear_task_env_overrides",
-    "compile_spec",
-    "connect_ray",
-    "load_spec",
-    "open_env",
-    "register_task_env_overrides",
-    "sync",
-]
+__all__ = sorted(["__version__", *_HOMES])
 
 
 def __getattr__(name: str) -> Any:

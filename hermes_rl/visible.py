@@ -26,3 +26,8 @@ def _harmless(character: str) -> bool:
 def _escaped(character: str) -> str:
     data = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{data[at : at + 2].hex()}" for at in range(0, len(data), 2))
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, which takes an `s` in the plural."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

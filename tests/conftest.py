@@ -20,10 +20,21 @@ settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("busy")
 
 
+LONGEST_NAME = 60
+"""Characters of a text that a test is named after."""
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Two for each core: most tests wait for processes, sandboxes and servers of their own."""
     return 2 * len(os.sched_getaffinity(0))
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Return a short name for a long text: a test's name goes to every worker, report and child process."""
+    if isinstance(val, str | bytes) and len(val) > LONGEST_NAME:
+        return f"{val[:LONGEST_NAME]!a}-and-so-on-{len(val)}"
+    return None
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -249,12 +249,14 @@ def test_the_public_names_are_the_ones_listed() -> None:
     for name in hermes_rl.__all__:
         assert getattr(hermes_rl, name) is not None
     assert set(hermes_rl.__all__) == {
-        "AgentResult", "Ending", "Env", "Example", "Group", "HermesAgentBaseEnv", "HermesAgentEnvConfig",
-        "LogprobDifference",
-        "HermesAgentLoop", "Policy", "Rollout", "Row", "Sampled", "Sampling", "Score", "Session", "SessionTurn", "Spec",
-        "SpecEnv", "ToolContext", "ToolError",
-        "__version__", "certify", "cleanup_all_environments", "cleanup_vm", "clear_task_env_overrides", "compile_spec",
-        "connect_ray", "load_spec", "open_env", "register_task_env_overrides", "sync",
+        "AgentFault", "AgentResult", "Ending", "Env", "Example", "Failure", "Group", "HermesAgentBaseEnv",
+        "HermesAgentEnvConfig", "HermesAgentLoop", "HermesRLError", "JudgeFailure", "LogprobDifference", "Policy",
+        "Registered", "Registration", "RewardFailure", "Rollout", "Row", "RunError", "Sampled", "Sampling",
+        "SandboxFailure", "Score", "ServerFailure", "ServerType", "Session", "SessionTurn", "Spec", "SpecEnv",
+        "SpecError", "Tool", "ToolContext", "ToolError", "ToolInputError", "ToolServerFailure", "Toolset", "Trainer",
+        "TrainerState", "UserError", "__version__", "certify", "cleanup_all_environments", "cleanup_vm",
+        "clear_task_env_overrides", "compile_spec", "connect_ray", "load_spec", "open_env",
+        "register_task_env_overrides", "sync",
     }  # fmt: skip
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         hermes_rl.nothing  # noqa: B018

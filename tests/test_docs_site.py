@@ -181,7 +181,7 @@ def test_tables_of_moving_name_keys_that_are_there() -> None:
         assert leads(schema, schema, path.split(".")), f"{path} is no key of a spec"
     commands = {found for name in said for found in re.findall(r"^hermes-rl (\w+)", name)}
     assert commands >= {"run", "validate", "regrade", "view", "render"}
-    assert commands <= set(re.findall(r"^│ (\w+) ", hermes_rl(["--help"], ROOT).stdout, re.MULTILINE))
+    assert commands <= set(re.findall(r"^  (\w+)  ", hermes_rl(["--help"], ROOT).stdout, re.MULTILINE))
 
 
 def leads(schema: dict[str, Any], value: dict[str, Any], keys: list[str]) -> bool:

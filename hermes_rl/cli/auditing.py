@@ -10,9 +10,10 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from hermes_rl.cli.echo import echo
-from hermes_rl.cli.screen import BAD, DIM, HEAD, counted, indented, safe, show
+from hermes_rl.cli.screen import BAD, DIM, HEAD, indented, safe, show
 from hermes_rl.reading.audit import CERTAIN, Reason, Suspect, audit, described
 from hermes_rl.reading.record import RunRecord
+from hermes_rl.visible import counted
 
 SHOWN = 8
 """Reasons of a rollout that are listed."""

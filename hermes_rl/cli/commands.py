@@ -25,6 +25,7 @@ RayOption = Annotated[
     str | None,
     typer.Option(metavar="[HOST:PORT]", help="Play on a Ray cluster; without an address one is started here."),
 ]
+EnvFileOption = Annotated[Path | None, typer.Option(metavar="FILE", help="KEY=VALUE lines, added to the environment.")]
 TrustOption = Annotated[bool, typer.Option("--trust", help="Run code of the repository that SPEC names, unasked.")]
 SPECS = "A path of a spec or its folder, the name of a shipped spec, or a repository: owner/name@REV."
 
@@ -32,6 +33,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="Agentic reinforcement-learning environments from one YAML file.",
 )
 
@@ -87,29 +89,40 @@ def run(
             autocompletion=_specs_and_modes,
         ),
     ],
-    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in --set agent.max_turns=5.")] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A value of the spec: --set agent.max_turns=5."),
+    ] = None,
     weights: Annotated[
-        list[str] | None, typer.Option("--weight", help="NAME=NUMBER: its share, where several specs are served.")
+        list[str] | None,
+        typer.Option("--weight", metavar="NAME=NUMBER", help="Its share, where several specs are served."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Directory of the run; of several specs, the folder of theirs.")
+        Path | None, typer.Option(metavar="PATH", help="Directory of the run; of several specs, the folder of theirs.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, beside an earlier run.")] = False,
     demo: Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")] = False,
-    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    env_file: EnvFileOption = None,
     trust: TrustOption = False,
-    workers: Annotated[int | None, typer.Option(help="Processes that play, for each spec; as `workers`.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Processes that play, for each spec; as `workers`.")
+    ] = None,
     ray: RayOption = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="Say what it would do; play and write nothing.")] = False,
     sample: Annotated[
-        int, typer.Option(min=0, help="With --dry-run: play so many rows into a temporary folder, and measure.")
+        int,
+        typer.Option(
+            metavar="N", min=0, help="With --dry-run: play so many rows into a temporary folder, and measure."
+        ),
     ] = 0,
-    prices: Annotated[Path | None, typer.Option(help="With --dry-run: JSON, $ for a million tokens by model.")] = None,
+    prices: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="With --dry-run: JSON, $ for a million tokens by model.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Of a set: print set.json in place of the table.")] = False,
 ) -> None:
-    """Play rollouts of a spec, serve several, or evaluate a set of specs, models and settings."""
+    """Play rollouts: serve a trainer, write files, evaluate a model."""
     from hermes_rl.cli.options import separated
     from hermes_rl.cli.running import RunRequest, run_spec, specs_and_mode
     from hermes_rl.spec.sets import is_set
@@ -151,11 +164,11 @@ def validate(
     specs: Annotated[list[str], typer.Argument(help=SPECS, autocompletion=_shipped)],
     deep: Annotated[bool, typer.Option("--deep", help="Also play the solution and judge the rewards.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,
-    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As `run` takes it.")] = None,
+    env_file: EnvFileOption = None,
     trust: TrustOption = False,
 ) -> None:
-    """Check specs, the code and data that they name, and their templates; no network, no model."""
+    """Check specs, with the code and data that they name; no network."""
     from hermes_rl.cli.options import Options, separated
     from hermes_rl.cli.validating import validate_specs
 
@@ -199,8 +212,8 @@ def doctor(
     sampling: Annotated[
         bool, typer.Option("--sampling", help="Also draw 2,000 tokens or more from each token-level server.")
     ] = False,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,
-    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As `run` takes it.")] = None,
+    env_file: EnvFileOption = None,
     trust: TrustOption = False,
     security: Annotated[bool, typer.Option("--security", help="Try a few attacks on the default sandbox.")] = False,
 ) -> None:
@@ -227,7 +240,7 @@ def init(
     name: Annotated[str, typer.Argument(help="Of the environment, and of the new folder.")],
     kind: Annotated[Starter, typer.Option(help="What it is like.")] = "tools",
 ) -> None:
-    """Make files to start an environment from: a spec, rewards with a test, and rows."""
+    """Make an environment to start from: spec, rewards, test, rows."""
     from hermes_rl.cli.starting import start
 
     for line in start(name, kind, Path()):
@@ -238,9 +251,9 @@ def init(
 def regrade(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in --set rewards.a.weight=2.")] = None,
-    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    env_file: EnvFileOption = None,
 ) -> None:
-    """Score what a run recorded by other rewards or weights; nothing is played."""
+    """Score what was recorded by other rewards; nothing is played."""
     from hermes_rl.cli.running import regrade_run
 
     raise typer.Exit(regrade_run(run_directory, tuple(sets or ()), env_file))
@@ -250,7 +263,7 @@ def regrade(
 def report(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
 ) -> None:
-    """Write the report.html of a run anew: one page that can be opened, kept and sent."""
+    """Write the report.html of a run anew, one page that can be sent."""
     from hermes_rl.reading.report import write_report
 
     _print(str(write_report(run_directory)))
@@ -263,10 +276,10 @@ def push(
     public: Annotated[bool, typer.Option("--public/--private", help="Who may see the dataset.")] = False,
     token_env: Annotated[str | None, typer.Option(help="Variable that holds the hub's token.")] = None,
     endpoint: Annotated[str | None, typer.Option(help="URL of another hub of the same API.")] = None,
-    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    env_file: EnvFileOption = None,
     dry: Annotated[bool, typer.Option("--dry-run", help="List the files and print the card; ask no hub.")] = False,
 ) -> None:
-    """Publish a run's rollouts as a dataset with a card on the Hugging Face hub."""
+    """Publish a run's rollouts as a dataset on the Hugging Face hub."""
     from hermes_rl.cli.pushing import PushRequest, push_run
 
     request = PushRequest(run_directory, address, public, token_env, endpoint, env_file, dry)
@@ -294,15 +307,15 @@ def render(
     split: SplitOption = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Token by token, with ids.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As `run` takes it.")] = None,
     demo: Annotated[
         bool, typer.Option("--demo", help="As `run --demo`: the dataset's sample, the small template.")
     ] = False,
-    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    env_file: EnvFileOption = None,
     trust: TrustOption = False,
     no_pager: Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")] = False,
 ) -> None:
-    """Show exactly what the model is sent for a row, tools included; no model is asked."""
+    """Show exactly what the model is sent for a row; none is asked."""
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.rendering import RenderRequest, render_spec
 
@@ -319,9 +332,9 @@ def play(
     split: SplitOption = None,
     person: Annotated[bool, typer.Option("--person", help="You are the model.")] = False,
     shell: Annotated[bool, typer.Option("--shell", help="Look into the sandbox when the agent has ended.")] = False,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as `run` takes it.")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As `run` takes it.")] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")] = False,
-    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    env_file: EnvFileOption = None,
     trust: TrustOption = False,
 ) -> None:
     """Play one rollout and see it as it goes; nothing is recorded."""
@@ -346,7 +359,7 @@ def show(
     tokens: Annotated[bool, typer.Option("--tokens", help="With ID: the tokens that are trained on.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Long texts too.")] = False,
     sort: Annotated[str, typer.Option(help="number, score, turns, tokens, seconds or errors.")] = "number",
-    limit: Annotated[int, typer.Option(min=0, help="Rollouts that are listed; 0: all.")] = 20,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Rollouts that are listed; 0: all.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     no_pager: Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")] = False,
 ) -> None:
@@ -362,11 +375,11 @@ def show(
 @app.command()
 def audit(
     run_directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-    limit: Annotated[int, typer.Option(min=0, help="Rollouts that are listed; 0 lists all.")] = 20,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Rollouts that are listed; 0 lists all.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, and all of them.")] = False,
     no_pager: Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")] = False,
 ) -> None:
-    """List rollouts whose solutions reach for their tests instead of solving the task."""
+    """List rollouts that reach for their tests instead of the task."""
     from hermes_rl.cli.auditing import audit_run
 
     raise typer.Exit(audit_run(run_directory, as_json=as_json, limit=limit, pager=not no_pager))
@@ -375,22 +388,28 @@ def audit(
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="A B [C…]", help="Run directories; each is compared with A.")],
-    success: Annotated[float | None, typer.Option(help="Score of a pass; default: A's evaluate.success.")] = None,
+    success: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="Score of a pass; default: A's evaluate.success.")
+    ] = None,
+    families: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column of the rows that names families of like rows.")
+    ] = None,
     anyway: Annotated[bool, typer.Option("--anyway", help="Also where the runs are graded differently.")] = False,
     fail_if_worse: Annotated[
         bool, typer.Option("--fail-if-worse", help="Status 1 where the 95 % interval of B - A lies below 0.")
     ] = False,
     margin: Annotated[
-        float, typer.Option(help="With --fail-if-worse: status 1 where the interval lies below -MARGIN.")
+        float,
+        typer.Option(metavar="NUMBER", help="With --fail-if-worse: status 1 where the interval lies below -MARGIN."),
     ] = 0.0,
-    limit: Annotated[int, typer.Option(min=0, help="Fixed and broken rows that are listed.")] = 10,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Fixed and broken rows that are listed.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     no_pager: Annotated[bool, typer.Option("--no-pager", help="Print, however long it is.")] = False,
 ) -> None:
-    """Compare runs row by row: what is better, what is worse, and what may be chance."""
+    """Compare runs row by row: what is better, and what is chance."""
     from hermes_rl.cli.comparing import CompareRequest, compare_paths
 
-    request = CompareRequest(runs, success, anyway, fail_if_worse, margin, limit, as_json, not no_pager)
+    request = CompareRequest(runs, success, families, anyway, fail_if_worse, margin, limit, as_json, not no_pager)
     raise typer.Exit(compare_paths(request))
 
 
@@ -407,25 +426,37 @@ def rollouts(
     ],
     listen: Annotated[str, typer.Option(help="HOST:PORT; the port 0 is any that is free.")] = "127.0.0.1:8600",
     token_env: Annotated[str | None, typer.Option(help="Variable that holds the token of requests.")] = None,
-    most: Annotated[int, typer.Option(min=1, help="Rollouts of a spec that may be asked for at a time.")] = 16_384,
+    most: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Rollouts of a spec that may be asked for at a time.")
+    ] = 16_384,
     key_env: Annotated[
         list[str] | None, typer.Option(help="Variable that requests may name as the key of a server; may be repeated.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Directory of the record; of several specs, the folder of theirs.")
+        Path | None,
+        typer.Option(metavar="PATH", help="Directory of the record; of several specs, the folder of theirs."),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, beside an earlier record.")] = False,
-    idle: Annotated[float, typer.Option(min=0.1, help="Seconds without a step after which a session ends.")] = 900.0,
-    drain: Annotated[float, typer.Option(min=0.0, help="Seconds for what was begun, after SIGTERM.")] = 30.0,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in --set agent.max_turns=5.")] = None,
+    idle: Annotated[
+        float, typer.Option(metavar="NUMBER", min=0.1, help="Seconds without a step after which a session ends.")
+    ] = 900.0,
+    drain: Annotated[
+        float, typer.Option(metavar="NUMBER", min=0.0, help="Seconds for what was begun, after SIGTERM.")
+    ] = 30.0,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A value of the spec: --set agent.max_turns=5."),
+    ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Without model, network and containers.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what is logged: failed calls, replays.")] = False,
-    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    env_file: EnvFileOption = None,
     trust: TrustOption = False,
-    workers: Annotated[int | None, typer.Option(help="Processes that play, for each spec; as `serve.workers`.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Processes that play, for each spec; as `serve.workers`.")
+    ] = None,
     ray: RayOption = None,
 ) -> None:
-    """Serve rollouts over HTTP, for trainers that cannot live in this interpreter."""
+    """Serve rollouts over HTTP, for trainers in other processes."""
     from hermes_rl.cli.options import Options, separated
     from hermes_rl.cli.serving import RolloutsRequest, serve_rollouts
 
@@ -445,12 +476,15 @@ def openenv(
     spec: Annotated[str, typer.Argument(help=SPECS, autocompletion=_shipped)],
     listen: Annotated[str, typer.Option(help="HOST:PORT; the port 0 is any that is free.")] = "127.0.0.1:8000",
     token_env: Annotated[str | None, typer.Option(help="Variable that holds the token of requests.")] = None,
-    most: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 64,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as in --set agent.max_turns=5.")] = None,
-    env_file: Annotated[Path | None, typer.Option(help="KEY=VALUE lines, added to the environment.")] = None,
+    most: Annotated[int, typer.Option(metavar="N", min=1, help="Sessions at a time.")] = 64,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A value of the spec: --set agent.max_turns=5."),
+    ] = None,
+    env_file: EnvFileOption = None,
     trust: TrustOption = False,
 ) -> None:
-    """Serve a spec as an environment that OpenEnv's clients reset and step."""
+    """Serve a spec to OpenEnv's clients, which reset and step it."""
     from hermes_rl.cli.options import Options
     from hermes_rl.cli.serving import serve_openenv
 

@@ -13,10 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from hermes_rl.cli.echo import echo
-from hermes_rl.cli.screen import BAD, DIM, GOOD, HEAD, counted, safe, short, show, table
+from hermes_rl.cli.screen import BAD, DIM, GOOD, HEAD, safe, short, show, table
 from hermes_rl.errors import UserError
-from hermes_rl.reading.compare import ChangedRow, Difference, RunComparison, compare_runs
+from hermes_rl.reading.compare import ChangedRow, RunComparison, compare_runs
 from hermes_rl.reading.record import RunRecord
+from hermes_rl.runs.statistics import Difference
+from hermes_rl.visible import counted
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class CompareRequest:
 
     runs: Sequence[Path]
     success: float | None = None
+    families: str | None = None
     anyway: bool = False
     fail_if_worse: bool = False
     margin: float = 0.0
@@ -46,7 +49,7 @@ def compare_paths(request: CompareRequest) -> int:
     if request.margin < 0:
         raise UserError("--margin is 0 or more: how much worse B may be")
     first, *others = [_read(path) for path in request.runs]
-    found = [(compare_runs(first, other, request.success), other) for other in others]
+    found = [(compare_runs(first, other, request.success, request.families), other) for other in others]
     refused = [one for one, _ in found if one.refusals]
     if refused and not request.anyway:
         raise UserError(
@@ -86,6 +89,8 @@ def _parts(one: RunComparison, a: RunRecord, b: RunRecord, request: CompareReque
     yield _differences([found.score, found.passes])
     yield Text()
     rows = counted(found.score.rows, "row")
+    if request.families is not None:
+        rows += f" of {found.score.families} families"
     style = {True: GOOD, False: BAD}[found.score.difference > 0] if found.score.beyond_chance else HEAD
     yield safe(f"{one.verdict}; both graded {rows}", style)
     if found.score.detectable is not None:
@@ -98,8 +103,10 @@ def _parts(one: RunComparison, a: RunRecord, b: RunRecord, request: CompareReque
             "yellow",
         )
     yield Text()
+    # The test takes rows for independent of each other, which those of one family are not.
+    chance = f"; sign test p = {found.p:.3g}" if request.families is None else ""
     changed = f"{counted(len(found.fixed), 'row')} fixed, {len(found.broken)} broken"
-    yield safe(f"{changed} (a pass scores {found.success:g} or more); sign test p = {found.p:.3g}")
+    yield safe(f"{changed} (a pass scores {found.success:g} or more){chance}")
     if found.fixed or found.broken:
         yield from _rows(found.fixed, found.broken, a, b, request.limit)
     yield Text()

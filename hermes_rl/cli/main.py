@@ -7,6 +7,7 @@ and messages go to stderr, results to stdout. Wrong input never shows a tracebac
 from __future__ import annotations
 
 import gc
+import io
 import re
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ them over and over, as Python's own 700 asks for, is a tenth of the time that a 
 def main(arguments: list[str] | None = None) -> None:
     """Run the program, and end the process with its exit status."""
     gc.set_threshold(STARTING)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a locale without such a character ends no command
     code = status(arguments)
     gc.freeze()  # at its end Python looks at everything once more, although all of it goes
     sys.exit(code)
@@ -39,6 +43,7 @@ def status(arguments: list[str] | None = None) -> int:
     try:
         result: Any = app(with_address(sys.argv[1:] if arguments is None else arguments), standalone_mode=False)
     except click_exception as error:
+        error.message = error.message.replace("Value error, ", "")  # which says how Typer checks, and nothing else
         error.show()
         return 2
     except (KeyboardInterrupt, typer.Abort):

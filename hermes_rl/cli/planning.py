@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hermes_rl.cli.screen import counted, dollars
+from hermes_rl.cli.screen import dollars
 from hermes_rl.reading.dry_run import DryRun
+from hermes_rl.visible import counted
 
 SHOWN = 400
 """Characters of a prompt."""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from hermes_rl.cli.echo import echo
 from hermes_rl.cli.options import environment
-from hermes_rl.cli.screen import counted
 from hermes_rl.errors import UserError
 from hermes_rl.reading.push import CARD, dataset_at, named_secrets, prepare, push, token_of
+from hermes_rl.visible import counted
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from pathlib import Path
 import typer
 
 from hermes_rl.cli.echo import echo
-from hermes_rl.cli.screen import counted
 from hermes_rl.errors import UserError
 from hermes_rl.repositories.cache import Fetched, fetched
 from hermes_rl.repositories.files import files_of
 from hermes_rl.spec.load import repository_of, spec_of
+from hermes_rl.visible import counted
 
 SHOWN = 60
 """Files that are listed by name."""

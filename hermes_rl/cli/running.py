@@ -34,6 +34,7 @@ from hermes_rl.spec.model import Mode, Spec
 from hermes_rl.spec.overrides import parse_extra_args
 from hermes_rl.threads import rare_full_collections
 from hermes_rl.tokens.hub import without_advice
+from hermes_rl.visible import counted
 
 # ----------------- `hermes-rl regrade`: from the command line to the run directory, and what came of it in words
 
@@ -59,9 +60,9 @@ def _words(done: Regraded) -> list[str]:
     if done.evaluation is not None:
         lines = evaluation_lines(done.evaluation)
     else:
-        lines = [f"{done.groups} groups are in groups.jsonl"]
+        lines = [f"in groups.jsonl: {counted(done.groups or 0, 'group')}"]
         if done.without_score:
-            lines.append(f"{done.without_score} rollouts have no score")
+            lines.append(f"without a score: {counted(done.without_score, 'rollout')}")
     return lines
 
 
@@ -260,7 +261,7 @@ def _process_words(spec: Spec, summary: ProcessSummary) -> str:
     if summary.dropped:
         words += f"; groups left out by `endings`: {_counts(summary.dropped)}"
     if summary.quarantined:
-        words += f"; {len(summary.quarantined)} rows were set aside, see `quarantined` in run.json"
+        words += f"; set aside: {counted(len(summary.quarantined), 'row')}, see `quarantined` in run.json"
     if summary.lost:
         words += f"; {summary.lost}"
     return words if summary.stopped is None else f"{words}; ended early: {summary.stopped}"
@@ -319,7 +320,7 @@ def say_where(directory: RunDirectory, progress: Progress) -> None:
         each = ", ".join(f"{role} {dollars(cost)}" for role, cost in costs.items())
         echo(f"cost: {dollars(sum(costs.values()))}" + (f" ({each})" if len(costs) > 1 else ""))
     echo(f"run directory: {directory.path}")
-    progress.note(f"next: hermes-rl show {shlex.quote(str(directory.path))} --failed")
+    progress.note(f"next: hermes-rl show {shlex.quote(str(directory.path))}")
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -98,11 +98,6 @@ def dollars(cost: float) -> str:
     return f"{cost:,.2f} $" if cost >= 0.1 or cost == 0 else f"{cost:.2g} $"
 
 
-def counted(count: int, what: str) -> str:
-    """Return a number with its noun, which takes an `s` in the plural."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
 def _paged(text: str) -> bool:
     """Show a text in the pager that `PAGER` names, else in `less`; False where there is none."""
     command = shlex.split(os.environ.get("PAGER", "less")) or ["cat"]

@@ -24,7 +24,7 @@ from hermes_rl.cli.echo import echo
 from hermes_rl.cli.live import progress_of
 from hermes_rl.cli.options import environment, policy_of
 from hermes_rl.cli.running import INTERRUPTED, RunRequest, logged, run_interruptible, say_plan
-from hermes_rl.cli.screen import BAD, DIM, HEAD, WIDE, counted, heading, safe, short, show, table
+from hermes_rl.cli.screen import BAD, DIM, HEAD, WIDE, heading, safe, short, show, table
 from hermes_rl.errors import HermesRLError, Problem, SpecError, UserError
 from hermes_rl.reading.dry_run import nothing_left
 from hermes_rl.reading.report import write_report_or_say
@@ -32,15 +32,16 @@ from hermes_rl.reading.sets import NOT_PLAYED, Breakdown, Cell, Estimate, SetRun
 from hermes_rl.rollouts.admission import raise_descriptor_limit
 from hermes_rl.runs.directory import RunDirectory, beside
 from hermes_rl.runs.evaluate import Evaluation, run_evaluate
-from hermes_rl.runs.metrics import mean
 from hermes_rl.runs.opening import Launch, require_effect, require_runnable
 from hermes_rl.runs.progress import Progress
+from hermes_rl.runs.statistics import mean
 from hermes_rl.spec.load import load_spec
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.overrides import Overrides, parse_extra_args
 from hermes_rl.spec.sets import Combination, SpecSet, load_set
 from hermes_rl.spec.validate import in_order
 from hermes_rl.threads import rare_full_collections
+from hermes_rl.visible import counted
 
 SHOWN = 30
 """Values of a column that are shown; set.json has all."""

@@ -20,7 +20,6 @@ from hermes_rl.cli.screen import (
     DIM,
     GOOD,
     HEAD,
-    counted,
     heading,
     indented,
     safe,
@@ -51,6 +50,7 @@ from hermes_rl.reading.tokens import RecordedTokens, tokens_of
 from hermes_rl.runs.store import Line
 from hermes_rl.spec.suggest import choices
 from hermes_rl.values import read_json
+from hermes_rl.visible import counted
 
 LONGEST = 2_000
 """Characters of a text that are shown without --full."""
@@ -150,8 +150,8 @@ def _head(found: RunSummary) -> RenderableType:
             (found.rollouts - found.graded - found.left_out - found.waiting, "could not be graded"),
             (found.left_out, "left out by `endings`"),
             (found.waiting, "wait for their group"),
-            (sum(found.again.values()), "attempts played again"),
-            (found.unreadable, "lines cannot be read"),
+            (sum(found.again.values()), "played again"),
+            (found.unreadable, "of the lines cannot be read"),
             (found.unasked, "beyond those that were asked for last, which count for nothing"),
         )
         if count
@@ -218,7 +218,9 @@ def _listed(
     record: RunRecord, found: RunSummary, rollouts: Sequence[RolloutSummary], request: ShowRequest, filtered: bool
 ) -> Iterator[RenderableType]:
     if not rollouts:
-        yield Text("no such rollout" if filtered else "no rollout has ended yet")
+        failed_alone = request.failed and request.ending is None and request.tool is None
+        none = "every rollout passes" if failed_alone else "no such rollout"
+        yield Text(none if filtered else "no rollout has ended yet")
         return
     yield _table(record, rollouts, found.success, request.limit)
     if 0 < request.limit < len(rollouts):
@@ -301,7 +303,7 @@ class _Rollout:
             safe(one.id, HEAD),
             f"  #{self.record.number(one.id)} of {len(self.record.rollouts)}  ",
             safe(score, GOOD if passed else BAD),
-            safe(f"  {one.ending}  {one.turns} turns  {one.model or ''}"),
+            safe(f"  {one.ending}  {counted(one.turns, 'turn')}  {one.model or ''}"),
         )
         reasons = list(why(self.line, self.weights, self.success))
         for number, reason in enumerate(reasons):

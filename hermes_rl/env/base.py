@@ -38,8 +38,9 @@ from hermes_rl.errors import RewardFailure, UserError
 from hermes_rl.rollouts.compiled import with_thinking
 from hermes_rl.rollouts.environment import EndingPolicy, Environment
 from hermes_rl.rollouts.rollout import Encoder, Rollout, RolloutKey
-from hermes_rl.runs.metrics import BY, clustered_stderr, mean
+from hermes_rl.runs.metrics import BY
 from hermes_rl.runs.readable import readable
+from hermes_rl.runs.statistics import clustered_stderr, mean
 from hermes_rl.sandbox.base import SandboxConfig
 from hermes_rl.scoring.grader import RewardFunction, call_reward
 from hermes_rl.scoring.value import interpret

@@ -23,7 +23,6 @@ from hermes_rl.env.servers import HermesServerManager, server_config
 from hermes_rl.env.settings import env_config, server_configs
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.reading.report import write_report_or_say
-from hermes_rl.rollouts.admission import Curriculum
 from hermes_rl.rollouts.compiled import POLICY, CompiledSpec
 from hermes_rl.runs.deliveries import DELIVERIES, DeliveryLog
 from hermes_rl.runs.directory import RunDirectory
@@ -35,6 +34,7 @@ from hermes_rl.runs.evaluate import (
     run_evaluate,
     write_evaluation,
 )
+from hermes_rl.runs.left import Curriculum
 from hermes_rl.runs.opening import Launch, OwnCode, SpecRun, budget_of, open_run, plan_of, require_effect, workers_of
 from hermes_rl.runs.process import Processing, run_process
 from hermes_rl.runs.progress import mode_of

@@ -3,8 +3,9 @@
 Everything is paired by row. A row's value is the mean over its graded rollouts, and the difference of two runs is the
 mean over rows of B's value minus A's. Rows are what is drawn at random, so the interval is Student's t over the rows'
 differences: rollouts of one row may depend on each other as they like (Miller, "Adding Error Bars to Evals", 2024,
-section 4.2). Rollouts without a score are never 0: a row that is graded in one run only is left out and counted, and
-bounds say what the difference could be if everything had been graded.
+section 4.2). Where rows come in families (questions of one template, tasks of one repository), families are what is
+drawn, and a column of the rows says which. Rollouts without a score are never 0: a row that is graded in one run only
+is left out and counted, and bounds say what the difference could be if everything had been graded.
 
 `compare` is pure and knows no files. `compare_runs` reads two run directories, with what
 `hermes_rl.reading.settings` says of them.
@@ -12,7 +13,6 @@ bounds say what the difference could be if everything had been graded.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,102 +23,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.reading.record import RolloutSummary, RunRecord
 from hermes_rl.reading.settings import contrast, model_of, spec_of, success_of
 from hermes_rl.rollouts.rollout import RolloutState
-from hermes_rl.runs.metrics import CONFIDENCE, UNIT, mean, t_quantile
-
-POWER = 0.8
-"""With which the smallest detectable difference would be found."""
-
-Samples = Mapping[str, Sequence[float]]
-"""A quantity of a run: its values by row."""
-
-# ---------------------------------------------------------------------------------------------------- Statistics
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One quantity in two runs, over the rows that have it in both.
-
-    Attributes:
-        name: of the quantity.
-        rows: how many rows have it in both runs.
-        a: mean over these rows in A.
-        b: mean over these rows in B.
-        difference: b - a.
-        low: lower end of the 95 % interval of the difference; None where it cannot be told.
-        high: upper end.
-        detectable: the smallest true difference that this many rows would show in four of five comparisons; None where
-            it cannot be told.
-    """
-
-    name: str
-    rows: int
-    a: float
-    b: float
-    difference: float
-    low: float | None
-    high: float | None
-    detectable: float | None
-
-    @property
-    def beyond_chance(self) -> bool:
-        """True where the interval does not hold 0."""
-        return self.low is not None and self.high is not None and not self.low <= 0.0 <= self.high
-
-
-def paired(
-    name: str, a: Samples, b: Samples, span: tuple[float, float] | None = None, confidence: float = CONFIDENCE
-) -> Difference | None:
-    """Return the difference of a quantity; None where no row has it in both runs.
-
-    Where all rows differ by the same amount, as where none differs, their spread says nothing. The interval then comes
-    from the most rows of another kind that may have been missed: with n rows alike, another row differs with a chance
-    below 1 - 0.025^(1/n), at a confidence of 97.5 % (Clopper and Pearson, 1934), and by no more than `span` allows.
-    Values between 0 and 1 differ by 1 at most, and their interval reaches no further.
-
-    Args:
-        name: of the quantity.
-        a: values of the first run by row.
-        b: values of the second run by row.
-        span: the lowest and the highest value that are possible; None where nobody knows.
-        confidence: of the interval.
-    """
-    common = [row for row in a if a[row] and b.get(row)]
-    if not common:
-        return None
-    before, after = [mean(a[row]) for row in common], [mean(b[row]) for row in common]
-    differences = [y - x for x, y in zip(before, after, strict=True)]
-    count, centre = len(common), mean(differences)
-    spread = math.fsum((one - centre) ** 2 for one in differences)
-    low = high = detectable = None
-    if spread > 1e-18 * max(1.0, centre**2) * count:
-        error, degrees = math.sqrt(spread / (count - 1) / count), count - 1
-        half = t_quantile(0.5 + confidence / 2, degrees) * error
-        low, high = centre - half, centre + half
-        if span == UNIT:
-            low, high = max(low, -1.0), min(high, 1.0)
-        detectable = half + t_quantile(POWER, degrees) * error
-    elif span is not None:
-        missed, width = 1.0 - ((1.0 - confidence) / 2) ** (1 / count), span[1] - span[0]
-        low, high = centre - missed * (width + centre), centre + missed * (width - centre)
-    return Difference(name, count, mean(before), mean(after), centre, low, high, detectable)
-
-
-def sign_test(fixed: int, broken: int) -> float:
-    """Return the two-sided p-value of the exact sign test, which is McNemar's exact test with one rollout per row.
-
-    The hypothesis: for each row it is as likely that B passes more often than A as that A passes more often than B.
-    So it is where both runs are of one model, whatever a row's difficulty, and however its rollouts depend on each
-    other. Rows without a difference say nothing about it. Of `n` rows that differ, the smaller of the two counts is
-    then binomial(n, 1/2), and the p-value is twice the chance of so small a count or a smaller one, and at most 1.
-    """
-    count, fewer = fixed + broken, min(fixed, broken)
-    total, term = 0, 1
-    for k in range(fewer + 1):
-        total += term
-        term = term * (count - k) // (k + 1)
-    chance: float = 2 * total / 2**count  # integers, so that it is exact for any count
-    return min(1.0, chance)
-
+from hermes_rl.runs.statistics import Difference, mean, paired, sign_test
 
 # ------------------------------------------------------------------------------------------------ Comparing runs
 
@@ -190,6 +95,7 @@ def compare(
     *,
     success: float = 1.0,
     span: tuple[float, float] = (0.0, 1.0),
+    family: Mapping[str, str] | None = None,
 ) -> Comparison:
     """Compare the rollouts of two runs, of each place the one that counts (`RunRecord.counting`).
 
@@ -198,6 +104,7 @@ def compare(
         b: rollouts of the run that is looked at.
         success: score from which a rollout passes.
         span: the lowest and the highest score that are possible.
+        family: the family of each row that both have; None where each row stands for itself.
 
     Raises:
         UserError: they have no row in common, or none that is graded in both.
@@ -213,9 +120,9 @@ def compare(
     scores = _values(left, _score), _values(right, _score)
     known = [value for one in scores for values in one.values() for value in values]
     span = min(span[0], *known, span[0]), max(span[1], *known, span[1])
-    score = paired("score", *scores, span)
+    score = paired("score", *scores, span, family=family)
     passed = partial(_passed, success)
-    passes = paired("pass", _values(left, passed), _values(right, passed), (0.0, 1.0))
+    passes = paired("pass", _values(left, passed), _values(right, passed), (0.0, 1.0), family=family)
     if score is None or passes is None:
         raise UserError(f"the runs have {len(common)} rows in common, and none of them has a score in both")
     changed = [row for row in (_changed(key, left[key], right[key], success) for key in common) if row is not None]
@@ -229,7 +136,7 @@ def compare(
         p=sign_test(len(fixed), len(broken)),
         fixed=fixed,
         broken=broken,
-        measures=tuple(_measures(left, right)),
+        measures=tuple(_measures(left, right, family)),
         rows=len(common),
         only_a=len(before) - len(common),
         only_b=len(after) - len(common),
@@ -301,7 +208,7 @@ def _known(rollout: RolloutSummary) -> float:
     return rollout.score
 
 
-def _measures(a: Rows, b: Rows) -> Iterable[Difference]:
+def _measures(a: Rows, b: Rows, family: Mapping[str, str] | None) -> Iterable[Difference]:
     names = dict.fromkeys(name for rollout in _flat(a) + _flat(b) for name in rollout.rewards)
     of: dict[str, Quantity] = {f"reward/{name}": partial(_reward, name) for name in names}
     of |= {
@@ -314,7 +221,7 @@ def _measures(a: Rows, b: Rows) -> Iterable[Difference]:
         "seconds": lambda one: one.seconds.get("total"),
     }
     for name, value in of.items():
-        found = paired(name, _values(a, value), _values(b, value))
+        found = paired(name, _values(a, value), _values(b, value), family=family)
         if found is not None:
             yield found
 
@@ -370,7 +277,7 @@ class RunComparison:
         """What can be concluded, as one sentence."""
         score = self.found.score
         if score.low is None or score.high is None:
-            return "one row says nothing about others"
+            return f"one {'row' if score.rows == 1 else 'family'} says nothing about others"
         if score.low > 0:
             return "B is better than A, beyond chance"
         if score.high < 0:
@@ -382,17 +289,22 @@ class RunComparison:
         return {**asdict(self), "verdict": self.verdict}
 
 
-def compare_runs(a: RunRecord, b: RunRecord, success: float | None = None) -> RunComparison:
+def compare_runs(
+    a: RunRecord, b: RunRecord, success: float | None = None, families: str | None = None
+) -> RunComparison:
     """Compare two run directories that were read (`RunRecord.refresh`).
 
     Args:
         a: the run that is compared with.
         b: the run that is looked at.
         success: score from which a rollout passes; None: as the first run's spec says.
+        families: column of the rows whose value names a row's family; None where each row stands for itself.
 
     Raises:
-        UserError: nothing can be compared, or a file cannot be read.
+        UserError: nothing can be compared, no row has that column, or a file cannot be read.
     """
+    if a.path.resolve() == b.path.resolve():
+        raise UserError(f"{a.path} is given twice: a run does not differ from itself")
     settings, described = contrast(a, b), a.described
     clamp = ((described.get("grading") or {}).get("scoring") or {}).get("clamp")
     counting = list(a.counting()), list(b.counting())
@@ -400,6 +312,7 @@ def compare_runs(a: RunRecord, b: RunRecord, success: float | None = None) -> Ru
         *counting,
         success=success_of(spec_of(a)) if success is None else success,
         span=(float(clamp[0]), float(clamp[1])) if clamp else (0.0, 1.0),
+        family=None if families is None else _families(a, families),
     )
     return RunComparison(
         str(a.path),
@@ -410,6 +323,15 @@ def compare_runs(a: RunRecord, b: RunRecord, success: float | None = None) -> Ru
         (*settings.warnings, *_other_rows(*map(by_row, counting))),
         found,
     )
+
+
+def _families(run: RunRecord, column: str) -> dict[str, str]:
+    """Return the family of each row: its value in a column, or itself where it has none."""
+    columns = run.columns()
+    if not any(column in row for row in columns.values()):
+        known = ", ".join(dict.fromkeys(name for row in columns.values() for name in row)) or "none"
+        raise UserError(f"--families {column}: no row of {run.path} has this column; recorded columns: {known}")
+    return {key: f"{column}={row[column]!r}" if column in row else f"row {key}" for key, row in columns.items()}
 
 
 def _other_rows(a: Rows, b: Rows) -> Iterable[str]:

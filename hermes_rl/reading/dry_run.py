@@ -29,11 +29,11 @@ from hermes_rl.runs.directory import RunDirectory, changed_parts
 from hermes_rl.runs.evaluate import run_evaluate
 from hermes_rl.runs.exact import tokenizer_of
 from hermes_rl.runs.left import group_name, left_to_play
-from hermes_rl.runs.metrics import mean
 from hermes_rl.runs.opening import Launch, plan_of, require_runnable
 from hermes_rl.runs.process import run_process
 from hermes_rl.runs.regrading import Grading, require_judgeable
 from hermes_rl.runs.rendered import Rendered, render_row
+from hermes_rl.runs.statistics import mean
 from hermes_rl.runs.store import WAITING
 from hermes_rl.spec.model import Mode, Prices, Spec
 

@@ -296,6 +296,16 @@ class RunRecord:
         first = next((one for one in self.rollouts if one.group == group and one.index == 0), None)
         return None if first is None else self.line(first.id).get("row")
 
+    def columns(self) -> dict[str, dict[str, Any]]:
+        """Return each row as it was recorded, by its key: it is in the line of the first rollout of its group."""
+        rows: dict[str, dict[str, Any]] = {rollout.row_key: {} for rollout in self.rollouts}
+        with self.open() as file:
+            for rollout in self.rollouts:
+                if rollout.index == 0 and not rows[rollout.row_key]:
+                    file.seek(rollout.begin)
+                    rows[rollout.row_key] = read_own_json(file.readline()).get("row") or {}
+        return rows
+
     def label(self, row_key: str, length: int = 50) -> str:
         """Return a few words by which people know a row: its first text; empty where it was not recorded."""
         return self.labels([row_key], length)[row_key]

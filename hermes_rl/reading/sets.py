@@ -3,7 +3,7 @@
 Every spec weighs the same in the mean over the specs, however many rows it has. Its interval, like that of a difference
 between two players, is put together from those of the specs by the method of variance estimates recovery (Zou and
 Donner, 2008): the distances from the means to their ends add up as standard errors do. With one spec it is that spec's
-own interval. Players are compared pairwise, row by row (`hermes_rl.reading.compare.paired`). Each of `n` players is in
+own interval. Players are compared pairwise, row by row (`hermes_rl.runs.statistics.paired`). Each of `n` players is in
 `n - 1` comparisons, so these have a confidence of 1 - 0.05 / (n - 1) each, and the interval of a player's rank holds
 the true rank in 95 of 100 sets (Bonferroni).
 
@@ -19,14 +19,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hermes_rl.reading.compare import by_row, paired
+from hermes_rl.reading.compare import by_row
 from hermes_rl.reading.record import RolloutSummary, RunRecord
 from hermes_rl.reading.settings import contrast, model_of, spec_of, success_of
 from hermes_rl.reading.statistics import Interval
 from hermes_rl.rollouts.rollout import RolloutState
-from hermes_rl.runs.metrics import CONFIDENCE, clustered_stderr, mean
+from hermes_rl.runs.statistics import CONFIDENCE, clustered_stderr, mean, paired
 from hermes_rl.spec.suggest import choices
-from hermes_rl.values import read_own_json
 
 NOT_PLAYED = "not played yet"
 
@@ -242,7 +241,7 @@ class _Read:
             seconds=mean([one.seconds.get("total", 0.0) for one in graded]) if graded else None,
             cost=math.fsum(costs) if costs else None,
         )
-        columns = _columns(record) if with_rows else {}
+        columns = record.columns() if with_rows else {}
         return cls(run, cell, record, rows, scores, columns, (float(clamp[0]), float(clamp[1])))
 
 
@@ -254,17 +253,6 @@ def _score(graded: Sequence[RolloutSummary]) -> Estimate | None:
 def _pass_at_1(scores: Mapping[str, Sequence[float]], success: float, size: int) -> float | None:
     shares = [mean([float(one >= success) for one in row]) for row in scores.values() if len(row) == size]
     return mean(shares) if shares else None
-
-
-def _columns(record: RunRecord) -> dict[str, Mapping[str, Any]]:
-    """Return each row as it was recorded; it is in the line of the first rollout of its group."""
-    found: dict[str, Mapping[str, Any]] = {}
-    with record.open() as file:
-        for one in record.rollouts:
-            if one.index == 0 and one.row_key not in found:
-                file.seek(one.begin)
-                found[one.row_key] = read_own_json(file.readline()).get("row") or {}
-    return found
 
 
 # ---------------------------------------------------------------------------------------------- Comparing players

@@ -1,6 +1,6 @@
 """The numbers of a run that its page shows: distributions, endings, failures, tools, phases and rows, as JSON.
 
-Owns what is counted and in how many bars; means and their errors are those of an evaluation (`runs.metrics`). Every
+Owns what is counted and in how many bars; means and their errors are those of `runs.statistics`. Every
 list is bounded, however many rollouts, rewards, tools and rows a run has.
 """
 
@@ -18,7 +18,7 @@ from hermes_rl.endings import Ending
 from hermes_rl.reading.compare import by_row
 from hermes_rl.reading.record import RolloutSummary
 from hermes_rl.rollouts.rollout import RolloutState
-from hermes_rl.runs.metrics import interval, mean
+from hermes_rl.runs.statistics import interval, mean
 
 BARS = 20
 """Bars of a distribution."""
@@ -30,7 +30,7 @@ SLICES = 40
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and where the true one lies, as `hermes_rl.runs.metrics.interval` has it; None: not known."""
+    """A mean and where the true one lies, as `hermes_rl.runs.statistics.interval` has it; None: not known."""
 
     mean: float | None
     low: float | None = None

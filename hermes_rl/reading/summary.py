@@ -18,7 +18,7 @@ from hermes_rl.reading.record import RolloutSummary, RunRecord
 from hermes_rl.reading.settings import model_of, spec_of, success_of
 from hermes_rl.reading.statistics import Interval
 from hermes_rl.rollouts.rollout import RolloutState
-from hermes_rl.runs.metrics import mean
+from hermes_rl.runs.statistics import mean
 
 PHASES = ("queue", "sandbox", "generation", "tools", "rewards", "total")
 """Of a rollout's time, in their order."""

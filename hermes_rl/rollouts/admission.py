@@ -12,89 +12,12 @@ import os
 import re
 import resource
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from hermes_rl.rollouts.rollout import Group
 from hermes_rl.sandbox.cgroup import SandboxMemory, free_share, together
-
-# Rows that infrastructure fails again and again: set aside, so that the others are played, and reported
-
-STRIKES = 2
-"""Groups of a row in succession that were dropped for our reasons, each after all replays, until it is set aside."""
-
-
-class Quarantine:
-    """Counts the failures of each row; one group that is complete clears it."""
-
-    def __init__(self, set_aside: Iterable[dict[str, Any]] = ()) -> None:
-        self.set_aside: dict[str, dict[str, Any]] = {entry["row_key"]: dict(entry) for entry in set_aside}
-        """What is said of each row that is set aside: row_key, cause, detail."""
-        self._strikes: Counter[str] = Counter()
-
-    def __contains__(self, row_key: object) -> bool:
-        return row_key in self.set_aside
-
-    def count(self, group: Group) -> bool:
-        """Take a finished group into account; True where its row is set aside by it."""
-        key = group.row.key
-        if group.dropped is None or group.dropped.graded:
-            self._strikes.pop(key, None)
-            return False
-        self._strikes[key] += 1
-        if self._strikes[key] < STRIKES or key in self:
-            return False
-        self.set_aside[key] = {"row_key": key, "cause": str(group.dropped), "detail": group.detail}
-        return True
-
-    def record(self) -> list[dict[str, Any]]:
-        """Return the `quarantined` entry of run.json."""
-        return list(self.set_aside.values())
-
-
-# Which rows are worth another group: those in whose groups the scores still differ, since only these teach. A row
-# whose last groups were uniform, n of them in succession, is played in every 2ⁿ-th pass over the rows only (16th at
-# most), so that one that a better policy finds interesting again comes back. Nothing is left to chance: what was
-# played decides, and is read again when a run goes on.
-
-RAREST = 4
-"""Uniform groups in succession beyond which a row becomes no rarer."""
-
-
-class Curriculum:
-    """Uniform groups in succession, by row.
-
-    Args:
-        prefer_differing: False wants every row in every pass.
-        uniform: what `state` gave.
-    """
-
-    def __init__(self, prefer_differing: bool, uniform: Mapping[str, int] | None = None) -> None:
-        self._active = prefer_differing
-        self._uniform: Counter[str] = Counter(uniform or {})
-
-    def wants(self, row_key: str, epoch: int) -> bool:
-        """Whether a row is to be played in this pass over the rows, which count from 0."""
-        return not self._active or epoch % 2 ** min(self._uniform[row_key], RAREST) == 0
-
-    def count(self, row_key: str, scores: Sequence[float | None]) -> None:
-        """Take the scores of a finished group into account; those of one that is incomplete say nothing."""
-        if not self._active or len(scores) < 2 or None in scores:
-            return
-        if len(set(scores)) > 1:
-            del self._uniform[row_key]
-        else:
-            self._uniform[row_key] += 1
-
-    def state(self) -> dict[str, Any] | None:
-        """For a file, as JSON; None where there is nothing to keep."""
-        return dict(self._uniform) or None
-
-
-# -------------------------------------------------------------------------------- admission
 
 FIRST = 8
 """Rollouts per core that may be open before anything is known: with too many the first commands could time out."""

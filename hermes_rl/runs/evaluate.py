@@ -18,9 +18,10 @@ from typing import Any
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.runs.directory import RunDirectory
-from hermes_rl.runs.metrics import Played, interval, metrics_by, metrics_of, row_of, scores_of
+from hermes_rl.runs.metrics import Played, metrics_by, metrics_of, row_of, scores_of
 from hermes_rl.runs.opening import Launch, generation_params, open_run
 from hermes_rl.runs.run import Run
+from hermes_rl.runs.statistics import interval
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.spec.model import Spec
 from hermes_rl.spec.suggest import choices

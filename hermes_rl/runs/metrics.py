@@ -1,4 +1,4 @@
-"""The numbers of an evaluation, by the names under which they are reported, and the statistics behind them.
+"""The numbers of an evaluation, by the names under which they are reported.
 
 A mean comes with an error that takes the groups of rollouts into account. pass@k and pass^k are estimated without bias.
 Rollouts that were not graded bound what the mean could be; they are never counted as 0.
@@ -6,155 +6,17 @@ Rollouts that were not graded bound what the mean could be; they are never count
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from hermes_rl.agent.result import Usage
 from hermes_rl.endings import Ending
 from hermes_rl.rollouts.rollout import RolloutState, cost_of
+from hermes_rl.runs.statistics import bounds, clustered_stderr, ks, mean, pass_at_k, pass_hat_k
 from hermes_rl.runs.store import reward_of
 from hermes_rl.scoring.value import RewardValue
-
-# ---------------------------------------------------------------------------------------------------- Statistics
-
-CONFIDENCE = 0.95
-"""Of every interval."""
-UNIT = (0.0, 1.0)
-"""The scale of most scores."""
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the arithmetic mean.
-
-    Raises:
-        ValueError: there are no values.
-    """
-    if not values:
-        raise ValueError("the mean of nothing")
-    return math.fsum(values) / len(values)
-
-
-def clustered_stderr(clusters: Sequence[Sequence[float]]) -> float | None:
-    """Return the standard error of the mean over all values, where values of one cluster (a row) are not independent.
-
-    The cluster-robust (CR1) estimator: sqrt(G/(G-1) · Σ_g (Σ_i (x_gi - x̄))²) / N. None with fewer than two clusters.
-    """
-    filled = [cluster for cluster in clusters if cluster]
-    if len(filled) < 2:
-        return None
-    centre = mean([value for cluster in filled for value in cluster])
-    total = math.fsum(math.fsum(value - centre for value in cluster) ** 2 for cluster in filled)
-    count, size = len(filled), sum(map(len, filled))
-    return math.sqrt(count / (count - 1) * total) / size
-
-
-def interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    """Return where the true mean lies in 95 of 100 cases by Student's t, clusters (rows) being independent.
-
-    Rows that are all alike say nothing about how much others differ: then there is no interval. Scores that all lie
-    between 0 and 1 are on that scale, and so is their mean.
-    """
-    error = clustered_stderr(clusters)
-    if error is None:
-        return None
-    values = [value for cluster in clusters for value in cluster]
-    centre = mean(values)
-    if error <= 1e-9 * max(1.0, abs(centre)):
-        return None
-    half = t_quantile(0.5 + CONFIDENCE / 2, sum(map(bool, clusters)) - 1) * error
-    low, high = centre - half, centre + half
-    on_scale = UNIT[0] <= min(values) and max(values) <= UNIT[1]
-    return (max(low, UNIT[0]), min(high, UNIT[1])) if on_scale else (low, high)
-
-
-@lru_cache(maxsize=256)
-def t_quantile(probability: float, degrees: int) -> float:
-    """Return the quantile of Student's t distribution for a probability of at least one half, by bisection."""
-    if not 0.5 <= probability < 1.0 or degrees < 1:
-        raise ValueError(
-            f"a quantile needs 0.5 <= probability < 1 and a degree of freedom, not {probability}, {degrees}"
-        )
-    low, high = 0.0, 1.0
-    while _t_upper(high, degrees) > 1.0 - probability:
-        low, high = high, 2 * high
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if _t_upper(middle, degrees) > 1.0 - probability else (low, middle)
-    return (low + high) / 2
-
-
-def _t_upper(t: float, degrees: int) -> float:
-    """Return P(T > t) for t >= 0: half of I_x(degrees/2, 1/2) at x = degrees / (degrees + t²); A. & S. 26.7.1."""
-    return 0.5 * incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
-
-
-def incomplete_beta(a: float, b: float, x: float) -> float:
-    """Return the regularised incomplete beta function I_x(a, b).
-
-    By its continued fraction (DLMF 8.17.22), evaluated by Lentz's method as in Numerical Recipes 6.4; the symmetry
-    I_x(a, b) = 1 - I_(1-x)(b, a) is used where it converges faster.
-    """
-    if x <= 0.0 or x >= 1.0:
-        return 0.0 if x <= 0.0 else 1.0
-    if x > (a + 1) / (a + b + 2):
-        return 1.0 - incomplete_beta(b, a, 1.0 - x)
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    )  # x^a (1-x)^b / B(a, b)
-    tiny = 1e-300
-    fraction, c, d = 1.0, 1.0, 0.0
-    for step in range(10_000):
-        m = step // 2
-        if step == 0:
-            numerator = 1.0
-        elif step % 2 == 0:
-            numerator = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        else:
-            numerator = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        d = 1.0 / (1.0 + numerator * d or tiny)
-        c = 1.0 + numerator / c or tiny
-        fraction *= c * d
-        if abs(1.0 - c * d) < 1e-15:
-            break
-    return front * (fraction - 1.0) / a
-
-
-def pass_at_k(n: int, successes: int, k: int) -> float:
-    """Chance that at least one of `k` rollouts drawn from `n` succeeds (Chen et al. 2021, unbiased)."""
-    _check(n, successes, k)
-    return 1.0 - math.comb(n - successes, k) / math.comb(n, k)
-
-
-def pass_hat_k(n: int, successes: int, k: int) -> float:
-    """pass^k: chance that all of `k` rollouts drawn from `n` succeed (tau-bench, unbiased)."""
-    _check(n, successes, k)
-    return math.comb(successes, k) / math.comb(n, k)
-
-
-def ks(n: int) -> list[int]:
-    """Return the k worth reporting for `n` rollouts a row: powers of two, and n itself."""
-    return sorted({2**power for power in range(n.bit_length()) if 2**power <= n} | {n})
-
-
-def bounds(scores: Sequence[float], missing: int, span: tuple[float, float]) -> tuple[float, float]:
-    """Return the lowest and highest mean that are possible if the `missing` rollouts had been graded within `span`."""
-    total, count = math.fsum(scores), len(scores) + missing
-    low, high = min(span[0], *scores, span[0]), max(span[1], *scores, span[1])
-    return (total + missing * low) / count, (total + missing * high) / count
-
-
-def _check(n: int, successes: int, k: int) -> None:
-    if not (0 <= successes <= n and 1 <= k <= n):
-        raise ValueError(f"pass@k needs 0 <= successes <= n and 1 <= k <= n, not {successes=}, {n=}, {k=}")
-
-
-# ------------------------------------------------------------------------------------------------------- Metrics
 
 
 @dataclass(frozen=True, slots=True)

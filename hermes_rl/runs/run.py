@@ -29,12 +29,12 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from hermes_rl.data.load import Split
 from hermes_rl.data.rows import Row, Rows
 from hermes_rl.errors import RunError
-from hermes_rl.rollouts.admission import LOOK, Admission, Curriculum, Fixed, Quarantine, admission
+from hermes_rl.rollouts.admission import LOOK, Admission, Fixed, admission
 from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Encoder, Group, Rollout
 from hermes_rl.rollouts.runner import REPLAYS, RolloutRunner
 from hermes_rl.runs.groups import group_lines
-from hermes_rl.runs.left import group_name
+from hermes_rl.runs.left import Curriculum, Quarantine, group_name
 from hermes_rl.runs.losses import Losses
 from hermes_rl.runs.progress import Progress
 from hermes_rl.runs.store import RolloutStore
@@ -233,6 +233,9 @@ class RunBudget:
 
 BURST = 1000
 """Rollouts that begin in one turn of the event loop; many thousands would stop it for seconds."""
+
+PASSED_BY = 256
+"""Rows after which others have their turn: each takes some 10 µs, and all rows of an epoch may be passed by."""
 
 HOPELESS = 100_000
 """Rows in succession that are set aside, after which no other is waited for: a source may repeat the same for ever."""
@@ -479,19 +482,21 @@ class Run:
     # ------------------------------------------------------------------ which row comes next
 
     async def _following(self, skip: Skip) -> AsyncIterator[tuple[Row, str, int]]:
-        """Each row that is to be played, with the id of its group and the epoch."""
-        epoch = passed_by = 0
+        """Yield each row that is to be played, with the id of its group and the epoch."""
+        epoch = passed_by = set_aside = 0
         seen: Counter[str] = Counter()
         while True:
             empty = True
             async for row in self.rows:
-                if row.key in self.quarantine:
-                    passed_by += 1
-                    if passed_by > HOPELESS:
-                        return
+                passed_by += 1
+                if passed_by % PASSED_BY == 0:
                     await asyncio.sleep(0)
+                if row.key in self.quarantine:
+                    set_aside += 1
+                    if set_aside > HOPELESS:
+                        return
                     continue
-                empty, passed_by = False, 0
+                empty, set_aside = False, 0
                 at = epoch if self.plan.repeat else seen[row.key]
                 group = group_name(row.key, at, repeat=self.plan.repeat) + self.plan.mark
                 if not self.plan.repeat:

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from hermes_rl.data.rows import Row
 from hermes_rl.errors import RunError
-from hermes_rl.rollouts.admission import Quarantine
 from hermes_rl.rollouts.rollout import Group
 from hermes_rl.runs.deliveries import DeliveryLog, content_of
 from hermes_rl.runs.groups import GroupsFile
+from hermes_rl.runs.left import Quarantine
 from hermes_rl.runs.run import Run
 from hermes_rl.threads import in_thread
 from hermes_rl.trainers.base import GroupRefused, Registered, Registration, Trainer, TrainerState

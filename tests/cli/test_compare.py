@@ -166,3 +166,26 @@ def test_wrong_input_is_told(
     a, empty = a_run(tmp_path / "a", [1.0]), a_run(tmp_path / "empty", [])
     assert status(["compare", *(one.format(a=a, empty=empty) for one in arguments)]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_rows_in_families_are_told_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = []
+    for name, better in (("a", 0), ("b", 9)):
+        lines = [recorded(f"row {number}", score=float(number < better)) for number in range(24)]
+        for number, line in enumerate(lines):
+            line["row"]["template"] = f"t{number // 4}"
+        runs.append(str(write_run(tmp_path / name, lines, **described())))
+    assert status(["compare", *runs]) == 0
+    assert "B is better than A, beyond chance; both graded 24 rows\n" in capsys.readouterr().out
+    assert status(["compare", *runs, "--families", "template"]) == 0
+    by_family = capsys.readouterr().out
+    assert "no difference beyond chance; both graded 24 rows of 6 families" in by_family
+    assert "sign test" not in by_family
+    assert status(["compare", *runs, "--families", "templat"]) == 2
+    assert "no row of" in (error := capsys.readouterr().err) and "question, answer, template" in error
+
+
+def test_a_run_is_not_compared_with_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = a_run(tmp_path / "a", [1.0, 0.0])
+    assert status(["compare", run, f"{run}/../a"]) == 2
+    assert "is given twice" in capsys.readouterr().err

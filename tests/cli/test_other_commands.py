@@ -218,3 +218,25 @@ def test_a_shell_completes_commands_specs_and_modes(words: str, offered: list[st
         check=False,
     )
     assert sorted(done.stdout.split()) == offered
+
+
+def test_help_fits_on_a_page_and_says_no_types(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["run", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "--fresh               Start over" in said
+    assert "--set KEY=VALUE" in said and "<bool>" not in said and len(said.splitlines()) < 45
+    assert status(["--help"]) == 0
+    assert "..." not in capsys.readouterr().out.split("Commands:")[1]
+
+
+def test_a_word_that_is_no_choice_is_told_plainly(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["list", "spec"]) == 2
+    assert "Invalid value for 'kind': 'spec' is not one of 'specs'" in capsys.readouterr().err
+
+
+def test_a_locale_that_lacks_a_character_ends_no_command() -> None:
+    environ = {"PATH": os.environ["PATH"], "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "hermes_rl.cli.main", "rollouts", "--help"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "SPEC" in done.stdout

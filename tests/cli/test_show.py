@@ -149,7 +149,7 @@ def test_attempts_that_were_played_again_are_told_apart(tmp_path: Path, capsys: 
     lines = [recorded("a", score=None), recorded("a", attempt=1)]
     folder = str(write_run(tmp_path / "run", lines, grading=GRADING))
     out = shown(capsys, folder)
-    assert "1 rollout of 1 row in 1 group; 1 attempts played again" in out
+    assert "1 rollout of 1 row in 1 group; 1 played again" in out
     assert "could not be graded" not in out
     assert "attempt 0: #1 sandbox_failure" in shown(capsys, folder, "2")
 
@@ -163,7 +163,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("played")
     done = hermes("run", "terminal-files", "process", "--set", "process.groups=2", "--out", "run", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.rstrip().endswith("next: hermes-rl show run --failed")
+    assert done.stderr.rstrip().endswith("next: hermes-rl show run")
     return folder / "run"
 
 
@@ -237,3 +237,9 @@ def test_a_pipe_may_be_closed_early(played: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "sequence 1 of 1" in done.stdout
+
+
+def test_a_run_without_failures_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(write_run(tmp_path / "run", [recorded("a")], grading=GRADING))
+    assert "every rollout passes" in shown(capsys, folder, "--failed")
+    assert "no such rollout" in shown(capsys, folder, "--failed", "--tool", "other")

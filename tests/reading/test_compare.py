@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from hermes_rl.errors import UserError
-from hermes_rl.reading.compare import compare, paired, sign_test
+from hermes_rl.reading.compare import compare
 from hermes_rl.reading.record import RolloutSummary
-from hermes_rl.runs.metrics import incomplete_beta, t_quantile
+from hermes_rl.runs.statistics import incomplete_beta, paired, sign_test, t_quantile
 
 
 def played(row: str, index: int, score: float | None, **more: object) -> RolloutSummary:
@@ -83,6 +83,39 @@ def test_rows_that_do_not_differ_still_leave_room() -> None:
     assert all_won.high == pytest.approx(1.0)
     assert all_won.low == pytest.approx(1 - 2 * missed)
     assert not paired("score", {"r": [1.0]}, {"r": [0.0]}, (0.0, 1.0)).beyond_chance  # type: ignore[union-attr]
+
+
+def test_intervals_hold_the_difference_where_rows_come_in_families() -> None:
+    """A model that is better at a template is so for all of its rows; by rows alone many intervals miss."""
+    chance, pairs, held, by_rows = Random(7), 400, 0, 0
+    for _ in range(pairs):
+        a: dict[str, list[float]] = {}
+        b: dict[str, list[float]] = {}
+        family: dict[str, str] = {}
+        for number in range(30):
+            effect = chance.gauss(0.1, 0.3)
+            for member in range(chance.choice((1, 2, 4, 8, 12))):
+                key = f"{number}-{member}"
+                family[key], a[key] = str(number), [chance.gauss(0, 0.1)]
+                b[key] = [a[key][0] + effect + chance.gauss(0, 0.1)]
+        difference, alone = paired("score", a, b, family=family), paired("score", a, b)
+        assert difference is not None and alone is not None and difference.families == 30
+        held += difference.low <= 0.1 <= difference.high  # type: ignore[operator]
+        by_rows += alone.low <= 0.1 <= alone.high  # type: ignore[operator]
+    assert 0.93 <= held / pairs <= 0.97
+    assert by_rows / pairs < 0.75
+
+
+def test_families_of_one_row_each_are_as_no_families() -> None:
+    chance = Random(3)
+    a, b = ({str(row): [chance.random()] for row in range(20)} for _ in range(2))
+    assert paired("score", a, b, family={row: row for row in a}) == paired("score", a, b)
+
+
+def test_one_family_says_nothing_about_others() -> None:
+    a, b = ({str(row): [score * row % 2.0] for row in range(6)} for score in (1.0, 0.5))
+    difference = paired("score", a, b, (0.0, 1.0), family=dict.fromkeys(a, "template"))
+    assert difference is not None and difference.low is None
 
 
 def test_what_has_no_score_is_no_zero() -> None:

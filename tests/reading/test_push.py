@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import hermes_rl.reading.push
+import hermes_rl.repositories.hub
 from hermes_rl.cli.main import status
 from hermes_rl.errors import UserError
 from hermes_rl.reading.card import plain
@@ -280,7 +281,8 @@ def test_a_hub_that_is_out_of_reach_is_named(run: Path, hub: WritableHub, capsys
 def test_a_hub_that_says_nothing_is_not_waited_for_for_ever(
     run: Path, hub: WritableHub, path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(hermes_rl.reading.push, "ANSWER", 2.0)
+    for module in (hermes_rl.reading.push, hermes_rl.repositories.hub):
+        monkeypatch.setattr(module, "ANSWER", 2.0)
     hub.silent = path
     assert status(["push", str(run), ADDRESS]) == 1
     hub.over.set()

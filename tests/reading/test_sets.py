@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from hermes_rl.reading.compare import paired
 from hermes_rl.reading.sets import NOT_PLAYED, Estimate, SetRun, SetTable, _in_order, set_table
-from hermes_rl.runs.metrics import t_quantile
+from hermes_rl.runs.statistics import paired, t_quantile
 from tests.reading.recorded import recorded, write_run
 
 Scores = list[float | None]

@@ -103,6 +103,22 @@ async def test_rows_repeat_under_new_ids_and_rows_that_are_skipped_are_left_out(
     assert found == [("row0:0", 0), ("row0:1", 1), ("row1:1", 1), ("row0:2", 2)]
 
 
+async def test_others_have_their_turn_while_thousands_of_rows_are_passed_by() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    played = run(World(), rows(10_000), repeat=False)
+    assert [group async for group in played.groups(skip=lambda row, group, epoch: True)] == []
+    counting.cancel()
+    assert turns > 30
+
+
 async def test_equal_rows_that_are_played_once_each_have_ids_of_their_own() -> None:
     played = run(World(), [row("same"), row("same")], repeat=False)
     assert sorted([group.id async for group in played.groups()]) == ["same", "same:1"]

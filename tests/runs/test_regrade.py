@@ -67,9 +67,9 @@ def test_regrade_does_the_same_on_purpose_and_writes_the_groups_anew(tmp_path: P
     (tmp_path / "spec.yaml").unlink()
     done = hermes("regrade", "run", "--set", "rewards.place.weight=0.5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "4 groups are in groups.jsonl" in done.stdout
+    assert "in groups.jsonl: 4 groups" in done.stdout
     assert done.stdout.rstrip().endswith("run directory: run")
-    assert done.stderr.rstrip().endswith("next: hermes-rl show run --failed")
+    assert done.stderr.rstrip().endswith("next: hermes-rl show run")
     after = {line["group"]: line for line in lines(tmp_path / "run" / "groups.jsonl")}
     assert after.keys() == before.keys()
     for name, group in after.items():

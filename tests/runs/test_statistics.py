@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_rl.runs.metrics import bounds, clustered_stderr, interval, ks, pass_at_k, pass_hat_k
+from hermes_rl.runs.statistics import bounds, clustered_stderr, interval, ks, pass_at_k, pass_hat_k
 
 
 @given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))

@@ -54,6 +54,7 @@ def test_a_service_with_workers_answers_what_one_process_answers(tmp_path: Path)
             assert service.post("/run", run)["reward"] == 1.0
             turn = service.post("/v1/sessions", {"row": service.keys()[0]})
             assert turn["messages"][-1]["role"] == "user"
+            assert service.ask("DELETE", f"/v1/sessions/{turn['id']}").status == 204
             metrics = service.get("/v1/metrics")
             alone = None if number == 1 else {"ready": 2, "died": 0, "rollouts_lost": 0}
             assert (metrics["workers"], metrics["retries"]) == (alone, {})

@@ -1,0 +1,254 @@
+"""The statistics of scores: means with their intervals, pass@k, and what two runs over the same rows differ by.
+
+Rollouts of one row are not independent of each other, and rows of one family (a template, a repository) may not be
+either: every error and interval is over clusters. All of it is of the package, so that an interval means the same
+wherever it is shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+CONFIDENCE = 0.95
+"""Of every interval."""
+UNIT = (0.0, 1.0)
+"""The scale of most scores."""
+POWER = 0.8
+"""With which the smallest detectable difference would be found."""
+
+Samples = Mapping[str, Sequence[float]]
+"""A quantity of a run: its values by row."""
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the arithmetic mean.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    if not values:
+        raise ValueError("the mean of nothing")
+    return math.fsum(values) / len(values)
+
+
+def clustered_stderr(clusters: Sequence[Sequence[float]]) -> float | None:
+    """Return the standard error of the mean over all values, where values of one cluster (a row) are not independent.
+
+    The cluster-robust (CR1) estimator: sqrt(G/(G-1) · Σ_g (Σ_i (x_gi - x̄))²) / N. None with fewer than two clusters.
+    """
+    filled = [cluster for cluster in clusters if cluster]
+    if len(filled) < 2:
+        return None
+    centre = mean([value for cluster in filled for value in cluster])
+    total = math.fsum(math.fsum(value - centre for value in cluster) ** 2 for cluster in filled)
+    count, size = len(filled), sum(map(len, filled))
+    return math.sqrt(count / (count - 1) * total) / size
+
+
+def interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+    """Return where the true mean lies in 95 of 100 cases by Student's t, clusters (rows) being independent.
+
+    Rows that are all alike say nothing about how much others differ: then there is no interval. Scores that all lie
+    between 0 and 1 are on that scale, and so is their mean.
+    """
+    error = clustered_stderr(clusters)
+    if error is None:
+        return None
+    values = [value for cluster in clusters for value in cluster]
+    centre = mean(values)
+    if error <= 1e-9 * max(1.0, abs(centre)):
+        return None
+    half = t_quantile(0.5 + CONFIDENCE / 2, sum(map(bool, clusters)) - 1) * error
+    low, high = centre - half, centre + half
+    on_scale = UNIT[0] <= min(values) and max(values) <= UNIT[1]
+    return (max(low, UNIT[0]), min(high, UNIT[1])) if on_scale else (low, high)
+
+
+@lru_cache(maxsize=256)
+def t_quantile(probability: float, degrees: int) -> float:
+    """Return the quantile of Student's t distribution for a probability of at least one half, by bisection."""
+    if not 0.5 <= probability < 1.0 or degrees < 1:
+        raise ValueError(
+            f"a quantile needs 0.5 <= probability < 1 and a degree of freedom, not {probability}, {degrees}"
+        )
+    low, high = 0.0, 1.0
+    while _t_upper(high, degrees) > 1.0 - probability:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if _t_upper(middle, degrees) > 1.0 - probability else (low, middle)
+    return (low + high) / 2
+
+
+def _t_upper(t: float, degrees: int) -> float:
+    """Return P(T > t) for t >= 0: half of I_x(degrees/2, 1/2) at x = degrees / (degrees + t²); A. & S. 26.7.1."""
+    return 0.5 * incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
+
+
+def incomplete_beta(a: float, b: float, x: float) -> float:
+    """Return the regularised incomplete beta function I_x(a, b).
+
+    By its continued fraction (DLMF 8.17.22), evaluated by Lentz's method as in Numerical Recipes 6.4; the symmetry
+    I_x(a, b) = 1 - I_(1-x)(b, a) is used where it converges faster.
+    """
+    if x <= 0.0 or x >= 1.0:
+        return 0.0 if x <= 0.0 else 1.0
+    if x > (a + 1) / (a + b + 2):
+        return 1.0 - incomplete_beta(b, a, 1.0 - x)
+    front = math.exp(
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    )  # x^a (1-x)^b / B(a, b)
+    tiny = 1e-300
+    fraction, c, d = 1.0, 1.0, 0.0
+    for step in range(10_000):
+        m = step // 2
+        if step == 0:
+            numerator = 1.0
+        elif step % 2 == 0:
+            numerator = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        else:
+            numerator = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        d = 1.0 / (1.0 + numerator * d or tiny)
+        c = 1.0 + numerator / c or tiny
+        fraction *= c * d
+        if abs(1.0 - c * d) < 1e-15:
+            break
+    return front * (fraction - 1.0) / a
+
+
+def pass_at_k(n: int, successes: int, k: int) -> float:
+    """Chance that at least one of `k` rollouts drawn from `n` succeeds (Chen et al. 2021, unbiased)."""
+    _check(n, successes, k)
+    return 1.0 - math.comb(n - successes, k) / math.comb(n, k)
+
+
+def pass_hat_k(n: int, successes: int, k: int) -> float:
+    """pass^k: chance that all of `k` rollouts drawn from `n` succeed (tau-bench, unbiased)."""
+    _check(n, successes, k)
+    return math.comb(successes, k) / math.comb(n, k)
+
+
+def ks(n: int) -> list[int]:
+    """Return the k worth reporting for `n` rollouts a row: powers of two, and n itself."""
+    return sorted({2**power for power in range(n.bit_length()) if 2**power <= n} | {n})
+
+
+def bounds(scores: Sequence[float], missing: int, span: tuple[float, float]) -> tuple[float, float]:
+    """Return the lowest and highest mean that are possible if the `missing` rollouts had been graded within `span`."""
+    total, count = math.fsum(scores), len(scores) + missing
+    low, high = min(span[0], *scores, span[0]), max(span[1], *scores, span[1])
+    return (total + missing * low) / count, (total + missing * high) / count
+
+
+def _check(n: int, successes: int, k: int) -> None:
+    if not (0 <= successes <= n and 1 <= k <= n):
+        raise ValueError(f"pass@k needs 0 <= successes <= n and 1 <= k <= n, not {successes=}, {n=}, {k=}")
+
+
+# ------------------------------------------------------------------------------------------ Two runs, row by row
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One quantity in two runs, over the rows that have it in both.
+
+    Attributes:
+        name: of the quantity.
+        rows: how many rows have it in both runs.
+        families: in how many families these rows come; as many as rows where each stands for itself.
+        a: mean over these rows in A.
+        b: mean over these rows in B.
+        difference: b - a.
+        low: lower end of the 95 % interval of the difference; None where it cannot be told.
+        high: upper end.
+        detectable: the smallest true difference that this many rows would show in four of five comparisons; None where
+            it cannot be told.
+    """
+
+    name: str
+    rows: int
+    families: int
+    a: float
+    b: float
+    difference: float
+    low: float | None
+    high: float | None
+    detectable: float | None
+
+    @property
+    def beyond_chance(self) -> bool:
+        """True where the interval does not hold 0."""
+        return self.low is not None and self.high is not None and not self.low <= 0.0 <= self.high
+
+
+def paired(
+    name: str,
+    a: Samples,
+    b: Samples,
+    span: tuple[float, float] | None = None,
+    confidence: float = CONFIDENCE,
+    family: Mapping[str, str] | None = None,
+) -> Difference | None:
+    """Return the difference of a quantity; None where no row has it in both runs.
+
+    The error is the jackknife's over families of rows: how much the difference changes when one of them is left out
+    (Efron and Stein, 1981). With families of one row each it is that of the mean of the rows' differences.
+
+    Where all rows differ by the same amount, as where none differs, their spread says nothing. The interval then comes
+    from the most families of another kind that may have been missed: with n alike, another one differs with a chance
+    below 1 - 0.025^(1/n), at a confidence of 97.5 % (Clopper and Pearson, 1934), and by no more than `span` allows.
+    Values between 0 and 1 differ by 1 at most, and their interval reaches no further.
+
+    Args:
+        name: of the quantity.
+        a: values of the first run by row.
+        b: values of the second run by row.
+        span: the lowest and the highest value that are possible; None where nobody knows.
+        confidence: of the interval.
+        family: the family of each row; None where each row stands for itself.
+    """
+    common = [row for row in a if a[row] and b.get(row)]
+    if not common:
+        return None
+    before, after = [mean(a[row]) for row in common], [mean(b[row]) for row in common]
+    differences = [y - x for x, y in zip(before, after, strict=True)]
+    families: dict[str, list[float]] = {}
+    for row, difference in zip(common, differences, strict=True):
+        families.setdefault(row if family is None else family[row], []).append(difference)
+    rows, count, centre = len(common), len(families), mean(differences)
+    spread = math.fsum((difference - centre) ** 2 for difference in differences)
+    low = high = detectable = None
+    if spread > 1e-18 * max(1.0, centre**2) * rows and count > 1:
+        without = (math.fsum(centre - one for one in members) / (rows - len(members)) for members in families.values())
+        error, degrees = math.sqrt((count - 1) / count * math.fsum(change**2 for change in without)), count - 1
+        half = t_quantile(0.5 + confidence / 2, degrees) * error
+        low, high = centre - half, centre + half
+        if span == UNIT:
+            low, high = max(low, -1.0), min(high, 1.0)
+        detectable = half + t_quantile(POWER, degrees) * error
+    elif span is not None and (count > 1 or rows == 1):
+        missed, width = 1.0 - ((1.0 - confidence) / 2) ** (1 / count), span[1] - span[0]
+        low, high = centre - missed * (width + centre), centre + missed * (width - centre)
+    return Difference(name, rows, count, mean(before), mean(after), centre, low, high, detectable)
+
+
+def sign_test(fixed: int, broken: int) -> float:
+    """Return the two-sided p-value of the exact sign test, which is McNemar's exact test with one rollout per row.
+
+    The hypothesis: for each row it is as likely that B passes more often than A as that A passes more often than B.
+    So it is where both runs are of one model, whatever a row's difficulty, and however its rollouts depend on each
+    other. Rows without a difference say nothing about it. Of `n` rows that differ, the smaller of the two counts is
+    then binomial(n, 1/2), and the p-value is twice the chance of so small a count or a smaller one, and at most 1.
+    """
+    count, fewer = fixed + broken, min(fixed, broken)
+    total, term = 0, 1
+    for k in range(fewer + 1):
+        total += term
+        term = term * (count - k) // (k + 1)
+    chance: float = 2 * total / 2**count  # integers, so that it is exact for any count
+    return min(1.0, chance)

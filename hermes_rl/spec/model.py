@@ -265,6 +265,12 @@ class Process(Section):
     concurrency: int | None = Field(None, ge=1, description=_CONCURRENCY)
     workers: int = Field(1, ge=1, le=256, description=_WORKERS)
     format: Literal["atropos", "sft", "dpo", "parquet"] = Field("atropos", description="What is written.")
+    min_score: float | None = Field(
+        None, description="`format: sft`: rollouts with a lower score are left out; default: none is."
+    )
+    best: int | None = Field(
+        None, ge=1, description="`format: sft`: at most so many rollouts of a group, those with the highest scores."
+    )
 
 
 class Evaluate(Section):

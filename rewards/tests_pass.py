@@ -591,17 +591,17 @@ def _asked(ctx: Any, tests: _Tests, needs: list[str] | None, *, suspect: bool) -
         if suspect and problem is None and not heard.outcomes:
             lacks = missing(tests.command, answer["exit_code"], answer["output"], needs)
             if lacks is None and answer["exit_code"] == NOT_FOUND:
-                lacks = _not_there(clean, programs(tests.command) if needs is None else needs)
+                lacks = _not_there(clean, programs(tests.command) if needs is None else [[name] for name in needs])
         clean.restore()
     output = answer["output"].strip()[-400:]
     return {"lacks": lacks, "speaks": heard.spoke, "status": answer["exit_code"], "output": output}
 
 
-def _not_there(clean: Any, names: Sequence[str]) -> str | None:
-    """Return the first of these programs that a shell does not find, where the command itself says nothing."""
-    for name in names:
-        if clean.terminal(f"command -v -- {shlex.quote(name)}")["exit_code"] != 0:
-            return name
+def _not_there(clean: Any, chains: Sequence[Sequence[str]]) -> str | None:
+    """Return the first program of the first chain of which a shell finds none, as the command itself says nothing."""
+    for names in chains:
+        if all(clean.terminal(f"command -v -- {shlex.quote(name)}")["exit_code"] != 0 for name in names):
+            return names[0]
     return None
 
 

@@ -91,6 +91,11 @@ class Agent(Section):
         gt=0,
         description="Seconds per tool call; default: 300, or sandbox.timeout where that is longer.",
     )
+    repair_arguments: bool = Field(
+        False,
+        description="Convert arguments of another type than the tool's schema says where they can be, such as a list "
+        "that is handed over as JSON text; otherwise they are an error that the model is told of.",
+    )
     reasoning: Late[Reasoning] | None = Field(None, description="How much the model should think.")
     seed: Literal["call", "none"] = Field(
         "call",

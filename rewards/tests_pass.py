@@ -67,7 +67,7 @@ def tests_pass(
 
     Args:
         command: a shell command, run in the working directory.
-        files: laid down before, removed after: a list of {to, content | from} with `to` relative to the working
+        files: laid down before, removed after: a list of {to, content | from, mode} with `to` relative to the working
             directory, and `from` a file or folder below the spec's.
         expected: tests (``test_x``, ``file.py::test_x``, ``file.py::Class::test_x[case]``) that have to pass, each of
             that name, whatever the command's exit status says about others. Default: all that the sources of `files`
@@ -485,7 +485,9 @@ def _lay(ctx: Any, files: Sequence[dict[str, Any]], planted: Planted | None = No
     for file in files:
         try:
             answer = (
-                ctx.upload(file["from"], file["to"]) if "from" in file else ctx.write_file(file["to"], file["content"])
+                ctx.upload(file["from"], file["to"])
+                if "from" in file
+                else ctx.write_file(file["to"], file["content"], file.get("mode"))
             )
         except OSError as error:
             if "from" in file and not Path(file["from"]).exists():

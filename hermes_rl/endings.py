@@ -24,6 +24,7 @@ class Ending(StrEnum):
     REFUSED = "refused"
     SANDBOX_KILLED = "sandbox_killed"
     USER_STOP = "user_stop"
+    USER_TURNS = "user_turns"
     SERVER_FAILURE = "server_failure"
     SANDBOX_FAILURE = "sandbox_failure"
     TOOL_SERVER_FAILURE = "tool_server_failure"
@@ -78,9 +79,8 @@ RULES: Mapping[Ending, Rule] = {
     Ending.EMPTY: _policys("it answered with no text and no tool call"),
     Ending.REFUSED: _policys("the server reported a refusal or a content filter"),
     Ending.SANDBOX_KILLED: _policys("its own commands hit a limit of the sandbox, or killed it"),
-    Ending.USER_STOP: _policys(
-        "the simulated user said a stop phrase, its turns were used up, or the policy's words left it without any"
-    ),
+    Ending.USER_STOP: _policys("the simulated user said a stop phrase, or the policy's words left it without any"),
+    Ending.USER_TURNS: _policys("`user.max_turns` turns of the simulated user were used up without a stop phrase"),
     Ending.SERVER_FAILURE: _ours("a model server gave no usable answer after all attempts"),
     Ending.SANDBOX_FAILURE: _ours("a sandbox could not start, its setup failed, or its backend was lost"),
     Ending.TOOL_SERVER_FAILURE: _ours("a server behind a tool was lost"),

@@ -105,7 +105,7 @@ def load_published(point: EntryPoint, what: str) -> Any:
     """Load the object behind an entry point; raises `UserError` where it cannot be had."""
     try:
         return point.load()
-    except Exception as error:  # its module may raise anything
+    except (Exception, SystemExit) as error:  # its module may raise anything
         raise UserError(
             f"the {what} {point.name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}"
         ) from error
@@ -138,7 +138,7 @@ def _execute(name: str, path: Path, source: bytes) -> ModuleType:
             exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     except BaseException as error:
         del sys.modules[name]
-        if isinstance(error, Exception):
+        if isinstance(error, Exception | SystemExit):  # a file that ends the program would end the run without a word
             raise UserError(f"{_place(error, path)}: {type(error).__name__}: {error}") from error
         raise
     return module
@@ -179,7 +179,7 @@ def _import(module: str, ref: str) -> ModuleType:
         missing = error.name or module
         hint = "" if missing != module.partition(".")[0] else "; is its package installed?"
         raise UserError(f"{ref}: no module named {missing!r}{hint}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{ref}: importing failed: {type(error).__name__}: {error}") from error
 
 
@@ -215,7 +215,7 @@ def _similar(path: Path) -> str:
     return did_you_mean(path.name, names)
 
 
-def _place(error: Exception, path: Path) -> str:
+def _place(error: BaseException, path: Path) -> str:
     """Return the file and line where loading failed, as near to the user's own file as the traceback goes."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"

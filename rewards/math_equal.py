@@ -13,7 +13,8 @@ from hermes_rl.scoring.value import takes_at_most
 def math_equal(result: Any, *, target: str, timeout: float = 10.0) -> Score:
     """1 if the answer equals `target` as an expression (``0.5`` = ``1/2`` = ``\\frac{1}{2}``), else 0.
 
-    The answer is the last ``\\boxed{…}`` if there is one, else the last number or expression that math-verify finds.
+    The answer is the last ``\\boxed{…}`` if there is one, else what the last line ``#### …`` begins with, as in GSM8K,
+    else the last number or expression that math-verify finds.
 
     Args:
         target: a number or a LaTeX expression.

@@ -15,15 +15,15 @@ NUMBER = re.compile(rf"(?<![\w.])[-+−]?{DIGITS}(?:[eE][-+]?\d+)?(?!\w)")
 def numeric_close(result: Any, *, target: float, relative: float = 1e-6, absolute: float = 0.0) -> Score:
     """1 if the last number of the final answer differs from `target` by the larger of both tolerances at most, else 0.
 
-    Numbers are written with digits, perhaps with a sign, thousands separated by `,`, a decimal point, an exponent;
-    units and signs around them do not matter, and `50%` is 50.
+    Numbers are written with digits, perhaps with a sign, thousands separated by `,` or LaTeX's `{,}`, a decimal point,
+    an exponent; units and signs around them do not matter, and `50%` is 50.
 
     Args:
         target: the expected number.
         relative: tolerance as a share of the target.
         absolute: tolerance as it is.
     """
-    found = NUMBER.findall(result.final_response)
+    found = NUMBER.findall(result.final_response.replace("{,}", ","))
     if not found:
         return Score(0.0, reason="the answer has no number")
     said = float(found[-1].replace(",", "").replace("−", "-"))

@@ -67,7 +67,7 @@ def tests_pass(
 
     Args:
         command: a shell command, run in the working directory.
-        files: laid down before, removed after: a list of {to, content | from} with `to` relative to the working
+        files: laid down before, removed after: a list of {to, content | from, mode} with `to` relative to the working
             directory, and `from` a file or folder below the spec's.
         expected: tests (``test_x``, ``file.py::test_x``, ``file.py::Class::test_x[case]``) that have to pass, each of
             that name, whatever the command's exit status says about others. Default: all that the sources of `files`
@@ -485,7 +485,9 @@ def _lay(ctx: Any, files: Sequence[dict[str, Any]], planted: Planted | None = No
     for file in files:
         try:
             answer = (
-                ctx.upload(file["from"], file["to"]) if "from" in file else ctx.write_file(file["to"], file["content"])
+                ctx.upload(file["from"], file["to"])
+                if "from" in file
+                else ctx.write_file(file["to"], file["content"], file.get("mode"))
             )
         except OSError as error:
             if "from" in file and not Path(file["from"]).exists():
@@ -591,17 +593,17 @@ def _asked(ctx: Any, tests: _Tests, needs: list[str] | None, *, suspect: bool) -
         if suspect and problem is None and not heard.outcomes:
             lacks = missing(tests.command, answer["exit_code"], answer["output"], needs)
             if lacks is None and answer["exit_code"] == NOT_FOUND:
-                lacks = _not_there(clean, programs(tests.command) if needs is None else needs)
+                lacks = _not_there(clean, programs(tests.command) if needs is None else [[name] for name in needs])
         clean.restore()
     output = answer["output"].strip()[-400:]
     return {"lacks": lacks, "speaks": heard.spoke, "status": answer["exit_code"], "output": output}
 
 
-def _not_there(clean: Any, names: Sequence[str]) -> str | None:
-    """Return the first of these programs that a shell does not find, where the command itself says nothing."""
-    for name in names:
-        if clean.terminal(f"command -v -- {shlex.quote(name)}")["exit_code"] != 0:
-            return name
+def _not_there(clean: Any, chains: Sequence[Sequence[str]]) -> str | None:
+    """Return the first program of the first chain of which a shell finds none, as the command itself says nothing."""
+    for names in chains:
+        if all(clean.terminal(f"command -v -- {shlex.quote(name)}")["exit_code"] != 0 for name in names):
+            return names[0]
     return None
 
 

@@ -16,7 +16,7 @@ from hermes_rl.agent.result import AgentResult
 from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.runs.deep import _keep
-from hermes_rl.runs.groups import _written
+from hermes_rl.runs.groups import _write
 from hermes_rl.runs.player import written
 from hermes_rl.service.app import JsonAnswer
 from hermes_rl.spec.section import parse_size
@@ -119,7 +119,8 @@ def test_a_line_for_others_has_no_other_separator_in_it() -> None:
 
 
 def test_half_a_character_is_written_by_every_writer(tmp_path: Path) -> None:
-    path, count = _written(tmp_path / "sft.jsonl", [{"text": HALF, "score": math.nan}])
+    path = tmp_path / "sft.jsonl"
+    count = _write(path, [{"text": HALF, "score": math.nan}])
     assert (count, read_own_json(path.read_bytes())) == (1, {"text": HALF, "score": None})
     assert read_own_json(written({"raised": HALF, "score": math.inf})) == {"raised": HALF, "score": None}
     assert read_own_json(JsonAnswer({"text": HALF, "at": path, "mean": math.nan}).body) == {

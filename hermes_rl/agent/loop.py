@@ -165,6 +165,8 @@ class LoopOptions:
     task_timeout: float | None = None
     """Of the agent's work and of the commands of its rewards together."""
     tool_timeout: float | None = None
+    repair_arguments: bool = False
+    """Whether arguments of another type than the tool's schema says are converted where they can be."""
     max_tokens: int | None = None
     """Of one turn; None leaves it to the server."""
     max_trajectory_tokens: int | None = None
@@ -410,7 +412,12 @@ class HermesAgentLoop:
         started, starting = time.perf_counter(), runtime.start_seconds
         runtime.phase = "tools"
         outcomes = await execute_calls(
-            calls, self.toolkit, runtime, turn=result.turns_used, tool_timeout=self._tool_timeout(result)
+            calls,
+            self.toolkit,
+            runtime,
+            turn=result.turns_used,
+            tool_timeout=self._tool_timeout(result),
+            repair=self.options.repair_arguments,
         )
         runtime.phase = "model"
         if self.options.results is not None:

@@ -112,8 +112,10 @@ class SimulatedUser:
             self._heard = True
         text = await self._words_or_whose_doing()
         self.turns += 1
-        over = self.turns >= self._max_turns or any(phrase in text for phrase in self._stop)
-        return {"role": "user", "content": text}, Ending.USER_STOP if over else None
+        ending = Ending.USER_TURNS if self.turns >= self._max_turns else None
+        if any(phrase in text for phrase in self._stop):
+            ending = Ending.USER_STOP
+        return {"role": "user", "content": text}, ending
 
     async def _words_or_whose_doing(self) -> str:
         """Return the words. Raises a `Failure`; its ending is the policy's where that left the user without any."""

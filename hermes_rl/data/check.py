@@ -68,7 +68,16 @@ def _checked_rows(spec: Spec, findings: Findings) -> list[Row]:
         else:
             if not rows:
                 findings.problem(path, "no row is left: the source is empty, or the filter takes them all", at="key")
+            elif opened.finite and source is spec.dataset and _undivided(spec, rows):
+                message = "a fraction of one row leaves none for evaluation: write `eval: only`, or add rows"
+                findings.problem(("dataset", "eval", "fraction"), message)
     return rows
+
+
+def _undivided(spec: Spec, rows: list[Row]) -> bool:
+    """Whether all rows stay on one side of `eval: {fraction}`, as those of the same content do."""
+    rule = spec.dataset.eval
+    return rule is not None and rule.fraction is not None and len({row.digest for row in rows}) == 1
 
 
 def _local(spec: Spec, findings: Findings) -> tuple[Source | None, NodePath]:

@@ -35,6 +35,9 @@ Played = tuple[hermes_rl.Rollout | None, hermes_rl.Ending, str | None]
 """What became of a place: its rollout, None where its group was dropped, how that ended, and what had failed."""
 DIFFERENCE = "sampling/sampling_logp_difference"
 """Begins the names under which TRL logs it, with vLLM."""
+SIDES = ("chosen", "rejected")
+MASKED = -100
+"""The label of a token that nothing is learned from."""
 GATHERING = 0.005
 """Seconds without a further model call after which those that wait become one batch."""
 _FAILURES = [ending for ending in hermes_rl.Ending if not ending.graded]
@@ -92,6 +95,46 @@ class _Opened:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+# ------------------------------------------------------------------------------------------------ DPOTrainer
+
+
+def pairs_collator(pad_token_id: int, max_length: int | None = None) -> Callable[[list[Mapping[str, Any]]], Any]:
+    """Return the `data_collator` with which `DPOTrainer` trains on what the model of `dpo.jsonl` has written alone.
+
+    TRL's own takes all behind the prompt for the model's words, what tools have said too. The trainer needs
+    `remove_unused_columns=False`, since the tokens and their labels are in columns that it does not know.
+
+    Args:
+        pad_token_id: of the tokenizer.
+        max_length: tokens of a sequence; what goes beyond it is cut off at the end. Default: all are kept.
+
+    Raises:
+        UserError: when it is called with rows that have no tokens.
+    """
+    import torch
+    from trl.trainer.dpo_trainer import DataCollatorForPreference
+
+    whole = DataCollatorForPreference(pad_token_id=pad_token_id)
+
+    def collate(rows: list[Mapping[str, Any]]) -> Any:
+        lacking = [row for row in rows if not (row.get("chosen_labels") and row.get("rejected_labels"))]
+        if lacking:
+            raise UserError(
+                f"the pair of group {lacking[0].get('group')} has no `chosen_labels` and `rejected_labels`: the tokens "
+                "of its rollouts are not known, or are several sequences; leave such rows out with "
+                '`dataset.filter(lambda row: row["chosen_labels"])`, and set remove_unused_columns=False'
+            )
+        sides = [{f"{side}_ids": row[f"{side}_input_ids"][:max_length] for side in SIDES} for row in rows]
+        batch = whole([{**row, "prompt_ids": [], **ids} for row, ids in zip(rows, sides, strict=True)])
+        labels = [row[f"{side}_labels"][:max_length] for side in SIDES for row in rows]
+        mask = torch.zeros_like(batch["completion_mask"])
+        for place, line in enumerate(labels):
+            mask[place, : len(line)] = torch.tensor(line) != MASKED
+        return {**batch, "completion_mask": mask}
+
+    return collate
 
 
 # ------------------------------------------------------------------------------------------------ GRPOTrainer

@@ -165,7 +165,7 @@ def _groups(record: RunRecord, endings: Mapping[str, Any], forms: Mapping[str, s
         members.setdefault(one.group, []).append(one)
     for name, found in members.items():
         lines = [_line(record, one, forms) for one in sorted(found, key=lambda one: one.index)]
-        row = Row(key=lines[0]["row_key"], columns={}, index=0, digest="")
+        row = Row(key=lines[0]["row_key"], columns=lines[0].get("row") or {}, index=0, digest="")
         # The tools stand in the line of the group's first rollout alone.
         tools: list[Any] = next((line["tools"] for line in lines if line.get("tools")), [])
         rollouts = [_rollout(line, row, len(lines)) for line in lines]

@@ -533,6 +533,7 @@ def loop_options(agent: Agent, spec: Spec) -> LoopOptions:
         timeout=agent.timeout,
         task_timeout=agent.task_timeout,
         tool_timeout=spec.tool_timeout,
+        repair_arguments=agent.repair_arguments,
         max_tokens=agent.max_tokens,
         max_trajectory_tokens=agent.max_trajectory_tokens,
         temperature=agent.temperature,

@@ -237,7 +237,9 @@ def _inside(source: str, folder: Path) -> Path:
     """Return the path after symlinks; outside of the spec's folder it is refused: the files are the host's."""
     path = (folder / source).resolve()
     if not path.is_relative_to(folder.resolve()):
-        raise UserError(f"files: from: {source} lies outside of {folder}")
+        raise UserError(
+            f"files: from: {source} lies outside of {folder}: put it there, or let the row give its text as `content`"
+        )
     return path
 
 

@@ -23,13 +23,14 @@ from statistics import fmean
 from hermes_rl.agent.result import text_of
 from hermes_rl.data.load import Split, load_rows
 from hermes_rl.data.rows import Row
-from hermes_rl.rollouts.compiled import CompiledSpec, gold_turns, has_solution
+from hermes_rl.rollouts.compiled import CompiledSpec, gold_turns, has_solution, user_script
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey
 from hermes_rl.rollouts.sandboxes import keep_artifacts
 from hermes_rl.runs.exact import uses_tools
 from hermes_rl.runs.run import Plan, Run
 from hermes_rl.runs.store import rollout_record
 from hermes_rl.servers.scripted import Script, ScriptedTurn
+from hermes_rl.shipped import shipped_rewards
 from hermes_rl.spec.model import Spec
 from hermes_rl.values import write_json
 
@@ -174,12 +175,14 @@ def _judge(report: DeepReport, probe: _Probe, groups: list[Group]) -> None:
     elif probe.other(groups[0].row) is None:
         del played["near miss"]
     report.scores = {kind: _mean(rollouts) for kind, rollouts in played.items()}
-    report.problems += _failures(played)
-    report.problems += _leaks(probe, groups, played)
+    asking = _asking(probe)
+    failures, of_scripts = _failures(played, asking)
+    verdicts = _leaks(probe, groups, played) + _scores(report.scores) + (_differences(played) if has_gold else [])
+    doubt = _doubt(probe, groups[0].row, asking)
+    report.problems += failures + (verdicts if doubt is None else [])
+    report.warnings += [] if doubt is None else [f"{problem}; {doubt}" for problem in (*of_scripts, *verdicts)]
     if len(groups) > 1 and probe.spec.user is None and len({_words(probe, group.row) for group in groups}) == 1:
         _same_prompts(report, probe)
-    report.problems += _scores(report.scores)
-    report.problems += _differences(played) if has_gold else []
     report.warnings += _slow(played)
 
 
@@ -188,14 +191,42 @@ def _mean(rollouts: list[Rollout]) -> float | None:
     return fmean(scores) if scores else None
 
 
-def _failures(played: Mapping[str, list[Rollout]]) -> list[str]:
-    """Each failure once, with the kind of answer at which it came first."""
+def _asking(probe: _Probe) -> dict[str, str]:
+    """Return the rewards that ask a server, each with its role; shipped ones ask in a form that scripts can answer."""
+    own = [reward for reward in probe.grader.rewards if probe.spec.rewards[reward.name].fn not in shipped_rewards()]
+    return {
+        reward.name: role
+        for reward in own
+        for role in probe.spec.servers
+        if {role, "roles"} & reward.function.parameters.keys()
+    }
+
+
+def _doubt(probe: _Probe, row: Row, asking: Mapping[str, str]) -> str | None:
+    """Why a low score may be the doing of a script that plays here; None where the rewards alone decide."""
+    for name, role in asking.items():
+        return (
+            f"but `{role}`, which reward {name} asks, is played by a script here, and a script does not judge as a "
+            "model does: look at a few rows with the real one (`hermes-rl play`)"
+        )
+    user = probe.spec.user
+    if user is not None and len(user_script(probe.spec, row, 0).turns) <= len(user.stop[:1]):
+        return (
+            "but the simulated user is played by a script here, and the solution does not say what it says: give its "
+            "words as `user:` among the solution's turns"
+        )
+    return None
+
+
+def _failures(played: Mapping[str, list[Rollout]], asking: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Return each failure once, with the kind of answer at which it came first; those of rewards that ask apart."""
     first: dict[str, str] = {}
     for kind, rollouts in played.items():
         for rollout in rollouts:
             if rollout.error is not None:
                 first.setdefault(rollout.error, f"{kind} (row {rollout.key.row.key}): {rollout.error}")
-    return list(first.values())
+    of_scripts = [error for error in first if any(f"reward {name!r}" in error for name in asking)]
+    return [told for error, told in first.items() if error not in of_scripts], [first[error] for error in of_scripts]
 
 
 def _same_prompts(report: DeepReport, probe: _Probe) -> None:

@@ -20,8 +20,9 @@ from hermes_rl.rollouts.environment import Environment
 from hermes_rl.rollouts.rollout import Group, Rollout, RolloutKey, RolloutState, token_advantages, turn_advantages
 from hermes_rl.runs.directory import RunDirectory
 from hermes_rl.runs.journal import Journal, cannot_write
-from hermes_rl.runs.parquet import write_table
+from hermes_rl.runs.parquet import of_row, write_table
 from hermes_rl.runs.store import RolloutStore, rollout_of
+from hermes_rl.spec.model import Process
 from hermes_rl.tokens.rendering import for_template, history_named
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import MASKED, MASKED_LOGPROB, TokenLogprobs, TokenSequence, ids, numbers
@@ -37,25 +38,34 @@ TABLE = "rollouts.parquet"
 _KEPT = ("role", "tool_call_id", "name", "reasoning_content")
 
 
-def sft_rows(group: Group, *, tokens: bool) -> Iterator[dict[str, Any]]:
-    """Yield a row per sequence of each rollout that is trained on; without `tokens` a row of messages per rollout."""
-    for rollout in _trained(group):
+def sft_rows(
+    group: Group, *, tokens: bool, min_score: float | None = None, best: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield a row per sequence of each rollout that is chosen; without `tokens` a row of messages per rollout."""
+    for rollout in _chosen(group, min_score, best):
         conversation = {"messages": _messages(rollout), "tools": _tools(rollout)}
-        row = {**conversation, "score": rollout.score, "group": group.id, "rollout": rollout.id}
+        row = {**conversation, "score": rollout.score, "group": group.id, "rollout": rollout.id, **of_row(group.row)}
         yield from ({**row, **_labelled(one)} for one in rollout.sequences or ()) if tokens else (row,)
 
 
 def dpo_rows(group: Group) -> Iterator[dict[str, Any]]:
-    """Yield the best and the worst rollout of a group as a pair of messages; nothing where they are equal."""
+    """Yield the best and the worst rollout of a group as a pair of messages; nothing where they are equal.
+
+    Tokens and labels of both sides are None unless each of the two rollouts is one sequence.
+    """
     for best, worst in _pair(group):
         assert best.result is not None
         prompt = best.result.prompt_length
+        sequences = {"chosen": best.sequence, "rejected": worst.sequence}
+        known = None not in sequences.values()
         yield {
             "prompt": _messages(best)[:prompt],
             "chosen": _messages(best)[prompt:],
             "rejected": _messages(worst)[prompt:],
             "tools": _tools(best),
             **_told(best, worst),
+            **{f"{side}_input_ids": one.tokens if known and one else None for side, one in sequences.items()},
+            **{f"{side}_labels": one.masks if known and one else None for side, one in sequences.items()},
         }
 
 
@@ -73,33 +83,50 @@ def dpo_text_rows(group: Group, tokenizer: Tokenizer | None) -> Iterator[dict[st
 
 
 def write_format(
-    kind: str,
+    section: Process,
     directory: RunDirectory,
     store: RolloutStore,
     environment: Environment,
     groups: Journal,
     tokenizer: Tokenizer | None,
     rewards: Sequence[str],
-) -> list[tuple[Path, int]]:
-    """Write the files anew from the groups that are there; returns each and its number of rows. Blocks."""
+) -> list[str]:
+    """Write the files that `section` asks for anew from the groups that are there. Blocks.
+
+    Returns each file and how many rows it has, in words.
+    """
+    kind, best, least = section.format, section.best, section.min_score
     names = dict.fromkeys(line["group"] for line in groups.read(*GROUP_KEYS))
     if kind == "parquet":
         table = directory.path / TABLE
-        return [(table, write_table(table, (_group(name, store, environment) for name in names), rewards))]
+        count = write_table(table, (_group(name, store, environment) for name in names), rewards)
+        return [f"{count} rows for {kind} in {table}"]
     makers: list[Callable[[Group], Iterator[dict[str, Any]]]]
+    mixed = ""
     if kind == "sft":
         # A trainer asks the first row whether there are tokens, and takes the others for the same.
-        known = all(rollout.sequences for name in names for rollout in _trained(_group(name, store, environment)))
-        makers = [partial(sft_rows, tokens=known)]
+        known, scores = True, set()
+        for name in names:
+            rollouts = _chosen(_group(name, store, environment), least, best)
+            known = known and all(rollout.sequences for rollout in rollouts)
+            scores |= {rollout.score for rollout in rollouts if rollout.score is not None}
+        makers = [partial(sft_rows, tokens=known, min_score=least, best=best)]
+        if least is best is None and len(scores) > 1:
+            mixed = (
+                f"; their scores are from {min(scores):g} to {max(scores):g}: `process.min_score` and `process.best` "
+                "leave out rollouts that a model should not learn from"
+            )
     else:
         makers = [dpo_rows, partial(dpo_text_rows, tokenizer=tokenizer)]
-    return [
-        _written(directory.path / file, (row for name in names for row in make(_group(name, store, environment))))
-        for file, make in zip(FILES[kind], makers, strict=True)
-    ]
+    said = []
+    for file, make in zip(FILES[kind], makers, strict=True):
+        path = directory.path / file
+        count = _write(path, (row for name in names for row in make(_group(name, store, environment))))
+        said.append(f"{count} rows for {kind} in {path}{mixed}")
+    return said
 
 
-def _written(path: Path, rows: Iterable[dict[str, Any]]) -> tuple[Path, int]:
+def _write(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     count = 0
     unfinished = path.with_suffix(".partial")
     with cannot_write(path):
@@ -108,7 +135,21 @@ def _written(path: Path, rows: Iterable[dict[str, Any]]) -> tuple[Path, int]:
                 file.write(write_json(row) + b"\n")
                 count += 1
         unfinished.replace(path)
-    return path, count
+    return count
+
+
+def _chosen(group: Group, min_score: float | None, best: int | None) -> list[Rollout]:
+    """Return the `best` rollouts with at least `min_score` that are trained on, in the order of the group."""
+    rollouts = [
+        rollout
+        for rollout in _trained(group)
+        if min_score is None or (rollout.score is not None and rollout.score >= min_score)
+    ]
+    if best is None or len(rollouts) <= best:
+        return rollouts
+    # Of equal ones the first: a sort keeps their order.
+    chosen = sorted((one for one in rollouts if one.score is not None), key=_score, reverse=True)[:best]
+    return sorted(chosen, key=lambda rollout: rollout.key.index)
 
 
 def _trained(group: Group) -> list[Rollout]:
@@ -118,7 +159,7 @@ def _trained(group: Group) -> list[Rollout]:
 def _group(name: str, store: RolloutStore, environment: Environment) -> Group:
     """Return a group as its lines have it; each member with the tools that the first was told of."""
     (lines,) = store.lines([name])
-    row = Row(key=lines[0]["row_key"], columns={}, index=0, digest="")
+    row = Row(key=lines[0]["row_key"], columns=lines[0].get("row") or {}, index=0, digest="")
     rollouts = [rollout_of(line, RolloutKey(row, name, place, len(lines))) for place, line in enumerate(lines)]
     for rollout in rollouts:
         rollout.masked = environment.ending_policy(rollout.ending) == "mask" or rollout.state is RolloutState.LOST
@@ -163,7 +204,8 @@ def _pair(group: Group) -> Iterator[tuple[Rollout, Rollout]]:
 
 
 def _told(best: Rollout, worst: Rollout) -> dict[str, Any]:
-    return {"chosen_score": best.score, "rejected_score": worst.score, "group": best.key.group}
+    scores = {"chosen_score": best.score, "rejected_score": worst.score}
+    return {**scores, "group": best.key.group, **of_row(best.key.row)}
 
 
 def _parts(rollout: Rollout) -> tuple[array[int], array[int]] | None:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from hermes_rl.agent.result import reasoning_of, text_of
+from hermes_rl.data.rows import Row
 from hermes_rl.rollouts.rollout import Group, Rollout
 from hermes_rl.runs.journal import cannot_write
 from hermes_rl.tokens.transcript import TokenSequence
-from hermes_rl.values import whole_text
+from hermes_rl.values import whole_text, write_json
 
 BATCH = 256
 """Rows that are written together; so many are in memory at once."""
@@ -46,6 +47,7 @@ def write_table(path: Path, groups: Iterable[Group], rewards: Sequence[str]) -> 
         "group": pyarrow.string(),
         "rollout": pyarrow.string(),
         "row_key": pyarrow.string(),
+        "row": pyarrow.string(),
         "index": pyarrow.int32(),
         "sequence": pyarrow.int32(),
         "score": pyarrow.float64(),
@@ -82,6 +84,11 @@ def rows(group: Group, rewards: Sequence[str]) -> Iterator[dict[str, Any]]:
             yield {**of_rollout, "sequence": number, **_of_sequence(sequence)}
 
 
+def of_row(row: Row) -> dict[str, Any]:
+    """Return the key of a row, and its columns as text: they may have the names of ours, and any types."""
+    return {"row_key": row.key, "row": whole_text(write_json(row.columns).decode()) if row.columns else None}
+
+
 def _of_rollout(rollout: Rollout, rewards: Sequence[str]) -> dict[str, Any]:
     result = rollout.result
     assert result is not None
@@ -89,7 +96,7 @@ def _of_rollout(rollout: Rollout, rewards: Sequence[str]) -> dict[str, Any]:
     return {
         "group": rollout.key.group,
         "rollout": rollout.id,
-        "row_key": rollout.key.row.key,
+        **of_row(rollout.key.row),
         "index": rollout.key.index,
         "score": rollout.score,
         "ending": str(rollout.ending),

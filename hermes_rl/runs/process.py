@@ -76,14 +76,14 @@ async def run_process(spec: Spec, launch: Launch) -> tuple[ProcessSummary, RunDi
 
 
 def _write_format(opened: SpecRun) -> None:
-    kind, groups = opened.spec.process.format, opened.records.groups_file
+    section, groups = opened.spec.process, opened.records.groups_file
     assert groups is not None
     tokenizer = opened.encoder.tokenizer
     rewards = list(opened.spec.rewards)
-    for path, count in write_format(
-        kind, opened.directory, opened.store, opened.compiled, groups.journal, tokenizer, rewards
+    for words in write_format(
+        section, opened.directory, opened.store, opened.compiled, groups.journal, tokenizer, rewards
     ):
-        opened.progress.note(f"{count} rows for {kind} in {path}")
+        opened.progress.note(words)
 
 
 class Processing:

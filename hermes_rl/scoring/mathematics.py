@@ -12,20 +12,31 @@ from decimal import Decimal
 from hermes_rl.errors import RewardFailure
 
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+_AFTER_HASHES = re.compile(r"####(?!#)[ \t]*+(?!\d+[.)][ \t]+[^\W\d])(?=[-+*$\\(.\d])([^\n]*\d[^\n]*)")
+"""A line with an answer as GSM8K writes it; neither a heading in words nor a numbered one (`#### 1. Check`)."""
+_AT_BEGIN = re.compile(
+    r"\$?[ \t]*([-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?:%|\\%)?(?=[.,;:!?*]|\s+(?!\\|[-+/^*])|$)"
+)
+"""A number, perhaps of money, that stands for itself: behind it the line ends, or words go on."""
+_ESCAPED_DOLLAR = re.compile(r"\\\$(?=[ \t]*[-+]?\d)")
 
 
 def equal(answer: str, target: str) -> tuple[bool, str | None]:
     """Whether the last expression of `answer` equals `target`, and the reason if not.
 
+    The last ``\\boxed{…}`` of the answer counts, else what stands behind its last ``####``, else its last expression.
+
     Raises:
         RewardFailure: the target is no expression.
     """
     boxed = last_boxed(answer)
-    if boxed is not None and _NUMBER.fullmatch(boxed) and _NUMBER.fullmatch(target.strip()):
-        verdict = Decimal(boxed) == Decimal(target.strip())
+    stated = _after_hashes(answer) if boxed is None else boxed
+    expected = _after_hashes(target) or _plain(target).strip()
+    if stated is not None and _NUMBER.fullmatch(stated) and _NUMBER.fullmatch(expected):
+        verdict = Decimal(stated) == Decimal(expected)
     else:
-        verdict = _verified(answer if boxed is None else f"\\boxed{{{boxed}}}", target)
-    return verdict, None if verdict else f"{boxed or 'the answer'} is not equal to {target}"
+        verdict = _verified(_plain(answer) if stated is None else f"\\boxed{{{stated}}}", expected)
+    return verdict, None if verdict else f"{stated or 'the answer'} is not equal to {target}"
 
 
 def _verified(answer: str, target: str) -> bool:
@@ -36,6 +47,21 @@ def _verified(answer: str, target: str) -> bool:
     if not gold:
         raise RewardFailure(f"math_equal: the target {target!r} is no number or expression")
     return bool(verify(gold, parse(answer, parsing_timeout=None), timeout_seconds=None))
+
+
+def _after_hashes(text: str) -> str | None:
+    """Return the answer of the last line ``#### …``, without the words that follow a number; None without one."""
+    lines = _AFTER_HASHES.findall(text)
+    if not lines:
+        return None
+    line = _plain(lines[-1]).strip().strip("*").strip()
+    number = _AT_BEGIN.match(line)
+    return line if number is None else number[1].replace(",", "")
+
+
+def _plain(text: str) -> str:
+    """Return a text without the ways of LaTeX to write a dollar and thousands, which are read in formulas alone."""
+    return _ESCAPED_DOLLAR.sub("", text.replace("{,}", ","))
 
 
 def last_boxed(text: str) -> str | None:

@@ -29,21 +29,36 @@ def missing(command: str, status: int, output: str, needs: Sequence[str] | None)
     """Return the first program or module that was not there; None where nothing says so.
 
     With `needs` only those count. A path is no program that an image has to bring, but what was to be made; and what
-    another command stands in for, behind ``||``, is not missed where that one has run.
+    others stand in for, behind ``||``, is not missed unless all of them are.
     """
-    for kind, name in _complaints(status, output):
-        counts = {"module": name in MODULES, "program": "/" not in name, "refused": True}[kind]
-        if (name in needs if needs is not None else counts) and (
-            status >= NOT_EXECUTED or "||" not in command.partition(name)[2]
-        ):
-            return name
-    return None
+    lacking = [
+        name
+        for kind, name in _complaints(status, output)
+        if (
+            name in needs if needs is not None else {"module": name in MODULES, "program": "/" not in name}.get(kind, 1)
+        )
+    ]
+    return next((name for name in lacking if _stand_ins(command, name) <= set(lacking)), None)
 
 
-def programs(command: str) -> list[str]:
-    """Return what each part of a command starts with, where that is a program's name and no path."""
-    firsts = [next((word for word in part if not ASSIGNMENT.match(word)), "") for part in _parts(command)]
-    return [word for word in firsts if word and "/" not in word]
+def programs(command: str) -> list[list[str]]:
+    """Return the programs that a command calls by name, those together that stand in for each other.
+
+    Among them is none that a path may stand in for, since that may be what was to be made.
+    """
+    chains = [[_first(part) for part in chain] for chain in _chains(command)]
+    return [chain for chain in chains if all(word and "/" not in word for word in chain)]
+
+
+def _stand_ins(command: str, name: str) -> set[str]:
+    """Return what else a command calls where something of that name cannot be called."""
+    for chain in _chains(command):
+        for place, part in enumerate(chain):
+            words = [word for word in part if name in word]
+            if words:
+                nested = [_stand_ins(word, name) for word in words if "||" in word]  # sh -c "a || b"
+                return {_first(other) for other in chain[place + 1 :]}.union(*nested)
+    return set()
 
 
 def last_command(command: str) -> str | None:
@@ -87,15 +102,26 @@ def _last_word(line: str) -> str:
 
 def _parts(command: str) -> list[list[str]]:
     """Return the words of a command's simple commands."""
+    return [part for chain in _chains(command) for part in chain]
+
+
+def _chains(command: str) -> list[list[list[str]]]:
+    """Return the words of a command's simple commands, those together that ``||`` joins."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
-    parts: list[list[str]] = [[]]
+    chains: list[list[list[str]]] = [[[]]]
     try:
         for word in lexer:
-            if OPERATOR.fullmatch(word):
-                parts.append([])
+            if word == "||":
+                chains[-1].append([])
+            elif OPERATOR.fullmatch(word):
+                chains.append([[]])
             else:
-                parts[-1].append(word)
+                chains[-1][-1].append(word)
     except ValueError:
-        return [command.split()]
-    return parts
+        return [[command.split()]]
+    return chains
+
+
+def _first(part: list[str]) -> str:
+    return next((word for word in part if not ASSIGNMENT.match(word)), "")

@@ -6,6 +6,7 @@ Everything is read from syntax trees. A name that does not exist would otherwise
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,7 @@ from hermes_rl.spec.model import Reward, Spec
 from hermes_rl.spec.nodes import NodePath
 from hermes_rl.spec.schema import type_of
 from hermes_rl.spec.section import is_template, thaw
-from hermes_rl.spec.signatures import CodeError, Function, defined, function, names_in
+from hermes_rl.spec.signatures import CodeError, Function, defined, function, names_in, parse
 from hermes_rl.spec.suggest import choices, closest, did_you_mean
 from hermes_rl.spec.templates import TemplateError, coerce
 
@@ -28,6 +29,7 @@ from hermes_rl.spec.templates import TemplateError, coerce
 _DYNAMIC = frozenset({"__getattr__", "__getattribute__", "__dict__", "__setattr__", "setattr", "vars", "exec"})
 """Names by which a class can have attributes that are written nowhere."""
 _HARMLESS = frozenset({"object", "ABC", "Protocol", "Generic"})
+_EXITS = frozenset({"exit", "quit", "sys.exit", "os._exit", "os.abort"})
 _KNOWN_DECORATORS = frozenset({"dataclass", "final", "runtime_checkable"})
 
 
@@ -147,7 +149,36 @@ def check_reference(path: NodePath, reference: str, kind: str, findings: Finding
     if name not in names:
         findings.problem(path, f"{file.name} has no {kind} `{name}`{choices(name, _of_kind(names, kind))}")
         return False
+    if (fault := _unimportable(file)) is not None:
+        findings.problem(path, f"{file.name} {fault}")
+        return False
     return True
+
+
+def _unimportable(file: Path) -> str | None:
+    """Why a file surely cannot be imported here; None where that is not sure, as with what stands under `try`."""
+    for node in parse(file).body:
+        line = f"(line {node.lineno})"
+        if isinstance(node, ast.Raise):
+            return f"raises while it is imported {line}"
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in _EXITS:
+            return f"ends the program while it is imported {line}"
+        if isinstance(node, ast.ImportFrom) and node.level:
+            return f"imports from a package of its own {line} and is a file: leave the dots out"
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            for package in (module.partition(".")[0] for module in modules):
+                beside = (file.parent / package).is_dir() or (file.parent / f"{package}.py").is_file()
+                if not beside and not _is_installed(package):
+                    return f"needs the package `{package}` {line}, which is not installed here"
+    return None
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _definition(reference: str) -> tuple[Path, str, ast.AST | None]:
@@ -217,7 +248,12 @@ def check_constructor(path: NodePath, reference: str, findings: Findings) -> Non
     _, name, node = _definition(reference)
     if not isinstance(node, ast.ClassDef) or node.keywords or node.decorator_list:
         return
-    init = names_in(node.body).get("__init__")
+    names = names_in(node.body)
+    init = names.get("__init__")
+    what = "row" if path[0] == "state" else "spec"
+    if not node.bases and not {"__init__", "__new__"} & names.keys():
+        findings.problem(path, f"`{name}` has no `__init__` that takes the {what}; it is called as {name}({what})")
+        return
     if not isinstance(init, ast.FunctionDef) or init.decorator_list:
         return
     given = init.args
@@ -225,7 +261,6 @@ def check_constructor(path: NodePath, reference: str, findings: Findings) -> Non
     named = [one.arg for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
     takes_one = bool(positional) or given.vararg is not None
     if not takes_one or len(positional) - len(given.defaults) > 1 or named:
-        what = "row" if path[0] == "state" else "spec"
         findings.problem(path, f"`{name}` cannot be made of the {what} alone; it is called as {name}({what})")
 
 
@@ -237,10 +272,7 @@ def _of_kind(names: Mapping[str, ast.AST], kind: str) -> list[str]:
 
 def _check_package(path: NodePath, module: str, findings: Findings) -> bool:
     """Only the outermost package is looked for: finding a module inside it would import it."""
-    try:
-        found = find_spec(module.partition(".")[0]) is not None
-    except (ImportError, ValueError):
-        found = False
+    found = _is_installed(module.partition(".")[0])
     if not found:
         findings.warning(path, f"the package of {module} is not installed here, so this was not checked")
     return found
@@ -347,6 +379,26 @@ def _check_values(path: NodePath, reward: Reward, signature: Function, findings:
             coerce(thaw(value), kind)
         except TemplateError:
             findings.problem((*path, one.name), f"`{signature.name}` takes {one.annotation} here")
+            continue
+        if ":" not in reward.fn and (fault := _unreadable(one.name, thaw(value))) is not None:
+            findings.problem((*path, one.name), fault)
+
+
+def _unreadable(argument: str, value: object) -> str | None:
+    """Why a pattern or a JSON Schema of a shipped reward cannot be read; None for other arguments."""
+    if argument == "pattern" and isinstance(value, str):
+        try:
+            re.compile(value)
+        except re.error as error:
+            return f"this is no regular expression: {error}"
+    if argument == "schema" and isinstance(value, dict):
+        from jsonschema import Draft202012Validator, SchemaError
+
+        try:
+            Draft202012Validator.check_schema(value)
+        except SchemaError as error:
+            return f"this is no JSON Schema: {error.message}"
+    return None
 
 
 def _has_template(value: object) -> bool:

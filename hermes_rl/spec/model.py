@@ -91,6 +91,11 @@ class Agent(Section):
         gt=0,
         description="Seconds per tool call; default: 300, or sandbox.timeout where that is longer.",
     )
+    repair_arguments: bool = Field(
+        False,
+        description="Convert arguments of another type than the tool's schema says where they can be, such as a list "
+        "that is handed over as JSON text; otherwise they are an error that the model is told of.",
+    )
     reasoning: Late[Reasoning] | None = Field(None, description="How much the model should think.")
     seed: Literal["call", "none"] = Field(
         "call",
@@ -265,6 +270,12 @@ class Process(Section):
     concurrency: int | None = Field(None, ge=1, description=_CONCURRENCY)
     workers: int = Field(1, ge=1, le=256, description=_WORKERS)
     format: Literal["atropos", "sft", "dpo", "parquet"] = Field("atropos", description="What is written.")
+    min_score: float | None = Field(
+        None, description="`format: sft`: rollouts with a lower score are left out; default: none is."
+    )
+    best: int | None = Field(
+        None, ge=1, description="`format: sft`: at most so many rollouts of a group, those with the highest scores."
+    )
 
 
 class Evaluate(Section):

@@ -332,14 +332,17 @@ def _env(data: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(path, message, at="key" if at == "key" else "value")
 
 
-def _pairs(data: dict[str, Any]) -> Iterator[Fault]:
+def _process(data: dict[str, Any]) -> Iterator[Fault]:
     process = section(data.get("process"))
+    for key in ("min_score", "best"):
+        if process.get(key) is not None and process.get("format") != "sft":
+            yield Fault(("process", key), f"`{key}` chooses rollouts for `format: sft` alone", at="key")
     if process.get("format") == "dpo" and process.get("group_size") == 1:
         yield Fault(("process", "group_size"), "`format: dpo` pairs two rollouts of a group: write 2 or more")
 
 
 RUN_RULES = (
-    _pairs, _reasoning, _extra_body, _rewards, _code, _clamp, _endings, _solution, _roles, _teacher, _servers, _urls,
+    _process, _reasoning, _extra_body, _rewards, _code, _clamp, _endings, _solution, _roles, _teacher, _servers, _urls,
     _env,
 )  # fmt: skip
 

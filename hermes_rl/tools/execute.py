@@ -38,11 +38,10 @@ from hermes_rl.tools.base import (
 from hermes_rl.values import NESTED, read_bounded, too_deep
 
 # ----------------------------------------------------------- Arguments: reading, checking, and a few conversions
-# Owns reading the JSON, checking it against the tool's JSON Schema, and the few conversions that spare a
-# model a wasted turn:
+# Owns reading the JSON and checking it against the tool's JSON Schema. A whole float is an integer (3.0 → 3). Where the
+# spec allows it (`agent.repair_arguments`), a few conversions spare a model a wasted turn:
 #
 # - text that is a number or a boolean, where the schema wants that (``"3"`` → 3, ``"true"`` → true);
-# - a whole float for an integer (3.0 → 3);
 # - text that is JSON of an array or object, where the schema wants that;
 # - null for a parameter that is not required and cannot be null: as if it was left out.
 #
@@ -95,32 +94,34 @@ def read_arguments(raw: object) -> dict[str, Any]:
     return value
 
 
-async def checked_arguments(raw: object, tool: Tool) -> dict[str, Any]:
+async def checked_arguments(raw: object, tool: Tool, *, repair: bool = False) -> dict[str, Any]:
     """Read and check arguments of a tool, beside the event loop where that may take long.
+
+    With `repair` those of another type that can stand for the right one are converted.
 
     Raises:
         ToolInputError: what is wrong with them.
     """
     schema = tool.parameters
     if tool.has_patterns:
-        return await _checked_apart(raw if isinstance(raw, str) else json.dumps(raw, default=str), schema)
+        return await _checked_apart(raw if isinstance(raw, str) else json.dumps(raw, default=str), schema, repair)
     if not isinstance(raw, str) or len(raw) <= SHORT:
         with contextlib.suppress(_TooManyStepsError):
-            return _checked(read_arguments(raw), schema, FEW_STEPS)
-    return await one_at_a_time(lambda: check_arguments(read_arguments(raw), schema))
+            return _checked(read_arguments(raw), schema, FEW_STEPS, repair)
+    return await one_at_a_time(lambda: check_arguments(read_arguments(raw), schema, repair=repair))
 
 
-def check_arguments(arguments: dict[str, Any], schema: Schema) -> dict[str, Any]:
-    """Return the arguments converted to `schema`; raises `ToolInputError` with what is wrong."""
+def check_arguments(arguments: dict[str, Any], schema: Schema, *, repair: bool = False) -> dict[str, Any]:
+    """Return the arguments, with `repair` converted to `schema`; raises `ToolInputError` with what is wrong."""
     try:
-        return _checked(arguments, schema, MOST_STEPS)
+        return _checked(arguments, schema, MOST_STEPS, repair)
     except _TooManyStepsError:
         raise ToolInputError("the arguments are too large to be checked; give less in one call") from None
 
 
-async def _checked_apart(raw: str, schema: Schema) -> dict[str, Any]:
+async def _checked_apart(raw: str, schema: Schema, repair: bool) -> dict[str, Any]:
     """Check arguments in a process that can be ended: a regular expression holds all threads of its own."""
-    given = {"raw": raw, "schema": schema}
+    given = {"raw": raw, "schema": schema, "repair": repair}
     try:
         said = await POOL.call(
             Code.of(f"{__name__}:answer_checked"), given, "hermes_rl.plugins:itself", PATTERN_SECONDS
@@ -133,18 +134,18 @@ async def _checked_apart(raw: str, schema: Schema) -> dict[str, Any]:
     return checked
 
 
-def answer_checked(raw: str, schema: Schema) -> dict[str, str]:
+def answer_checked(raw: str, schema: Schema, repair: bool) -> dict[str, str]:
     """Check arguments in a process of foreign code; says what they are as JSON, or the problem."""
     try:
-        return {"checked": json.dumps(check_arguments(read_arguments(raw), schema))}
+        return {"checked": json.dumps(check_arguments(read_arguments(raw), schema, repair=repair))}
     except ToolInputError as error:
         return {"problem": str(error)}
 
 
-def _checked(arguments: dict[str, Any], schema: Schema, steps: int) -> dict[str, Any]:
+def _checked(arguments: dict[str, Any], schema: Schema, steps: int, repair: bool) -> dict[str, Any]:
     problems: list[str] = []
     try:
-        checked = _Check(_Work(schema, steps), problems).object(arguments, schema, "")
+        checked = _Check(_Work(schema, steps, repair), problems).object(arguments, schema, "")
     except RecursionError:
         raise ToolInputError("the tool's schema refers to itself without end, so nothing can be checked") from None
     if problems:
@@ -163,6 +164,8 @@ class _Work:
     root: Schema
     left: int
     """Steps that may still be taken."""
+    repair: bool
+    """Whether values of another type are converted."""
     resolved: dict[int, tuple[Any, Schema]] = field(default_factory=dict)
     """Parts of the schema with all that they refer to, by the id of the part."""
 
@@ -188,7 +191,7 @@ class _Check:
             return self._any(value, schema.get("anyOf") or schema["oneOf"], where)
         for part in schema.get("allOf", ()):
             value = self.value(value, part, where)
-        value = _converted(value, _types(schema))
+        value = _converted(value, _types(schema), self.work.repair)
         if not _is_of(value, _types(schema)):
             self._wrong(where, f"must be {' or '.join(_types(schema))}, not {_kind(value)}")
             return value
@@ -238,7 +241,12 @@ class _Check:
                 found[key] = self.value(item, {"allOf": matching}, place)
             elif key not in properties and not isinstance(extra, Mapping) and extra is not True:
                 self.problems.append(f"unknown parameter {place!r}{_choices_hint(key, properties)}")
-            elif item is None and key not in required and not self._nullable(properties.get(key, {})):
+            elif (
+                self.work.repair
+                and item is None
+                and key not in required
+                and not self._nullable(properties.get(key, {}))
+            ):
                 continue
             else:
                 inner = properties.get(key, extra if isinstance(extra, Mapping) else {})
@@ -350,17 +358,17 @@ def _is_of(value: Any, types: tuple[str, ...]) -> bool:
     return not types or any(isinstance(value, TYPES.get(name, (object,))) for name in types)
 
 
-def _converted(value: Any, types: tuple[str, ...]) -> Any:
+def _converted(value: Any, types: tuple[str, ...], repair: bool) -> Any:
     if _is_of(value, types):
         return value
     if isinstance(value, float) and value.is_integer() and "integer" in types:
         return int(value)
-    if isinstance(value, str):
+    if repair and isinstance(value, str):
         try:
             read = read_bounded(value.strip().lower() if "boolean" in types else value)
         except ValueError:
             return value
-        return _converted(read, types) if not isinstance(read, str) and read is not None else value
+        return _converted(read, types, repair) if not isinstance(read, str) and read is not None else value
     return value
 
 
@@ -454,13 +462,14 @@ async def execute_calls(
     *,
     turn: int,
     tool_timeout: float | None = None,
+    repair: bool = False,
 ) -> list[ToolOutcome]:
     """Run each call once and give the answers in the order of `calls`.
 
     Neighbours that are `parallel` run together; a tool that is not waits for those before it and holds up
-    those after it. `tool_timeout` is seconds for each call.
+    those after it. `tool_timeout` is seconds for each call, `repair` as in `checked_arguments`.
     """
-    return await runtime.at_home(_execute(calls, toolkit, runtime, turn, tool_timeout))
+    return await runtime.at_home(_execute(calls, toolkit, runtime, turn, tool_timeout, repair))
 
 
 async def _execute(
@@ -469,13 +478,14 @@ async def _execute(
     runtime: ToolRuntime,
     turn: int,
     tool_timeout: float | None,
+    repair: bool,
 ) -> list[ToolOutcome]:
     outcomes: list[ToolOutcome] = []
     for batch in _batches([_read(call, toolkit, turn, i) for i, call in enumerate(calls[:MOST_CALLS])]):
-        outcomes += await _together([_answer(call, toolkit, runtime, turn, tool_timeout) for call in batch])
+        outcomes += await _together([_answer(call, toolkit, runtime, turn, tool_timeout, repair) for call in batch])
     for i in range(MOST_CALLS, len(calls)):
         call = replace(_read(calls[i], toolkit, turn, i), problem=TOO_MANY)
-        outcomes.append(await _answer(call, toolkit, runtime, turn, tool_timeout))
+        outcomes.append(await _answer(call, toolkit, runtime, turn, tool_timeout, repair))
         if i % AT_ONCE == 0:
             await asyncio.sleep(0)
     return outcomes
@@ -528,7 +538,7 @@ async def _together(work: Sequence[Coroutine[Any, Any, ToolOutcome]]) -> list[To
 
 
 async def _answer(
-    call: _Call, toolkit: Toolkit, runtime: ToolRuntime, turn: int, tool_timeout: float | None
+    call: _Call, toolkit: Toolkit, runtime: ToolRuntime, turn: int, tool_timeout: float | None, repair: bool
 ) -> ToolOutcome:
     began = time.perf_counter()
     arguments: Mapping[str, Any] | str = _written(call.raw)
@@ -538,7 +548,7 @@ async def _answer(
             raise ToolInputError(call.problem)
         if call.tool is None:
             raise ToolInputError(_unknown(call.name, toolkit))
-        checked = await checked_arguments(call.raw, call.tool)
+        checked = await checked_arguments(call.raw, call.tool, repair=repair)
         arguments = checked
         content = await run_tool(call.tool, checked, runtime, tool_timeout)
     except (ToolInputError, ToolFailedError) as problem:

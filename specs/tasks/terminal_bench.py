@@ -19,10 +19,20 @@ def tasks(*, seed: int, split: str) -> Iterator[dict[str, Any]]:
             "task_id": task.name,
             "instruction": described["instruction"],
             "image": described.get("docker_image"),
-            "folder": str(task),
+            "verifier": [_laid(path, task) for path in _files(task)],
             "setup": _text(task / "setup.sh"),
             "solution_script": _text(task / "solution.sh"),
         }
+
+
+def _files(task: Path) -> list[Path]:
+    return [task / "run-tests.sh", *sorted(path for path in task.glob("tests/**/*") if path.is_file())]
+
+
+def _laid(path: Path, task: Path) -> dict[str, Any]:
+    """Return a file as `files` takes it: tasks may be anywhere, and a `from` has to be below the spec."""
+    mode = path.stat().st_mode & 0o777
+    return {"to": f"/tmp/task/{path.relative_to(task)}", "content": path.read_bytes(), "mode": mode}
 
 
 def _text(path: Path) -> str:

@@ -351,3 +351,18 @@ async def test_a_call_out_of_shape_is_an_error_that_the_model_is_told(
     assert (len(result.tool_errors), made) == (1, ["ping"])
     assert [message["role"] for message in chat.sent] == ["user", "assistant", "tool", "tool"]
     assert all({"id", "type", "function"} == set(sent) for sent in chat.sent[1]["tool_calls"])
+
+
+async def test_arguments_are_repaired_where_the_options_say_so(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    """Fault 31: a list handed over as JSON text is an error of the call, or converted as the spec says."""
+
+    def add(numbers: list[int]) -> str:
+        """Add numbers."""
+        return str(sum(numbers))
+
+    written = call("add", {"numbers": "[1, 2]"})
+    refused = await play(chat, make_loop(add), written)
+    assert "must be array, not string" in answers(refused)[0]
+    assert len(refused.tool_errors) == 1
+    repaired = await play(chat, make_loop(add, repair_arguments=True), written)
+    assert (answers(repaired), repaired.tool_calls[0].arguments) == (["3"], {"numbers": [1, 2]})

@@ -96,8 +96,16 @@ async def test_a_prompt_of_a_user_is_its_own_words(
 async def test_it_speaks_so_often_at_most(chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat) -> None:
     chat.script = [says("and?")] * 9
     result = await converse(policy, customer, [says("more")] * 9, opens=True, max_turns=3)
-    assert result.ending is Ending.USER_STOP
+    assert (result.ending, result.finished_naturally) == ("user_turns", False)  # fault 32: it was called a stop
     assert [role for role, _ in spoken(result)] == ["user", "assistant", "user", "assistant", "user"]
+
+
+async def test_a_stop_phrase_in_its_last_turn_is_a_stop(
+    chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat
+) -> None:
+    chat.script = [says("and?")]
+    result = await converse(policy, customer, [says("bye")], prompt="Help!", max_turns=1, stop=["bye"])
+    assert (result.ending, result.finished_naturally) == (Ending.USER_STOP, True)
 
 
 async def test_its_calls_are_its_own(chat: ScriptedChat, policy: ModelClient, customer: ScriptedChat) -> None:

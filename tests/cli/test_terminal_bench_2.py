@@ -108,3 +108,22 @@ async def test_agent_and_tests_share_one_bound_of_time(tmp_path: Path, work: str
     slow = by_task["slow"]
     assert slow["score"] == 0.0 and slow["error"] is None
     assert "the tests had no end in time" in slow["rewards"]["verified"]["reason"]
+
+
+async def test_the_first_benchmark_reads_task_folders_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault 34: tasks outside of the spec's folder were refused while playing, and validate said valid."""
+    task = tmp_path / "tasks" / "copy"
+    (task / "tests" / "deep").mkdir(parents=True)
+    (task / "task.yaml").write_text("instruction: Copy the bytes.\n")
+    (task / "solution.sh").write_text("printf '\\377\\000' > copy\n")
+    (task / "run-tests.sh").write_text('"$TEST_DIR/deep/check" copy && test ! -e /tmp/task/solution.sh\n')
+    (task / "tests" / "deep" / "check").write_text('#!/bin/sh\ncmp "$1" "$TEST_DIR/bytes"\n')
+    (task / "tests" / "deep" / "check").chmod(0o755)
+    (task / "tests" / "bytes").write_bytes(b"\xff\x00")
+    shutil.copytree(task, tmp_path / "tasks" / "other")
+    monkeypatch.setenv("TERMINAL_BENCH_TASKS", str(tmp_path / "tasks"))
+    spec = load_spec("terminal-bench", demo=True)
+    found, _ = await run_evaluate(spec, Launch("evaluate", tmp_path / "run", progress=Progress(quiet=True)))
+    assert [line["score"] for line in lines(tmp_path / "run" / "rollouts.jsonl")] == [1.0], found

@@ -68,6 +68,7 @@ CASES: list[tuple[str, AgentResult, dict[str, Any], float]] = [
     ("multiple_choice", said("I think A or B"), {"target": "B"}, 0),
     ("multiple_choice", said(None), {"target": "B"}, 0),
     ("numeric_close", said("about 1,234.5 km"), {"target": 1234.5}, 1),
+    ("numeric_close", said("it is 70{,}000"), {"target": 70000}, 1),
     ("numeric_close", said("from 3 to -7e-2"), {"target": -0.07}, 1),
     ("numeric_close", said("50%"), {"target": 50}, 1),
     ("numeric_close", said("−5"), {"target": -5}, 1),

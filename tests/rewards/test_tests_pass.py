@@ -191,6 +191,16 @@ async def test_a_program_that_does_not_exist_is_named_whatever_its_name(ctx: Too
         await plain(ctx, command="pytst hidden/check.py 2>/dev/null")
 
 
+@pytest.mark.parametrize("quietly", ["", " 2>/dev/null"])
+async def test_what_the_agent_was_to_make_in_place_of_a_program_is_graded(ctx: ToolContext, quietly: str) -> None:
+    """Fault 29: neither is there in an untouched sandbox, and the agent's program is not the image's to bring."""
+    command = f"pytst{quietly} || ./made.py{quietly}"
+    assert (await plain(ctx, command=command)).value == 0
+    await write(ctx, made="#!/bin/sh\nexit 0\n")
+    await asyncio.to_thread(ctx.terminal, "chmod +x made.py")
+    assert (await plain(ctx, command=command)).value == 1
+
+
 async def test_what_another_program_stands_in_for_is_graded(ctx: ToolContext) -> None:
     run = "PYTHONPATH=. python3 -B hidden/check.py"
     assert (await plain(ctx, command=f"pytst hidden || {run}")).value == 0

@@ -25,6 +25,9 @@ def slow(result, *, target):
     return target in result.final_response
 def numeric(result): return any(letter.isdigit() for letter in result.final_response)
 def backwards(result, *, target): return target not in result.final_response
+async def asks(result, judge): return "yes" in await judge.chat([{"role": "user", "content": result.final_response}])
+async def reads(result, judge): return float(await judge.chat([{"role": "user", "content": result.final_response}]))
+def heard(result): return any(m["content"] == "My name is Ann." for m in result.messages)
 def ask() -> str:
     "Ask for the country."
     return "France"
@@ -169,3 +172,30 @@ async def test_the_same_prompt_for_every_row_is_right_for_a_game(tmp_path: Path)
 async def test_rows_that_are_all_for_evaluation_are_played(tmp_path: Path) -> None:
     report = await examined(tmp_path, SOUND.replace("dataset:\n", "dataset:\n  eval: only\n"))
     assert report.problems == [] and report.scores["gold"] == 1
+
+
+@pytest.mark.parametrize("reward", ["asks", "reads"])
+async def test_what_a_scripted_judge_says_is_no_fault_of_the_spec(tmp_path: Path, reward: str) -> None:
+    """Fault 36: a right spec was blamed, with status 2, since no script judges as a model does."""
+    text = SOUND.replace(RIGHT, f"right: {{fn: code.py:{reward}}}").replace(
+        "servers: {", "servers: {judge: {type: openai, base_url: 'http://localhost:1', model: j}, "
+    )
+    report = await examined(tmp_path, text)
+    assert report.problems == []
+    said = "`judge`, which reward right asks, is played by a script here, and a script does not judge as a model does"
+    assert any(said in warning for warning in report.warnings), report.warnings
+    broken = text.replace("rewards:\n", "rewards:\n  mine: {fn: code.py:broken, args: {target: a}}\n")
+    assert any("mine" in problem for problem in (await examined(tmp_path, broken)).problems)
+
+
+async def test_what_a_scripted_user_leaves_out_is_no_fault_of_the_spec(tmp_path: Path) -> None:
+    """Fault 36: a solution that does not say what the user says was blamed for it."""
+    text = SOUND.replace(RIGHT, "right: {fn: code.py:heard}").replace(
+        "servers: {",
+        "user: {stop: [Bye], max_turns: 3}\nservers: {user: {type: openai, base_url: 'http://localhost:1', model: u}, ",
+    )
+    report = await examined(tmp_path, text)
+    assert report.problems == []
+    assert any("the simulated user is played by a script" in one and "`user:`" in one for one in report.warnings)
+    told = text.replace('[{say: "{{ capital }}"}]', '[{say: "{{ capital }}"}, {user: I am Bob.}]')
+    assert any("every answer scores 0" in problem for problem in (await examined(tmp_path, told)).problems)

@@ -23,7 +23,7 @@ from tests.tokens.families import FAMILIES, tokenizer_of
 
 TEXT = """
 name: made
-dataset: {{items: [{{q: one}}, {{q: two}}]}}
+dataset: {{items: [{{q: one, hard: true}}, {{q: two, hard: false}}]}}
 prompt: {{system: s, user: "{{{{ q }}}}"}}
 toolsets: [todo]
 solution:
@@ -33,7 +33,7 @@ solution:
     - say: "the answer is 7"
 rewards: {{right: {{fn: regex_match, args: {{pattern: "is 7"}}}}}}
 servers: {{policy: {{type: scripted, deviate: 0.5}}}}
-process: {{groups: 2, group_size: 2, format: {format}}}
+process: {{groups: 2, group_size: 2, format: {format}{more}}}
 """
 
 
@@ -44,9 +44,14 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-async def made(kind: str, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
-    spec = parse_spec(TEXT.format(format=kind))
-    _, directory = await run_process(spec, Launch("process", folder, progress=Progress(quiet=True)))
+async def made(
+    kind: str, folder: Path, more: str = "", notes: list[str] | None = None
+) -> tuple[Path, list[dict[str, Any]]]:
+    progress = Progress(quiet=True)
+    if notes is not None:
+        progress.note = notes.append  # type: ignore[method-assign]
+    spec = parse_spec(TEXT.format(format=kind, more=more))
+    _, directory = await run_process(spec, Launch("process", folder, progress=progress))
     path = directory.path / f"{kind}.jsonl"
     return path, lines(path)
 
@@ -63,6 +68,57 @@ async def test_rows_for_supervised_training_have_messages_and_labels(tmp_path: P
         assert json.loads(row["tools"])[0]["function"]["name"] == "todo"
     again, same = await made("sft", tmp_path / "run")
     assert (again, same) == (path, rows)
+
+
+async def test_supervised_rows_may_be_the_right_ones_alone(tmp_path: Path) -> None:
+    """Fault 27: wrong answers stood among the right ones, and nothing could be done or was said about it."""
+    notes: list[str] = []
+    _, rows = await made("sft", tmp_path / "run", notes=notes)
+    assert {row["score"] for row in rows} == {0, 1}
+    assert any("scores are from 0 to 1" in note and "process.min_score" in note for note in notes)
+    for more in (", min_score: 1", ", best: 1", ", min_score: 0.5, best: 2"):
+        notes.clear()
+        _, rows = await made("sft", tmp_path / "run", more, notes)
+        assert [row["score"] for row in rows] == [1, 1]
+        assert len({row["group"] for row in rows}) == 2
+        assert not any("process.min_score" in note for note in notes)
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+async def test_rows_have_the_columns_of_the_dataset(kind: str, tmp_path: Path) -> None:
+    """Faults 27 and 41."""
+    path, rows = await made(kind, tmp_path / "run")
+    rows += lines(path.with_name("dpo-text.jsonl")) if kind == "dpo" else []
+    assert {row["row_key"]: json.loads(row["row"]) for row in rows}.keys() == {row["row_key"] for row in rows}
+    assert {(json.loads(row["row"])["q"], json.loads(row["row"])["hard"]) for row in rows} == {
+        ("one", True),
+        ("two", False),
+    }
+    assert all(row["row"] for row in loaded(path))
+
+
+async def test_pairs_say_which_tokens_the_model_has_written(tmp_path: Path) -> None:
+    """Fault 41: trainers of pairs take all behind the prompt for the model's words, what tools said too."""
+    _, rows = await made("dpo", tmp_path / "run")
+    tokenizer = load_tokenizer()
+    for row in rows:
+        for side in ("chosen", "rejected"):
+            ids, labels = row[f"{side}_input_ids"], row[f"{side}_labels"]
+            assert [label for label in labels if label != -100] == [
+                token for token, label in zip(ids, labels, strict=True) if label != -100
+            ]
+            written = tokenizer.decode([label for label in labels if label != -100])
+            assert "tool_response" in tokenizer.decode(ids)
+            assert "tool_response" not in written
+            assert written.startswith("<tool_call>")
+
+
+def test_a_pair_of_several_sequences_has_no_tokens() -> None:
+    group = group_of({"role": "assistant", "content": "x"})
+    group.rollouts[0].sequences = [TokenSequence.of([1, 2], [-100, 2])]
+    group.rollouts[1].sequences = [TokenSequence.of([1], [1]), TokenSequence.of([3], [3])]
+    (pair,) = dpo_rows(group)
+    assert pair["chosen_labels"] is pair["chosen_input_ids"] is pair["rejected_labels"] is None
 
 
 async def test_pairs_are_the_best_and_the_worst_of_each_group(tmp_path: Path) -> None:
@@ -162,7 +218,7 @@ async def test_a_table_is_read_by_pandas_polars_and_datasets_alike(tmp_path: Pat
     import pandas
     import polars
 
-    spec = parse_spec(TEXT.format(format="parquet"))
+    spec = parse_spec(TEXT.format(format="parquet", more=""))
     _, directory = await run_process(spec, Launch("process", tmp_path / "run", progress=Progress(quiet=True)))
     path = directory.path / "rollouts.parquet"
     found = pandas.read_parquet(path).to_dict("records")
@@ -173,6 +229,7 @@ async def test_a_table_is_read_by_pandas_polars_and_datasets_alike(tmp_path: Pat
     for row, same in zip(found, loaded, strict=True):
         line, group = recorded[row["rollout"]], written[row["group"]]
         assert row["score"] == same["score"] == line["score"]
+        assert json.loads(row["row"])["q"] in ("one", "two")
         assert row["reward/right"] == line["rewards"]["right"]["value"]
         assert list(row["tokens"]) == same["tokens"] == group["tokens"][row["index"]]
         assert same["masks"] == group["masks"][row["index"]]

@@ -58,3 +58,23 @@ async def test_preference_training_makes_of_messages_what_was_seen_and_said(mode
             text["rejected"],
         ]
     trainer.train()
+
+
+async def test_preference_training_learns_nothing_from_what_tools_said(model: Path, tmp_path: Path) -> None:
+    """Fault 41: TRL's own mask is 1 for all behind the prompt."""
+    from hermes_rl.errors import UserError
+    from hermes_rl.integrations.trl import pairs_collator
+
+    path, rows = await made("dpo", tmp_path / "run")
+    arguments = trl.DPOConfig(**options(tmp_path), remove_unused_columns=False)
+    trainer = trl.DPOTrainer(str(model), args=arguments, train_dataset=loaded(path), data_collator=pairs_collator(0))
+    tokenizer, batch = trainer.processing_class, next(iter(trainer.get_train_dataloader()))
+    assert batch["input_ids"].shape == batch["completion_mask"].shape == batch["attention_mask"].shape
+    lines = zip(batch["input_ids"], batch["completion_mask"], strict=True)
+    written = [tokenizer.decode(ids[mask == 1]) for ids, mask in lines]
+    expected = [row[f"{side}_labels"] for side in ("chosen", "rejected") for row in rows]
+    assert sorted(written) == sorted(tokenizer.decode([one for one in line if one != -100]) for line in expected)
+    assert "tool_response" in tokenizer.decode(batch["input_ids"][0]) and "tool_response" not in "".join(written)
+    trainer.train()
+    with pytest.raises(UserError, match="the pair of group g has no `chosen_labels`"):
+        pairs_collator(0)([{"group": "g", "chosen_labels": None, "rejected_labels": None}])

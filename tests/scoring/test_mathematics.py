@@ -44,7 +44,44 @@ def test_the_same_written_otherwise_is_equal(answer: str, target: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "target"),
     [
+        ("####72", "72"),
+        ("24 + 48 = 72\n#### 72 clips\nI have checked it in 2 ways.", "72"),
+        ("#### 5 dollars and 50 cents", "5"),
+        ("#### 72 (in 2 trips)", "72"),
+        ("####-5.", "-5"),
+        (r"#### \$10", "10"),
+        ("####$1,200.50 at 3 shops", "1200.5"),
+        (r"#### 10\% of 70", "10"),
+        ("#### 70{,}000", "70000"),
+        ("#### **72**", "72"),
+        ("#### 1/2", "0.5"),
+        (r"#### 2\sqrt{2}", r"\sqrt{8}"),
+        ("#### 72 = 8*9", "72"),
+        ("#### 3\nno:\n#### 72", "72"),
+        ("#### Step 2\n5 + 5\n#### Answer: 10", "10"),
+        ("#### 1. Conclusion\nso the result is 42", "42"),
+        ("#### 2) Check\nso the result is 42", "42"),
+        ("#### Answer\n72", "72"),
+        (r"#### 5 and \boxed{72}", "72"),
+        (r"It costs \$10.", "10"),
+        ("It costs 70{,}000.", "70000"),
+        ("#### 72", "####72"),
+        ("#### 72", "8 * 9 = 72\n#### 72"),
+        ("70000", "70,000"),
+    ],
+)
+def test_an_answer_in_the_form_of_gsm8k_is_read(answer: str, target: str) -> None:
+    """Fault 30."""
+    assert same(answer, target)
+
+
+@pytest.mark.parametrize(
+    ("answer", "target"),
+    [
         (r"\boxed{0.33}", "1/3"),
+        ("#### 72 and not 73", "73"),
+        ("72\n#### 73", "72"),
+        ("#### 7", "72"),
         (r"\boxed{1.4142}", r"\sqrt{2}"),
         (r"\boxed{3}", "-3"),
         (r"\boxed{1,2,3}", "3"),

@@ -24,6 +24,11 @@ from hermes_rl.scoring.missing import last_command, missing, programs
         ("cat python3", 1, "cat: python3: No such file or directory", None),
         ("a || b", 1, "bash: a: command not found", None),
         ("a || b", 127, "bash: a: command not found\nbash: b: command not found", "a"),
+        ("a || b", 1, "bash: a: command not found\nbash: b: command not found", "a"),
+        ("a || ./made", 127, "bash: a: command not found\nbash: ./made: No such file or directory", None),
+        ("cd x && a -q || b -q || ./made", 127, "sh: a: not found\nsh: b: not found\nsh: ./made: not found", None),
+        ("a || ./made; b", 127, "sh: a: not found\nsh: ./made: not found\nsh: b: not found", "b"),
+        ("sh -c 'a || ./made'", 127, "sh: a: not found\nsh: ./made: not found", None),
         ("a; b", 1, "bash: a: command not found", "a"),
         ("a", 1, "", None),
     ],
@@ -38,8 +43,13 @@ def test_with_needs_only_those_count() -> None:
 
 
 def test_the_programs_of_a_command_are_what_its_parts_start_with() -> None:
-    assert programs("A=1 make x && cd y; ./run | tee log") == ["make", "cd", "tee"]
-    assert programs("'") == ["'"]
+    assert programs("A=1 make x && cd y; ./run | tee log") == [["make"], ["cd"], ["tee"]]
+    assert programs("'") == [["'"]]
+
+
+def test_programs_that_stand_in_for_each_other_are_together_and_not_there_beside_what_is_to_be_made() -> None:
+    """Fault 29."""
+    assert programs("a x || b; c || ./made || d && e") == [["a", "b"], ["e"]]
 
 
 @pytest.mark.parametrize(

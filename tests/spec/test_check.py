@@ -16,12 +16,13 @@ from hermes_rl.spec.signatures import function
 BASE = 'version: 1\ndataset: {items: [{q: one, n: 3, z: null}]}\nprompt: {user: "{{ q }}"}\n'
 CODE = '''
 """Code that a spec names."""
-raise RuntimeError("this file must not be run")
+NEVER_RUN = 1 / 0
 
 def tool(x: int) -> int:
     """Do it."""
 
-class World: ...
+class World:
+    def __init__(self, item): ...
 
 async def reward(item, ctx, judge, *, target: str, tolerance: float = 0.5, mode: "str | None" = None) -> float:
     """Compare.
@@ -45,7 +46,7 @@ def test_only_what_a_file_itself_defines_is_offered(tmp_path: Path) -> None:
 
 
 STATES = """
-from elsewhere import Base
+from email.message import Message as Base
 class Desk:
     \'\'\'A desk.\'\'\'
     def __init__(self, item):
@@ -55,6 +56,7 @@ class Sub(Desk):
     def put(self): ...
 class Far(Base): ...
 class Any:
+    def __init__(self, item): ...
     def __getattr__(self, name): ...
 class Set:
     def __init__(self, item):
@@ -311,6 +313,8 @@ class Named:
 @decorated
 class Made:
     def __init__(self): ...
+class Bare: ...
+class Inherits(Row): ...
 """
 
 
@@ -337,13 +341,68 @@ def test_a_generator_takes_what_it_is_called_with(tmp_path: Path, name: str, sai
     assert said is None or said in problems[0].message
 
 
-@pytest.mark.parametrize("name", ["Row", "Any", "Made", "Empty", "Pair", "Named"])
+@pytest.mark.parametrize("name", ["Row", "Any", "Made", "Inherits", "Empty", "Pair", "Named", "Bare"])
 @pytest.mark.parametrize(("key", "what"), [("state: {}", "the row"), ("serve: {{trainer: {}}}", "the spec")])
 def test_a_class_of_the_spec_can_be_made_of_what_it_gets(tmp_path: Path, name: str, key: str, what: str) -> None:
     (tmp_path / "own.py").write_text(CALLED)
     problems = found(tmp_path, key.format(f"own.py:{name}") + "\n")
-    bad = name in ("Empty", "Pair", "Named")
-    assert [f"cannot be made of {what} alone" in problem for problem in problems] == [True] * bad
+    bad = name in ("Empty", "Pair", "Named", "Bare")
+    words = "has no `__init__` that takes" if name == "Bare" else "cannot be made of"
+    assert [f"{words} {what}" in problem for problem in problems] == [True] * bad
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import numpy.nothing, not_there.deep", "needs the package `not_there` (line 1), which is not installed here"),
+        ("from not_there import x", "needs the package `not_there`"),
+        ("from . import helpers", "imports from a package of its own (line 1) and is a file: leave the dots out"),
+        ("import sys\nsys.exit(3)", "ends the program while it is imported (line 2)"),
+        ("raise RuntimeError('no')", "raises while it is imported (line 1)"),
+        ("import beside, json.decoder, os.path as p\nfrom inner import x\nfrom __future__ import annotations", None),
+        ("try:\n    import not_there\nexcept ImportError: pass", None),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import not_there", None),
+        ("def later():\n    import not_there, sys\n    sys.exit(1)", None),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_told_without_running_it(tmp_path: Path, text: str, said: str | None) -> None:
+    """Fault 35."""
+    (tmp_path / "own.py").write_text(f"{text}\ndef mine(item): ...\n")
+    (tmp_path / "beside.py").write_text("")
+    (tmp_path / "inner").mkdir()
+    problems = found(tmp_path, "rewards: {a: {fn: own.py:mine}}\n")
+    assert len(problems) == (said is not None)
+    assert said is None or f"s.yaml:4:19: own.py {said}" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "{a: {fn: regex_match, args: {pattern: '('}}}",
+            "4:48: this is no regular expression: missing ), unterminated",
+        ),
+        ("{regex_count: {args: {pattern: '[', at_least: 2}}}", "this is no regular expression: unterminated character"),
+        ("{regex_match: {args: {pattern: '{{ q }}('}}}", None),
+        ("{regex_match: {args: {pattern: '(a)'}}}", None),
+        ("{json_matches: {args: {schema: {type: strnig}}}}", "this is no JSON Schema: 'strnig' is not valid"),
+        ("{json_matches: {args: {schema: {type: string}}}}", None),
+    ],
+)
+def test_patterns_and_schemas_of_shipped_rewards_are_read(tmp_path: Path, text: str, said: str | None) -> None:
+    """Fault 35."""
+    problems = found(tmp_path, f"rewards: {text}\n")
+    assert len(problems) == (said is not None)
+    assert said is None or said in problems[0]
+
+
+@pytest.mark.parametrize("items", ["[{q: one}]", "[{q: one}, {q: one}]"])
+def test_a_fraction_needs_rows_to_divide(tmp_path: Path, items: str) -> None:
+    """Fault 35: evaluation had no rows then, and validate said valid."""
+    text = f'dataset: {{items: {items}, eval: {{fraction: 0.5}}}}\nprompt: {{user: "{{{{ q }}}}"}}\n'
+    (problem,) = check_spec(load_spec(write(tmp_path, text)))[0]
+    assert "a fraction of one row leaves none for evaluation: write `eval: only`, or add rows" in str(problem)
+    assert not check_spec(load_spec(write(tmp_path, text.replace("one}]", "two}, {q: three}]"))))[0]
 
 
 def test_a_reference_that_is_the_solution_needs_one() -> None:
@@ -367,6 +426,9 @@ def test_pairs_of_groups_of_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"4:36: `format: dpo` pairs two rollouts of a group: write 2 or more"):
         spec_of(tmp_path, "process: {format: dpo, group_size: 1}\n")
     spec_of(tmp_path, "process: {format: dpo, group_size: 2}\n")
+    with pytest.raises(SpecError, match=r"4:24: `min_score` chooses rollouts for `format: sft` alone"):
+        spec_of(tmp_path, "process: {format: dpo, min_score: 1}\n")
+    spec_of(tmp_path, "process: {format: sft, min_score: 1, best: 2}\n")
     spec_of(tmp_path, "process: {format: sft, group_size: 1}\n")
 
 

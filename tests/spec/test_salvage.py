@@ -24,7 +24,7 @@ servers: {policy: {type: scripted}, judge: {type: scripted}}
 user: {system: be kind, server: judge}
 process: {groups: 3}
 """
-CODE = "def tool():\n    'Do it.'\nclass World: ...\nasync def reward(judge): ...\n"
+CODE = "def tool():\n    'Do it.'\nclass World:\n    def __init__(self, item): ...\nasync def reward(judge): ...\n"
 
 
 def found(folder: Path, *changes: tuple[str, str]) -> list[str]:

@@ -52,9 +52,31 @@ SCHEMA: dict[str, Any] = {
     ],
 )
 def test_taken(given_: dict[str, Any], expected: dict[str, Any]) -> None:
-    checked = check_arguments(given_, SCHEMA)
+    checked = check_arguments(given_, SCHEMA, repair=True)
     assert checked == expected
     assert [type(value) for value in checked.values()] == [type(value) for value in expected.values()]
+
+
+@pytest.mark.parametrize(
+    ("given_", "why"),
+    [
+        ({"count": "3"}, "'count' must be integer, not string"),
+        ({"flag": "True"}, "'flag' must be boolean, not string"),
+        ({"items": "[1, 2]"}, "'items' must be array, not string"),
+        ({"items": ["1"]}, r"'items\[0\]' must be integer, not string"),
+        ({"point": '{"x": 1}'}, "'point' must be object, not string"),
+        ({"maybe": "3"}, "'maybe' must be integer, not string"),
+        ({"count": None}, "'count' must be integer, not null"),
+    ],
+)
+def test_nothing_is_repaired_unless_the_spec_says_so(given_: dict[str, Any], why: str) -> None:
+    """Fault 31: what another harness scores 0 was converted without a word."""
+    with pytest.raises(ToolInputError, match=why):
+        check_arguments(given_, SCHEMA)
+
+
+def test_a_whole_float_is_an_integer_of_json() -> None:
+    assert str(check_arguments({"count": 3.0}, SCHEMA)) == "{'count': 3}"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +123,7 @@ values = st.recursive(
 @given(st.dictionaries(st.sampled_from([*SCHEMA["properties"], "other"]), values, max_size=4))
 def test_what_is_taken_is_valid(arguments: dict[str, Any]) -> None:
     try:
-        checked = check_arguments(arguments, SCHEMA)
+        checked = check_arguments(arguments, SCHEMA, repair=True)
     except ToolInputError:
         return
     jsonschema.validate(checked, SCHEMA)
@@ -159,7 +181,7 @@ RICH: dict[str, Any] = {
     ],
 )
 def test_richer_schemas_are_taken(given_: dict[str, Any], expected: dict[str, Any]) -> None:
-    checked = check_arguments({"name": "n", **given_}, RICH)
+    checked = check_arguments({"name": "n", **given_}, RICH, repair=True)
     assert checked == {"name": "n", **expected}
     jsonschema.validate(checked, RICH)
 
@@ -173,7 +195,7 @@ def test_richer_schemas_are_taken(given_: dict[str, Any], expected: dict[str, An
         ({"y": 1}, "unknown parameter 'y'"),
         ({"pair": [1, 2]}, r"parameter 'pair\[0\]' must be string"),
         ({"pair": ["a", 2, 3]}, "parameter 'pair' must be of length at most 2"),
-        ({"set": [1, "1"]}, "parameter 'set' must have no item twice, and has 1 more than once"),
+        ({"set": [1, 1.0]}, "parameter 'set' must have no item twice, and has 1 more than once"),
         ({"part": {"c": 1}}, "missing parameter 'part.a'"),
         ({"base": {}}, "missing parameter 'base.a'"),
         ({"base": {"b": 1, "a": 1}}, "unknown parameter 'base.b'"),

@@ -64,7 +64,8 @@ async def test_calls_and_schemas(play: Player) -> None:
     schemas = {schema["function"]["name"]: schema["function"] for schema in play.runtime.toolkit.schemas}
     assert schemas["add"]["description"] == "Does add."
     assert schemas["add"]["parameters"]["required"] == ["a", "b"]
-    assert await said(play, "add", a=2, b="3") == "5"  # the text is converted by the schema
+    assert await said(play, "add", a=2, b=3) == "5"
+    assert "must be integer, not string" in await said(play, "add", a=2, b="3")
     assert "missing parameter 'b'" in await said(play, "add", a=2)
     assert [await said(play, "count") for _ in range(3)] == ["1", "2", "3"]
     assert await said(play, "image") == "[image: image/png]"

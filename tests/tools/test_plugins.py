@@ -74,6 +74,7 @@ def test_file_named_like_the_standard_library(tmp_path: Path) -> None:
         ("broken.py:x", r"broken\.py:2: SyntaxError"),
         ("raises.py:x", r"raises\.py:2: ZeroDivisionError"),
         ("needs.py:x", r"needs\.py:1: ModuleNotFoundError: No module named 'not_there_'"),
+        ("ends.py:x", r"ends\.py:1: SystemExit: 3"),
         ("not_there_.module:x", "no module named 'not_there_'; is its package installed"),
         ("os.path:jion", "did you mean 'join'"),
     ],
@@ -83,6 +84,7 @@ def test_errors_name_the_place(tmp_path: Path, reference: str, why: str) -> None
     (tmp_path / "broken.py").write_text("x = 1\ndef (:\n")
     (tmp_path / "raises.py").write_text("x = 1\n1 / 0\n")
     (tmp_path / "needs.py").write_text("import not_there_\n")
+    (tmp_path / "ends.py").write_text("raise SystemExit(3)\n")
     with pytest.raises(UserError, match=why):
         load_object(reference, tmp_path)
 

@@ -82,7 +82,7 @@ def test_schema_from_signature_and_docstring() -> None:
 
 
 async def test_values_have_their_types() -> None:
-    arguments = FULL | {"colour": "blue", "place": {"street": "s"}, "kind": "b", "count": "4"}
+    arguments = FULL | {"colour": "blue", "place": {"street": "s"}, "kind": "b", "count": 4}
     outcome = (await play(python_tool(everything), arguments))[0]
     assert json.loads(outcome.content)["kinds"] == ["str", "int", "float", "list", "dict", "Colour", "Place"]
 

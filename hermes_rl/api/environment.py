@@ -39,7 +39,7 @@ from hermes_rl.runs.exact import require_same_tokenizer
 from hermes_rl.runs.opening import budget_of, open_records, require_machine
 from hermes_rl.runs.player import Opening, encoder_with
 from hermes_rl.runs.progress import Progress
-from hermes_rl.runs.provenance import provenance
+from hermes_rl.runs.provenance import moment, provenance
 from hermes_rl.runs.run import Plan, RowSource, Run
 from hermes_rl.runs.store import RolloutStore
 from hermes_rl.runs.workers import Workers, WorkersUsing, open_workers, require_shares
@@ -205,6 +205,8 @@ class Env:
             async with self._stack as stack:  # what is pushed last comes first, and all of it comes
                 if self._directory is not None:
                     stack.callback(self._directory.add_images, self._compiled.images)
+                    if self._store is not None:
+                        stack.callback(self._directory.add, {"ended": moment()})
                 while self._policies:
                     stack.push_async_callback(self._policies.pop().leave)
                 stack.push_async_callback(self._cancel_plays)

@@ -253,7 +253,7 @@ class LivePanel(Progress):
             yield Text(f"and {len(shown) - NAMES - 1} rewards more", style="dim")
 
     def _troubles(self, status: RunStatus) -> Iterator[RenderableType]:
-        said = [f"{status.tokens:,} tokens".replace(",", "\u202f")] if status.tokens else []
+        said = [f"{status.tokens:,} tokens"] if status.tokens else []
         said += [f"{status.cost:.2f} $"] if status.cost else []
         if said:
             yield Text(" · ".join(said))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.reading.record import RolloutSummary, RunRecord
-from hermes_rl.reading.shown import Screen
+from hermes_rl.reading.settings import spec_of, success_of
+from hermes_rl.reading.shown import Screen, shown_rows
 from hermes_rl.reading.statistics import headline, numbers
-from hermes_rl.runs.store import ROLLOUTS
 
 SAID = (
     "fingerprint", "hermes_rl", "python", "started", "demo", "seed", "policy", "tokenizer", "dataset", "images",
@@ -34,6 +33,7 @@ def card(record: RunRecord, name: str, counting: Sequence[RolloutSummary] | None
     """
     described = record.described
     counting = list(record.counting()) if counting is None else counting
+    first = [rollout.row_key for rollout in record.rollouts[:1]]
     found: dict[str, Any] = Screen(LONGEST, ROOM).value(
         {
             "run": name,
@@ -44,8 +44,9 @@ def card(record: RunRecord, name: str, counting: Sequence[RolloutSummary] | None
             "running": running(record.path),
             "read": record.share_read,
             "torn": record.torn,
+            "question": next((row["question"] for row in shown_rows(record, first).values()), ""),
             **_times(record.path, described),
-            **headline(counting, len(record.rollouts)),
+            **headline(counting, record.rollouts),
         }
     )
     return found
@@ -59,12 +60,25 @@ def overview(record: RunRecord, name: str) -> dict[str, Any]:
     except UserError as error:
         spec = str(error)
     counting = list(record.counting())
+    figures = numbers(counting, record.rollouts)
+    by_row = figures["by_row"]["rows"]
+    previews = shown_rows(record, [row["row_key"] for row in by_row])
+    figures["by_row"]["rows"] = [{**row, **previews[row["row_key"]]} for row in by_row]
     more = {
         "said": {key: described[key] for key in SAID if key in described},
         "spec_text": spec,
-        **numbers(counting, record.rollouts),
+        "success": success_in(record),
+        **figures,
     }
     return {**card(record, name, counting), **Screen(LONGEST, ROOM).value(more)}
+
+
+def success_in(record: RunRecord) -> float:
+    """Return the score from which a rollout of this run passes, also where its spec cannot be read."""
+    try:
+        return success_of(spec_of(record))
+    except (UserError, ValueError, TypeError):
+        return success_of({})
 
 
 def running(path: Path) -> bool:
@@ -78,11 +92,19 @@ def running(path: Path) -> bool:
 
 
 def _times(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return when the run was last started, when it last wrote a rollout, and the seconds between."""
-    started, written = None, None
-    with suppress(ValueError, TypeError, KeyError):
-        started = datetime.fromisoformat(described["started"]).timestamp()
-    with suppress(OSError):
-        written = os.stat(path / ROLLOUTS).st_mtime  # noqa: PTH116 - the same for both
-    seconds = max(written - started, 0.0) if started is not None and written is not None else None
-    return {"started": started, "written": written, "seconds": seconds}
+    """Return when the run was last started, and the seconds since then until it ended, or until now where it goes on.
+
+    Both are recorded: the times of files are those of a copy, where a run was copied.
+    """
+    started, ended = _moment(described, "started"), _moment(described, "ended")
+    if ended is None and started is not None and running(path):
+        ended = time.time()
+    seconds = max(ended - started, 0.0) if started is not None and ended is not None else None
+    return {"started": started, "seconds": seconds}
+
+
+def _moment(described: Mapping[str, Any], name: str) -> float | None:
+    try:
+        return datetime.fromisoformat(described[name]).timestamp()
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -7,9 +7,11 @@ Everything blocks; on an event loop it belongs into a thread.
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -27,6 +29,10 @@ FINAL = frozenset(str(state) for state in RolloutState if state.final)
 """States in which nothing of a rollout is played or scored any more."""
 DEEPEST = 4
 """Folders below the one that is named in which runs are looked for."""
+ASKED = {"question", "problem", "prompt", "instruction", "query"}
+"""Columns of a row that usually say what is asked."""
+EXPECTED = {"answer", "expected", "target", "solution", "reference", "label", "gold", "ground_truth", "goal_state"}
+"""Columns of a row that usually hold what is expected."""
 ToolUse = tuple[str, int, int]
 """A tool's name, how often a rollout called it, and how many of these calls failed."""
 
@@ -307,22 +313,93 @@ class RunRecord:
         return rows
 
     def label(self, row_key: str, length: int = 50) -> str:
-        """Return a few words by which people know a row: its first text; empty where it was not recorded."""
+        """Return a few words by which people know a row: what it asks; empty where it was not recorded."""
         return self.labels([row_key], length)[row_key]
 
     def labels(self, row_keys: Iterable[str], length: int = 50) -> dict[str, str]:
         """Return a few words for each of these rows; see `label`."""
-        groups = dict.fromkeys(row_keys, "")
-        for one in self.rollouts:
-            if one.index == 0 and groups.get(one.row_key) == "":
-                groups[one.row_key] = one.group
-        return {key: self._words(group, length) for key, group in groups.items()}
+        return {key: preview.question for key, preview in self.previews(row_keys, length).items()}
 
-    def _words(self, group: str, length: int) -> str:
-        row = self.row(group) if group else None
-        text = next((value for value in (row or {}).values() if isinstance(value, str) and value.strip()), "")
-        words = " ".join(text.split())
-        return words if len(words) <= length else words[: length - 1] + "…"
+    def previews(self, row_keys: Iterable[str], length: int) -> dict[str, RowPreview]:
+        """Return what these rows ask and expect, by their keys; empty texts where one was not recorded."""
+        recorded: dict[str, RolloutSummary | None] = dict.fromkeys(row_keys)
+        for rollout in self.rollouts:
+            if rollout.index == 0 and recorded.get(rollout.row_key, rollout) is None:
+                recorded[rollout.row_key] = rollout
+        previews: dict[str, RowPreview] = {}
+        for key, first in recorded.items():
+            previews[key] = RowPreview("", "")
+            with suppress(ValueError):  # a line whose conversation is damaged
+                line = {} if first is None else self.line(first.id)
+                if isinstance(row := line.get("row"), dict):
+                    question = question_of(row, prompt_of(line.get("messages") or ()))
+                    previews[key] = RowPreview(beginning(question, length), beginning(expected_of(row), length))
+        return previews
+
+    def messages(self, rollout: str) -> list[Any]:
+        """Return the conversation of a rollout without reading its tokens; empty where it cannot be read."""
+        with self.open() as file:
+            file.seek(self.summary(rollout).begin)
+            line = file.readline()
+        conversation = line.partition(CONVERSATION)[2]
+        end = conversation.rfind(TURNS, 0, conversation.rfind(SEQUENCES))
+        try:
+            messages = read_own_json(b"[" + conversation[:end] + b"]")
+        except ValueError:
+            return []
+        return messages if isinstance(messages, list) else []
+
+
+@dataclass(frozen=True, slots=True)
+class RowPreview:
+    """The beginnings of what a row asks and of what it expects; empty where nobody knows."""
+
+    question: str
+    expected: str
+
+
+def question_of(row: Mapping[str, Any], prompt: str) -> str:
+    """Return what a row asks: a column that says so, else its prompt, where no column is a sentence."""
+    texts = {
+        name: value
+        for name, value in row.items()
+        if isinstance(value, str) and value.strip() and name.lower() not in EXPECTED
+    }
+    asked = [value for name, value in texts.items() if name.lower() in ASKED]
+    sentences = [value for value in texts.values() if sum(map(str.isalpha, value.split())) > 2]
+    return next(iter((*asked, *sentences)), "") or prompt or max(texts.values(), key=len, default="")
+
+
+def prompt_of(messages: Iterable[Any]) -> str:
+    """Return what a model was asked first."""
+    asked = (one for one in messages if isinstance(one, dict) and one.get("role") == "user")
+    return text_of(next(asked, {}).get("content"))
+
+
+def text_of(content: Any) -> str:
+    """Return what a message says as one text; parts that are no text as JSON."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(
+            str(part["text"]) if isinstance(part, dict) and isinstance(part.get("text"), str) else text_of(part)
+            for part in content
+        )
+    return json.dumps(content, ensure_ascii=False, indent=1, default=str)
+
+
+def expected_of(row: Mapping[str, Any]) -> str:
+    """Return what a row expects, as a text; empty where no column is known to hold it."""
+    value = next((value for name, value in row.items() if name.lower() in EXPECTED and value is not None), "")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def beginning(text: str, length: int) -> str:
+    """Return the first words of a text, in one line of at most `length` characters."""
+    words = " ".join(text[: 8 * length].split())
+    return words if len(words) <= length else words[: length - 1] + "…"
 
 
 def summary_of(line: bytes, begin: int) -> RolloutSummary:

@@ -18,7 +18,7 @@ from typing import Any
 
 from hermes_rl.reading.overview import overview
 from hermes_rl.reading.record import RolloutSummary, RunRecord
-from hermes_rl.reading.shown import Screen, shown_prompt, shown_rollout, shown_summary, shown_tokens, tokenizer_of
+from hermes_rl.reading.shown import Screen, shown_previews, shown_prompt, shown_rollout, shown_tokens, tokenizer_of
 from hermes_rl.rollouts.rollout import RolloutState
 from hermes_rl.runs.journal import write_atomically
 
@@ -93,7 +93,7 @@ def report(record: RunRecord) -> str:
     return page(
         {
             "overview": told,
-            "rollouts": Screen().value([shown_summary(one) for one in chosen]),
+            "rollouts": Screen().value(shown_previews(record, chosen)),
             "details": details,
         }
     )

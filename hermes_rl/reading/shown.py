@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hermes_rl.agent.result import reasoning_of
 from hermes_rl.errors import UserError
-from hermes_rl.reading.record import RolloutSummary, RunRecord
+from hermes_rl.reading.record import EXPECTED, RolloutSummary, RunRecord, beginning, prompt_of, text_of
 from hermes_rl.tokens.load import load_tokenizer
 from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tokens.transcript import MASKED_LOGPROB, TokenSequence, unpacked
@@ -32,8 +32,8 @@ JOINED = 8
 """Tokens that together may make one character."""
 BEFORE = 100
 """Tokens of the prompt that are shown before the first sampled one."""
-EXPECTED = {"answer", "expected", "target", "solution", "reference", "label", "gold", "ground_truth", "goal_state"}
-"""Columns of a row that usually hold what is expected."""
+PREVIEW = 160
+"""Characters of a question, and of an answer, in a line of a table."""
 
 
 @dataclass
@@ -103,6 +103,38 @@ def shown_summary(one: RolloutSummary) -> dict[str, Any]:
     }
 
 
+def shown_previews(record: RunRecord, rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
+    """Return rollouts as lines of a table, each with the beginnings of what was asked and answered."""
+    rows = record.previews({rollout.row_key for rollout in rollouts}, PREVIEW)
+    lines = []
+    for rollout in rollouts:
+        messages = [message for message in record.messages(rollout.id) if isinstance(message, dict)]
+        # The row may lie in a line that was not written yet; what the model was asked is there.
+        question = rows[rollout.row_key].question or prompt_of(messages)
+        answer = _answer(messages) if rollout.turns else ""
+        previews = {"question": beginning(question, PREVIEW), "answer": beginning(answer, PREVIEW)}
+        lines.append({**shown_summary(rollout), **previews})
+    return lines
+
+
+def _answer(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a model said last, or which tool it called where it said nothing."""
+    empty: Mapping[str, Any] = {}
+    last = next((message for message in reversed(messages) if message.get("role") == "assistant"), empty)
+    calls = last.get("tool_calls") or ()
+    return text_of(last.get("content")).strip() or " ".join(_call(call) for call in calls if isinstance(call, dict))
+
+
+def _call(call: Mapping[str, Any]) -> str:
+    function = call.get("function") or {}
+    return f"{function.get('name')} {text_of(function.get('arguments'))}"
+
+
+def shown_rows(record: RunRecord, row_keys: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the beginnings of what these rows ask and expect, by their keys."""
+    return {key: asdict(preview) for key, preview in record.previews(row_keys, PREVIEW).items()}
+
+
 def shown_rollout(record: RunRecord, rollout: str, screen: Screen) -> dict[str, Any]:
     """Return all of a rollout but its tokens.
 
@@ -154,7 +186,7 @@ def _messages(line: Mapping[str, Any]) -> list[dict[str, Any]]:
         prompt = place < line.get("prompt_length", 0)
         if message["role"] == "tool" and message.get("tool_call_id") in calls:
             # An id may come again in a later turn, and then stands for the call of that turn.
-            calls.pop(message["tool_call_id"])["result"] = _text(message.get("content"))
+            calls.pop(message["tool_call_id"])["result"] = text_of(message.get("content"))
             continue
         if message["role"] == "assistant" and not prompt:
             turn += 1
@@ -162,14 +194,14 @@ def _messages(line: Mapping[str, Any]) -> list[dict[str, Any]]:
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
             known = took.get((turn, call.get("id")), {})
-            told = {"name": str(function.get("name")), "arguments": _text(function.get("arguments")), "result": None}
+            told = {"name": str(function.get("name")), "arguments": text_of(function.get("arguments")), "result": None}
             told |= {"seconds": known.get("seconds"), "error": known.get("error")}
             made.append(told)
             calls[str(call.get("id"))] = told
         found.append(
             {
                 "role": str(message["role"]),
-                "text": _text(message.get("content")),
+                "text": text_of(message.get("content")),
                 "reasoning": reasoning_of(message),
                 "calls": made,
                 "prompt": prompt,
@@ -177,20 +209,6 @@ def _messages(line: Mapping[str, Any]) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def _text(content: Any) -> str:
-    """Return what a message says as one text; parts that are no text as JSON."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        return "\n".join(
-            str(part["text"]) if isinstance(part, dict) and isinstance(part.get("text"), str) else _text(part)
-            for part in content
-        )
-    return json.dumps(content, ensure_ascii=False, indent=1, default=str)
 
 
 def _schemas(record: RunRecord, line: Mapping[str, Any], members: Sequence[RolloutSummary]) -> Any:

@@ -46,12 +46,12 @@ class Interval:
         return cls(mean([score for row in scores for score in row]), *(interval(scores) or ()))
 
 
-def headline(rollouts: Sequence[RolloutSummary], played: int) -> dict[str, Any]:
+def headline(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary]) -> dict[str, Any]:
     """Return what a list of runs says of one.
 
     Args:
         rollouts: those that count.
-        played: all of them, failed attempts included.
+        lines: all of them, failed attempts included.
     """
     score = Interval.of(rollouts)
     return {
@@ -60,7 +60,8 @@ def headline(rollouts: Sequence[RolloutSummary], played: int) -> dict[str, Any]:
         "rows": len({one.row_key for one in rollouts}),
         "scored": sum(one.score is not None for one in rollouts),
         "failed": sum(RolloutState(one.state).given_up for one in rollouts),
-        "attempts": played,
+        "attempts": len(lines),
+        "failed_attempts": sum(RolloutState(line.state).given_up for line in lines),
         "model": next((one.model for one in rollouts if one.model), None),
         "mean": score.mean,
         "low": score.low,

@@ -28,7 +28,7 @@ from hermes_rl.runs.exact import require_same_tokenizer
 from hermes_rl.runs.groups import GroupsFile
 from hermes_rl.runs.player import Opening, encoder_of
 from hermes_rl.runs.progress import Progress, RunStatus, WandbLog, wandb_log
-from hermes_rl.runs.provenance import provenance
+from hermes_rl.runs.provenance import moment, provenance
 from hermes_rl.runs.regrading import Grading, bring_up_to_date
 from hermes_rl.runs.run import Plan, PlaysGroups, RowSource, Run, RunBudget
 from hermes_rl.runs.run_log import run_log
@@ -284,6 +284,7 @@ async def open_run(spec: Spec, launch: Launch, own: OwnCode | None = None) -> As
                         directory.add_images(compiled.images)
                         directory.add(
                             {
+                                "ended": moment(),
                                 "retried": opened.retried.record(),
                                 "lost": run.losses.record(),
                                 "usage": records.store.usage,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import platform
-import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import zip_longest
 from pathlib import Path
@@ -55,7 +55,7 @@ def provenance(
         "hermes_rl": __version__,
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "started": moment(),
         "spec": spec.source,
         **({} if spec.repository is None else {"repository": spec.repository}),
         "demo": spec.demo,
@@ -70,6 +70,11 @@ def provenance(
         "parts": fingerprint_parts(spec, mode),
         "tool_servers": dict(tool_servers or {}),
     }
+
+
+def moment() -> str:
+    """Return the time as `run.json` says it, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _sampling(server: Server, agent: Agent) -> dict[str, Any]:

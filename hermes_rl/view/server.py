@@ -123,6 +123,10 @@ def _answer_of_rollouts(app: FastAPI, shelf: Shelf) -> None:
     async def rollout(run: str, rollout: str) -> Response:
         return JSONResponse(await in_thread(lambda: shelf.rollout(run, rollout)))
 
+    @app.get("/api/runs/{run}/beside/{rollout:path}")
+    async def beside(run: str, rollout: str, request: Request) -> Response:
+        return JSONResponse(await in_thread(lambda: shelf.beside(run, rollout, request.query_params)))
+
     @app.get("/api/runs/{run}/tokens/{rollout:path}")
     async def tokens(run: str, rollout: str, sequence: int = 0, begin: int = 0) -> Response:
         return JSONResponse(await in_thread(lambda: shelf.tokens(run, rollout, sequence, begin, TOKENS)))

@@ -20,9 +20,10 @@ from typing import Any
 
 from hermes_rl.errors import UserError
 from hermes_rl.reading.compare import compare_runs
-from hermes_rl.reading.overview import card, overview, running
+from hermes_rl.reading.overview import card, overview, running, success_in
 from hermes_rl.reading.record import RunRecord, find_runs
-from hermes_rl.reading.shown import Screen, shown_prompt, shown_rollout, shown_summary, shown_tokens, tokenizer_of
+from hermes_rl.reading.shown import Screen, shown_previews, shown_prompt, shown_rollout, shown_tokens, tokenizer_of
+from hermes_rl.reading.summary import has_passed
 from hermes_rl.runs.store import ROLLOUTS, Line
 from hermes_rl.service.refusals import wrong
 from hermes_rl.tokens.tokenizer import Tokenizer
@@ -232,7 +233,7 @@ class Shelf:
             places = self._places(run, record, query, known)
             found, looked = query.page(record, places, begin, PAGE)
             more = f"{record.generation}-{known}-{looked}" if looked < len(places) else None
-            shown = Screen().value([shown_summary(record.rollouts[place]) for place in found])
+            shown = Screen().value(shown_previews(record, [record.rollouts[place] for place in found]))
         return {"rollouts": shown, "fit": len(places), "looked": looked, "total": known, "cursor": more}
 
     def _places(self, run: OpenRun, record: RunRecord, query: RolloutQuery, known: int) -> array[int]:
@@ -243,6 +244,41 @@ class Shelf:
         while len(run.ordered) > ORDERED:
             run.ordered.popitem(last=False)
         return run.ordered[key]
+
+    def beside(self, name: str, rollout: str, asked: Mapping[str, str]) -> dict[str, Any]:
+        """Return the rollout that comes after one in a list, and where to look on while none was come upon.
+
+        Args:
+            name: of the run.
+            rollout: from which the next one is looked for; where it is not in the list, its beginning.
+            asked: the filter and the order of the list; `backwards`: the one before it; `failed`: the next one that
+                did not pass; `cursor`: where an earlier answer ended.
+
+        Raises:
+            UserError: the run, or the rollout, is not there.
+            Refused: what is asked makes no sense.
+        """
+        asked = dict(asked)
+        backwards, failed, begin = (asked.pop(key, "") for key in ("backwards", "failed", "cursor"))
+        if begin and not (begin.isascii() and begin.isdigit() and len(begin) < 15):
+            raise wrong("filter", "cursor", "it is none that an answer gave")
+        query = RolloutQuery.of(asked)
+        with self._using(name) as run:
+            record = self._holding(run, rollout)
+            places = self._places(run, record, query, len(record.rollouts))
+            own = record.number(rollout) - 1 if record.has(rollout) else -1
+            at = places.index(own) if own in places else None
+            if backwards:
+                places = places[:at][::-1] if at is not None else array("l")
+            elif at is not None:
+                places = places[at + 1 :]
+            if failed:
+                success = success_in(record)
+                places = array("l", (place for place in places if not has_passed(record.rollouts[place], success)))
+            chosen, looked = query.page(record, places, int(begin or 0), 1)
+            following = record.rollouts[chosen[0]].id if chosen else None
+        more = str(looked) if following is None and looked < len(places) else None
+        return {"id": following, "cursor": more}
 
     def rollout(self, name: str, rollout: str) -> dict[str, Any]:
         """Return a rollout."""

@@ -117,3 +117,19 @@ def test_files_of_a_run_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (run / "rollouts.jsonl").mkdir()
     with pytest.raises(UserError, match=r"rollouts.jsonl cannot be read: Is a directory"):
         RunRecord(run).refresh()
+
+
+@pytest.mark.parametrize(
+    ("row", "label"),
+    [
+        ({"level": "hard", "question": "What is two and two?", "answer": "four of them"}, "What is two and two?"),
+        ({"id": "q-17", "text": "Name the largest sea of all."}, "Name the largest sea of all."),
+        ({"context": "A long text about the sea.", "problem": "How deep is it?"}, "How deep is it?"),
+        ({"level": "难", "question": "地球上最深的海在哪里"}, "地球上最深的海在哪里"),
+        ({"level": "hard", "answer": "42"}, "What is a?"),
+    ],
+)
+def test_a_row_is_known_by_what_it_asks(tmp_path: Path, row: dict[str, Any], label: str) -> None:
+    record = RunRecord(write_run(tmp_path / "run", [{**recorded("a"), "row": row}]))
+    record.refresh()
+    assert record.label("a") == label

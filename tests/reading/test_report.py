@@ -129,6 +129,7 @@ def test_nothing_hostile_is_more_than_text(tmp_path: Path) -> None:
         "link",
         "style",
         "body",
+        "button",
         "header",
         "a",
         "nav",

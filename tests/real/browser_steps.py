@@ -100,6 +100,7 @@ def walk(program: str, url: str, origin: str, folder: str, axe: str, scheme: str
         page.get_by_role("row").filter(has_text=folder).get_by_role("link").first.click()
         expect(page.get_by_role("heading", name="Numbers")).to_be_visible()
         look("run")
+        unfold_filters(page)
         page.get_by_label("Value of").select_option("file_matches")
         page.get_by_label("from", exact=True).fill("1")
         page.get_by_label("Sort by").select_option("tokens")
@@ -108,7 +109,7 @@ def walk(program: str, url: str, origin: str, folder: str, axe: str, scheme: str
         expect(page.get_by_role("link", name="Clear")).to_be_visible()
         rows = page.get_by_role("region", name="Rollouts").locator("tbody tr")
         expect(rows.first).to_contain_text("1.000")
-        found["scores"] = [row.locator("td").nth(1).inner_text() for row in rows.all()]
+        found["scores"] = [row.locator("td").nth(0).inner_text() for row in rows.all()]
         found["sorted"] = page.locator("th[aria-sort]").inner_text()
         look("filtered")
         rows.first.get_by_role("link").first.click()
@@ -226,6 +227,100 @@ def keyboard(program: str, url: str, origin: str, folder: str) -> Any:
         return {"pressed": pressed, "unseen": unseen, "told": told, **watched.done(origin)}
 
 
+def moved(page: Page, before: str) -> str:
+    """Wait until another rollout is shown, and return its address; the page's policy lets no waiting code in."""
+    deadline = time.monotonic() + PATIENCE / 1000
+    while page.evaluate("location.hash") == before:
+        assert time.monotonic() < deadline, before
+        page.wait_for_timeout(50)
+    expect(page.get_by_role("heading", name="Conversation")).to_be_visible()
+    return str(page.evaluate("location.hash"))
+
+
+def searched(page: Page, press: Callable[..., None]) -> tuple[list[str], list[str]]:
+    """Search a text, go through what has it, and back; return the list, and the rollouts that were gone through."""
+    press("search", "/")
+    page.keyboard.type("squares")
+    press("search", "Enter")
+    expect(page.get_by_role("link", name="Clear")).to_be_visible()
+    matches = page.eval_on_selector_all("[aria-label=Rollouts] tbody a", "all => all.map(a => a.hash)")
+    listed = str(page.evaluate("location.hash"))
+    press("next match", "j", "Enter")
+    followed = [moved(page, listed)]
+    for _ in matches[1:]:
+        press("next match", "j")
+        followed.append(moved(page, followed[-1]))
+    press("end", "j")
+    expect(page.get_by_role("status").first).to_have_text("The list ends here.")
+    page.go_back()
+    expect(page.get_by_role("link", name="Clear")).to_be_visible()
+    focused = page.evaluate("document.activeElement.hash")
+    assert focused == followed[-1], focused
+    return matches, followed
+
+
+def unfold_filters(page: Page) -> None:
+    """Show the filters, which are folded where the window is narrow."""
+    if not page.get_by_label("Value of").is_visible():
+        page.get_by_text("Filter and sort", exact=True).click()
+
+
+def keys(program: str, url: str, origin: str, width: int) -> Any:
+    """Do what people do all day with single keys, and count them."""
+    with browser(program) as chromium:
+        watched = Watched(chromium.new_context(viewport={"width": width, "height": 500}))
+        page, used = watched.page, dict[str, int]()
+        shows_rollout = page.get_by_role("heading", name="Conversation")
+        shows_run = page.get_by_role("heading", name="Numbers", exact=True)
+
+        def press(task: str, *pressed: str) -> None:
+            for key in pressed:
+                page.keyboard.press(key)
+            used[task] = used.get(task, 0) + len(pressed)
+
+        page.goto(url)
+        expect(page.locator("tbody tr")).to_have_count(2)
+        press("compare", "j", "c", "j", "c")
+        expect(page.locator("main h1")).to_have_text("Two runs compared")
+        press("back from compare", "u")
+        expect(page.locator("main h1")).to_have_text("Runs")
+        press("failed", "k", "Enter")  # the later of the two has the focus
+        expect(shows_run).to_be_visible()
+        listed: list[dict[str, str]] = page.eval_on_selector_all(
+            "[aria-label=Rollouts] tbody tr",
+            "rows => rows.map(row => ({"
+            "href: row.querySelector('a').getAttribute('href'), question: row.querySelector('a').textContent, "
+            "failed: row.querySelector('a').dataset.entry, right: row.cells[1].getBoundingClientRect().right, "
+            "score: row.cells[1].textContent, top: row.getBoundingClientRect().top + scrollY}))",
+        )
+        failed = [row["href"] for row in listed if row["failed"]]
+        press("failed", "n", "n", "n", "Enter")
+        expect(shows_rollout).to_be_visible()
+        at = str(page.evaluate("location.hash"))
+        seen = [at]
+        press("next failed", "n")
+        seen.append(moved(page, at))
+        press("back", "u")
+        expect(shows_run).to_be_visible()
+        returned = {
+            "entry": page.evaluate("document.activeElement.getAttribute('href')"),
+            "top": page.evaluate("document.activeElement.getBoundingClientRect().top"),
+        }
+        matches, followed = searched(page, press)
+        press("help", "?")
+        expect(page.get_by_role("dialog")).to_contain_text("next one that failed")
+        press("help", "Escape")
+        expect(page.get_by_role("dialog")).not_to_be_visible()
+        page.evaluate("location.hash = '#nowhere'")
+        expect(page.locator("main h1")).to_have_text("This page cannot be shown")
+        crumbs = page.locator("#crumbs").inner_text()
+        ours = [text for text in watched.wrong if "404" not in text]  # the browser says it of an address that is wrong
+        return {
+            "used": used, "listed": listed, "failed": failed, "seen": seen, "returned": returned,
+            "matches": matches, "followed": followed, "crumbs": crumbs, **watched.done(origin), "wrong": ours,
+        }  # fmt: skip
+
+
 def hostile(program: str, pages: list[str], origin: str) -> Any:
     """Look at everything of rollouts that want to be more than text."""
     seen = []
@@ -305,7 +400,9 @@ def large(program: str, url: str, origin: str, run: str) -> Any:
         return {"first": first, "whole": whole, "elements": elements, **watched.done(origin)}
 
 
-STEPS: dict[str, Callable[..., Any]] = {one.__name__: one for one in (walk, refused, keyboard, hostile, growing, large)}
+STEPS: dict[str, Callable[..., Any]] = {
+    one.__name__: one for one in (walk, refused, keyboard, keys, hostile, growing, large)
+}
 
 if __name__ == "__main__":
     print(json.dumps(STEPS[sys.argv[1]](**json.loads(sys.argv[2]))))

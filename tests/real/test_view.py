@@ -106,6 +106,22 @@ def test_a_keyboard_is_enough(viewed: Viewed) -> None:
     assert found["wrong"] == [] and found["outside"] == []
 
 
+@pytest.mark.parametrize("width", [400, 1400])
+def test_single_keys_lead_through_a_run_and_back_to_its_place(viewed: Viewed, width: int) -> None:
+    found = step("keys", url=f"{viewed.url}?token={viewed.token}", origin=viewed.url, width=width)
+    assert found["used"]["compare"] == 4 and found["used"]["failed"] == 6
+    assert {found["used"][task] for task in ("next failed", "back", "end")} == {1}
+    assert found["listed"][0]["top"] < 600, "the page of a run begins with its rollouts"
+    assert all(row["right"] <= width and row["score"][1] == "." for row in found["listed"]), "each score is in sight"
+    assert found["listed"][0]["question"].startswith("Create the file")
+    assert [found["failed"].index(address) for address in found["seen"]] == [2, 3], "the next failed ones of the list"
+    assert found["returned"]["entry"] == found["seen"][-1]
+    assert 0 <= found["returned"]["top"] < 500, "it is in sight"
+    assert found["followed"] == found["matches"] and len(found["matches"]) > 1
+    assert "terminal-files" not in found["crumbs"], "a wrong address leaves nothing of the page before it"
+    assert found["wrong"] == [] and found["outside"] == []
+
+
 def test_a_hostile_rollout_is_text(tmp_path: Path) -> None:
     run = write_run(tmp_path / "bad", [hostile_line(), recorded("good")], name=HOSTILE[0])
     report = write_report(run).as_uri()

@@ -161,3 +161,79 @@ def test_a_search_reads_what_was_said_and_not_how_it_is_written(tmp_path: Path, 
     asked = RolloutQuery(text=text)
     places, _ = asked.page(record, asked.chosen(record.rollouts), 0, 50)
     assert [record.rollouts[place].row_key for place in places] == rows
+
+
+def test_lines_of_lists_say_what_was_asked_and_answered(tmp_path: Path) -> None:
+    lines = [recorded(str(row), size=2, index=index, text=f"It is {index}.") for row in range(2) for index in (1, 0)]
+    for line in lines[1::2]:
+        line["row"] = {"level": "hard", **line["row"]}
+    runs = Shelf([write_run(tmp_path / "run", lines)])
+    (name,) = names(runs)
+    listed = runs.rollouts(name, {})["rollouts"]
+    assert [(one["question"], one["answer"]) for one in listed] == [
+        ("What is 0?", "It is 1."), ("What is 0?", "It is 0."), ("What is 1?", "It is 1."), ("What is 1?", "It is 0."),
+    ]  # fmt: skip
+    rows = runs.overview(name)[1]["by_row"]["rows"]
+    assert [(row["question"], row["expected"]) for row in rows] == [("What is 0?", "0"), ("What is 1?", "1")]
+    assert runs.runs()["runs"][0]["question"] == "What is 0?"
+
+
+def test_a_line_without_a_conversation_or_a_row_is_listed_all_the_same(tmp_path: Path) -> None:
+    silent, called, alone = recorded("a", score=None), recorded("b"), recorded("c", index=1, size=2)
+    silent |= {"messages": [], "turns": 0, "row": None}
+    del called["messages"][2:]
+    runs = Shelf([write_run(tmp_path / "run", [silent, called, alone])])
+    listed = runs.rollouts(names(runs)[0], {})["rollouts"]
+    assert [(one["question"], one["answer"]) for one in listed] == [
+        ("", ""), ("What is b?", 'terminal {"command": "ls"}'), ("What is c?", "It is done."),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "rows"),
+    [
+        ({}, ["1", "2", "3", "4", "5"]),
+        ({"failed": "1"}, ["2", "4"]),
+        ({"sort": "score"}, ["2", "4", "1", "3", "5"]),
+        ({"least": "0.6"}, ["1", "3", "5"]),
+        ({"text": "what is 5"}, ["5"]),
+        ({"backwards": "1"}, []),
+        ({"text": "nowhere"}, []),
+    ],
+)
+def test_the_next_rollout_follows_the_filter(
+    tmp_path: Path, asked: dict[str, str], rows: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query, "PATIENCE", 0.0)
+    lines = [recorded(str(row), score=1.0 if row % 2 else row / 8) for row in range(6)]
+    runs = Shelf([write_run(tmp_path / "run", lines)])
+    (name,) = names(runs)
+    seen, at, cursor = [], "0:0-0", ""
+    while True:
+        beside = runs.beside(name, at, {**asked, "cursor": cursor})
+        cursor = beside["cursor"] or ""
+        if beside["id"] is not None:
+            at = beside["id"]
+            seen.append(at.partition(":")[0])
+        elif not cursor:
+            break
+    assert seen == rows
+    if seen:  # and back again
+        assert runs.beside(name, at, {**asked, "backwards": "1", "failed": ""})["id"] != at
+
+
+def test_attempts_that_failed_and_were_played_again_are_counted(tmp_path: Path) -> None:
+    lines = [*(recorded("a", score=None, attempt=attempt) for attempt in range(8)), recorded("a", attempt=8)]
+    runs = Shelf([write_run(tmp_path / "run", lines)])
+    names(runs)
+    (run,) = runs.runs()["runs"]
+    assert (run["failed"], run["failed_attempts"], run["attempts"]) == (0, 8, 9)
+
+
+def test_the_time_of_a_run_is_the_recorded_one_though_its_files_were_copied(tmp_path: Path) -> None:
+    times = {"started": "2026-11-01T10:00:00.000+00:00", "ended": "2026-11-01T10:00:10.500+00:00"}
+    write_run(tmp_path / "copied", [recorded("a")], **times)
+    write_run(tmp_path / "killed", [recorded("a")], started=times["started"])
+    runs = Shelf([tmp_path])
+    names(runs)
+    assert {Path(run["path"]).name: run["seconds"] for run in runs.runs()["runs"]} == {"copied": 10.5, "killed": None}

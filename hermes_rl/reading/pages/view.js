@@ -26,6 +26,7 @@ class Server {
   overview(run, version = null) { return this.ask(`runs/${encodeURIComponent(run)}`, {}, version); }
   rollouts(run, query) { return this.ask(`runs/${encodeURIComponent(run)}/rollouts`, query); }
   rollout(run, id) { return this.ask(`runs/${encodeURIComponent(run)}/rollouts/${encodeURIComponent(id)}`); }
+  beside(run, id, query) { return this.ask(`runs/${encodeURIComponent(run)}/beside/${encodeURIComponent(id)}`, query); }
   tokens(run, id, sequence, begin) {
     return this.ask(`runs/${encodeURIComponent(run)}/tokens/${encodeURIComponent(id)}`, { sequence, begin });
   }
@@ -52,6 +53,13 @@ class Report {
     return found;
   }
   artifact() { return null; }
+
+  async beside(run, id, { backwards, failed: onlyFailed, cursor, ...query }) {
+    const { rollouts } = await this.rollouts(run, query);
+    const at = rollouts.findIndex((one) => one.id === id);
+    const rest = backwards ? rollouts.slice(0, Math.max(at, 0)).reverse() : rollouts.slice(at + 1);
+    return { id: rest.find((one) => !onlyFailed || !passed(one, this.data.overview))?.id ?? null, cursor: null };
+  }
 
   async rollouts(run, query) {
     const fits = (one) => {
@@ -140,6 +148,9 @@ const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
 function count(value) { return value === null || value === undefined ? NONE : grouped.format(value); }
 
+/** A number with its noun, which takes an "s" in the plural. */
+function many(value, noun) { return `${count(value)} ${noun}${value === 1 ? "" : "s"}`; }
+
 function number(value) {
   if (typeof value !== "number") return value === null || value === undefined ? NONE : String(value);
   if (Number.isInteger(value)) return count(value);
@@ -175,7 +186,7 @@ const FEW = 5; // different values that are told in a table, since so few bars s
 
 function histogram(title, found, told = number, more = null) {
   if (!found || !found.count) return el("section", { class: "card" }, heading(3, title), el("p", {}, "No values."));
-  const summary = `${count(found.count)} ${found.count === 1 ? "value" : "values"} · mean ${told(found.mean)} · median ${told(found.median)}${more ? ` · ${more}` : ""}`;
+  const summary = `${many(found.count, "value")} · mean ${told(found.mean)} · median ${told(found.median)}${more ? ` · ${more}` : ""}`;
   if (found.bars.length <= FEW && found.bars.every((bar) => bar.from === bar.to)) {
     const rows = found.bars.map((bar) => el("tr", {}, el("th", { scope: "row" }, told(bar.from)), el("td", { class: "number" }, count(bar.count)),
       el("td", { class: "number" }, share(bar.count, found.count)), barCell(bar.count, found.count)));
@@ -207,7 +218,7 @@ function curve(title, values, told, low, high, note) {
   return el("section", { class: "card" },
     heading(3, title),
     svg("svg", { viewBox: "0 0 100 72", preserveAspectRatio: "none", role: "img",
-      "aria-label": `${title}, ${values.length} parts of the run in the order in which rollouts ended: ${values.map(told).join(", ")}` },
+      "aria-label": `${title}, ${many(values.length, "part")} of the run in the order in which rollouts ended: ${values.map(told).join(", ")}` },
     svg("line", { class: "axis", x1: 0, y1: 70.5, x2: 100, y2: 70.5 }), svg("polyline", { class: "curve", points: points.join(" ") })),
     el("div", { class: "ends", "aria-hidden": "true" }, el("span", {}, "first"), el("span", {}, "last")),
     el("p", {}, `${note} · axis from ${told(low)} to ${told(high)}`));
@@ -215,7 +226,7 @@ function curve(title, values, told, low, high, note) {
 
 function course(parts) {
   const values = parts.map((part) => part.mean);
-  const note = parts.length ? `each point is ${parts[0].count === 1 ? "a rollout" : `${count(parts[0].count)} rollouts`}` : "";
+  const note = parts.length ? `each point is ${many(parts[0].count, "rollout")}` : "";
   return curve("Mean score over the run", values, number, Math.min(0, ...values), Math.max(1, ...values), note);
 }
 
@@ -245,12 +256,23 @@ const main = document.getElementById("main");
 const live = document.getElementById("live");
 let drawn = 0; // which drawing is the latest: what an older one still waits for is not shown any more
 let timer = null;
-let arrive = null; // what a page does once it is shown
+let here = null; // the address that is shown
+let climbing = false; // whether the next page is returned to rather than opened
+let seeking = false; // whether the next page is opened for its search
+let go = null; // how the page that is shown goes to the rollout beside it
+let turnPage = null; // how the list that is shown goes on to its next page; false where it has none
+const left = new Map(); // by address, how a page was when it was left: how far scrolled, where its focus was, which page of its list
+
+function kept(hash) {
+  if (!left.has(hash)) left.set(hash, {});
+  return left.get(hash);
+}
 
 function place(crumbs, title) {
   const all = source.live ? [["Runs", []], ...crumbs] : crumbs;
-  document.getElementById("crumbs").replaceChildren(...all.map(([text, parts], at) => el("li", {},
-    at === all.length - 1 ? el("span", { "aria-current": "page" }, text) : link(text, parts))));
+  document.getElementById("crumbs").replaceChildren(...all.map(([text, parts, query], at) => el("li", {},
+    at === all.length - 1 ? el("span", { "aria-current": "page" }, text)
+      : link(text, parts, query, { "data-up": true, onclick: () => { climbing = true; } }))));
   document.title = title ? `${title} · hermes-rl` : "hermes-rl";
 }
 
@@ -261,10 +283,16 @@ function failed(error) {
 async function draw() {
   const turn = ++drawn;
   clearTimeout(timer);
-  arrive = null;
+  // A page that the browser, or a key, returns to is shown as it was left; one that a link opens begins at its top.
+  const before = here, hash = location.hash, returned = climbing || history.state?.seen === true, seek = seeking;
+  if (before !== null) kept(before).focus = document.activeElement?.getAttribute("href");
+  if (!returned) left.delete(hash);
+  history.replaceState({ seen: true }, "");
+  climbing = seeking = false;
+  go = turnPage = null;
   live.textContent = "";
+  const [path, asked] = hash.slice(1).split("?");
   try {
-    const [path, asked] = location.hash.slice(1).split("?");
     let parts = path.split("/").map(decodeURIComponent).filter((part) => part !== "");
     if (!parts.length && !source.live) parts = [source.data.overview.run];
     const query = Object.fromEntries(new URLSearchParams(asked ?? ""));
@@ -272,16 +300,107 @@ async function draw() {
       : parts[0] === "compare" && parts.length === 3 ? await comparePage(turn, parts[1], parts[2])
       : parts.length === 1 ? await runPage(turn, parts[0], query)
       : parts[1] === "group" && parts.length > 2 ? await groupPage(turn, parts[0], parts[2], query)
-      : await rolloutPage(turn, parts[0], parts[1]);
+      : parts.length === 2 ? await rolloutPage(turn, parts[0], parts[1], query)
+      : nowhere();
     if (turn !== drawn) return;
+    here = hash;
     main.replaceChildren(...page.flat(Infinity).filter(Boolean));
-    window.scrollTo(0, 0);
+    window.scrollTo(0, kept(hash).scroll ?? 0);
     if (turn > 1) main.focus({ preventScroll: true });
-    arrive?.();
+    if (returned) {
+      const links = [...main.querySelectorAll("a")];
+      const again = links.find((one) => one.hash === before) ?? links.find((one) => one.getAttribute("href") === kept(hash).focus);
+      again?.focus({ preventScroll: true });
+      again?.scrollIntoView({ block: "nearest" });
+    }
+    if (seek) search();
   } catch (error) {
-    if (turn === drawn) main.replaceChildren(failed(error));
+    if (turn !== drawn) return;
+    here = hash;
+    place(path ? [["not shown", []]] : [], "not shown");
+    main.replaceChildren(heading(1, "This page cannot be shown"), failed(error),
+      el("p", {}, source.live ? link("All runs", []) : link("The run", [source.data.overview.run])));
   }
 }
+
+function nowhere() { throw new Error("There is nothing at this address."); }
+
+// ----------------------------------------------------------------------------------------------------- Keyboard
+
+const KEYS = [["j", "next entry of a list; next rollout"], ["k", "the one before"], ["n", "next one that failed"], ["Enter", "open"],
+  ["c", "compare: press it at one run, then at another"], ["u, Escape", "back to the list, where it was left"], ["/", "search for a text"], ["?", "these keys"]];
+
+/** Whether a rollout has passed, as `hermes-rl show` counts it; one without a score has not. */
+function passed(one, run) { return one.score !== null && one.score >= run.success; }
+
+async function step(backwards, onlyFailed) {
+  if (go) return go(backwards, onlyFailed);
+  let from = document.activeElement;
+  for (;;) {
+    const all = [...main.querySelectorAll("a[data-entry]")];
+    const at = all.findIndex((one) => one === from || (from?.closest("tr, article")?.contains(one) ?? false));
+    const rest = backwards ? all.slice(0, Math.max(at, 0)).reverse() : all.slice(at + 1);
+    const next = rest.find((one) => !onlyFailed || one.dataset.entry === "failed");
+    if (next) {
+      live.textContent = "";
+      next.focus({ preventScroll: true });
+      return (next.closest("tr") ?? next).scrollIntoView({ block: "nearest" });
+    }
+    if (backwards || !turnPage || !await turnPage()) break;
+    from = null;
+  }
+  live.textContent = onlyFailed ? "No failed one follows in this list." : "The list ends here.";
+}
+
+function up() {
+  const above = [...document.querySelectorAll("#crumbs a")].at(-1);
+  if (above) above.click();
+  else if (location.hash.includes("?")) location.hash = location.hash.split("?")[0];
+}
+
+let toCompare = null; // the run that was chosen first
+
+function compare() {
+  const run = document.activeElement?.dataset.run;
+  if (!run || run === toCompare) live.textContent = "Choose a run with j and k, then press c; then do so with another one.";
+  else if (toCompare === null) live.textContent = "Choose the run that it is compared with, and press c again.";
+  else location.hash = address(["compare", toCompare, run]);
+  toCompare = run && toCompare === null ? run : null;
+}
+
+function search() {
+  const field = document.getElementById("by-text");
+  if (field) {
+    field.focus();
+    field.select();
+  } else if (go || main.querySelector(".group")) {
+    seeking = true;
+    up();
+  }
+}
+
+const help = el("dialog", { "aria-label": "Keys" }, el("h2", {}, "Keys"),
+  el("dl", { class: "row" }, KEYS.map(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)])),
+  el("form", { method: "dialog" }, el("button", { type: "submit" }, "Close")));
+document.body.append(help);
+const ACTS = { j: () => step(false, false), k: () => step(true, false), n: () => step(false, true), c: compare, u: up, Escape: up, "/": search,
+  "?": () => help.showModal() };
+let acting = Promise.resolve(); // keys that are pressed fast wait for the page that the one before them opens
+document.getElementById("keys").addEventListener("click", () => help.showModal());
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || help.open) return;
+  const field = event.target.closest("input:not([type=checkbox]), select");
+  if (field) {
+    if (event.key === "Escape") main.focus({ preventScroll: true });
+    return;
+  }
+  if (!Object.hasOwn(ACTS, event.key)) return;
+  event.preventDefault();
+  acting = acting.then(async () => {
+    while (here !== location.hash) await new Promise((wake) => setTimeout(wake, 10));
+    await ACTS[event.key]();
+  }).catch((error) => { live.textContent = error.message; });
+});
 
 /** Look again after a while, as long as the same page is shown. */
 function later(turn, seconds, look) {
@@ -311,7 +430,7 @@ async function runsPage(turn) {
     const same = known.length === found.runs.length && known.every((name, at) => name === found.runs[at].run);
     known = found.runs.map((run) => run.run);
     if (!same) choice.replaceChildren(found.runs.length > 1 ? compareForm(found.runs) : "");
-    body.replaceChildren(runsTable(found.runs), found.more ? el("p", { class: "quiet" }, `${count(found.more)} older runs are not listed.`) : "");
+    body.replaceChildren(runsTable(found.runs), found.more ? el("p", { class: "quiet" }, `Not listed: ${many(found.more, "older run")}.`) : "");
     if (key && document.activeElement === document.body) {
       [...body.querySelectorAll("a")].find((one) => one.getAttribute("href") === key)?.focus();
     }
@@ -323,23 +442,34 @@ async function runsPage(turn) {
 
 function runsTable(runs) {
   if (!runs.length) return el("p", {}, "There is no run yet.");
+  const SEEN = ["Run", "Mean score, 95 % interval", "Failures"]; // also where the window is narrow
   const columns = ["Run", "Mode", "Model", "Groups", "Rollouts", "Mean score, 95 % interval", "Failures", "Cost", "Started", "Time"];
   return scrolled("Runs", el("table", { class: "wide" },
-    el("thead", {}, el("tr", {}, columns.map((name, at) => el("th", { scope: "col", class: at > 2 ? "number" : null }, name)))),
+    el("thead", {}, el("tr", {}, columns.map((name, at) =>
+      el("th", { scope: "col", class: [at > 2 ? "number" : "", SEEN.includes(name) ? "" : "minor"].join(" ") }, name)))),
     el("tbody", {}, runs.map((run) => el("tr", {},
-      el("th", { scope: "row" }, link(run.spec ?? run.run, [run.run]), " ", run.running ? el("span", { class: "pill good" }, "running") : null,
+      el("th", { scope: "row" }, link(run.spec ?? run.run, [run.run], null, { "data-entry": run.failed || run.error ? "failed" : "", "data-run": run.run }), " ", run.running ? el("span", { class: "pill good" }, "running") : null,
+        run.question ? el("div", { class: "preview" }, run.question) : null,
+        el("div", { class: "quiet narrow" }, [run.mode, run.model, run.error ? null : many(run.rollouts, "rollout")].filter(Boolean).join(" · ")),
         el("div", { class: "quiet mono" }, run.path)),
-      el("td", {}, run.mode ?? NONE),
-      el("td", {}, run.model ?? NONE),
+      el("td", { class: "minor" }, run.mode ?? NONE),
+      el("td", { class: "minor" }, run.model ?? NONE),
       run.error ? el("td", { colspan: 7 }, run.error) : [
-        el("td", { class: "number" }, count(run.groups)),
-        el("td", { class: "number" }, count(run.rollouts), run.read < 1 ? el("div", { class: "quiet" }, `${share(run.read, 1)} read`) : null),
+        el("td", { class: "number minor" }, count(run.groups)),
+        el("td", { class: "number minor" }, count(run.rollouts), run.read < 1 ? el("div", { class: "quiet" }, `${share(run.read, 1)} read`) : null),
         el("td", { class: "number" }, score(run.mean), el("span", { class: "quiet" }, interval(run))),
-        el("td", { class: "number" }, run.failed ? el("span", { class: "bad" }, count(run.failed)) : "0"),
-        el("td", { class: "number" }, money(run.cost)),
-        el("td", { class: "number" }, moment(run.started)),
-        el("td", { class: "number" }, duration(run.seconds)),
+        el("td", { class: "number" }, failures(run)),
+        el("td", { class: "number minor" }, money(run.cost)),
+        el("td", { class: "number minor" }, moment(run.started)),
+        el("td", { class: "number minor" }, duration(run.seconds)),
       ])))));
+}
+
+/** Rollouts without a score in the end, and attempts that failed and were played again. */
+function failures(run) {
+  const again = run.failed_attempts - run.failed;
+  return [run.failed ? el("span", { class: "bad" }, count(run.failed)) : "0",
+    again > 0 ? el("small", { class: "quiet" }, ` · ${many(again, "attempt")} played again`) : null];
 }
 
 // ------------------------------------------------------------------------------------------------------ Two runs
@@ -360,7 +490,6 @@ function compareForm(runs) {
   return form;
 }
 
-const rowsOf = (many) => `${count(many)} ${many === 1 ? "row" : "rows"}`;
 const signed = (told) => (value) => value === null ? NONE : `${value > 0 ? "+" : ""}${told(value)}`;
 
 async function comparePage(turn, a, b) {
@@ -385,7 +514,7 @@ async function comparePage(turn, a, b) {
   const rows = (kind) => found[kind].map((row) => el("tr", {},
     el("th", { scope: "row" }, row.label || row.row_key, el("div", { class: "quiet mono" }, row.row_key)),
     el("td", {}, el("span", { class: kind === "broken" ? "pill bad" : "pill good" }, kind)),
-    el("td", { class: "number" }, link(`${row.a} of ${row.of}`, [a, row.shown_a])), el("td", { class: "number" }, link(`${row.b} of ${row.of}`, [b, row.shown_b]))));
+    el("td", { class: "number" }, link(`${row.a} of ${row.of}`, [a, row.shown_a])), el("td", { class: "number" }, link(`${row.b} of ${row.of}`, [b, row.shown_b], null, { "data-entry": kind === "broken" ? "failed" : "" }))));
   const changed = [...rows("broken"), ...rows("fixed")];
   const table = (label, columns, body, numbered) => scrolled(label, el("table", { class: "wide" },
     el("thead", {}, el("tr", {}, columns.map((text, at) => el("th", { scope: "col", class: numbered.includes(at) ? "number" : null }, text)))), el("tbody", {}, body)));
@@ -395,13 +524,13 @@ async function comparePage(turn, a, b) {
     el("nav", { class: "buttons", "aria-label": "Direction" }, link("exchange A and B", ["compare", b, a])),
     both.refusals.map((text) => el("p", { class: "note bad" }, `Graded differently, so that the scores do not mean the same: ${text}`)),
     both.warnings.map((text) => el("p", { class: "note" }, text)),
-    el("p", {}, el("strong", {}, both.verdict), `; ${rowsOf(found.score.rows)} graded in both.`,
+    el("p", {}, el("strong", {}, both.verdict), `; ${many(found.score.rows, "row")} graded in both.`,
       found.score.detectable === null ? "" : ` Four times in five, so many rows would show a true difference of ${number(found.score.detectable)} or more.`),
-    found.bounds ? el("p", { class: "note" }, `Without a score: ${count(found.ungraded_a)} rollouts in A, ${count(found.ungraded_b)} in B; graded, they could make the difference ${change(found.bounds[0])} to ${change(found.bounds[1])}.`) : null,
+    found.bounds ? el("p", { class: "note" }, `Without a score: ${many(found.ungraded_a, "rollout")} in A, ${count(found.ungraded_b)} in B; graded, they could make the difference ${change(found.bounds[0])} to ${change(found.bounds[1])}.`) : null,
     table("Differences", ["Mean of", "A", "B", "B − A", "95 % interval", "Chance"],
       [found.score, found.passes, ...found.measures.filter((one) => one.a || one.b)].map(measure), [1, 2, 3, 4]),
     heading(2, "Rows that changed"),
-    el("p", { class: "quiet" }, `${rowsOf(both.fixed)} fixed, ${count(both.broken)} broken (a pass scores ${number(found.success)} or more); sign test p = ${number(found.p)}. The numbers lead to a rollout that shows it.`),
+    el("p", { class: "quiet" }, `${many(both.fixed, "row")} fixed, ${count(both.broken)} broken (a pass scores ${number(found.success)} or more); sign test p = ${number(found.p)}. The numbers lead to a rollout that shows it.`),
     changed.length ? table("Rows that changed", ["Row", "Change", "Passed in A", "Passed in B"], changed, [2, 3]) : el("p", {}, "Every row passes as often in both."),
   ];
 }
@@ -438,8 +567,10 @@ async function runPage(turn, name, query) {
     later(turn, run.read < 1 ? 0.2 : run.running ? 2 : 5, look);
   };
   later(turn, run.read < 1 ? 0.2 : 2, look);
-  if (Object.keys(query).length) arrive = () => table.nodes[0].scrollIntoView();
-  return [head, heading(2, "Numbers"), figures, ...table.nodes, rows, ...runAbout(run)];
+  const jump = (text, node) => el("button", { type: "button", onclick: () => node.scrollIntoView() }, text);
+  const numbers = heading(2, "Numbers");
+  return [head, el("nav", { class: "buttons", "aria-label": "Parts of this page" }, jump("Numbers", numbers), jump("Rows", rows)),
+    ...table.nodes, numbers, figures, rows, ...runAbout(run)];
 }
 
 function runHead(run) {
@@ -448,7 +579,7 @@ function runHead(run) {
     ["Rollouts", [count(run.rollouts), el("small", {}, run.read < 1 ? ` ${source.live ? "read so far" : "are told of"} (${share(run.read, 1)})` : "")]],
     ["Groups", count(run.groups)],
     ["Rows", count(run.rows)],
-    ["Failures", run.failed ? el("span", { class: "bad" }, count(run.failed)) : "0"],
+    ["Failures", failures(run)],
     ["Tokens", count(run.tokens)],
     run.cost === null ? null : ["Cost", money(run.cost)],
     ["Time", duration(run.seconds)],
@@ -460,7 +591,7 @@ function runHead(run) {
     el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
     run.low === null ? null : el("p", { class: "quiet" },
       `95 % interval of the mean, rows taken as independent: ${score(run.low)} to ${score(run.high)}`),
-    run.torn ? el("p", { class: "note" }, `${count(run.torn)} lines of rollouts.jsonl cannot be read and are left out.`) : null,
+    run.torn ? el("p", { class: "note" }, `Of rollouts.jsonl ${many(run.torn, "line")} cannot be read and ${run.torn === 1 ? "is" : "are"} left out.`) : null,
     run.sampled ? el("p", { class: "note" }, run.sampled) : null,
   ].filter(Boolean);
 }
@@ -481,7 +612,7 @@ function runFigures(run, name) {
   return [
     histogram("Scores", run.scores),
     course(run.course) ?? "",
-    histogram("Spread of scores within groups", spread, number, spread ? `${count(spread.uniform)} of ${count(spread.groups)} groups are uniform` : null),
+    histogram("Spread of scores within groups", spread, number, spread ? `${count(spread.uniform)} of ${many(spread.groups, "group")} ${spread.uniform === 1 ? "is" : "are"} uniform` : null),
     run.rewards.map((one) => histogram(`Reward ${one.name}`, one)),
     small("How rollouts ended", ["Ending", "Rollouts", "Share", null], ended, "No rollout has ended."),
     small("Failed attempts by cause", ["Cause, and the last one", "Attempts"], causes, "No attempt failed."),
@@ -496,12 +627,13 @@ function runFigures(run, name) {
 }
 
 function runRows(run, name) {
-  const rows = run.by_row.rows.map((one) => el("tr", {}, el("th", { scope: "row" }, link(one.row_key, [name], { row: one.row_key }, { class: "mono" })),
+  const rows = run.by_row.rows.map((one) => el("tr", {}, el("th", { scope: "row" }, link(one.question || one.row_key, [name], { row: one.row_key }),
+      one.expected ? el("div", { class: "preview" }, `expected: ${one.expected}`) : null, el("div", { class: "quiet mono" }, one.row_key)),
     el("td", { class: "number" }, `${count(one.scored)} of ${count(one.rollouts)}`), el("td", { class: "number" }, score(one.mean)),
     el("td", { class: "number" }, one.least === null ? NONE : `${number(one.least)} to ${number(one.most)}`)));
   return [
     heading(2, "Rows"),
-    el("p", { class: "quiet" }, `${count(run.by_row.count)} rows${run.by_row.count > run.by_row.rows.length ? `; the ${count(run.by_row.rows.length)} with the lowest means are listed` : ""}, the lowest mean first.`),
+    el("p", { class: "quiet" }, `${many(run.by_row.count, "row")}${run.by_row.count > run.by_row.rows.length ? `; the ${count(run.by_row.rows.length)} with the lowest means are listed` : ""}, the lowest mean first.`),
     scrolled("Rows", el("table", { class: "wide" },
       el("thead", {}, el("tr", {}, ["Row", "Scored", "Mean", "Scores from, to"].map((text, at) => el("th", { scope: "col", class: at ? "number" : null }, text)))),
       el("tbody", {}, rows))),
@@ -518,19 +650,21 @@ function runAbout(run) {
 
 // --------------------------------------------------------------------------------------------- Rollouts of a run
 
-const COLUMNS = [["", "Rollout", "id"], ["", "Row", ""], ["score", "Score", "number"], ["", "Ending", ""], ["turns", "Turns", "number"],
-  ["tokens", "Tokens", "number"], ["calls", "Calls", "number"], ["tool_errors", "Failed calls", "number"], ["seconds", "Time", "number"]];
+const COLUMNS = [["", "Question and answer", "id"], ["score", "Score", "number"], ["", "Ending", "minor"], ["turns", "Turns", "number minor"],
+  ["tokens", "Tokens", "number minor"], ["calls", "Calls", "number minor"], ["tool_errors", "Failed calls", "number minor"],
+  ["seconds", "Time", "number minor"]];
 
 async function rolloutsSection(turn, name, query, run) {
   const list = el("div"), news = el("p", { role: "status" }), buttons = el("div", { class: "buttons" });
-  const before = []; // cursors of the pages that were shown before this one
+  const state = kept(location.hash);
+  const before = state.before ?? []; // cursors of the pages that were shown before this one
   let cursor = null, shown = 0;
   const show = async (from) => {
     buttons.querySelectorAll("button").forEach((button) => { button.disabled = true; });
     const found = await source.rollouts(name, { ...query, cursor: from });
     // A search in texts is done in pieces: a page that is not full goes on from where it stopped.
     while (turn === drawn && found.cursor && found.rollouts.length < 50 && query.text) {
-      news.textContent = `${count(found.looked)} of ${count(found.fit)} rollouts searched`;
+      news.textContent = `${count(found.looked)} of ${many(found.fit, "rollout")} searched`;
       const more = await source.rollouts(name, { ...query, cursor: found.cursor });
       found.rollouts.push(...more.rollouts);
       Object.assign(found, { cursor: more.cursor, looked: more.looked });
@@ -538,29 +672,31 @@ async function rolloutsSection(turn, name, query, run) {
     if (turn !== drawn) return;
     cursor = from;
     shown = found.total;
+    Object.assign(state, { before, cursor });
     news.replaceChildren();
     list.replaceChildren(rolloutsTable(name, query, found, run));
     const turnTo = (to, forward) => async () => {
       forward ? before.push(cursor) : before.pop();
       await show(to);
-      list.querySelector("a, button")?.focus();
+      list.querySelector("a")?.focus();
     };
+    turnPage = async () => Boolean(found.cursor) && (await turnTo(found.cursor, true)(), true);
     const told = query.text ? `${count(found.rollouts.length)} found on this page`
-      : `${count(found.fit)} of ${count(found.total)} ${found.sampled ? "sampled rollouts" : "rollouts"}`;
+      : `${count(found.fit)} of ${many(found.total, found.sampled ? "sampled rollout" : "rollout")}`;
     buttons.replaceChildren(
       el("button", { type: "button", disabled: !before.length, onclick: turnTo(before.at(-1), false) }, "Previous page"),
       el("button", { type: "button", disabled: !found.cursor, onclick: turnTo(found.cursor, true) }, "Next page"),
       el("span", { class: "quiet" }, told));
   };
-  await show(null);
+  await show(state.cursor ?? null);
   return {
-    nodes: [heading(2, "Rollouts"), filterForm(name, query, run), news, list, buttons],
+    nodes: [filterForm(name, query, run), news, list, buttons],
     grown(now, anew) {
       const more = now.attempts - shown;
       if (!anew && more <= 0) return;
       if (!anew && now.read < 1) return;
       const again = () => { before.length = 0; show(null).then(() => list.querySelector("a")?.focus()); };
-      news.replaceChildren(anew ? "The run was graded anew. " : `${count(more)} more rollouts. `,
+      news.replaceChildren(anew ? "The run was graded anew. " : `${many(more, "rollout")} more. `,
         el("button", { type: "button", onclick: again }, "Show them"));
     },
   };
@@ -579,6 +715,10 @@ function filterForm(name, query, run) {
       event.preventDefault();
       location.hash = address([name], Object.fromEntries(new FormData(form)));
     } },
+    field("Text", "by-text", el("input", { id: "by-text", type: "search", name: "text", value: query.text })),
+    el("button", { type: "submit" }, "Show"),
+    Object.keys(query).length ? link("Clear", [name]) : null,
+    el("details", { open: window.innerWidth > 700 }, el("summary", {}, "Filter and sort"), el("div", {},
     choice("Ending", "ending", run.endings.map((one) => one.name), "any"),
     choice("State", "state", ["scored", "left_out", "failed", "waiting"], "any"),
     choice("Tool called", "tool", run.tools.map((one) => one.name), "any"),
@@ -586,13 +726,10 @@ function filterForm(name, query, run) {
     choice("Value of", "reward", run.rewards.map((one) => one.name), "the score"),
     field("from", "by-least", el("input", { id: "by-least", type: "number", step: "any", name: "least", value: query.least })),
     field("to", "by-most", el("input", { id: "by-most", type: "number", step: "any", name: "most", value: query.most })),
-    field("Text", "by-text", el("input", { id: "by-text", type: "search", name: "text", value: query.text })),
     field("Sort by", "by-sort", el("select", { id: "by-sort", name: "sort" }, sorts.map((value) =>
       el("option", { value: value === "ended" ? "" : value, selected: (query.sort || "ended") === value }, words[value] ?? value.replace(":", " "))))),
-    box("descending", "descending"),
-    ["row", "group"].filter((key) => query[key]).map((key) => el("input", { type: "hidden", name: key, value: query[key] })),
-    el("button", { type: "submit" }, "Show"),
-    Object.keys(query).length ? link("Clear", [name]) : null);
+    box("descending", "descending"))),
+    ["row", "group"].filter((key) => query[key]).map((key) => el("input", { type: "hidden", name: key, value: query[key] })));
   return form;
 }
 
@@ -606,21 +743,23 @@ function rolloutsTable(name, query, found, run) {
         location.hash = address([name], { ...query, sort, descending: on ? !query.descending : true });
       } }, text) : text);
   };
-  const columns = [...COLUMNS.slice(0, 3), ...rewards.map((one) => [`reward:${one}`, one, "number"]), ...COLUMNS.slice(3)];
+  const columns = [...COLUMNS.slice(0, 2), ...rewards.map((one) => [`reward:${one}`, one, "number minor"]), ...COLUMNS.slice(2)];
   return scrolled("Rollouts", el("table", { class: "wide" },
     el("thead", {}, el("tr", {}, columns.map(head))),
     el("tbody", {}, found.rollouts.map((one) => el("tr", {},
-      el("th", { scope: "row", class: "id" }, link(one.id, [name, one.id], null, { class: "mono" }),
-        one.attempt ? el("span", { class: "quiet" }, ` attempt ${one.attempt + 1}`) : null),
-      el("td", {}, link(one.row_key, [name], { row: one.row_key }, { class: "mono" })),
+      el("th", { scope: "row", class: "id" },
+        link(one.question || one.id, [name, one.id], query, { "data-entry": passed(one, run) ? "" : "failed" }),
+        one.answer ? el("div", { class: "preview" }, `→ ${one.answer}`) : null,
+        el("div", { class: "quiet narrow" }, `${one.ending} · ${many(one.turns, "turn")} · ${duration(one.seconds)}`),
+        el("div", { class: "quiet" }, el("span", { class: "mono" }, one.id), one.attempt ? ` attempt ${one.attempt + 1}` : null)),
       el("td", { class: "number" }, scorePill(one)),
-      rewards.map((reward) => el("td", { class: "number" }, number(one.rewards[reward]))),
-      el("td", {}, one.ending, one.error ? el("div", { class: "quiet" }, one.error.slice(0, 120)) : null),
-      el("td", { class: "number" }, count(one.turns)),
-      el("td", { class: "number" }, count(one.prompt_tokens + one.completion_tokens)),
-      el("td", { class: "number" }, count(one.calls)),
-      el("td", { class: "number" }, one.call_errors ? el("span", { class: "bad" }, count(one.call_errors)) : "0"),
-      el("td", { class: "number" }, duration(one.seconds)))))));
+      rewards.map((reward) => el("td", { class: "number minor" }, number(one.rewards[reward]))),
+      el("td", { class: "minor" }, one.ending, one.error ? el("div", { class: "quiet" }, one.error.slice(0, 120)) : null),
+      el("td", { class: "number minor" }, count(one.turns)),
+      el("td", { class: "number minor" }, count(one.prompt_tokens + one.completion_tokens)),
+      el("td", { class: "number minor" }, count(one.calls)),
+      el("td", { class: "number minor" }, one.call_errors ? el("span", { class: "bad" }, count(one.call_errors)) : "0"),
+      el("td", { class: "number minor" }, duration(one.seconds)))))));
 }
 
 function scorePill(one) {
@@ -630,13 +769,26 @@ function scorePill(one) {
 
 // ------------------------------------------------------------------------------------------------------ A rollout
 
-async function rolloutPage(turn, name, id) {
+async function rolloutPage(turn, name, id, query) {
   const run = await source.overview(name);
   const one = await source.rollout(name, id);
   if (turn !== drawn) return [];
-  place([[run.spec ?? name, [name]], [id, [name, id]]], id);
-  const at = one.members.findIndex((member) => member.id === id);
-  const beside = (step, text) => one.members[at + step] && at >= 0 ? link(text, [name, one.members[at + step].id]) : null;
+  place([[run.spec ?? name, [name], query], [id, [name, id]]], id);
+  go = async (backwards, onlyFailed) => {
+    let cursor = null;
+    live.textContent = "Looking …";
+    do { // a search for a text is done in pieces
+      const asked = { ...query, backwards: backwards ? 1 : null, failed: onlyFailed ? 1 : null, cursor };
+      const found = await source.beside(name, id, asked);
+      if (turn !== drawn) return;
+      // In place of this one: the browser's way back leads to the list.
+      if (found.id !== null) return location.replace(address([name, found.id], query));
+      cursor = found.cursor;
+    } while (cursor !== null);
+    live.textContent = onlyFailed ? "No failed one follows in this list." : "The list ends here.";
+  };
+  const beside = (text, backwards, onlyFailed) => el("button", { type: "button", onclick: () =>
+    step(backwards, onlyFailed).catch((error) => { live.textContent = error.message; }) }, text);
   const folds = el("div");
   folds.append(...conversation(one));
   const all = (open) => () => folds.querySelectorAll("details").forEach((details) => { details.open = open; });
@@ -651,10 +803,10 @@ async function rolloutPage(turn, name, id) {
       ["Time", duration(one.seconds)],
     ].map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, value)))),
     one.error ? el("p", { class: "note bad" }, one.error) : null,
-    one.cut ? el("p", { class: "note" }, `${count(one.cut)} entries are not shown here; rollouts.jsonl has the whole rollout.`) : null,
-    el("nav", { class: "buttons", "aria-label": "Group" },
-      beside(-1, "← previous member"), beside(1, "next member →"),
-      one.members.length > 1 ? link(`${one.members.length} members side by side`, [name, "group", one.group]) : null,
+    one.cut ? el("p", { class: "note" }, `Not shown here: ${one.cut === 1 ? "1 entry" : `${count(one.cut)} entries`}; rollouts.jsonl has the whole rollout.`) : null,
+    el("nav", { class: "buttons", "aria-label": "Beside it in the list" },
+      beside("← previous", true, false), beside("next →", false, false), beside("next failed", false, true),
+      one.members.length > 1 ? link(`${many(one.members.length, "member")} side by side`, [name, "group", one.group]) : null,
       link("rollouts of this row", [name], { row: one.row_key })),
     el("div", { class: "split" },
       el("section", { "aria-labelledby": "conversation" },
@@ -665,12 +817,16 @@ async function rolloutPage(turn, name, id) {
   ];
 }
 
+const LONG = 600; // characters of a system prompt that is folded: it is the same in each rollout
+
 function conversation(one) {
   if (!one.messages.length) return [el("p", {}, "It has no conversation.")];
   return one.messages.map((message) => el("section", { class: `message ${/^[a-z]+$/.test(message.role) ? message.role : "other"}` },
     heading(3, [message.role, message.prompt ? " · prompt" : "", message.turn ? ` · turn ${message.turn}` : ""]),
-    message.reasoning ? fold(`Reasoning (${count(message.reasoning.length)} characters)`, () => pre(message.reasoning)) : null,
-    message.text ? pre(message.text, { class: message.text.length > 6000 ? "long" : null, tabindex: message.text.length > 6000 ? "0" : null }) : null,
+    message.reasoning ? fold(`Reasoning (${many(message.reasoning.length, "character")})`, () => pre(message.reasoning)) : null,
+    message.role === "system" && message.text.length > LONG
+      ? fold(`${message.text.slice(0, 90)} … (${many(message.text.length, "character")})`, () => pre(message.text))
+      : message.text ? pre(message.text, { class: message.text.length > 6000 ? "long" : null, tabindex: message.text.length > 6000 ? "0" : null }) : null,
     message.calls.map(toolCall)));
 }
 
@@ -715,7 +871,7 @@ function rowCard(one, level = 3) {
 function artifactCard(name, one) {
   if (!one.artifacts.length) return null;
   return el("section", { class: "card" }, heading(3, "Artifacts"), one.artifacts.map((artifact) => el("div", {},
-    el("p", {}, el("strong", {}, artifact.name), artifact.problem ? ` · ${artifact.problem}` : ` · ${count(artifact.bytes)} bytes in ${count(artifact.files_count ?? artifact.files.length)} files`),
+    el("p", {}, el("strong", {}, artifact.name), artifact.problem ? ` · ${artifact.problem}` : ` · ${many(artifact.bytes, "byte")} in ${many(artifact.files_count ?? artifact.files.length, "file")}`),
     el("ul", {}, artifact.files.map((file) => {
       const href = source.artifact(name, one.id, file);
       return el("li", {}, href ? el("a", { href, download: true, class: "mono" }, file) : el("span", { class: "mono" }, file));
@@ -830,12 +986,12 @@ async function groupPage(turn, name, group, query) {
   const further = (from, text) => from >= 0 && from < first.members.length ? link(text, [name, "group", group], { from }) : null;
   return [
     heading(1, ["Group ", el("code", {}, group)]),
-    el("p", { class: "quiet" }, `${first.members.length} members of row ${first.row_key}; mean score ${score(mean)}${scores.length > 1 && new Set(scores).size === 1 ? "; all scores are equal" : ""}`),
+    el("p", { class: "quiet" }, `${found.rollouts[0].question ? `${found.rollouts[0].question} · ` : ""}${many(first.members.length, "member")} of row ${first.row_key}; mean score ${score(mean)}${scores.length > 1 && new Set(scores).size === 1 ? "; all scores are equal" : ""}`),
     rowCard(first, 2),
     el("nav", { class: "buttons", "aria-label": "Members" }, begin ? further(Math.max(begin - BESIDE, 0), "← earlier members") : null, further(begin + BESIDE, "later members →")),
     el("div", { class: "group", role: "region", "aria-label": "Members side by side", tabindex: "0" }, members.map((one) => el("article", { "aria-label": `Member ${one.index + 1}` },
-      heading(2, link(`Member ${one.index + 1}`, [name, one.id])),
-      el("p", {}, scorePill(one), ` · ${one.ending} · ${count(one.turns)} turns · ${duration(one.seconds)}`),
+      heading(2, link(`Member ${one.index + 1}`, [name, one.id], { group }, { "data-entry": passed(one, run) ? "" : "failed" })),
+      el("p", {}, scorePill(one), ` · ${one.ending} · ${many(one.turns, "turn")} · ${duration(one.seconds)}`),
       one.problem ? failed(one.problem) : [rewardCard(one), el("p"), conversation({ ...one, messages: one.messages.filter((message) => !message.prompt) })]))),
   ];
 }
@@ -850,5 +1006,7 @@ if (source.live && new URLSearchParams(location.search).has("token")) {
   // The token is a cookie now; an address that is copied or sent does not give it away.
   history.replaceState(null, "", location.pathname + location.hash);
 }
+history.scrollRestoration = "manual"; // the browser would scroll before the page is there
+window.addEventListener("scroll", () => { if (here === location.hash) kept(here).scroll = window.scrollY; }, { passive: true });
 window.addEventListener("hashchange", draw);
 draw();

@@ -553,5 +553,6 @@ class Encoder:
             result.tool_schemas or None,
             sampled_from=result.prompt_length,
             turns=turns,
+            longest=result.max_trajectory_tokens,
         )
         rollout.sequences, rollout.no_tokens = encoded.sequences, encoded.reason

@@ -23,6 +23,7 @@ from hermes_rl.servers.base import (
     Sampled,
     Sampling,
     ServerConfig,
+    TrajectoryFull,
 )
 from hermes_rl.servers.client import Generation, HearsVersions, ScoresTokens, TokenSource
 from hermes_rl.servers.transport import AttemptFailed
@@ -182,6 +183,10 @@ class TokenServer:
     def _room(self, request: ChatRequest, prompt: RenderedPrompt, transcript: Transcript) -> int:
         """Return how many tokens this turn may have."""
         size, room = len(prompt.ids), [request.max_tokens] if request.max_tokens else []
+        if (bound := request.max_trajectory_tokens) is not None:
+            room.append(bound - size)
+            if room[-1] < 1:
+                raise TrajectoryFull(size, bound)
         if self._context is not None:
             room.append(self._context - size)
             if room[-1] < 1:

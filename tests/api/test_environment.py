@@ -183,6 +183,22 @@ async def test_a_context_that_is_full_ends_the_rollout_by_the_policys_doing(tmp_
     assert (ended.ending, ended.error, ended.score) == (Ending.TOKEN_BUDGET, None, 0.0)
 
 
+async def test_no_sequence_is_longer_than_the_bound_of_a_trajectory(tmp_path: Path) -> None:
+    async def chat(messages: list[dict[str, Any]], tools: Any) -> Any:
+        return "word " * 300
+
+    async with open_env(spec_in(tmp_path)) as env:
+        policy, row = Policy.chat(chat, tokenizer=small_tokenizer_path()), env.rows()[0]
+        free = (await env.play(row, policy)).examples()[0]
+        size = len(free.prompt_ids)
+        rollout = await env.play(row, policy, sampling={"max_trajectory_tokens": size + 50})
+        (example,) = rollout.examples()
+        assert example.prompt_ids + example.response_ids == (free.prompt_ids + free.response_ids)[: size + 50]
+        refused = await env.play(row, policy, sampling={"max_trajectory_tokens": size - 20}, replays=0)
+        assert (refused.score, refused.sequences) == (None, None)
+        assert "and agent.max_trajectory_tokens is" in str(refused.error)
+
+
 # ---------------------------------------------------------------------- failures
 
 

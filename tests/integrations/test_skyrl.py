@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.integrations.skyrl import HermesGenerator
+from hermes_rl.integrations.skyrl import HermesGenerator, _stand_ins
 from tests.api.summing import COMPARED, Sampler, sampled, spec_in
 from tests.env.test_token_exact import tokenizer_folder
 
@@ -127,10 +127,26 @@ async def test_a_failure_is_masked_counted_and_leaves_the_baseline_of_its_group(
         assert fmean(score for score, _ in whole) == pytest.approx(fmean(known))
 
 
+def test_what_stands_in_for_failures_leaves_advantages_as_they_would_be_without_them() -> None:
+    def played(*scores: float | None) -> list[Any]:
+        rollouts = [SimpleNamespace(score=score, turns=1) for score in scores]
+        return [(None if one.score is None else one, "finished", None) for one in rollouts]
+
+    for scores in ((0.0, 1.0, None, None), (0.0, 1.0, 0.5, None, None, None), (0.0, None, 2.0, None, 0.25, None, None)):
+        known = [score for score in scores if score is not None]
+        whole = _stand_ins(played(*scores), ["g"] * len(scores))
+        assert [one for one, score in zip(whole, scores, strict=True) if score is not None] == known
+        assert (fmean(whole), stdev(whole)) == pytest.approx((fmean(known), stdev(known)))
+    # A single stand-in cannot keep both: it keeps the mean.
+    assert _stand_ins(played(0.0, 1.0, 1.0, None), ["g"] * 4)[-1] == pytest.approx(2 / 3)
+    assert _stand_ins(played(1.0, None, None), ["g"] * 3) == [1.0, 1.0, 1.0]
+    assert _stand_ins(played(1.0, 0.0, None, None), ["a", "a", "b", "b"]) == [1.0, 0.0, 0.5, 0.5]
+
+
 async def test_a_batch_without_any_score_ends_training(tmp_path: Path) -> None:
     spec = spec_in(tmp_path)
     played = generator(spec, Engine(fails=1.0), replays=0)
-    with pytest.raises(RunError, match=r"not one of 16 rollouts could be scored: .* is busy"):
+    with pytest.raises(RunError, match=r"not one of 16 rollouts could be scored \(16 server_failure\): .* is busy"):
         await played.generate(await batch(spec))
     await played.close()
 

@@ -461,6 +461,19 @@ def test_every_sequence_of_a_group_goes_into_the_queue_which_holds_playing_back(
 
 
 @pytest.mark.usefixtures("installed")
+def test_log_probabilities_that_do_not_exist_are_refused_and_never_made_up(tmp_path: Path) -> None:
+    async def chat(messages: Sequence[Any], tools: Any) -> str:
+        return "The sum is 3."
+
+    given = {"policy": Policy.chat(chat, tokenizer=TOKENIZER), "allow_inexact": True}
+    with HermesWorker(spec_in(tmp_path), configuration(max_staleness=None), **given) as worker:
+        worker.start()
+        with pytest.raises(UserError, match="no log-probabilities, and TRL's AsyncGRPOTrainer trains with those"):
+            worker._playing.result(30)  # type: ignore[union-attr]
+        assert worker.rollout_buffer.empty()
+
+
+@pytest.mark.usefixtures("installed")
 def test_groups_that_are_too_old_or_uniform_are_left_out_and_counted(tmp_path: Path) -> None:
     sampler = Sampler(wrong=0.1, version=1)  # 43 of 100 groups of eight are uniform
     given = {"policy": sampler.policy(), "drop_uniform": True}

@@ -25,7 +25,7 @@ from hermes_rl.servers.base import (
     ServerConfig,
     TrajectoryFull,
 )
-from hermes_rl.servers.client import Generation, HearsVersions, ScoresTokens, TokenSource
+from hermes_rl.servers.client import Generation, HearsVersions, SampledByFunction, ScoresTokens, TokenSource
 from hermes_rl.servers.transport import AttemptFailed
 from hermes_rl.tokens.load import load_renderer
 from hermes_rl.tokens.parsers import Parsed, ParsedCall
@@ -133,6 +133,9 @@ class TokenServer:
         if self._renderer is None:
             renderer = await self.load()
             self._context = await self._source.context_length()
+            if isinstance(self._source, SampledByFunction):
+                vocabulary = renderer.tokenizer.vocabulary
+                self._source.know(vocabulary, (vocabulary[one] for one in renderer.tokenizer.control))
             self._renderer = renderer
         return self._renderer
 

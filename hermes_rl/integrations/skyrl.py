@@ -84,7 +84,7 @@ class HermesGenerator:
         """
         if self._opening is None:
             self._opening = asyncio.create_task(self._env.open())
-        await self._opening
+        await asyncio.shield(self._opening)
         require_own_baseline(self._env, "SkyRL")
         names, extras = input_batch["trajectory_ids"], input_batch["env_extras"]
         metadata = input_batch.get("batch_metadata")

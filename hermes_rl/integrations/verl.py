@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -143,6 +144,7 @@ class _Worker:
     def __init__(self, env: hermes_rl.Env, policy: hermes_rl.Policy) -> None:
         self.env, self.policy = env, policy
         self._groups: dict[str, tuple[asyncio.Queue[int], asyncio.Task[hermes_rl.Group]]] = {}
+        self._waiting: Counter[asyncio.Task[hermes_rl.Group]] = Counter()
 
     @classmethod
     async def open(cls, spec: str, manager: Any, tokenizer: Any, renderer: Any, config: Any) -> _Worker:
@@ -182,7 +184,14 @@ class _Worker:
             self._groups[uid] = arrived, playing
         arrived, playing = self._groups[uid]
         arrived.put_nowait(index)
-        group = await playing
+        self._waiting[playing] += 1
+        try:
+            group = await asyncio.shield(playing)  # one that verl cancels leaves the others their group
+        finally:
+            self._waiting[playing] -= 1
+            if not self._waiting[playing]:
+                del self._waiting[playing]
+                playing.cancel()
         if group.dropped is not None:
             raise RunError(f"group {group.id} has no scores ({group.dropped}: {group.detail})")
         return next(member for member in group.rollouts if member.key.index == index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -187,6 +188,17 @@ async def test_processed_log_probabilities_know_of_the_temperature(tmp_path: Pat
     await played.generate(await batch(spec, temperature=0.7))
     await played.close()
     assert {given["sampling_params"]["temperature"] for given in engine.asked} == {0.7}
+
+
+async def test_a_batch_that_is_cancelled_while_the_spec_opens_does_not_end_the_next(tmp_path: Path) -> None:
+    spec = spec_in(tmp_path)
+    played, given = generator(spec, Engine()), await batch(spec, size=1)
+    first = asyncio.create_task(played.generate(given))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    assert len((await played.generate(given))["rewards"]) == 4
+    await played.close()
 
 
 async def test_a_prompt_without_a_row_is_named(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 import inspect
 import json
+import logging
 import os
 import queue
 import time
@@ -36,6 +37,8 @@ from hermes_rl.integrations.opened import (
     values_of,
     without_trainers,
 )
+
+logger = logging.getLogger(__name__)
 
 Call = tuple[list[int], hermes_rl.Sampling]
 """One model call: the ids of its prompt, and how to sample."""
@@ -112,7 +115,8 @@ class HermesRollouts(_Opened):
     Args:
         spec: a loaded spec, a path, or the name of a shipped one.
         rows: how many rows to train on, or the keys of those; default: all.
-        policy: a model that acts in place of the trainer's.
+        policy: a model that acts in place of the trainer's. Unless it has the trainer's weights at every step, tokens
+            of another model are trained on: a warning says so, and the log has `hermes_rl/other_policy`.
         renderer: as `renderer` of a server in a spec; its name is enough.
         sampling: settings of the spec's `agent`, such as `{"max_turns": 4}`. Temperature and top_p are the trainer's.
         concurrency: rollouts at a time, or groups where a reward compares their members; default: all of a batch.
@@ -140,6 +144,7 @@ class HermesRollouts(_Opened):
     ) -> None:
         super().__init__(spec, rows, environ, record, workers)
         self._policy, self._renderer, self._sampling = policy, renderer, dict(sampling or {})
+        self._other_policy = policy is not None
         self._trainer: Any = None
         """Whose logs are listened to."""
         self._concurrency, self._replays, self._allow_inexact = concurrency, replays, allow_inexact
@@ -178,6 +183,11 @@ class HermesRollouts(_Opened):
         self._policy = policy = self._policy or self._policy_of(trainer)
         if self._trainer is not trainer:
             self._trainer = trainer
+            if self._other_policy:
+                logger.warning(
+                    "policy=… acts in place of the trainer's model: unless it has the trainer's weights at every step, "
+                    "tokens of another model are trained on. Leave `policy` out to sample with what the trainer has"
+                )
             trainer.add_callback(_difference_told_to(policy))
         policy.version = int(trainer.state.global_step)
         training = trainer.model.training
@@ -192,7 +202,8 @@ class HermesRollouts(_Opened):
         self._calls = ModelCalls()
         playing = self.sync.submit(self._play(places, size, given))
         self._calls.answer_until(playing, lambda calls: self._generate(trainer, calls) if self._generate else [])
-        return columns_of(playing.result(), _tokenizer(trainer).eos_token_id)
+        columns = columns_of(playing.result(), _tokenizer(trainer).eos_token_id)
+        return {**columns, "other_policy": [self._other_policy] * len(prompts)}
 
     async def _play(self, places: Sequence[Place], size: int, given: Mapping[str, Any]) -> list[Played]:
         """Play every place; the members of groups that are compared are played together."""
@@ -256,6 +267,7 @@ def hermes_rl_score(
     rewards: list[dict[str, float]],
     ending: list[str],
     turns: list[int],
+    other_policy: Sequence[bool] = (),
     log_metric: Callable[[str, float], None] | None = None,
     **_: Any,
 ) -> list[float | None]:
@@ -267,6 +279,7 @@ def hermes_rl_score(
             log_metric(f"hermes_rl/failed/{cause}", ended[cause] / len(ending))
         log_metric("hermes_rl/unscored", score.count(None) / len(score))
         log_metric("hermes_rl/turns", fmean(turns))
+        log_metric("hermes_rl/other_policy", float(any(other_policy)))
         for name in dict.fromkeys(name for values in rewards for name in values):
             log_metric(f"hermes_rl/rewards/{name}", fmean(values[name] for values in rewards if name in values))
     return score

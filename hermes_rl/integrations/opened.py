@@ -136,7 +136,7 @@ async def play_at_endpoint(
             await policy.close()
 
     rollout: hermes_rl.Rollout = await asyncio.wrap_future(sync.submit(play()))
-    return rollout
+    return require_carried(rollout, trainer)
 
 
 # ------------------------------------------------------------------------------- a rollout as a trainer gets it
@@ -153,6 +153,22 @@ def require_a_score(batch: Sequence[Played]) -> None:
         causes = ", ".join(f"{many} {ending}" for ending, many in Counter(ending for _, ending, _ in batch).items())
         details = sorted({detail for _, _, detail in batch if detail})
         raise RunError(f"not one of {len(batch)} rollouts could be scored ({causes}): {'; '.join(details[:3])}")
+
+
+def require_carried(rollout: hermes_rl.Rollout, trainer: str) -> hermes_rl.Rollout:
+    """Return the rollout; refuse one of which its rewards say more than a score, where a trainer takes no more.
+
+    Raises:
+        UserError: a reward gives credit to turns, or has `overrides`.
+    """
+    said = ["credit to its turns"] if rollout.credit else []
+    said += [f"overrides ({', '.join(rollout.overrides)})"] if rollout.overrides else []
+    if said:
+        raise UserError(
+            f"rewards give rollout {rollout.id} {' and '.join(said)}, and {trainer} takes one score for all of it: "
+            "leave that out of the rewards, or train through Atropos, the Python API or HTTP (docs/service.md)"
+        )
+    return rollout
 
 
 def logprobs_of(example: hermes_rl.Example, trainer: str) -> list[float]:

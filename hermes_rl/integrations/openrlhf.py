@@ -18,6 +18,7 @@ from hermes_rl.errors import RunError, UserError
 from hermes_rl.integrations.opened import (
     is_scored,
     logprobs_of,
+    require_carried,
     require_in_logprobs,
     require_neutral,
     require_own_baseline,
@@ -94,7 +95,9 @@ def executor(
             )
             if not is_scored(rollout):
                 raise RunError(f"rollout {rollout.id} has no score ({rollout.ending}: {rollout.error})")
-            (example,) = await asyncio.to_thread(rollout.examples, one=True, exact=not allow_inexact)
+            (example,) = await asyncio.to_thread(
+                require_carried(rollout, "OpenRLHF").examples, one=True, exact=not allow_inexact
+            )
             before = [0] * len(example.prompt_ids)
             return {
                 "prompt": prompt,

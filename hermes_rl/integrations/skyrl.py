@@ -21,6 +21,7 @@ from hermes_rl.integrations.opened import (
     is_scored,
     logprobs_of,
     require_a_score,
+    require_carried,
     require_in_logprobs,
     require_neutral,
     require_own_baseline,
@@ -172,7 +173,7 @@ class HermesGenerator:
             # One without a score is a single token, which is not trained on.
             examples = [hermes_rl.Example([0], [0], [0], [0.0], (None, None))]
             if is_scored(rollout):
-                examples = rollout.examples(one=not self._step_wise, exact=self._exact)
+                examples = require_carried(rollout, "SkyRL").examples(one=not self._step_wise, exact=self._exact)
             for number, example in enumerate(examples, start=1):
                 last, size = number == len(examples), len(example.response_ids)
                 row = (

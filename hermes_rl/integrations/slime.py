@@ -18,6 +18,7 @@ from hermes_rl.errors import UserError
 from hermes_rl.integrations.opened import (
     NEUTRAL,
     is_scored,
+    require_carried,
     require_neutral,
     require_own_baseline,
     without_trainers,
@@ -60,7 +61,9 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
         sample.status, sample.remove_sample = type(sample).Status.ABORTED, True
         sample.reward = math.nan if evaluation else None
         return [sample] if several else sample
-    examples = await asyncio.to_thread(rollout.examples, exact=not getattr(args, "hermes_allow_inexact", False))
+    examples = await asyncio.to_thread(
+        require_carried(rollout, "slime").examples, exact=not getattr(args, "hermes_allow_inexact", False)
+    )
     if several:
         return [_sample(sample, rollout, example) for example in examples]
     if len(examples) > 1 and not evaluation:

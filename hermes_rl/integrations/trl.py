@@ -32,6 +32,7 @@ from hermes_rl.integrations.opened import (
     is_scored,
     logprobs_of,
     require_a_score,
+    require_carried,
     require_neutral,
     require_own_baseline,
     values_of,
@@ -343,7 +344,7 @@ def columns_of(ended: Sequence[Played], end: int) -> dict[str, Any]:
 
 
 def _example(rollout: hermes_rl.Rollout) -> hermes_rl.Example:
-    examples = rollout.examples()
+    examples = require_carried(rollout, "TRL's GRPOTrainer").examples()
     if len(examples) != 1:
         raise UserError(
             f"rollout {rollout.id} has {len(examples)} sequences, as the policy did not see all of it in one context, "
@@ -725,6 +726,7 @@ class HermesWorker(_Opened):
         oldest = group.certificate.oldest
         for rollout, advantage in zip(group.rollouts, group.advantages(self._normalise), strict=True):
             values = {f"rewards/{name}": value for name, value in values_of(rollout).items()}
+            require_carried(rollout, "TRL's AsyncGRPOTrainer")
             for example in rollout.examples() if advantage is not None else []:
                 if not any(example.mask):
                     continue
@@ -851,7 +853,7 @@ class _Stepped:
             self._session.step(last.get("content") or "" if last.get("role") == "assistant" else "")
         rollout = self._session.rollout
         self._close()
-        return None if rollout is None else rollout.score
+        return None if rollout is None else require_carried(rollout, "TRL's own loop").score
 
     def _close(self) -> None:
         if self._session is not None:

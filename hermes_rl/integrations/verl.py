@@ -14,7 +14,13 @@ from typing import Any, ClassVar
 
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.integrations.opened import is_scored, require_neutral, require_own_baseline, without_trainers
+from hermes_rl.integrations.opened import (
+    is_scored,
+    require_carried,
+    require_neutral,
+    require_own_baseline,
+    without_trainers,
+)
 
 GATHERING = 60.0
 """Seconds within which verl has to begin all members of a group that are compared; it begins them at once."""
@@ -74,7 +80,9 @@ class VerlAgentLoop:
         rollout, several = await self._play(worker, sampling_params, sample), "session_id" in sample
         if not is_scored(rollout):
             raise RunError(f"rollout {rollout.id} has no score ({rollout.ending}: {rollout.error})")
-        examples = await asyncio.to_thread(rollout.examples, one=not several, exact=self._exact)
+        examples = await asyncio.to_thread(
+            require_carried(rollout, "verl").examples, one=not several, exact=self._exact
+        )
         longest = len(examples[0].prompt_ids)
         if not several and longest > self._config.prompt_length:
             raise UserError(f"a prompt has {longest} tokens: set data.max_prompt_length to at least that")

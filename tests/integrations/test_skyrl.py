@@ -14,7 +14,7 @@ import pytest
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
 from hermes_rl.integrations.skyrl import HermesGenerator, _stand_ins
-from tests.api.summing import COMPARED, Sampler, sampled, spec_in
+from tests.api.summing import COMPARED, TEXT, Sampler, sampled, spec_in
 from tests.env.test_token_exact import tokenizer_folder
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_tokens": 200, "stop": None, "logprobs": 1}
@@ -198,6 +198,19 @@ async def test_a_batch_that_is_cancelled_while_the_spec_opens_does_not_end_the_n
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     assert len((await played.generate(given))["rewards"]) == 4
+    await played.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [("[1.0] * result.turns_used", "credit to its turns"), ("Score(1.0, overrides={'a': 1})", r"overrides \(a\)")],
+)
+async def test_what_a_score_cannot_carry_is_refused_by_name(tmp_path: Path, answer: str, said: str) -> None:
+    spec = spec_in(tmp_path, TEXT.replace("{right:", '{more: {fn: "more.py:more"}, right:'))
+    (tmp_path / "more.py").write_text(f"from hermes_rl import Score\n\n\ndef more(result):\n    return {answer}\n")
+    played = generator(spec, Engine())
+    with pytest.raises(UserError, match=f"{said}, and SkyRL takes one score"):
+        await played.generate(await batch(spec, size=1))
     await played.close()
 
 

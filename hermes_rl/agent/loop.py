@@ -13,6 +13,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from hermes_rl.agent.result import (
@@ -28,10 +30,19 @@ from hermes_rl.agent.user import SimulatedUser
 from hermes_rl.endings import Ending
 from hermes_rl.errors import Failure, HermesRLError, ServerFailure, ToolError
 from hermes_rl.sandbox.base import SandboxConfig
-from hermes_rl.servers.base import ChatReply, ChatRequest, ContextLengthExceeded, ReasoningOptions, drawn_seed
+from hermes_rl.servers.base import (
+    ChatReply,
+    ChatRequest,
+    ContextLengthExceeded,
+    ReasoningOptions,
+    TrajectoryFull,
+    drawn_seed,
+)
 from hermes_rl.servers.completion import CompletionAdapter, as_chat_server
 from hermes_rl.threads import one_at_a_time
 from hermes_rl.tokens.parsers.table import unread_call
+from hermes_rl.tokens.rendering import history_named, read_aside
+from hermes_rl.tokens.tokenizer import TemplateRefused, Tokenizer
 from hermes_rl.tokens.transcript import Transcript
 from hermes_rl.tools.base import TimeLeft, ToolRuntime, capped, runtime_for
 from hermes_rl.tools.catalogue import toolkit_of
@@ -170,8 +181,8 @@ class LoopOptions:
     max_tokens: int | None = None
     """Of one turn; None leaves it to the server."""
     max_trajectory_tokens: int | None = None
-    """Of prompt and turns together, by the server's count. No turn begins beyond it, and a turn that has a `max_tokens`
-    gets no more than the rest of it."""
+    """Of prompt, turns and results together: no turn begins beyond it. A token-level server counts exactly and gives a
+    turn no more than the rest of it; of a chat server the usage is known, and what is new since then is estimated."""
     temperature: float | None = 1.0
     top_p: float | None = None
     seed: int | None = None
@@ -204,6 +215,7 @@ class HermesAgentLoop:
         sandbox: of a machine that is made here; None: that of the `server`'s environment, else the default one.
         user: who answers turns without tool calls; None: such a turn is the last.
         budget_config: bounds on what tools answer, as the configuration of an environment builds it.
+        tokenizer: estimates the tokens of what a chat server has not counted yet; None: only its own count is known.
     """
 
     def __init__(
@@ -221,6 +233,7 @@ class HermesAgentLoop:
         sandbox: SandboxConfig | None = None,
         user: SimulatedUser | None = None,
         budget_config: ResultBudget | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         given: dict[str, Any] = {
             "max_turns": max_turns,
@@ -236,6 +249,7 @@ class HermesAgentLoop:
         self.toolkit = toolkit_of(tool_schemas, valid_tool_names)
         self.task_id = task_id
         self.user = user
+        self.tokenizer = tokenizer
 
     async def run(self, messages: Sequence[Message]) -> AgentResult:
         """Play the conversation that begins with `messages`; the list given is not changed.
@@ -248,6 +262,7 @@ class HermesAgentLoop:
             prompt_length=len(messages),
             tool_schemas=self.toolkit.schemas,
             transcript=Transcript(),
+            max_trajectory_tokens=self.options.max_trajectory_tokens,
         )
         try:
             if self.task_id is not None:
@@ -292,9 +307,11 @@ class HermesAgentLoop:
 
     async def _turn(self, result: AgentResult, runtime: ToolRuntime) -> Ending | None:
         """Make one model call and the tool calls that it asks for; returns the ending, if this turn was the last."""
-        request = await self._request(result, runtime)
         try:
+            request = await self._request(result, runtime)
             reply = await self.server.chat(request)
+            if result.turns_used == 0:
+                self._require_room(tokens_of(reply.usage, "prompt_tokens"))
         except ContextLengthExceeded as error:
             if result.turns_used == 0:
                 # The policy has not written anything yet: the prompt, or the limit that we asked for, is too large.
@@ -308,10 +325,13 @@ class HermesAgentLoop:
             raise
         calls = self._take(reply, result)
         if (ending := _ending_of(reply, calls)) is not None:
+            used, bound = _counted(reply), self.options.max_trajectory_tokens or math.inf
+            cut = used == bound or request.max_tokens != self.options.max_tokens
+            if used > bound or (cut and ending is Ending.LENGTH):
+                return Ending.TOKEN_BUDGET
             if ending is Ending.FINISHED and self.user is not None:
                 return await self._hear(result, result.final_response)
-            cut_by_budget = ending is Ending.LENGTH and request.max_tokens != self.options.max_tokens
-            return Ending.TOKEN_BUDGET if cut_by_budget else ending
+            return ending
         await self._act(calls, result, runtime)
         return Ending.SANDBOX_KILLED if runtime.killed_by_agent else None
 
@@ -340,26 +360,45 @@ class HermesAgentLoop:
             return Ending.MAX_TURNS
         if (bound := self.options.working_time) is not None and result.timings.working >= bound:
             return Ending.TIMEOUT
-        if self._room(result) == 0:
-            return Ending.TOKEN_BUDGET
         return None
 
-    def _room(self, result: AgentResult) -> int | None:
-        """Return the tokens left for the trajectory by the server's own count; None without a bound."""
-        if self.options.max_trajectory_tokens is None:
-            return None
-        last = result.replies[-1].usage if result.replies else {}
-        used = tokens_of(last, "prompt_tokens") + tokens_of(last, "completion_tokens")
-        return max(0, self.options.max_trajectory_tokens - used)
+    async def _prompt_tokens(self, result: AgentResult) -> int:
+        """Return the tokens of the next prompt: those that the server has counted, and an estimate of what is new."""
+        used = _counted(result.replies[-1]) if result.replies else 0
+        if self.tokenizer is None:
+            return used
+        if used:
+            new = list(takewhile(lambda message: message["role"] != "assistant", reversed(result.messages)))
+            text = "\n".join(text_of(message.get("content")) for message in new)
+        else:
+            try:
+                schemas = self.toolkit.schemas or None
+                text = self.tokenizer.render(history_named(result.messages), schemas, add_generation_prompt=True)
+            except TemplateRefused:
+                text = json.dumps([result.messages, self.toolkit.schemas])
+        return used + len(await read_aside(partial(self.tokenizer.encode, text), len(text)))
+
+    def _require_room(self, size: int, about: str = "") -> None:
+        """Raise `TrajectoryFull` where a prompt of so many tokens leaves no room for a turn."""
+        bound = self.options.max_trajectory_tokens
+        if bound is not None and size >= bound:
+            raise TrajectoryFull(f"{about}{size}", bound)
 
     async def _request(self, result: AgentResult, runtime: ToolRuntime) -> ChatRequest:
         options = self.options
+        max_tokens, bound = options.max_tokens, options.max_trajectory_tokens
+        if bound is not None and not getattr(self.server, "exact", False):
+            size = await self._prompt_tokens(result)
+            self._require_room(size, "about ")
+            # Without a `max_tokens` the rest is not sent: servers refuse a limit that does not fit their context.
+            max_tokens = None if max_tokens is None else min(max_tokens, bound - size)
         return ChatRequest(
             messages=await self._history(result),
             tools=self.toolkit.schemas or None,
             temperature=options.temperature,
             top_p=options.top_p,
-            max_tokens=self._turn_limit(result),
+            max_tokens=max_tokens,
+            max_trajectory_tokens=bound,
             seed=drawn_seed(options.seed, "turn", result.turns_used),
             reasoning=options.reasoning,
             extra_body=options.extra_body,
@@ -379,15 +418,6 @@ class HermesAgentLoop:
         if sum(len(call["function"]["arguments"]) for call in calls) <= SHORT:
             return sendable(result.messages)
         return await one_at_a_time(sendable, result.messages)
-
-    def _turn_limit(self, result: AgentResult) -> int | None:
-        """Return `max_tokens`, or the rest of the trajectory where that is less.
-
-        The rest is never sent without a `max_tokens`: it does not account for the new part of the prompt, and servers
-        refuse a limit that does not fit their context beside the prompt.
-        """
-        limit, room = self.options.max_tokens, self._room(result)
-        return limit if limit is None or room is None else min(limit, room)
 
     def _take(self, reply: ChatReply, result: AgentResult) -> list[dict[str, Any]]:
         """Add the reply to the history and the counts; returns its tool calls."""
@@ -442,6 +472,11 @@ def _sandbox_of(server: Any) -> SandboxConfig | None:
     """Return the sandbox of the environment that a server object belongs to, where it names one."""
     sandbox = getattr(server, "sandbox", None)
     return sandbox if isinstance(sandbox, SandboxConfig) else None
+
+
+def _counted(reply: ChatReply) -> int:
+    """Return the tokens of a turn and its prompt as the server counted them; 0 where it did not."""
+    return tokens_of(reply.usage, "prompt_tokens") + tokens_of(reply.usage, "completion_tokens")
 
 
 def _ending_of(reply: ChatReply, calls: list[dict[str, Any]]) -> Ending | None:

@@ -90,7 +90,8 @@ class AgentResult:
 
     `turns_used` counts completed model calls. `reasoning_per_turn` has one entry per turn, None without reasoning.
     `replies` are the server's answers as they came; `transcript` holds the tokens that a token-level server sampled.
-    The first `prompt_length` messages are the prompt; `tool_schemas` describe the tools that the model may call.
+    The first `prompt_length` messages are the prompt; `tool_schemas` describe the tools that the model may call; no
+    sequence of it has more than `max_trajectory_tokens`.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -106,6 +107,7 @@ class AgentResult:
     replies: list[ChatReply] = field(default_factory=list, repr=False)
     transcript: Transcript | None = field(default=None, repr=False)
     prompt_length: int = 0
+    max_trajectory_tokens: int | None = None
     tool_schemas: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     def for_rewards(self) -> AgentResult:

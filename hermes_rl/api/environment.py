@@ -543,7 +543,7 @@ class Env:
             split=split,
             options=world.options(split, sampling),
             store=await self._opened_store(1),
-            encode=stepped.encode,
+            encoder=stepped,
             replays=0,
         )
         made = Session(stepped, lambda: self._owned(runner.alone(RolloutKey(row, name, 0, 1, mark=mark))))
@@ -575,7 +575,7 @@ class Env:
             concurrency=concurrency,
             options=options,
             store=await self._opened_store(size),
-            encode=encoder.encode,
+            encoder=encoder,
             replays=replays,
             mark=mark,
             exclusive=lambda group: self._member(group + mark, None),

@@ -33,7 +33,7 @@ from hermes_rl.servers.transport import RetryPolicy
 from hermes_rl.spec.model import Spec
 from hermes_rl.tokens.load import renderer_for
 from hermes_rl.tokens.rendering import Renderer, RendererRefused, RendererSettings
-from hermes_rl.tokens.tokenizer import TokenizerUnavailable
+from hermes_rl.tokens.tokenizer import Tokenizer, TokenizerUnavailable
 
 Message = dict[str, Any]
 
@@ -160,6 +160,11 @@ class Stepped:
             )
         )
         return await self.waiting
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """That of the session; None where a turn is a message."""
+        return self._encoder.tokenizer
 
     async def encode(self, rollout: Rollout) -> None:
         """Give the rollout its tokens; log-probabilities only where all of them are known."""

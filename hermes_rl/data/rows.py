@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
 from itertools import islice
-from typing import Any
+from typing import Any, overload
 from uuid import UUID
 
 from hermes_rl.errors import SpecError, UserError
@@ -170,7 +170,19 @@ class Rows:
     def __bool__(self) -> bool:
         return self.length != 0
 
-    def __getitem__(self, index: int) -> Row:
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            if self.length is not None:
+                return [*self][index]
+            if index.stop is None or min(index.start or 0, index.stop, index.step or 1) < 0:
+                raise UserError("these rows may be without end: say how many are wanted, such as rows[:100]")
+            return list(islice(self, index.start, index.stop, index.step))
         if index < 0:
             index += len(self)
         for row in islice(self, index, index + 1) if index >= 0 else ():

@@ -289,7 +289,7 @@ class Collecting:
     async def collect_trajectory(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         """Play and grade one rollout; (None, []) where infrastructure failed it for good."""
         row, group = self._named(item)
-        runner = RolloutRunner(self._core, store=_Tracked(self), encode=self._encoder.encode)
+        runner = RolloutRunner(self._core, store=_Tracked(self), encoder=self._encoder)
         rollout = await runner.member(RolloutKey(row, group, 0, 1))
         if rollout.error is not None:
             logger.error("rollout %s was not graded (%s): %s", rollout.id, rollout.ending, rollout.error)
@@ -320,7 +320,7 @@ class Collecting:
         if type(self).collect_trajectory is not Collecting.collect_trajectory:
             return await self._collect_by_hand(item)
         row, group_id = self._named(item)
-        runner = RolloutRunner(self._core, store=_Tracked(self), encode=self._encoder.encode)
+        runner = RolloutRunner(self._core, store=_Tracked(self), encoder=self._encoder)
         group = await runner.start(row, group_id, self.config.group_size)
         if group.dropped is not None:
             self._track_dropped(group)

@@ -17,7 +17,7 @@ from pydantic import Field
 
 import hermes_rl
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.opened import require_no_comparing, values_of
+from hermes_rl.integrations.opened import require_carried, require_no_comparing, values_of
 
 
 class Say(Action):
@@ -117,7 +117,7 @@ class HermesEnvironment(Environment):
         if turn is not None:
             new, self._heard = turn.messages[self._heard :], len(turn.messages) + 1
             return Heard(messages=new, tools=turn.tools, max_tokens=turn.max_tokens)
-        rollout = self._session.rollout
+        rollout = require_carried(self._session.rollout, "OpenEnv")
         return Heard(
             done=True,
             reward=rollout.score,

@@ -15,7 +15,16 @@ from typing import Any
 
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.integrations.opened import require_own_baseline
+from hermes_rl.integrations.opened import (
+    is_scored,
+    logprobs_of,
+    require_carried,
+    require_in_logprobs,
+    require_neutral,
+    require_own_baseline,
+    values_of,
+    without_trainers,
+)
 
 
 def executor(
@@ -46,8 +55,7 @@ def executor(
         from openrlhf.utils.agent import AgentExecutorBase
     except ImportError as error:
         raise UserError(f"the executor needs OpenRLHF 0.11 ({error}): install it as its documents say") from error
-    for taken in {"temperature", "top_p"} & set(sampling or {}):
-        raise UserError(f"{taken} is OpenRLHF's: set it there, not in `sampling`")
+    own = without_trainers(sampling, "OpenRLHF", "its arguments")
 
     class AgentExecutor(AgentExecutorBase):
         """Plays rollouts of the spec."""
@@ -83,11 +91,13 @@ def executor(
             if made_of not in self._policies:
                 self._policies[made_of] = _policy(hf_tokenizer, renderer, sampling_params, *made_of)
             rollout = await self.env.play(
-                key, self._policies[made_of], split=split, sampling={**(sampling or {}), **given}, replays=replays
+                key, self._policies[made_of], split=split, sampling={**own, **given}, replays=replays
             )
-            if rollout.score is None or not rollout.turns:
+            if not is_scored(rollout):
                 raise RunError(f"rollout {rollout.id} has no score ({rollout.ending}: {rollout.error})")
-            (example,) = await asyncio.to_thread(rollout.examples, one=True, exact=not allow_inexact)
+            (example,) = await asyncio.to_thread(
+                require_carried(rollout, "OpenRLHF").examples, one=True, exact=not allow_inexact
+            )
             before = [0] * len(example.prompt_ids)
             return {
                 "prompt": prompt,
@@ -98,9 +108,9 @@ def executor(
                 "scores": rollout.score,
                 "observation_tokens": example.prompt_ids + example.response_ids,
                 "action_ranges": _ranges(before + example.mask),
-                "rollout_log_probs": [*map(float, before), *(example.logprobs or example.mask)],
+                "rollout_log_probs": [*map(float, before), *logprobs_of(example, "OpenRLHF")],
                 "truncated": rollout.ending in ("length", "token_budget"),
-                "extra_logs": {name: one.value for name, one in rollout.rewards.items() if one.value is not None},
+                "extra_logs": values_of(rollout),
             }
 
     return AgentExecutor
@@ -125,15 +135,13 @@ def _policy(
 
 def _sampling(params: Any, processed: bool) -> dict[str, float]:
     """Return OpenRLHF's temperature and top_p; refuse what rollouts do not apply, or log-probabilities do not know."""
-    if params.top_k not in (-1, 0):
-        raise UserError(f"top_k={params.top_k} of OpenRLHF is not applied to rollouts: leave it out")
-    found = {"temperature": float(params.temperature), "top_p": float(params.top_p)}
-    if not processed and set(found.values()) - {1.0}:
-        raise UserError(
-            f"{found}: vLLM's log-probabilities know nothing of it, so they are not those that were sampled. Leave "
-            "both at 1, or give vLLM logprobs_mode=processed_logprobs and say executor(…, processed_logprobs=True)"
+    require_neutral({"top_k": params.top_k}, "OpenRLHF")
+    settings = {"temperature": float(params.temperature), "top_p": float(params.top_p)}
+    if not processed:
+        require_in_logprobs(
+            settings, "give vLLM logprobs_mode=processed_logprobs and say executor(…, processed_logprobs=True)"
         )
-    return found
+    return settings
 
 
 def _row_of(label: Any) -> tuple[str, str]:

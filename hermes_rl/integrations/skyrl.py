@@ -8,17 +8,29 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import sqrt
 from pathlib import Path
-from statistics import fmean
-from typing import Any, TypeGuard
+from statistics import fmean, stdev
+from typing import Any
 
 import hermes_rl
-from hermes_rl.errors import RunError, UserError
-from hermes_rl.integrations.opened import require_own_baseline
+from hermes_rl.errors import UserError
+from hermes_rl.integrations.opened import (
+    FAILURES,
+    Played,
+    is_scored,
+    logprobs_of,
+    require_a_score,
+    require_carried,
+    require_in_logprobs,
+    require_neutral,
+    require_own_baseline,
+    values_of,
+    without_trainers,
+)
 
 TIMES = "trajectory_generation_times"
 """The seconds of a rollout, which SkyRL wants for each of its rows."""
-_FAILURES = [ending for ending in hermes_rl.Ending if not ending.graded]
 
 
 class HermesGenerator:
@@ -60,9 +72,8 @@ class HermesGenerator:
         context = None if given is None else given + generator_cfg.sampling_params.max_generate_length
         self._longest = int(generator_cfg.sampling_params.max_generate_length)
         self._policy = hermes_rl.Policy.sampling(self._sample, tokenizer, renderer=renderer, context=context)
-        self._sampling, self._replays, self._exact = dict(sampling or {}), replays, not allow_inexact
-        for taken in {"temperature", "top_p"} & self._sampling.keys():
-            raise UserError(f"{taken} is SkyRL's: set it in generator.sampling_params, not in `sampling`")
+        self._sampling = without_trainers(sampling, "SkyRL", "generator.sampling_params")
+        self._replays, self._exact = replays, not allow_inexact
         self._room = asyncio.Semaphore(concurrency or 1_000_000)
 
     async def generate(self, input_batch: Mapping[str, Any], disable_tqdm: bool = True) -> dict[str, Any]:
@@ -74,7 +85,7 @@ class HermesGenerator:
         """
         if self._opening is None:
             self._opening = asyncio.create_task(self._env.open())
-        await self._opening
+        await asyncio.shield(self._opening)
         require_own_baseline(self._env, "SkyRL")
         names, extras = input_batch["trajectory_ids"], input_batch["env_extras"]
         metadata = input_batch.get("batch_metadata")
@@ -107,11 +118,11 @@ class HermesGenerator:
         """End what is played and release everything."""
         await self._env.close()
 
-    async def _group(self, key: str, group: str, members: Sequence[int], given: Mapping[str, Any]) -> list[_Played]:
+    async def _group(self, key: str, group: str, members: Sequence[int], given: Mapping[str, Any]) -> list[Played]:
         """Play the members of a group; together, where a reward compares them."""
         size = len(members)
 
-        async def one(index: int) -> _Played:
+        async def one(index: int) -> Played:
             async with self._room:
                 rollout = await self._env.play(key, self._policy, group, index, size, **given)
             return rollout, rollout.ending, rollout.error
@@ -152,31 +163,29 @@ class HermesGenerator:
             raise UserError("SkyRL's engine gave no log-probabilities, without which tokens cannot be trained on")
         return hermes_rl.Sampled(tokens, logprobs[0], finish)
 
-    def _output(self, played: Sequence[_Played], names: Sequence[Any]) -> dict[str, Any]:
+    def _output(self, played: Sequence[Played], names: Sequence[Any]) -> dict[str, Any]:
         """Return rollouts as SkyRL takes them."""
-        if all(ending in _FAILURES for _, ending, _ in played):
-            details = sorted({detail for _, _, detail in played if detail})
-            raise RunError(f"not one of {len(played)} rollouts could be scored: {'; '.join(details[:3])}")
+        require_a_score(played)
         fields = ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs", "rewards", "stop_reasons")
         out: dict[str, Any] = {name: [] for name in (*fields, "trajectory_ids", "is_last_step", "env_metrics", TIMES)}
         stand_ins = _stand_ins(played, [name.instance_id for name in names])
         for (rollout, ending, _), name, stand_in in zip(played, names, stand_ins, strict=True):
             # One without a score is a single token, which is not trained on.
             examples = [hermes_rl.Example([0], [0], [0], [0.0], (None, None))]
-            if _is_scored(rollout):
-                examples = rollout.examples(one=not self._step_wise, exact=self._exact)
+            if is_scored(rollout):
+                examples = require_carried(rollout, "SkyRL").examples(one=not self._step_wise, exact=self._exact)
             for number, example in enumerate(examples, start=1):
                 last, size = number == len(examples), len(example.response_ids)
                 row = (
                     example.prompt_ids,
                     example.response_ids,
                     example.mask,
-                    example.logprobs or [0.0] * size,
+                    logprobs_of(example, "SkyRL"),
                     [0.0] * (size - 1) + [stand_in if last else 0.0] if self._step_wise else stand_in,
                     "length" if ending in ("length", "token_budget") else "stop" if ending.graded else "error",
                     name,
                     last,
-                    {} if rollout is None else _values(rollout),
+                    {} if rollout is None else values_of(rollout),
                     0.0 if rollout is None else rollout.timings.get("total", 0.0),
                 )
                 for column, value in zip(out.values(), row, strict=True):
@@ -187,48 +196,44 @@ class HermesGenerator:
         return {**out, **empty, "rollout_metrics": _metrics(played)}
 
 
-_Played = tuple[hermes_rl.Rollout | None, hermes_rl.Ending, str | None]
-"""What became of a place in the batch: its rollout, None where its group was dropped, how it ended, what had failed."""
+def _stand_ins(played: Sequence[Played], groups: Sequence[str]) -> list[float]:
+    """Return the score of each rollout, and for one without a score what leaves its group's comparison as it is.
 
-
-def _stand_ins(played: Sequence[_Played], groups: Sequence[str]) -> list[float]:
-    """Return the score of each rollout; of one without, the mean of its group.
-
-    SkyRL computes a baseline from all members of a group. With the mean of the others in its place, a rollout that has
-    no score leaves the baseline as it would be without it; nothing of it is trained on. Where no member has a score, it
-    is the mean of the batch.
+    SkyRL computes mean and standard deviation from all members of a group. Those without a score stand in pairs above
+    and below the mean of the others, as far away as the others' standard deviation asks for, so that both numbers are
+    those of the members that have a score. A single one, or an odd one, is at the mean: alone it cannot keep both.
+    Where no member has a score, all are at the mean of the batch. Nothing of them is trained on.
     """
     scores: dict[str, list[float]] = {}
-    for (rollout, _, _), group in zip(played, groups, strict=True):
-        if _is_scored(rollout) and rollout.score is not None:
+    lost: dict[str, list[int]] = {}
+    for place, ((rollout, _, _), group) in enumerate(zip(played, groups, strict=True)):
+        if is_scored(rollout) and rollout.score is not None:
             scores.setdefault(group, []).append(rollout.score)
-    every = [score for found in scores.values() for score in found] or [0.0]
-    return [
-        rollout.score if _is_scored(rollout) and rollout.score is not None else fmean(scores.get(group, every))
-        for (rollout, _, _), group in zip(played, groups, strict=True)
-    ]
+        else:
+            lost.setdefault(group, []).append(place)
+    every = [score for known in scores.values() for score in known] or [0.0]
+    whole = [0.0 if rollout is None or rollout.score is None else rollout.score for rollout, _, _ in played]
+    for group, places in lost.items():
+        known = scores.get(group, [fmean(every)])
+        mean, paired = fmean(known), len(places) // 2 * 2
+        distance = stdev(known) * sqrt(len(places) / paired) if paired and len(known) > 1 else 0.0
+        for number, place in enumerate(places):
+            whole[place] = mean if number >= paired else mean + (distance if number % 2 else -distance)
+    return whole
 
 
-def _metrics(played: Sequence[_Played]) -> dict[str, float]:
+def _metrics(played: Sequence[Played]) -> dict[str, float]:
     """Return what SkyRL logs; it adds up the parts of a batch that it asks for group by group, but for means."""
     ended = Counter(ending for _, ending, _ in played)
-    scored = [rollout for rollout, _, _ in played if _is_scored(rollout)]
-    names = dict.fromkeys(name for rollout in scored for name in _values(rollout))
-    rewards = {name: [_values(one)[name] for one in scored if name in _values(one)] for name in names}
+    scored = [rollout for rollout, _, _ in played if is_scored(rollout)]
+    names = dict.fromkeys(name for rollout in scored for name in values_of(rollout))
+    rewards = {name: [values_of(one)[name] for one in scored if name in values_of(one)] for name in names}
     return {
         "hermes_rl/unscored": float(len(played) - len(scored)),
-        **{f"hermes_rl/failed/{cause}": float(ended[cause]) for cause in _FAILURES},
+        **{f"hermes_rl/failed/{cause}": float(ended[cause]) for cause in FAILURES},
         **{f"hermes_rl/rewards/{name}_mean": fmean(values) for name, values in rewards.items()},
         **({"hermes_rl/turns_mean": fmean(rollout.turns for rollout in scored)} if scored else {}),
     }
-
-
-def _is_scored(rollout: hermes_rl.Rollout | None) -> TypeGuard[hermes_rl.Rollout]:
-    return rollout is not None and rollout.score is not None and rollout.turns > 0
-
-
-def _values(rollout: hermes_rl.Rollout) -> dict[str, float]:
-    return {name: reward.value for name, reward in rollout.rewards.items() if reward.value is not None}
 
 
 def _step(metadata: Any) -> int:
@@ -248,18 +253,10 @@ def _sampling(given: Mapping[str, Any], raw: bool) -> dict[str, Any]:
         given: `generator.sampling_params` as its engine takes them.
         raw: the engine's log-probabilities, which are trained on, are those before temperature and top_p.
     """
-    neutral: dict[str, tuple[Any, ...]] = {
-        "top_k": (-1, 0), "min_p": (0.0,), "repetition_penalty": (1.0,), "stop": (None, []),
-    }  # fmt: skip
-    for name, values in neutral.items():
-        if given.get(name, values[0]) not in values:
-            raise UserError(
-                f"{name}={given[name]} of generator.sampling_params is not applied to rollouts: leave it out"
-            )
-    found = {name: float(given[name]) for name in ("temperature", "top_p") if name in given}
-    if raw and set(found.values()) - {1.0}:
-        raise UserError(
-            f"{found}: the engine's log-probabilities know nothing of it, so they are not those that were sampled. "
-            "Leave both at 1, or set generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs"
+    require_neutral(given, "generator.sampling_params")
+    settings = {name: float(given[name]) for name in ("temperature", "top_p") if name in given}
+    if raw:
+        require_in_logprobs(
+            settings, "set generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs"
         )
-    return found
+    return settings

@@ -15,7 +15,14 @@ from typing import Any
 
 import hermes_rl
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.opened import require_own_baseline
+from hermes_rl.integrations.opened import (
+    NEUTRAL,
+    is_scored,
+    require_carried,
+    require_neutral,
+    require_own_baseline,
+    without_trainers,
+)
 
 REWARDS = "hermes_rl.integrations.slime.rewards"
 _OPENED: dict[tuple[Any, ...], asyncio.Task[tuple[hermes_rl.Env, hermes_rl.Policy]]] = {}
@@ -50,11 +57,13 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
     several = getattr(args, "custom_reward_post_process_path", None) == REWARDS and not evaluation
     sample.metadata = {**sample.metadata, "ending": str(rollout.ending), "error": rollout.error}
     sample.rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id
-    if rollout.score is None or not rollout.turns:
+    if not is_scored(rollout):
         sample.status, sample.remove_sample = type(sample).Status.ABORTED, True
         sample.reward = math.nan if evaluation else None
         return [sample] if several else sample
-    examples = await asyncio.to_thread(rollout.examples, exact=not getattr(args, "hermes_allow_inexact", False))
+    examples = await asyncio.to_thread(
+        require_carried(rollout, "slime").examples, exact=not getattr(args, "hermes_allow_inexact", False)
+    )
     if several:
         return [_sample(sample, rollout, example) for example in examples]
     if len(examples) > 1 and not evaluation:
@@ -115,13 +124,8 @@ def _flat(samples: Sequence[Any]) -> list[Any]:
 
 def _sampling(args: Any, env: hermes_rl.Env, given: dict[str, Any]) -> dict[str, Any]:
     """Return the agent's settings with slime's temperature and lengths; refuse what rollouts do not apply."""
-    neutral: dict[str, tuple[Any, ...]] = {"top_k": (-1, 0), "top_p": (1.0,), "stop": (None, []), "min_p": (0.0,)}
-    for name, values in neutral.items():
-        if given.get(name, values[0]) not in values:
-            raise UserError(f"{name}={given[name]} of slime is not applied to rollouts: leave out --rollout-{name}")
-    own = dict(getattr(args, "hermes_sampling", None) or {})
-    for taken in {"temperature", "top_p"} & own.keys():
-        raise UserError(f"{taken} is slime's: set --rollout-temperature, not `hermes_sampling`")
+    require_neutral(given, "slime", {**NEUTRAL, "top_p": (1.0,)})
+    own = without_trainers(getattr(args, "hermes_sampling", None), "slime", "--rollout-temperature")
     bounds = {
         "max_tokens": given.get("max_new_tokens"),
         "max_trajectory_tokens": getattr(args, "rollout_max_context_len", None),

@@ -25,7 +25,7 @@ from tinker_cookbook.rl.types import (
 
 import hermes_rl
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.opened import opened, require_no_comparing, tasks_of, values_of
+from hermes_rl.integrations.opened import opened, require_carried, require_no_comparing, tasks_of, values_of
 
 T = TypeVar("T")
 _STOPPED = {
@@ -103,6 +103,7 @@ class HermesEnv(Env):
         rollout = self._session.rollout
         if rollout.score is None:
             raise RolloutFailed(f"{rollout.ending}: {rollout.error}")
+        require_carried(rollout, "tinker-cookbook")
         reason = _STOPPED.get(rollout.ending, StopReason.COMPLETED)
         return StepResult(
             rollout.score,

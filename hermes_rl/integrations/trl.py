@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 import inspect
 import json
+import logging
 import os
 import queue
 import time
@@ -21,18 +22,29 @@ from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any, Self, TypeGuard
+from typing import Any, Self
 
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.integrations.opened import require_own_baseline
+from hermes_rl.integrations.opened import (
+    FAILURES,
+    Played,
+    is_scored,
+    logprobs_of,
+    require_a_score,
+    require_carried,
+    require_neutral,
+    require_own_baseline,
+    values_of,
+    without_trainers,
+)
+
+logger = logging.getLogger(__name__)
 
 Call = tuple[list[int], hermes_rl.Sampling]
 """One model call: the ids of its prompt, and how to sample."""
 Place = tuple[str, int, int]
 """Where a rollout belongs in a batch: the key of its row, the number of its group, and which of its members it is."""
-Played = tuple[hermes_rl.Rollout | None, hermes_rl.Ending, str | None]
-"""What became of a place: its rollout, None where its group was dropped, how that ended, and what had failed."""
 DIFFERENCE = "sampling/sampling_logp_difference"
 """Begins the names under which TRL logs it, with vLLM."""
 SIDES = ("chosen", "rejected")
@@ -40,7 +52,6 @@ MASKED = -100
 """The label of a token that nothing is learned from."""
 GATHERING = 0.005
 """Seconds without a further model call after which those that wait become one batch."""
-_FAILURES = [ending for ending in hermes_rl.Ending if not ending.graded]
 _TYPES = {"integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
 
 
@@ -148,7 +159,8 @@ class HermesRollouts(_Opened):
     Args:
         spec: a loaded spec, a path, or the name of a shipped one.
         rows: how many rows to train on, or the keys of those; default: all.
-        policy: a model that acts in place of the trainer's.
+        policy: a model that acts in place of the trainer's. Unless it has the trainer's weights at every step, tokens
+            of another model are trained on: a warning says so, and the log has `hermes_rl/other_policy`.
         renderer: as `renderer` of a server in a spec; its name is enough.
         sampling: settings of the spec's `agent`, such as `{"max_turns": 4}`. Temperature and top_p are the trainer's.
         concurrency: rollouts at a time, or groups where a reward compares their members; default: all of a batch.
@@ -176,6 +188,7 @@ class HermesRollouts(_Opened):
     ) -> None:
         super().__init__(spec, rows, environ, record, workers)
         self._policy, self._renderer, self._sampling = policy, renderer, dict(sampling or {})
+        self._other_policy = policy is not None
         self._trainer: Any = None
         """Whose logs are listened to."""
         self._concurrency, self._replays, self._allow_inexact = concurrency, replays, allow_inexact
@@ -214,6 +227,11 @@ class HermesRollouts(_Opened):
         self._policy = policy = self._policy or self._policy_of(trainer)
         if self._trainer is not trainer:
             self._trainer = trainer
+            if self._other_policy:
+                logger.warning(
+                    "policy=… acts in place of the trainer's model: unless it has the trainer's weights at every step, "
+                    "tokens of another model are trained on. Leave `policy` out to sample with what the trainer has"
+                )
             trainer.add_callback(_difference_told_to(policy))
         policy.version = int(trainer.state.global_step)
         training = trainer.model.training
@@ -228,7 +246,8 @@ class HermesRollouts(_Opened):
         self._calls = ModelCalls()
         playing = self.sync.submit(self._play(places, size, given))
         self._calls.answer_until(playing, lambda calls: self._generate(trainer, calls) if self._generate else [])
-        return columns_of(playing.result(), _tokenizer(trainer).eos_token_id)
+        columns = columns_of(playing.result(), _tokenizer(trainer).eos_token_id)
+        return {**columns, "other_policy": [self._other_policy] * len(prompts)}
 
     async def _play(self, places: Sequence[Place], size: int, given: Mapping[str, Any]) -> list[Played]:
         """Play every place; the members of groups that are compared are played together."""
@@ -261,7 +280,7 @@ class HermesRollouts(_Opened):
             for task in work:
                 task.cancel()
         if not self._allow_inexact:
-            await asyncio.to_thread(_require_exact, [one[0] for one in ended if _is_scored(one[0])])
+            await asyncio.to_thread(_require_exact, [one[0] for one in ended if is_scored(one[0])])
         return ended
 
     def _policy_of(self, trainer: Any) -> hermes_rl.Policy:
@@ -292,6 +311,7 @@ def hermes_rl_score(
     rewards: list[dict[str, float]],
     ending: list[str],
     turns: list[int],
+    other_policy: Sequence[bool] = (),
     log_metric: Callable[[str, float], None] | None = None,
     **_: Any,
 ) -> list[float | None]:
@@ -299,10 +319,11 @@ def hermes_rl_score(
     if log_metric is not None:
         ended = Counter(ending)
         # Zeros too: TRL averages over those processes that log a name.
-        for cause in _FAILURES:
+        for cause in FAILURES:
             log_metric(f"hermes_rl/failed/{cause}", ended[cause] / len(ending))
         log_metric("hermes_rl/unscored", score.count(None) / len(score))
         log_metric("hermes_rl/turns", fmean(turns))
+        log_metric("hermes_rl/other_policy", float(any(other_policy)))
         for name in dict.fromkeys(name for values in rewards for name in values):
             log_metric(f"hermes_rl/rewards/{name}", fmean(values[name] for values in rewards if name in values))
     return score
@@ -349,27 +370,24 @@ def columns_of(ended: Sequence[Played], end: int) -> dict[str, Any]:
         UserError: a rollout has several sequences.
         RunError: not one rollout could be scored, and that was not the policy's doing.
     """
-    if all(ending in _FAILURES for _, ending, _ in ended):
-        causes = ", ".join(f"{many} {ending}" for ending, many in Counter(ending for _, ending, _ in ended).items())
-        details = sorted({detail for _, _, detail in ended if detail})
-        raise RunError(f"not one of {len(ended)} rollouts could be scored ({causes}): {'; '.join(details[:3])}")
+    require_a_score(ended)
     nothing = hermes_rl.Example([end], [end], [0], [0.0], (None, None))
-    examples = [_example(rollout) if _is_scored(rollout) else nothing for rollout, _, _ in ended]
+    examples = [_example(rollout) if is_scored(rollout) else nothing for rollout, _, _ in ended]
     known = all(example.logprobs is not None for example in examples)
     return {
         "prompt_ids": [example.prompt_ids for example in examples],
         "completion_ids": [example.response_ids for example in examples],
         "logprobs": [example.logprobs for example in examples] if known else None,
         "env_mask": [example.mask for example in examples],
-        "score": [rollout.score if _is_scored(rollout) else None for rollout, _, _ in ended],
-        "rewards": [_values(rollout) if rollout is not None else {} for rollout, _, _ in ended],
+        "score": [rollout.score if is_scored(rollout) else None for rollout, _, _ in ended],
+        "rewards": [values_of(rollout) if rollout is not None else {} for rollout, _, _ in ended],
         "ending": [str(ending) for _, ending, _ in ended],
         "turns": [rollout.turns if rollout is not None else 0 for rollout, _, _ in ended],
     }
 
 
 def _example(rollout: hermes_rl.Rollout) -> hermes_rl.Example:
-    examples = rollout.examples()
+    examples = require_carried(rollout, "TRL's GRPOTrainer").examples()
     if len(examples) != 1:
         raise UserError(
             f"rollout {rollout.id} has {len(examples)} sequences, as the policy did not see all of it in one context, "
@@ -377,15 +395,6 @@ def _example(rollout: hermes_rl.Rollout) -> hermes_rl.Example:
             "(renderer={'thinking_retention': 'all'}), or train with AsyncGRPOTrainer and HermesWorker, which take all"
         )
     return examples[0]
-
-
-def _is_scored(rollout: hermes_rl.Rollout | None) -> TypeGuard[hermes_rl.Rollout]:
-    """Whether it has a score and something that was sampled."""
-    return rollout is not None and rollout.score is not None and rollout.turns > 0
-
-
-def _values(rollout: hermes_rl.Rollout) -> dict[str, float]:
-    return {name: reward.value for name, reward in rollout.rewards.items() if reward.value is not None}
 
 
 def _require_exact(rollouts: list[hermes_rl.Rollout]) -> None:
@@ -595,12 +604,9 @@ def _sampling(args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: the trainer is to sample in a way that rollouts do not.
     """
-    for name in {"temperature", "top_p"} & given.keys():
-        raise UserError(f"{name} is the trainer's: set it in the configuration of TRL, not in `sampling`")
-    for name, neutral in {"top_k": (0, -1, None), "min_p": (0.0, None), "repetition_penalty": (1.0, None)}.items():
-        if getattr(args, name) not in neutral:
-            raise UserError(f"{name}={getattr(args, name)} of the trainer is not applied to rollouts: leave it out")
-    return {**given, "temperature": args.temperature, "top_p": args.top_p}
+    own = without_trainers(given, "the trainer", "the configuration of TRL")
+    require_neutral({name: getattr(args, name) for name in ("top_k", "min_p", "repetition_penalty")}, "the trainer")
+    return {**own, "temperature": args.temperature, "top_p": args.top_p}
 
 
 def _require_one_vllm(args: Any) -> None:
@@ -762,18 +768,20 @@ class HermesWorker(_Opened):
         found, prompt = [], self.env.prompt(group.row)
         oldest = group.certificate.oldest
         for rollout, advantage in zip(group.rollouts, group.advantages(self._normalise), strict=True):
-            values = {f"rewards/{name}": value for name, value in _values(rollout).items()}
+            values = {f"rewards/{name}": value for name, value in values_of(rollout).items()}
+            require_carried(rollout, "TRL's AsyncGRPOTrainer")
             for example in rollout.examples() if advantage is not None else []:
                 if not any(example.mask):
                     continue
                 before = [0] * len(example.prompt_ids)
+                logprobs = [*before, *logprobs_of(example, "TRL's AsyncGRPOTrainer")]
                 found.append(
                     self._sample_of(
                         prompt=prompt,
                         completion=rollout.messages[len(prompt) :],
                         input_ids=np.asarray(example.prompt_ids + example.response_ids),
                         completion_mask=np.asarray(before + example.mask),
-                        old_log_probs=np.asarray([*before, *(example.logprobs or example.mask)], dtype=np.float32),
+                        old_log_probs=np.asarray(logprobs, dtype=np.float32),
                         advantage=advantage,
                         model_version=self._version if oldest is None else oldest,
                         group_id=number,
@@ -888,7 +896,7 @@ class _Stepped:
             self._session.step(last.get("content") or "" if last.get("role") == "assistant" else "")
         rollout = self._session.rollout
         self._close()
-        return None if rollout is None else rollout.score
+        return None if rollout is None else require_carried(rollout, "TRL's own loop").score
 
     def _close(self) -> None:
         if self._session is not None:

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.integrations.opened import require_own_baseline
+from hermes_rl.integrations.opened import (
+    is_scored,
+    require_carried,
+    require_neutral,
+    require_own_baseline,
+    without_trainers,
+)
 
 GATHERING = 60.0
 """Seconds within which verl has to begin all members of a group that are compared; it begins them at once."""
@@ -55,9 +62,8 @@ class VerlAgentLoop:
         self._config = trainer_config.config.actor_rollout_ref.rollout
         _require(self._config)
         self._made_of = spec, server_manager, tokenizer, renderer, self._config
-        self._sampling, self._replays, self._exact = dict(sampling or {}), replays, not allow_inexact
-        for taken in {"temperature", "top_p"} & self._sampling.keys():
-            raise UserError(f"{taken} is verl's: set it in the configuration of verl, not in `sampling`")
+        self._sampling = without_trainers(sampling, "verl", "the configuration of verl")
+        self._replays, self._exact = replays, not allow_inexact
 
     async def run(self, sampling_params: dict[str, Any], **sample: Any) -> Any:
         """Play the row that a sample names: an AgentLoopOutput, or a list of them where verl says `session_id` (v1).
@@ -72,9 +78,11 @@ class VerlAgentLoop:
             raise UserError(f"VerlAgentLoop needs verl 0.9 ({error}): pip install 'hermes-rl[verl]'") from error
         worker = await self._worker()
         rollout, several = await self._play(worker, sampling_params, sample), "session_id" in sample
-        if rollout.score is None or not rollout.turns:
+        if not is_scored(rollout):
             raise RunError(f"rollout {rollout.id} has no score ({rollout.ending}: {rollout.error})")
-        examples = await asyncio.to_thread(rollout.examples, one=not several, exact=self._exact)
+        examples = await asyncio.to_thread(
+            require_carried(rollout, "verl").examples, one=not several, exact=self._exact
+        )
         longest = len(examples[0].prompt_ids)
         if not several and longest > self._config.prompt_length:
             raise UserError(f"a prompt has {longest} tokens: set data.max_prompt_length to at least that")
@@ -106,8 +114,7 @@ class VerlAgentLoop:
     async def _play(self, worker: _Worker, given: Mapping[str, Any], sample: Mapping[str, Any]) -> hermes_rl.Rollout:
         split, key = _row_of(sample)
         require_own_baseline(worker.env, "verl")
-        if given.get("top_k", -1) not in (-1, 0):
-            raise UserError(f"top_k={given['top_k']} of verl is not applied to rollouts: leave it out")
+        require_neutral({"top_k": given.get("top_k")}, "verl")
         settings = {**self._sampling, "temperature": float(given["temperature"]), "top_p": float(given["top_p"])}
         asked: dict[str, Any] = {"split": split, "sampling": settings, "replays": self._replays}
         size = int(self._config.n if split == "train" else self._config.val_kwargs.n)
@@ -145,6 +152,7 @@ class _Worker:
     def __init__(self, env: hermes_rl.Env, policy: hermes_rl.Policy) -> None:
         self.env, self.policy = env, policy
         self._groups: dict[str, tuple[asyncio.Queue[int], asyncio.Task[hermes_rl.Group]]] = {}
+        self._waiting: Counter[asyncio.Task[hermes_rl.Group]] = Counter()
 
     @classmethod
     async def open(cls, spec: str, manager: Any, tokenizer: Any, renderer: Any, config: Any) -> _Worker:
@@ -184,7 +192,14 @@ class _Worker:
             self._groups[uid] = arrived, playing
         arrived, playing = self._groups[uid]
         arrived.put_nowait(index)
-        group = await playing
+        self._waiting[playing] += 1
+        try:
+            group = await asyncio.shield(playing)  # one that verl cancels leaves the others their group
+        finally:
+            self._waiting[playing] -= 1
+            if not self._waiting[playing]:
+                del self._waiting[playing]
+                playing.cancel()
         if group.dropped is not None:
             raise RunError(f"group {group.id} has no scores ({group.dropped}: {group.detail})")
         return next(member for member in group.rollouts if member.key.index == index)

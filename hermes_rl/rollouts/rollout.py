@@ -160,6 +160,15 @@ class Example:
     """As they were sampled, 0.0 where the mask is 0; None where the server gave none."""
     weights: tuple[int | None, int | None]
     """The oldest and the newest version of the weights that sampled it; None where it is not known."""
+    spans: tuple[SampledSpan, ...] = ()
+    """Which tokens of the response each model call of the rollout sampled; turns count from 0."""
+
+    def of_turns(self, per_turn: Sequence[float]) -> list[float]:
+        """Return one value for each token of the response: that of its turn, 0.0 where the mask is 0."""
+        values = [0.0] * len(self.response_ids)
+        for span in self.spans:
+            values[span.start : span.stop] = [per_turn[span.turn]] * (span.stop - span.start)
+        return [value if kept else 0.0 for value, kept in zip(values, self.mask, strict=True)]
 
 
 def example_of(sequence: TokenSequence, ledger: Sequence[LedgerEntry], *, masked: bool) -> Example:
@@ -184,6 +193,7 @@ def example_of(sequence: TokenSequence, ledger: Sequence[LedgerEntry], *, masked
         mask=mask[first:],
         logprobs=None if logprobs is None else logprobs[first:],
         weights=_weights(sequence, ledger),
+        spans=tuple(SampledSpan(span.turn, span.start - first, span.stop - first) for span in sequence.spans),
     )
 
 
@@ -477,6 +487,8 @@ class Group:
     def advantages(self, normalise: Normalise = "std") -> list[float | None]:
         """One advantage per rollout, in order; None for one without a score, which is not trained on.
 
+        Where a reward gives credit to turns, `turn_advantages` has it.
+
         Only one that was lost (`endings.lost: worst`) is part of the comparison without a score, as the worst.
 
         Args:
@@ -492,6 +504,13 @@ class Group:
         mean = fmean(scores) if scores and normalise != "none" else 0.0
         spread = pstdev(scores) if scores and normalise == "std" else 1.0
         return [None if one.score is None else (one.score - mean) / max(spread, LEAST_SPREAD) for one in self.rollouts]
+
+    def turn_advantages(self) -> list[list[float]] | None:
+        """One advantage per turn of each rollout, as Atropos gets them; None where no reward gives credit to turns.
+
+        `Example.of_turns` puts those of a rollout at its tokens.
+        """
+        return turn_advantages(self)
 
     @property
     def uniform(self) -> bool:
@@ -553,5 +572,6 @@ class Encoder:
             result.tool_schemas or None,
             sampled_from=result.prompt_length,
             turns=turns,
+            longest=result.max_trajectory_tokens,
         )
         rollout.sequences, rollout.no_tokens = encoded.sequences, encoded.reason

@@ -29,6 +29,7 @@ from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.servers.base import ChatServer
 from hermes_rl.servers.client import HearsVersions, metered
 from hermes_rl.servers.pool import Limiter
+from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.base import ToolRuntime
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,19 @@ class Elsewhere(Protocol):
         ...
 
 
+class GivesTokens(Protocol):
+    """What gives rollouts their tokens; `hermes_rl.rollouts.rollout.Encoder` is one."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of messages; None where it is not known."""
+        ...
+
+    async def encode(self, rollout: Rollout) -> None:
+        """Set the sequences of a rollout that has none."""
+        ...
+
+
 class DiedElsewhere(RunError):
     """Those who play elsewhere died again and again over one and the same rollout."""
 
@@ -97,7 +111,7 @@ class RolloutRunner:
         policy: another policy than the environment's own.
         options: what bounds and steers a rollout; default: what the environment says for the split.
         store: the record of rollouts.
-        encode: gives a graded rollout its tokens before it is recorded.
+        encoder: gives a graded rollout its tokens before it is recorded.
         prepare: what an ended group goes through before it is handed on, while other groups are played.
         on_played: told of every rollout that was played, failed attempts included, before another begins in its place.
         replays: how often a rollout that infrastructure failed is played again.
@@ -116,7 +130,7 @@ class RolloutRunner:
         policy: ChatServer | None = None,
         options: LoopOptions | None = None,
         store: Recorded | None = None,
-        encode: Callable[[Rollout], Awaitable[None]] | None = None,
+        encoder: GivesTokens | None = None,
         prepare: Callable[[Group], Awaitable[None]] | None = None,
         on_played: Callable[[Rollout], None] = _ignore,
         replays: int = REPLAYS,
@@ -129,7 +143,7 @@ class RolloutRunner:
         self.slots = Limiter(concurrency or sys.maxsize, fixed=True)
         self.policy = policy if policy is not None else environment.policy
         self.store: Recorded = store if store is not None else Unrecorded()
-        self.encode, self.prepare, self.on_played = encode, prepare, on_played
+        self.encoder, self.prepare, self.on_played = encoder, prepare, on_played
         self.replays, self.mark, self.exclusive = replays, mark, exclusive
         self.teacher = environment.teacher if split == "train" else None
         self.open = 0
@@ -247,8 +261,8 @@ class RolloutRunner:
                 played()
                 # The next one begins first, so that its model works while this one is written down.
                 await asyncio.sleep(0)
-            if rollout.error is None and self.encode is not None:
-                await self.encode(rollout)
+            if rollout.error is None and self.encoder is not None:
+                await self.encoder.encode(rollout)
             if not (last and hold and rollout.state.given_up):
                 self._record(rollout)
             if last:
@@ -278,8 +292,8 @@ class RolloutRunner:
     async def attempt(self, key: RolloutKey) -> Rollout:
         """Play one attempt for a runner in another process: with its tokens, and not recorded."""
         rollout = await self._attempted(key)
-        if rollout.error is None and self.encode is not None:
-            await self.encode(rollout)
+        if rollout.error is None and self.encoder is not None:
+            await self.encoder.encode(rollout)
         return rollout
 
     async def _attempted(self, key: RolloutKey) -> Rollout:
@@ -343,8 +357,8 @@ class RolloutRunner:
     async def _teach(self, rollout: Rollout, teacher: Teacher) -> None:
         """Ask the teacher about the tokens of a graded rollout; a teacher that fails makes the rollout fail."""
         started = time.perf_counter()
-        if self.encode is not None:
-            await self.encode(rollout)
+        if self.encoder is not None:
+            await self.encoder.encode(rollout)
         try:
             await teacher.ask(rollout)
         except Failure as failure:
@@ -358,6 +372,7 @@ class RolloutRunner:
             task_id=runtime.task_id,
             options=replace(self.options, seed=rollout.seed if self.options.seeded else None),
             user=await self.environment.user(rollout.key, runtime),
+            tokenizer=None if self.encoder is None else self.encoder.tokenizer,
         )
         rollout.result = await loop.run(self.environment.prompt(rollout.key.row))
         rollout.ending = rollout.result.ending

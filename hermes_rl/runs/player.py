@@ -135,7 +135,7 @@ class Player:
             if self._opening.mode is not None:
                 encoder = await self._encoder(spec)
                 self._runners = {
-                    "train": RolloutRunner(self._compiled, split="train", encode=encoder.encode),
+                    "train": RolloutRunner(self._compiled, split="train", encoder=encoder),
                     "eval": RolloutRunner(self._compiled, split="eval"),
                 }
         except Exception as error:  # noqa: BLE001 - whatever it is, the run tells it, once for all workers
@@ -252,7 +252,7 @@ class Player:
         runner = RolloutRunner(acting.world, split=split, options=settings.options)
         acting.playing.append(runner)
         try:
-            runner.encode = (await acting.encoder()).encode
+            runner.encoder = await acting.encoder()
             return await runner.attempt(key)
         finally:
             acting.playing.remove(runner)

@@ -363,7 +363,7 @@ class Run:
             concurrency=plan.concurrency,
             policy=policy,
             store=store,
-            encode=encoder.encode if encoder is not None else None,
+            encoder=encoder,
             replays=plan.replays,
             elsewhere=workers,
         )

@@ -117,6 +117,8 @@ class ChatRequest:
     top_p: float | None = None
     max_tokens: int | None = None
     """Tokens of this one turn."""
+    max_trajectory_tokens: int | None = None
+    """Tokens of the prompt and this turn together. Token-level servers count the prompt, and alone hold to it."""
     seed: int | None = None
     """Seed of this one call; see `drawn_seed`."""
     stop: Sequence[str] | None = None
@@ -227,6 +229,13 @@ class ChatReply:
 
 class ContextLengthExceeded(HermesRLError):
     """The conversation no longer fits the model's context. That is the policy's doing and therefore no `Failure`."""
+
+
+class TrajectoryFull(ContextLengthExceeded):
+    """The prompt of a turn, of `size` tokens, leaves no room below the bound of the trajectory."""
+
+    def __init__(self, size: int | str, bound: int) -> None:
+        super().__init__(f"the prompt has {size} tokens, and agent.max_trajectory_tokens is {bound}")
 
 
 class ChatServer(Protocol):

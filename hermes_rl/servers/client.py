@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -20,6 +20,7 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 from hermes_rl.errors import UserError
 from hermes_rl.servers.base import (
     ABORT,
+    LARGEST_ID,
     Backend,
     ChatReply,
     ChatRequest,
@@ -344,6 +345,11 @@ class SampledByFunction:
         self._function, self._context, self._version = function, context, version
         self._heard: int | None = None
         """The newest version that an answer has told so far."""
+        self._largest, self._ends = LARGEST_ID, frozenset[int]()
+
+    def know(self, vocabulary: Mapping[str, int], ends: Iterable[int]) -> None:
+        """Take note of the vocabulary, and of tokens that may end a turn beside those of a request."""
+        self._largest, self._ends = max(vocabulary.values()), frozenset(ends)
 
     async def sample(self, sampling: Sampling, request: ChatRequest) -> Generation:
         """Call the function, and again where it broke off for new weights; raises `AttemptFailed`."""
@@ -399,9 +405,23 @@ class SampledByFunction:
             ids, logprobs = numbers_of(answer.ids), numbers_of(answer.logprobs)
             piece = generated(ids, logprobs, answer.finish, answer.version, answer.model)
             piece = replace(piece, oldest=version_of(answer.oldest))
+            self._check(piece, sampling)
         except (Malformed, TypeError, ValueError) as error:
             raise AttemptFailed(f"the policy's function gave a wrong answer: {error}") from error
         return piece, Timing(generating=time.monotonic() - started)
+
+    def _check(self, piece: Sampled, sampling: Sampling) -> None:
+        """Raise `Malformed` for what no engine can have sampled when it was asked for this."""
+        if len(piece.ids) > sampling.max_tokens:
+            raise Malformed(f"the answer has {len(piece.ids)} tokens, and at most {sampling.max_tokens} were asked for")
+        if beyond := [token for token in piece.ids if token > self._largest]:
+            raise Malformed(f"the answer has the token {beyond[0]}, and the vocabulary ends with {self._largest}")
+        if passed := [token for token in piece.ids[:-1] if token in sampling.stop_ids]:
+            raise Malformed(f"the answer goes on after the token {passed[0]}, which ends a turn")
+        if piece.finish == "stop" and sampling.stop_ids and not {*sampling.stop_ids, *self._ends} & {piece.ids[-1]}:
+            raise Malformed(f"the answer says `stop`, and its last token {piece.ids[-1]} ends no turn")
+        if None not in (piece.oldest, piece.version) and piece.oldest > piece.version:  # type: ignore[operator]
+            raise Malformed(f"its first token is of version {piece.oldest}, and its last of version {piece.version}")
 
 
 class AnsweredByFunction:

@@ -23,8 +23,9 @@ from hermes_rl.servers.base import (
     Sampled,
     Sampling,
     ServerConfig,
+    TrajectoryFull,
 )
-from hermes_rl.servers.client import Generation, HearsVersions, ScoresTokens, TokenSource
+from hermes_rl.servers.client import Generation, HearsVersions, SampledByFunction, ScoresTokens, TokenSource
 from hermes_rl.servers.transport import AttemptFailed
 from hermes_rl.tokens.load import load_renderer
 from hermes_rl.tokens.parsers import Parsed, ParsedCall
@@ -132,6 +133,9 @@ class TokenServer:
         if self._renderer is None:
             renderer = await self.load()
             self._context = await self._source.context_length()
+            if isinstance(self._source, SampledByFunction):
+                vocabulary = renderer.tokenizer.vocabulary
+                self._source.know(vocabulary, (vocabulary[one] for one in renderer.tokenizer.control))
             self._renderer = renderer
         return self._renderer
 
@@ -182,6 +186,10 @@ class TokenServer:
     def _room(self, request: ChatRequest, prompt: RenderedPrompt, transcript: Transcript) -> int:
         """Return how many tokens this turn may have."""
         size, room = len(prompt.ids), [request.max_tokens] if request.max_tokens else []
+        if (bound := request.max_trajectory_tokens) is not None:
+            room.append(bound - size)
+            if room[-1] < 1:
+                raise TrajectoryFull(size, bound)
         if self._context is not None:
             room.append(self._context - size)
             if room[-1] < 1:

@@ -243,6 +243,8 @@ def _rollout(rollout: Rollout, counts: float | None, *, usable: bool) -> dict[st
         "error": rollout.error,
         "trainable": scored and not rollout.masked and bool(rollout.sequences),
         "rewards": {name: reward.value for name, reward in rollout.rewards.items()},
+        "credit": rollout.credit if scored else None,
+        "overrides": rollout.overrides,
         "turns": rollout.turns,
         "messages": rollout.messages,
         "sequences": list(_sequences(rollout.examples())) if scored else [],
@@ -256,4 +258,5 @@ def _sequences(examples: Sequence[Example]) -> Iterator[Mapping[str, Any]]:
             "ids": one.prompt_ids + one.response_ids,
             "mask": [0] * before + one.mask,
             "logprobs": None if one.logprobs is None else [0.0] * before + one.logprobs,
+            "spans": [[span.turn, before + span.start, before + span.stop] for span in one.spans],
         }

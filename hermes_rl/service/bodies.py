@@ -149,6 +149,9 @@ class SequenceTold(BaseModel):
     ids: list[int]
     mask: list[int] = Field(description="1 where a token is trained on.")
     logprobs: list[float] | None = Field(description="As sampled, 0.0 where the mask is 0; null: not known.")
+    spans: list[tuple[int, int, int]] = Field(
+        description="Each turn in it, from 0, with the place of its first token and that behind its last."
+    )
 
 
 class RolloutTold(BaseModel):
@@ -164,6 +167,8 @@ class RolloutTold(BaseModel):
     error: str | None
     trainable: bool
     rewards: dict[str, float | None]
+    credit: list[float] | None = Field(description="One value per turn, where a reward gives credit to turns.")
+    overrides: dict[str, Any] = Field(description="What rewards say about it, as `set_advantage_to_zero`.")
     turns: int
     messages: list[dict[str, Any]]
     sequences: list[SequenceTold]

@@ -67,6 +67,11 @@ def _failure(group: Group, rollout: Rollout | None, *, allow_inexact: bool) -> t
             "the policy did not see all of it in one context, and a row has one: choose a renderer that keeps earlier "
             "turns (thinking_retention: all)"
         )
+    if rollout.credit or rollout.overrides:
+        return (
+            "credit",
+            "rewards give credit to its turns, or overrides, and a row has one score: see POST /v1/rollouts",
+        )
     certificate = group.certificate
     if not allow_inexact and (certificate is None or not certificate.exact):
         problems = certificate.problems if certificate is not None else ("it has no certificate",)

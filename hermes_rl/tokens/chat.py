@@ -56,22 +56,26 @@ def chat_tokens(
     sampled_from: int = 0,
     turns: Sequence[SampledTurn] = (),
     renderer: Renderer | None = None,
+    longest: int | None = None,
 ) -> ChatTokens:
     """Make the sequences of a conversation. It takes milliseconds: call it in a thread.
 
     Assistant messages from index `sampled_from` on were sampled; earlier ones belong to the prompt. `turns` has the
-    data of the sampled ones in order, and may be left out.
+    data of the sampled ones in order, and may be left out. What would make a sequence longer than `longest` is cut off.
     """
     places = [i for i, one in enumerate(messages) if i >= sampled_from and one.get("role") == "assistant"]
     if not places:
         return ChatTokens(None, "no assistant turn was sampled")
     try:
-        steps = _Steps(tokenizer, renderer or _renderer(tokenizer), tools)
+        steps = _Steps(tokenizer, renderer or _renderer(tokenizer), tools, longest)
         for number, place in enumerate(places):
-            steps.add(messages[: place + 1], turns[number] if number < len(turns) else SampledTurn())
+            turn = turns[number] if number < len(turns) else SampledTurn()
+            if not steps.add(messages[: place + 1], turn):
+                break
     except (TemplateRefused, RendererRefused) as problem:
         return ChatTokens(None, str(problem))
-    return ChatTokens(steps.sequences(len(turns) == len(places)))
+    found = steps.sequences(len(turns) == len(places))
+    return ChatTokens(found) if found else ChatTokens(None, f"its prompt has more than {longest} tokens")
 
 
 def turn_ids(
@@ -91,13 +95,13 @@ def turn_ids(
 class _Steps:
     """The steps of one conversation."""
 
-    def __init__(self, tokenizer: Tokenizer, renderer: Renderer, tools: Tools | None) -> None:
-        self._tokenizer, self._renderer, self._tools = tokenizer, renderer, tools
+    def __init__(self, tokenizer: Tokenizer, renderer: Renderer, tools: Tools | None, longest: int | None) -> None:
+        self._tokenizer, self._renderer, self._tools, self._longest = tokenizer, renderer, tools, longest
         self._transcript = Transcript()
         self._logprobs = True
 
-    def add(self, messages: Messages, turn: SampledTurn) -> None:
-        """Add the last message as a turn."""
+    def add(self, messages: Messages, turn: SampledTurn) -> bool:
+        """Add the last message as a turn, as far as there is room; False where a further turn has none."""
         history = messages[:-1]
         prompt = next_prompt(self._renderer, self._transcript, history, self._tools)
         completion = self._completion(messages[-1])
@@ -105,8 +109,12 @@ class _Steps:
             completion.pop()  # the end of a cut turn was not sampled
         logprobs = _fitting_logprobs(self._tokenizer, completion.tolist(), turn)
         self._logprobs = self._logprobs and logprobs is not None
-        step = Step.of(prompt.ids, completion, logprobs or [0.0] * len(completion), turn.finish_reason or "stop")
-        self._transcript.add(step, messages, prompt)
+        room = len(completion) if self._longest is None else self._longest - len(prompt.ids)
+        if room > 0:
+            values = (logprobs or [0.0] * len(completion))[:room]
+            step = Step.of(prompt.ids, completion[:room], values, turn.finish_reason or "stop")
+            self._transcript.add(step, messages, prompt)
+        return room >= len(completion)
 
     def sequences(self, told: bool) -> list[TokenSequence]:
         """Return the merged steps; without log-probabilities where the server did not give all of them."""

@@ -12,6 +12,7 @@ from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.transport import RetryPolicy
+from hermes_rl.tokens.tokenizer import Tokenizer
 from hermes_rl.tools.base import Toolkit
 from hermes_rl.tools.python_tools import python_tool
 from tests.agent.scripted_chat import ScriptedChat
@@ -43,8 +44,8 @@ async def policy(chat: ScriptedChat) -> AsyncIterator[ModelClient]:
 def make_loop(policy: ModelClient) -> MakeLoop:
     """A loop with these Python functions as tools."""
 
-    def make(*tools: Callable[..., Any], **options: Any) -> HermesAgentLoop:
+    def make(*tools: Callable[..., Any], tokenizer: Tokenizer | None = None, **options: Any) -> HermesAgentLoop:
         toolkit = Toolkit(python_tool(tool) for tool in tools)
-        return HermesAgentLoop(policy, toolkit.schemas, options=LoopOptions(**options))
+        return HermesAgentLoop(policy, toolkit.schemas, options=LoopOptions(**options), tokenizer=tokenizer)
 
     return make

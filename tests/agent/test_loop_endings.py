@@ -17,6 +17,7 @@ from hermes_rl.servers.base import ServerConfig
 from hermes_rl.servers.client import ModelClient
 from hermes_rl.servers.factory import create_client
 from hermes_rl.servers.transport import RetryPolicy
+from hermes_rl.tokens.tokenizer import small_tokenizer
 from hermes_rl.tools.base import Toolkit, ToolRuntime
 from hermes_rl.tools.catalogue import resolve_toolsets
 from hermes_rl.tools.context import ToolContext
@@ -139,6 +140,43 @@ async def test_a_server_that_does_not_count_uses_up_no_budget(
     chat.script = [calls(call("noop"), usage=usage)]
     result = await make_loop(noop, max_trajectory_tokens=1).run(GO)
     assert (result.ending, result.usage.prompt_tokens) == (Ending.FINISHED, 0)
+
+
+async def test_a_prompt_beyond_the_bound_is_not_played(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    question = [{"role": "user", "content": "word " * 300}]
+    with pytest.raises(ServerFailure, match=r"prompt has about 3\d\d tokens, and agent.max_trajectory_tokens is 100"):
+        await make_loop(max_trajectory_tokens=100, tokenizer=small_tokenizer()).run(question)
+    assert chat.requests == []
+    # Where no tokenizer is known the server's own count tells it, with the first answer.
+    chat.script = [answer({"content": "done"}, usage=used(310, 2))]
+    with pytest.raises(ServerFailure, match=r"prompt has 310 tokens, and agent.max_trajectory_tokens is 100"):
+        await make_loop(max_trajectory_tokens=100).run(question)
+
+
+def long_result() -> str:
+    """Answer with many tokens."""
+    return "word " * 300
+
+
+@pytest.mark.parametrize("counting", [True, False])
+async def test_a_result_that_goes_beyond_the_bound_ends_the_conversation(
+    chat: ScriptedChat, make_loop: MakeLoop, counting: bool
+) -> None:
+    chat.script = [calls(call("long_result"), usage=used(60, 20) if counting else None), says("done")]
+    result = await make_loop(long_result, max_trajectory_tokens=300, tokenizer=small_tokenizer()).run(GO)
+    assert (result.ending, result.turns_used, len(chat.requests)) == (Ending.TOKEN_BUDGET, 1, 1)
+
+
+async def test_a_limit_of_a_turn_leaves_room_for_new_results(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    chat.script = [calls(call("noop"), usage=used(200, 20)), says("done")]
+    await make_loop(noop, max_trajectory_tokens=300, max_tokens=100, tokenizer=small_tokenizer()).run(GO)
+    assert chat.requests[-1]["max_tokens"] == 300 - 220 - len(small_tokenizer().encode("ok"))
+
+
+async def test_an_answer_beyond_the_bound_has_not_finished(chat: ScriptedChat, make_loop: MakeLoop) -> None:
+    chat.script = [calls(call("noop"), usage=used(60, 20)), answer({"content": "done"}, usage=used(90, 20))]
+    result = await make_loop(noop, max_trajectory_tokens=100).run(GO)
+    assert (result.ending, result.finished_naturally) == (Ending.TOKEN_BUDGET, False)
 
 
 # ------------------------------------------------------------------ failures of ours

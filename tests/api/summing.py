@@ -74,8 +74,10 @@ class Sampler:
         if self.random.random() < self.fails:
             raise OSError("the device is busy")
         text = write(TOKENIZER.decode(ids), right=self.random.random() >= self.wrong)
-        tokens = TOKENIZER.encode(self.thought + text + END)
-        self.answers.append(Sampled(tokens, [-self.random.random() for _ in tokens], "stop", self.version))
+        whole, most = TOKENIZER.encode(self.thought + text + END), getattr(sampling, "max_tokens", None)
+        tokens = whole[:most]
+        finish = "stop" if tokens == whole else "length"
+        self.answers.append(Sampled(tokens, [-self.random.random() for _ in tokens], finish, self.version))
         return self.answers[-1]
 
     def policy(self, tokenizer: Any = None, **given: Any) -> Policy:

@@ -183,6 +183,37 @@ async def test_a_context_that_is_full_ends_the_rollout_by_the_policys_doing(tmp_
     assert (ended.ending, ended.error, ended.score) == (Ending.TOKEN_BUDGET, None, 0.0)
 
 
+async def test_credit_per_turn_reaches_a_loop_of_ones_own_token_by_token(tmp_path: Path) -> None:
+    spec = spec_in(tmp_path, TEXT.replace("{right:", '{steps: {fn: "steps.py:steps"}, right:'))
+    (tmp_path / "steps.py").write_text("def steps(result) -> list:\n    return [1.0, 0.0]\n")
+    async with open_env(spec) as env:
+        group = await env.play_group(env.rows()[0], 2, Sampler().policy())
+    per_turn = group.turn_advantages()
+    assert per_turn is not None
+    assert per_turn[0][0] > 0 > per_turn[0][1]
+    (example,) = group.rollouts[0].examples()
+    values = example.of_turns(per_turn[0])
+    assert len(values) == len(example.response_ids)
+    assert {value for value, kept in zip(values, example.mask, strict=True) if kept} == set(per_turn[0])
+    assert [value != 0 for value in values] == [bool(kept) for kept in example.mask]
+
+
+async def test_no_sequence_is_longer_than_the_bound_of_a_trajectory(tmp_path: Path) -> None:
+    async def chat(messages: list[dict[str, Any]], tools: Any) -> Any:
+        return "word " * 300
+
+    async with open_env(spec_in(tmp_path)) as env:
+        policy, row = Policy.chat(chat, tokenizer=small_tokenizer_path()), env.rows()[0]
+        free = (await env.play(row, policy)).examples()[0]
+        size = len(free.prompt_ids)
+        rollout = await env.play(row, policy, sampling={"max_trajectory_tokens": size + 50})
+        (example,) = rollout.examples()
+        assert example.prompt_ids + example.response_ids == (free.prompt_ids + free.response_ids)[: size + 50]
+        refused = await env.play(row, policy, sampling={"max_trajectory_tokens": size - 20}, replays=0)
+        assert (refused.score, refused.sequences) == (None, None)
+        assert "and agent.max_trajectory_tokens is" in str(refused.error)
+
+
 # ---------------------------------------------------------------------- failures
 
 

@@ -40,6 +40,7 @@ def test_items() -> None:
     assert rows[1].columns["n"] == 2 and rows[-1].key == rows[3].key
     with pytest.raises(IndexError):
         rows[9]
+    assert rows[:2] == [rows[0], rows[1]] and rows[-1:] == [rows[3]]
 
 
 def test_keys_are_content_and_occurrence() -> None:
@@ -409,6 +410,10 @@ def test_a_status_that_may_pass_is_out_of_reach(status: int, passing: bool, hub:
 def test_streams_are_not_finite(hub: FakeHub) -> None:
     rows = load(spec_of("  path: org/data\n  streaming: true\n"))
     assert rows.length is None and len(list(rows)) == 4 and len(list(rows)) == 4
+    assert rows[1:3] == list(rows)[1:3]
+    for endless in (slice(2, None), slice(None, -1)):
+        with pytest.raises(UserError, match="without end: say how many are wanted"):
+            rows[endless]
 
 
 def test_demo_uses_the_fallback_without_asking(hub: FakeHub) -> None:

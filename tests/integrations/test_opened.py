@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hermes_rl import Ending
+from hermes_rl import Ending, Example
 from hermes_rl.errors import UserError
-from hermes_rl.integrations.opened import play_at_endpoint, tasks_of, values_of
+from hermes_rl.integrations.opened import logprobs_of, play_at_endpoint, tasks_of, values_of
 from tests.api.summing import CODE, COMPARED, TEXT
 from tests.integrations.chat_model import ChatModel
 
@@ -45,6 +46,13 @@ async def test_rollouts_play_at_the_endpoint_of_each(tmp_path: Path) -> None:
     assert model.paths == {f"/{key}/v1/chat/completions" for key in keys}
     assert {body["model"] for body in model.asked} == {"m"}
     assert [rollout.examples() for rollout in played] == [[]] * 4  # the tokens are the trainer's
+
+
+def test_log_probabilities_are_never_made_up() -> None:
+    known = Example([1], [2, 3], [0, 1], [0.0, -0.5], (None, None))
+    assert logprobs_of(known, "a trainer") == [0.0, -0.5]
+    with pytest.raises(UserError, match=r"a rollout has no log-probabilities, and a trainer trains with those"):
+        logprobs_of(replace(known, logprobs=None), "a trainer")
 
 
 async def test_an_endpoint_that_is_down_is_no_score_and_is_not_waited_for(tmp_path: Path) -> None:

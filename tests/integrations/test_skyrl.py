@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 
 import hermes_rl
 from hermes_rl.errors import RunError, UserError
-from hermes_rl.integrations.skyrl import HermesGenerator
-from tests.api.summing import COMPARED, Sampler, sampled, spec_in
+from hermes_rl.integrations.skyrl import HermesGenerator, _stand_ins
+from tests.api.summing import COMPARED, TEXT, Sampler, sampled, spec_in
 from tests.env.test_token_exact import tokenizer_folder
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_tokens": 200, "stop": None, "logprobs": 1}
@@ -127,10 +128,26 @@ async def test_a_failure_is_masked_counted_and_leaves_the_baseline_of_its_group(
         assert fmean(score for score, _ in whole) == pytest.approx(fmean(known))
 
 
+def test_what_stands_in_for_failures_leaves_advantages_as_they_would_be_without_them() -> None:
+    def played(*scores: float | None) -> list[Any]:
+        rollouts = [SimpleNamespace(score=score, turns=1) for score in scores]
+        return [(None if one.score is None else one, "finished", None) for one in rollouts]
+
+    for scores in ((0.0, 1.0, None, None), (0.0, 1.0, 0.5, None, None, None), (0.0, None, 2.0, None, 0.25, None, None)):
+        known = [score for score in scores if score is not None]
+        whole = _stand_ins(played(*scores), ["g"] * len(scores))
+        assert [one for one, score in zip(whole, scores, strict=True) if score is not None] == known
+        assert (fmean(whole), stdev(whole)) == pytest.approx((fmean(known), stdev(known)))
+    # A single stand-in cannot keep both: it keeps the mean.
+    assert _stand_ins(played(0.0, 1.0, 1.0, None), ["g"] * 4)[-1] == pytest.approx(2 / 3)
+    assert _stand_ins(played(1.0, None, None), ["g"] * 3) == [1.0, 1.0, 1.0]
+    assert _stand_ins(played(1.0, 0.0, None, None), ["a", "a", "b", "b"]) == [1.0, 0.0, 0.5, 0.5]
+
+
 async def test_a_batch_without_any_score_ends_training(tmp_path: Path) -> None:
     spec = spec_in(tmp_path)
     played = generator(spec, Engine(fails=1.0), replays=0)
-    with pytest.raises(RunError, match=r"not one of 16 rollouts could be scored: .* is busy"):
+    with pytest.raises(RunError, match=r"not one of 16 rollouts could be scored \(16 server_failure\): .* is busy"):
         await played.generate(await batch(spec))
     await played.close()
 
@@ -171,6 +188,30 @@ async def test_processed_log_probabilities_know_of_the_temperature(tmp_path: Pat
     await played.generate(await batch(spec, temperature=0.7))
     await played.close()
     assert {given["sampling_params"]["temperature"] for given in engine.asked} == {0.7}
+
+
+async def test_a_batch_that_is_cancelled_while_the_spec_opens_does_not_end_the_next(tmp_path: Path) -> None:
+    spec = spec_in(tmp_path)
+    played, given = generator(spec, Engine()), await batch(spec, size=1)
+    first = asyncio.create_task(played.generate(given))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    assert len((await played.generate(given))["rewards"]) == 4
+    await played.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [("[1.0] * result.turns_used", "credit to its turns"), ("Score(1.0, overrides={'a': 1})", r"overrides \(a\)")],
+)
+async def test_what_a_score_cannot_carry_is_refused_by_name(tmp_path: Path, answer: str, said: str) -> None:
+    spec = spec_in(tmp_path, TEXT.replace("{right:", '{more: {fn: "more.py:more"}, right:'))
+    (tmp_path / "more.py").write_text(f"from hermes_rl import Score\n\n\ndef more(result):\n    return {answer}\n")
+    played = generator(spec, Engine())
+    with pytest.raises(UserError, match=f"{said}, and SkyRL takes one score"):
+        await played.generate(await batch(spec, size=1))
+    await played.close()
 
 
 async def test_a_prompt_without_a_row_is_named(tmp_path: Path) -> None:

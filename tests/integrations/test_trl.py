@@ -95,6 +95,28 @@ def test_probabilities_of_the_trainer_that_are_others_than_the_sampled_ones_are_
     assert "by nan on average" in log(**{f"{name}__mean": float("nan")})
 
 
+def test_a_policy_in_place_of_the_trainers_model_is_warned_of_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: dict[str, float] = {}
+
+    def score(columns: dict[str, Any]) -> None:
+        given = {name: columns[name] for name in ("score", "rewards", "ending", "turns", "other_policy")}
+        trl.hermes_rl_score(None, None, **given, log_metric=logged.__setitem__)
+
+    with HermesRollouts(spec_in(tmp_path), policy=Sampler().policy()) as rollouts:
+        training = trainer()
+        for _ in range(2):
+            score(rollouts.rollout_func(prompts_of(rollouts), training))
+    assert logged["hermes_rl/other_policy"] == 1.0
+    assert caplog.text.count("acts in place of the trainer's model") == 1
+    caplog.clear()
+    monkeypatch.setattr(HermesRollouts, "_policy_of", lambda self, trainer: Sampler().policy())
+    with HermesRollouts(spec_in(tmp_path)) as rollouts:
+        score(rollouts.rollout_func(prompts_of(rollouts), trainer()))
+    assert (logged["hermes_rl/other_policy"], caplog.text) == (0.0, "")
+
+
 def prompts_of(rollouts: HermesRollouts, size: int = 4) -> list[str]:
     return [key for key in rollouts.rows("train") for _ in range(size)]
 
@@ -458,6 +480,19 @@ def test_every_sequence_of_a_group_goes_into_the_queue_which_holds_playing_back(
     first = told(worker)[0]
     assert first["hermes_rl/zero_variance_frac"][1] == 1
     assert first["hermes_rl/versions_spread_max"] == 0.0
+
+
+@pytest.mark.usefixtures("installed")
+def test_log_probabilities_that_do_not_exist_are_refused_and_never_made_up(tmp_path: Path) -> None:
+    async def chat(messages: Sequence[Any], tools: Any) -> str:
+        return "The sum is 3."
+
+    given = {"policy": Policy.chat(chat, tokenizer=TOKENIZER), "allow_inexact": True}
+    with HermesWorker(spec_in(tmp_path), configuration(max_staleness=None), **given) as worker:
+        worker.start()
+        with pytest.raises(UserError, match="no log-probabilities, and TRL's AsyncGRPOTrainer trains with those"):
+            worker._playing.result(30)  # type: ignore[union-attr]
+        assert worker.rollout_buffer.empty()
 
 
 @pytest.mark.usefixtures("installed")

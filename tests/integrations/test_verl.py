@@ -178,6 +178,26 @@ async def test_members_that_are_compared_are_refused_where_verl_does_not_tell_th
         await played.run(dict(PARAMETERS), **sample(key, session_id=0))
 
 
+async def test_a_member_that_is_cancelled_leaves_the_others_their_group(tmp_path: Path) -> None:
+    played = loop(tmp_path, Manager(), COMPARED)
+    key = (await rows(tmp_path))[0]
+    work = [asyncio.create_task(played.run(dict(PARAMETERS), **sample(key, session_id=n))) for n in range(3)]
+    await asyncio.sleep(0.1)
+    work[0].cancel()
+    last = asyncio.create_task(played.run(dict(PARAMETERS), **sample(key, session_id=3)))
+    ended = await asyncio.gather(*work, last, return_exceptions=True)
+    assert [isinstance(one, asyncio.CancelledError) for one in ended] == [True, False, False, False]
+    assert [outputs[0].reward_score for outputs in ended[1:]] == [2.0] * 3  # type: ignore[index]
+    # Where nobody waits any more, the group ends too.
+    again = [asyncio.create_task(played.run(dict(PARAMETERS), **sample(key, session_id=n))) for n in range(2)]
+    await asyncio.sleep(0.1)
+    for one in again:
+        one.cancel()
+    await asyncio.gather(*again, return_exceptions=True)
+    await asyncio.sleep(0.05)
+    assert not (await played._worker())._groups
+
+
 async def test_a_failed_member_fails_its_whole_group(tmp_path: Path) -> None:
     played = loop(tmp_path, Manager(fails=1.0), COMPARED, replays=0)
     key = (await rows(tmp_path))[0]

@@ -9,7 +9,7 @@ import pytest
 
 from hermes_rl.endings import Ending
 from hermes_rl.errors import RewardFailure, RunError, SandboxFailure, UserError
-from hermes_rl.rollouts.rollout import Rollout, RolloutKey, RolloutState
+from hermes_rl.rollouts.rollout import Encoder, Rollout, RolloutKey, RolloutState
 from hermes_rl.rollouts.runner import DiedElsewhere, RolloutRunner, Unrecorded
 from hermes_rl.rollouts.teacher import Teacher
 from hermes_rl.scoring.value import RewardValue
@@ -285,11 +285,12 @@ class ShortTeacher:
 
 @pytest.mark.parametrize("keep_lost", [False, True])
 async def test_a_rollout_that_is_too_long_for_the_teacher_is_not_drawn_again(keep_lost: bool) -> None:
-    async def encode(rollout: Rollout) -> None:
-        rollout.sequences = [TokenSequence(ids((1, 2)), ())] if rollout.key.index == 0 else None
+    class First(Encoder):
+        async def encode(self, rollout: Rollout) -> None:
+            rollout.sequences = [TokenSequence(ids((1, 2)), ())] if rollout.key.index == 0 else None
 
     world = World(on_grade=lambda key: float(key.index), teacher=Teacher(ShortTeacher(), 1))  # type: ignore[arg-type]
-    group = await RolloutRunner(world, encode=encode).start(row(), "g", 3, keep_lost=keep_lost)
+    group = await RolloutRunner(world, encoder=First(None)).start(row(), "g", 3, keep_lost=keep_lost)
     assert world.opened <= 3
     if keep_lost:
         assert (group.dropped, group.scores) == (None, [1.0, 1.0, 2.0])

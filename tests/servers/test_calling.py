@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterable
 
@@ -54,6 +55,32 @@ async def test_an_answer_that_was_broken_off_is_gone_on_with_behind_its_tokens()
     assert run.sampling == {"temperature": 0.5, "top_k": 3}
 
 
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (Sampled([5] * 11, [-0.5] * 11, "length"), "11 tokens, and at most 10 were asked for"),
+        (Sampled([5, 9, 6], [-0.5] * 3), "goes on after the token 9, which ends a turn"),
+        (Sampled([5, 100, 9], [-0.5] * 3), "the token 100, and the vocabulary ends with 99"),
+        (Sampled([5, 6], [-0.5] * 2), "says `stop`, and its last token 6 ends no turn"),
+        (
+            Sampled([5, 9], [-0.5] * 2, "stop", 2, oldest=3),
+            "its first token is of version 3, and its last of version 2",
+        ),
+    ],
+)
+async def test_what_no_engine_can_have_sampled_is_refused(answer: Sampled, why: str) -> None:
+    _, tokens = source(answer)
+    tokens.know({f"<{token}>": token for token in range(100)}, ends=(0,))
+    with pytest.raises(AttemptFailed, match=f"gave a wrong answer: .*{re.escape(why)}"):
+        await tokens.sample(asked(), REQUEST)
+
+
+async def test_a_turn_may_end_with_another_control_token_of_the_model() -> None:
+    _, tokens = source(Sampled([5, 0], [-0.5] * 2))
+    tokens.know({"a": 5, "<|endoftext|>": 0}, ends=(0,))
+    assert (await tokens.sample(asked(), REQUEST)).ids.tolist() == [5, 0]
+
+
 async def test_an_answer_that_is_broken_off_at_the_limit_is_complete() -> None:
     _, tokens = source(Sampled([5, 6], [-0.5, -0.25], "abort"))
     run = await tokens.sample(asked(most=2), REQUEST)
@@ -61,14 +88,14 @@ async def test_an_answer_that_is_broken_off_at_the_limit_is_complete() -> None:
 
 
 async def test_versions_are_brackets_also_where_answers_come_out_of_order() -> None:
-    one = Sampled([5], [-0.5])
+    one = Sampled([9], [-0.5])
     _, untold = source(one)
     run = await untold.sample(asked(), REQUEST)
     assert (run.before, run.after, await untold.weights()) == (None, None, None)
     _, pushed = source(one, version=3)
     run = await pushed.sample(asked(), REQUEST)
     assert (run.before, run.after, await pushed.weights()) == (3, 3, 3)
-    _, told = source(Sampled([5], [-0.5], version=4), Sampled([5], [-0.5], version=6), Sampled([5], [-0.5], version=5))
+    _, told = source(Sampled([9], [-0.5], version=4), Sampled([9], [-0.5], version=6), Sampled([9], [-0.5], version=5))
     runs = [await told.sample(asked(), REQUEST) for _ in range(3)]
     assert [(run.before, run.after) for run in runs] == [(4, 4), (4, 6), (5, 5)]
     assert await told.weights() == 6

@@ -346,6 +346,25 @@ async def test_a_prompt_beyond_the_context_is_the_policys_doing() -> None:
         await role.close()
 
 
+async def test_the_bound_of_a_trajectory_holds_to_the_token() -> None:
+    policy = TokenPolicy(SMALL, adds)
+    async with policy.running() as url:
+        first, second = [(await play(role_of("vllm", url))).replies[turn].sampled for turn in (0, 1)]
+        asked = len(policy.log)
+        with pytest.raises(ServerFailure, match=rf"{first.prompt} tokens, and agent.max_trajectory_tokens is 20"):
+            await play(role_of("vllm", url), max_trajectory_tokens=20)
+        assert len(policy.log) == asked
+        # The tool's result leaves no room; then room for a part of the last turn, and for all of it.
+        for bound, turns, ending in (
+            (second.prompt, 1, Ending.TOKEN_BUDGET),
+            (second.prompt + 1, 2, Ending.TOKEN_BUDGET),
+            (second.prompt + second.count, 2, Ending.FINISHED),
+        ):
+            result = await play(role_of("vllm", url), max_trajectory_tokens=bound)
+            assert (result.ending, result.turns_used) == (ending, turns)
+            assert max(map(len, result.transcript.sequences())) <= bound
+
+
 async def test_images_cannot_be_rendered_and_are_not_tried_again() -> None:
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
     policy = TokenPolicy(SMALL, adds)

@@ -153,7 +153,9 @@ class ResultBudget:
 
     def apply(self, outcomes: Sequence[ToolOutcome]) -> list[ToolOutcome]:
         """Cut what is too long. What a model reads of a file on purpose is only cut for the whole turn's sake."""
-        kept = [self._cut(one) if len(one.content) > self._limit(one.name) else one for one in outcomes]
+        kept = [
+            self._cut(outcome) if len(outcome.content) > self._limit(outcome.name) else outcome for outcome in outcomes
+        ]
         for place in sorted(range(len(kept)), key=lambda place: -len(kept[place].content)):
             if sum(len(one.content) for one in kept) <= self.turn_budget:
                 break

@@ -334,7 +334,7 @@ class Env:
     @property
     def comparing(self) -> list[str]:
         """The rewards that compare the members of a group; with any of them a group is played by `play_group`."""
-        return [one.place for one in self._compiled.grader.rewards if one.group_level]
+        return [reward.place for reward in self._compiled.grader.rewards if reward.group_level]
 
     @property
     def _keeps_lost(self) -> bool:

@@ -110,19 +110,28 @@ def _parts(one: RunComparison, a: RunRecord, b: RunRecord, request: CompareReque
     if found.fixed or found.broken:
         yield from _rows(found.fixed, found.broken, a, b, request.limit)
     yield Text()
-    yield _differences([one for one in found.measures if one.a or one.b])
+    yield _differences([measure for measure in found.measures if measure.a or measure.b])
     yield safe("* beyond chance: the interval does not hold 0", DIM)
     yield Text()
 
 
 def _differences(differences: Sequence[Difference]) -> Table:
     made = table("mean of", "A", "B", "B - A", "95 % interval", right=("A", "B", "B - A", "95 % interval"))
-    for one in differences:
-        style = "" if one.beyond_chance else DIM if one.difference == 0 else ""
-        interval = "" if one.low is None else f"{_number(one.low, True)} to {_number(one.high or 0.0, True)}"
-        mark = " *" if one.beyond_chance else "  "
+    for difference in differences:
+        style = "" if difference.beyond_chance else DIM if difference.difference == 0 else ""
+        interval = (
+            ""
+            if difference.low is None
+            else f"{_number(difference.low, True)} to {_number(difference.high or 0.0, True)}"
+        )
+        mark = " *" if difference.beyond_chance else "  "
         made.add_row(
-            safe(one.name), _number(one.a), _number(one.b), _number(one.difference, True), interval + mark, style=style
+            safe(difference.name),
+            _number(difference.a),
+            _number(difference.b),
+            _number(difference.difference, True),
+            interval + mark,
+            style=style,
         )
     return made
 

@@ -30,7 +30,7 @@ def plan_lines(found: DryRun) -> Iterator[str]:
         yield f"to play: {counted(found.play, 'rollout')}, at most {found.play * found.max_turns} model calls"
     yield f"tokenizer: {found.tokenizer}"
     for prompt in found.prompts:
-        text = prompt.text or "\n".join(str(one.get("content")) for one in prompt.request.messages)
+        text = prompt.text or "\n".join(str(message.get("content")) for message in prompt.request.messages)
         size = f"{len(prompt.ids)} tokens" if prompt.ids else f"{len(text)} characters"
         words = " ".join(str(prompt.request.messages[-1].get("content")).split())
         yield f"prompt of row {prompt.row.key}: {size}: {words[:SHOWN]}{'…' if len(words) > SHOWN else ''}"

@@ -120,20 +120,20 @@ def _loaded(found: SpecSet, folder: Path, request: RunRequest, environ: Mapping[
     changes = parse_extra_args(request.flags, request.sets)
     runs: list[_Run] = []
     problems: list[Problem] = []
-    for one in found.combinations:
+    for combination in found.combinations:
         try:
-            spec = _spec(one, changes, environ, demo=request.demo)
-            if missing := missing_of(one, spec, environ):
+            spec = _spec(combination, changes, environ, demo=request.demo)
+            if missing := missing_of(combination, spec, environ):
                 problems += missing
                 continue
-            run = _Run(one, spec, folder / one.folder)
+            run = _Run(combination, spec, folder / combination.folder)
             require_runnable(spec, _launch(run, request, environ, _unheard()))
             RunDirectory.choose(spec, "evaluate", run.path)
             runs.append(run)
         except SpecError as error:
             problems += error.problems
         except UserError as error:
-            problems.append(Problem(f"{found.file}: {one.label}", None, None, str(error)))
+            problems.append(Problem(f"{found.file}: {combination.label}", None, None, str(error)))
     if problems:
         raise SpecError(in_order(problems))
     return runs
@@ -261,7 +261,7 @@ def _tables(made: SetTable) -> Iterator[Table]:
         lead.append(_column("setting", (short(player.setting) for player in players), left=True))
     rest = [_column("behind", (_behind(player.behind) for player in players))]
     if len(made.specs) > 1:
-        rest.insert(0, _column("mean", (_told(one.score, one.pass_at_1) for one in players)))
+        rest.insert(0, _column("mean", (_told(player.score, player.pass_at_1) for player in players)))
     rest += [
         _column(spec, (_cell(player.cells[number]) for player in players)) for number, spec in enumerate(made.specs)
     ]
@@ -297,8 +297,8 @@ def _fitting(lead: Sequence[_Column], rest: Sequence[_Column]) -> Iterator[Table
         while left and sum(one.width for one in (*lead, *taken, left[0])) <= width:
             taken.append(left.pop(0))
         columns = [*lead, *taken]
-        made = table(*(one.name for one in columns), right=[one.name for one in columns if not one.left])
-        for cells in zip(*(one.cells for one in columns), strict=True):
+        made = table(*(column.name for column in columns), right=[column.name for column in columns if not column.left])
+        for cells in zip(*(column.cells for column in columns), strict=True):
             made.add_row(*cells)
         yield made
 

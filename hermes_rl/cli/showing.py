@@ -124,7 +124,7 @@ def _show_run(record: RunRecord, request: ShowRequest) -> int:
         sort=_sort(request.sort),
     )
     if request.as_json:
-        listed = [asdict(one) | {"number": record.number(one.id)} for one in rollouts]
+        listed = [asdict(rollout) | {"number": record.number(rollout.id)} for rollout in rollouts]
         echo(json.dumps({"summary": found.record(), "rollouts": listed}, indent=2, ensure_ascii=False))
         return 0
     filtered = request.failed or request.ending is not None or request.tool is not None
@@ -236,20 +236,22 @@ def _table(record: RunRecord, rollouts: Sequence[RolloutSummary], success: float
     made = table(
         "#", "score", "ending", "turns", "calls", "tokens", "s", "id", "row", right=_NUMBERS, whole=("ending",)
     )
-    for one in rollouts[: limit or None]:
-        score = Text("-" if one.score is None else _number(one.score), GOOD if has_passed(one, success) else BAD)
-        calls = f"{one.calls}" + (f" ({one.call_errors} failed)" if one.call_errors else "")
-        seconds = f"{one.seconds.get('total', 0.0):.1f}"
+    for rollout in rollouts[: limit or None]:
+        score = Text(
+            "-" if rollout.score is None else _number(rollout.score), GOOD if has_passed(rollout, success) else BAD
+        )
+        calls = f"{rollout.calls}" + (f" ({rollout.call_errors} failed)" if rollout.call_errors else "")
+        seconds = f"{rollout.seconds.get('total', 0.0):.1f}"
         made.add_row(
-            str(record.number(one.id)),
+            str(record.number(rollout.id)),
             score,
-            safe(one.ending, "" if Ending(one.ending).finished_naturally else NOTE),
-            str(one.turns),
+            safe(rollout.ending, "" if Ending(rollout.ending).finished_naturally else NOTE),
+            str(rollout.turns),
             calls,
-            str(one.completion_tokens),
+            str(rollout.completion_tokens),
             seconds,
-            short(one.id),
-            short(record.label(one.row_key, 30)),
+            short(rollout.id),
+            short(record.label(rollout.row_key, 30)),
         )
     return made
 
@@ -266,17 +268,17 @@ def _number(value: float) -> str:
 # ------------------------------------------------------------------------------------------------- One rollout
 
 
-def _show_rollout(record: RunRecord, one: RolloutSummary, request: ShowRequest) -> int:
-    line = record.line(one.id)
-    line["row"] = record.row(one.group)
-    first = next((other for other in record.rollouts if other.group == one.group and other.index == 0), None)
+def _show_rollout(record: RunRecord, rollout: RolloutSummary, request: ShowRequest) -> int:
+    line = record.line(rollout.id)
+    line["row"] = record.row(rollout.group)
+    first = next((other for other in record.rollouts if other.group == rollout.group and other.index == 0), None)
     line["tools"] = line["tools"] or (record.line(first.id)["tools"] if first is not None else None)
     if request.prompt or request.tokens:
         return _show_tokens(record, line, request)
     if request.as_json:
         echo(json.dumps(line, indent=2, ensure_ascii=False))
         return 0
-    shown = _Rollout(record, one, line, request)
+    shown = _Rollout(record, rollout, line, request)
     show(shown.parts(), pager=request.pager)
     return 0
 
@@ -284,8 +286,8 @@ def _show_rollout(record: RunRecord, one: RolloutSummary, request: ShowRequest) 
 class _Rollout:
     """One rollout and what is asked of it."""
 
-    def __init__(self, record: RunRecord, one: RolloutSummary, line: Line, request: ShowRequest) -> None:
-        self.record, self.one, self.line, self.request = record, one, line, request
+    def __init__(self, record: RunRecord, rollout: RolloutSummary, line: Line, request: ShowRequest) -> None:
+        self.record, self.one, self.line, self.request = record, rollout, line, request
         self.described, self.spec = record.described, spec_of(record)
         self.success, self.weights = success_of(self.spec), weights_of(record.described)
 

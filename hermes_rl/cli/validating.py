@@ -96,11 +96,13 @@ def _judge_set(source: str, overrides: Overrides, environ: Mapping[str, str]) ->
     except UserError as error:
         verdict.problems = list(error.problems) if isinstance(error, SpecError) else [Problem(source, 1, 1, str(error))]
         return verdict
-    for one in found.combinations:
-        changes = overrides.over(one.overrides)
-        own = judge(one.source, changes, environ)
+    for combination in found.combinations:
+        changes = overrides.over(combination.overrides)
+        own = judge(combination.source, changes, environ)
         if not own.problems:
-            own.problems = missing_of(one, load_spec(one.source, overrides=changes, environ=environ), environ)
+            own.problems = missing_of(
+                combination, load_spec(combination.source, overrides=changes, environ=environ), environ
+            )
         verdict.problems += own.problems
         verdict.warnings += own.warnings
     verdict.problems, verdict.warnings = in_order(verdict.problems), in_order(verdict.warnings)

@@ -486,7 +486,7 @@ def metrics_by_column(samples: Sequence[Mapping[str, Any]], columns: Sequence[st
             if sample.get(score) is not None:
                 values.setdefault(str(sample.get(column)), []).append(float(sample[score]))
         for value, scores in sorted(values.items()):
-            told = {"mean_reward": mean(scores), "mean_reward_stderr": clustered_stderr([[one] for one in scores])}
+            told = {"mean_reward": mean(scores), "mean_reward_stderr": clustered_stderr([[score] for score in scores])}
             told["rows"] = float(len(scores))
             found |= {f"{BY}{column}/{value}/{name}": one for name, one in told.items() if one is not None}
     return found

@@ -170,7 +170,7 @@ class HermesServerManager(ServerManager):  # type: ignore[misc]
         """
         if not self._failed_loops:
             return
-        wrong = next((one for one in self._failed_loops if isinstance(one, UserError)), None)
+        wrong = next((loop for loop in self._failed_loops if isinstance(loop, UserError)), None)
         said = (
             f"{len(self._failed_loops)} agent loops of this evaluation failed, which is nothing that the policy did; "
             f"where its own code caught that, its numbers are too low. First: {wrong or self._failed_loops[0]}"
@@ -327,7 +327,9 @@ class ManagedServer:
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         """Return a call of an agent loop, which keeps a transcript of its own."""
-        if request.transcript is not None and not any(one is request.transcript for one in self._transcripts):
+        if request.transcript is not None and not any(
+            transcript is request.transcript for transcript in self._transcripts
+        ):
             self._transcripts.append(request.transcript)
         return await self._manager.role.chat(request)
 
@@ -357,7 +359,12 @@ class ManagedServer:
     def get_state(self) -> dict[str, Any]:
         """``{"nodes": […]}``: every sequence so far, with tokens, masked_tokens and logprobs."""
         return {
-            "nodes": [node for one in self._transcripts if one.turns for node in ManagedState(one.sequences)["nodes"]]
+            "nodes": [
+                node
+                for transcript in self._transcripts
+                if transcript.turns
+                for node in ManagedState(transcript.sequences)["nodes"]
+            ]
         }
 
     def reset(self) -> None:

@@ -77,10 +77,10 @@ async def _served(served: Sequence[tuple[Spec, Launch]]) -> list[Served]:
     level = logger.level
     logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))  # the first run.log that closes would set it back
     environments = [_Environment(spec, replace(launch, beside=beside), together, go) for spec, launch in served]
-    tasks = [one.task for one in environments]
+    tasks = [environment.task for environment in environments]
     try:
-        for one in environments:
-            await one.opened.wait()
+        for environment in environments:
+            await environment.opened.wait()
         _raise(environments)
         go.set()
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -95,11 +95,13 @@ async def _served(served: Sequence[tuple[Spec, Launch]]) -> list[Served]:
 
 def _raise(environments: Sequence[_Environment]) -> None:
     """Raise what has gone wrong, with the names of those that it happened to."""
-    problems = {one.name: one.problem for one in environments if one.problem is not None}
+    problems = {
+        environment.name: environment.problem for environment in environments if environment.problem is not None
+    }
     for name, problem in problems.items():
         if not isinstance(problem, HermesRLError):
             problem.add_note(f"in the environment {name}")
             raise problem
     if problems:
-        kind = UserError if any(isinstance(one, UserError) for one in problems.values()) else RunError
+        kind = UserError if any(isinstance(problem, UserError) for problem in problems.values()) else RunError
         raise kind("\n".join(f"{name}: {problem}" for name, problem in problems.items()))

@@ -133,7 +133,10 @@ class HermesGenerator:
             found = await self._env.play_group(key, size, self._policy, group, **given)
         if found.dropped is not None:
             return [(None, found.dropped, found.detail)] * size
-        return [(one, one.ending, one.error) for one in sorted(found.rollouts, key=lambda member: member.key.index)]
+        return [
+            (rollout, rollout.ending, rollout.error)
+            for rollout in sorted(found.rollouts, key=lambda member: member.key.index)
+        ]
 
     async def _sample(self, ids: list[int], sampling: hermes_rl.Sampling) -> hermes_rl.Sampled:
         most = min(sampling.max_tokens, self._longest)
@@ -227,7 +230,7 @@ def _metrics(played: Sequence[Played]) -> dict[str, float]:
     ended = Counter(ending for _, ending, _ in played)
     scored = [rollout for rollout, _, _ in played if is_scored(rollout)]
     names = dict.fromkeys(name for rollout in scored for name in values_of(rollout))
-    rewards = {name: [values_of(one)[name] for one in scored if name in values_of(one)] for name in names}
+    rewards = {name: [values_of(rollout)[name] for rollout in scored if name in values_of(rollout)] for name in names}
     return {
         "hermes_rl/unscored": float(len(played) - len(scored)),
         **{f"hermes_rl/failed/{cause}": float(ended[cause]) for cause in FAILURES},

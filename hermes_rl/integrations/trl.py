@@ -491,7 +491,7 @@ def generate_with_model(trainer: Any, calls: Sequence[Call]) -> list[hermes_rl.S
     # Every setting is given, since the model's generation_config.json fills in what is not.
     settings = {
         "max_new_tokens": max(sampling.max_tokens for _, sampling in calls),
-        "eos_token_id": sorted({one for _, sampling in calls for one in sampling.stop_ids}) or None,
+        "eos_token_id": sorted({token for _, sampling in calls for token in sampling.stop_ids}) or None,
         "pad_token_id": end,
         "do_sample": True,
         **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": None, "repetition_penalty": 1.0},
@@ -851,7 +851,7 @@ class HermesEnvironments(_Opened):
                 "rollout by itself: use HermesRollouts"
             )
         tools = [self.sync.tools(row) for row in self.rows("train").values()]
-        if any(one != tools[0] for one in tools):
+        if any(tool != tools[0] for tool in tools):
             raise UserError("the tools differ between rows, and TRL's own loop has one set: use HermesRollouts")
         methods = {tool["function"]["name"]: _method(tool["function"]) for tool in tools[0]}
         return type("HermesEnvironment", (_Stepped,), {"_opened": self, **methods})

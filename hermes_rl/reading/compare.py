@@ -118,7 +118,7 @@ def compare(
         )
     left, right = {row: before[row] for row in common}, {row: after[row] for row in common}
     scores = _values(left, _score), _values(right, _score)
-    known = [value for one in scores for values in one.values() for value in values]
+    known = [value for score in scores for values in score.values() for value in values]
     span = min(span[0], *known, span[0]), max(span[1], *known, span[1])
     score = paired("score", *scores, span, family=family)
     passed = partial(_passed, success)
@@ -154,8 +154,8 @@ Quantity = Callable[[RolloutSummary], float | None]
 def by_row(rollouts: Iterable[RolloutSummary]) -> dict[str, list[RolloutSummary]]:
     """Return the rollouts of each row, of all epochs, in the order of their places."""
     found: dict[str, list[RolloutSummary]] = {}
-    for one in rollouts:
-        found.setdefault(one.row_key, []).append(one)
+    for rollout in rollouts:
+        found.setdefault(rollout.row_key, []).append(rollout)
     for row in found.values():
         row.sort(key=lambda one: (one.epoch, one.index))
     return found

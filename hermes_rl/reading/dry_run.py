@@ -245,7 +245,7 @@ def _planned(compiled: CompiledSpec, launch: Launch, rows: Rows) -> DryRun:
     elif not launch.fresh and launch.out is None and (other := directory.sibling()) is not None:
         parts = ", ".join(changed_parts(other.described(), spec, mode)) or "the spec"
         found.new = f"{parts} changed since {other.path}"
-    found.again = sum(one.state == RolloutState.FAILED for one in counting)
+    found.again = sum(rollout.state == RolloutState.FAILED for rollout in counting)
     found.kept = len(counting) - found.again
     if groups is not None:
         found.play = _to_play(counting, directory.path, rows, compiled, mode)
@@ -306,8 +306,8 @@ def _waiting(path: Path) -> Iterator[RolloutSummary]:
 def _left_out(counting: Iterable[RolloutSummary], uniform_size: int | None) -> set[str]:
     """Return the groups that a run does not write: by how a member ended, or because all have the same score."""
     members: dict[str, list[RolloutSummary]] = {}
-    for one in counting:
-        members.setdefault(one.group, []).append(one)
+    for rollout in counting:
+        members.setdefault(rollout.group, []).append(rollout)
     uniform = {
         name for name, found in members.items() if len(found) == uniform_size and len({one.score for one in found}) == 1
     }
@@ -331,19 +331,19 @@ def _graded(found: DryRun, compiled: CompiledSpec, described: Mapping[str, Any],
 def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measured | None:
     """Return what the rollouts of a record have taken, failed attempts included; None where none was graded."""
     rollouts, counting = list(record.rollouts), list(record.counting())
-    if all(one.score is None for one in counting):
+    if all(rollout.score is None for rollout in counting):
         return None
     left_out = _left_out(counting, uniform_size)
-    kept = sum(one.state != RolloutState.FAILED and one.group not in left_out for one in counting)
+    kept = sum(rollout.state != RolloutState.FAILED and rollout.group not in left_out for rollout in counting)
     size = sum(path.stat().st_size for path in record.path.rglob("*") if path.is_file())
     return Measured(
         source,
         len(rollouts),
         len(rollouts) / kept if kept else None,
-        turns=mean([one.turns for one in rollouts]),
-        prompt_tokens=mean([one.prompt_tokens for one in rollouts]),
-        completion_tokens=mean([one.completion_tokens for one in rollouts]),
-        seconds=mean([one.seconds.get("total", 0.0) for one in rollouts]),
+        turns=mean([rollout.turns for rollout in rollouts]),
+        prompt_tokens=mean([rollout.prompt_tokens for rollout in rollouts]),
+        completion_tokens=mean([rollout.completion_tokens for rollout in rollouts]),
+        seconds=mean([rollout.seconds.get("total", 0.0) for rollout in rollouts]),
         bytes=size / len(rollouts),
         roles=_roles(rollouts),
     )
@@ -352,9 +352,9 @@ def _measured(source: str, record: RunRecord, uniform_size: int | None) -> Measu
 def _roles(rollouts: Sequence[RolloutSummary]) -> dict[str, MeasuredRole]:
     """Return the means of each role; of a role's cost only where every call of it has one."""
     asked: dict[str, list[Mapping[str, float]]] = {"policy": []}
-    for one in rollouts:
-        asked["policy"].append(one.policy_usage)
-        for role, counts in one.roles.items():
+    for rollout in rollouts:
+        asked["policy"].append(rollout.policy_usage)
+        for role, counts in rollout.roles.items():
             asked.setdefault(role, []).append(counts)
     return {
         role: MeasuredRole(
@@ -412,7 +412,7 @@ def _spread(rows: Rows, wanted: int, most: int | None) -> Rows:
 
 def _tokenizer(spec: Spec, prompts: Sequence[Rendered]) -> str:
     name = tokenizer_of(spec)
-    missing = next((one.missing for one in prompts if one.missing), None)
+    missing = next((prompt.missing for prompt in prompts if prompt.missing), None)
     if missing:
         return missing.splitlines()[0]
     return "the small built-in one" if name is None else name

@@ -119,7 +119,7 @@ def prepare(path: Path, dataset: str, folder: Path, secrets: Mapping[str, str]) 
         _refuse_secrets(text, "spec.yaml", forms)
     table = folder / TABLE
     table.parent.mkdir(parents=True)
-    rewards = list(dict.fromkeys(name for one in record.rollouts for name in one.rewards))
+    rewards = list(dict.fromkeys(name for rollout in record.rollouts for name in rollout.rewards))
     rows = write_table(table, _groups(record, spec.get("endings") or {}, forms), rewards)
     kept = [record.path / name for name in ("spec.yaml", "run.json", "metrics.json")]
     texts = {file.name: file.read_text(encoding="utf-8", errors="replace") for file in kept if file.is_file()}
@@ -176,13 +176,13 @@ def _groups(record: RunRecord, endings: Mapping[str, Any], forms: Mapping[str, s
         yield Group(name, row, rollouts)
 
 
-def _line(record: RunRecord, one: RolloutSummary, forms: Mapping[str, str]) -> Line:
+def _line(record: RunRecord, rollout: RolloutSummary, forms: Mapping[str, str]) -> Line:
     try:
-        line = record.line(one.id)
+        line = record.line(rollout.id)
     except ValueError as error:
-        raise UserError(f"the line of rollout {one.id} in {record.path} cannot be read: {error}") from error
+        raise UserError(f"the line of rollout {rollout.id} in {record.path} cannot be read: {error}") from error
     for text in _texts(line):
-        _refuse_secrets(text, f"{TABLE} (rollout {one.id})", forms)
+        _refuse_secrets(text, f"{TABLE} (rollout {rollout.id})", forms)
     return line
 
 
@@ -229,7 +229,7 @@ def push(files: Mapping[str, Path], dataset: str, *, token: str, endpoint: str |
             made, there = True, frozenset[str]()
         else:
             _refuse_other_eyes(dataset, private=bool(known.private), public=public)
-            there = frozenset(one.rfilename for one in known.siblings or ())
+            there = frozenset(sibling.rfilename for sibling in known.siblings or ())
         commit = _committed(api, dataset, files, there)
     except UserError:
         raise
@@ -266,7 +266,7 @@ def _sorted(error: Exception, dataset: str, hub: str, token: str, *, made: bool)
     trouble = hub_trouble(error)
     if trouble is not None:
         return RunError(_shown(f"{hub} is out of reach or busy ({first_line(trouble)}){left}", token))
-    refused = next((one for one in causes(error) if isinstance(_status(one), int)), error)
+    refused = next((cause for cause in causes(error) if isinstance(_status(cause), int)), error)
     said = getattr(refused, "server_message", None) or first_line(refused)
     match _status(refused):
         case 401:

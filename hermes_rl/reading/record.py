@@ -266,7 +266,7 @@ class RunRecord:
         number = words.removeprefix("#")
         if number.isdecimal() and 1 <= int(number) <= len(self.rollouts):
             return [self.rollouts[int(number) - 1]]
-        if found := [one for one in self.rollouts if one.id.startswith(words)]:
+        if found := [rollout for rollout in self.rollouts if rollout.id.startswith(words)]:
             return found
         raise UserError(
             f"{self.path} has no rollout {words!r}: give an id, how one begins, or a number from 1 to "
@@ -275,7 +275,7 @@ class RunRecord:
 
     def members(self, group: str) -> list[RolloutSummary]:
         """Return the rollouts of a group in their order, of each place the one that counts."""
-        own = [one for one in self.rollouts if one.group == group]
+        own = [rollout for rollout in self.rollouts if rollout.group == group]
         return sorted(self.counting(own), key=lambda one: one.index)
 
     def counting(
@@ -299,7 +299,7 @@ class RunRecord:
 
     def row(self, group: str) -> dict[str, Any] | None:
         """Return the row of a group with what its prompt and rewards saw of it; None where it was not recorded."""
-        first = next((one for one in self.rollouts if one.group == group and one.index == 0), None)
+        first = next((rollout for rollout in self.rollouts if rollout.group == group and rollout.index == 0), None)
         return None if first is None else self.line(first.id).get("row")
 
     def columns(self) -> dict[str, dict[str, Any]]:
@@ -372,7 +372,7 @@ def question_of(row: Mapping[str, Any], prompt: str) -> str:
 
 def prompt_of(messages: Iterable[Any]) -> str:
     """Return what a model was asked first."""
-    asked = (one for one in messages if isinstance(one, dict) and one.get("role") == "user")
+    asked = (message for message in messages if isinstance(message, dict) and message.get("role") == "user")
     return text_of(next(asked, {}).get("content"))
 
 

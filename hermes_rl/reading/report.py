@@ -102,9 +102,9 @@ def report(record: RunRecord) -> str:
 def sample(rollouts: Iterable[RolloutSummary], most: int = SAMPLED) -> list[RolloutSummary]:
     """Return the rollouts that are worth a look: of each ending one, failures, the worst, the best, then the others."""
     rollouts = list(rollouts)
-    by_score = sorted((one for one in rollouts if one.score is not None), key=lambda one: one.score or 0.0)
-    first_of_ending = {one.ending: one for one in reversed(rollouts)}.values()
-    failures = [one for one in rollouts if RolloutState(one.state).given_up]
+    by_score = sorted((rollout for rollout in rollouts if rollout.score is not None), key=lambda one: one.score or 0.0)
+    first_of_ending = {rollout.ending: rollout for rollout in reversed(rollouts)}.values()
+    failures = [rollout for rollout in rollouts if RolloutState(rollout.state).given_up]
     best = by_score[::-1]
     # The rest of the groups of what was chosen lets members be compared.
     chosen: dict[str, RolloutSummary] = {}
@@ -116,7 +116,7 @@ def sample(rollouts: Iterable[RolloutSummary], most: int = SAMPLED) -> list[Roll
             break
         chosen.setdefault(one.id, one)
     kept = {one.id for one in list(chosen.values())[:most]}
-    return [one for one in rollouts if one.id in kept]
+    return [rollout for rollout in rollouts if rollout.id in kept]
 
 
 def _spread(rollouts: list[RolloutSummary], most: int) -> Iterator[RolloutSummary]:

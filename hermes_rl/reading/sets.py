@@ -52,15 +52,15 @@ class Estimate:
     @classmethod
     def over(cls, parts: Sequence[Estimate]) -> Estimate:
         """Return the mean of independent estimates, each of which weighs the same."""
-        centre = mean([one.value for one in parts])
-        below = [None if one.low is None else one.value - one.low for one in parts]
-        above = [None if one.high is None else one.high - one.value for one in parts]
+        centre = mean([part.value for part in parts])
+        below = [None if part.low is None else part.value - part.low for part in parts]
+        above = [None if part.high is None else part.high - part.value for part in parts]
         low, high = _together(below), _together(above)
         return cls(centre, None if low is None else centre - low, None if high is None else centre + high)
 
 
 def _together(errors: Sequence[float | None]) -> float | None:
-    known = [one for one in errors if one is not None]
+    known = [error for error in errors if error is not None]
     return math.sqrt(math.fsum(one * one for one in known)) / len(errors) if len(known) == len(errors) else None
 
 
@@ -185,9 +185,9 @@ def set_table(name: str, runs: Sequence[SetRun], by: Sequence[str] = ()) -> SetT
     specs = tuple(dict.fromkeys(run.spec for run in runs))
     read = {(run.spec, run.model, run.setting): _Read.of(run, with_rows=bool(by)) for run in runs}
     names = dict.fromkeys((run.model, run.setting) for run in runs)
-    found = {one: [read[spec, *one] for spec in specs] for one in names}
-    players = {one: _player(*one, [own.cell for own in found[one]]) for one in names}
-    complete = [one for one in names if players[one].complete]
+    found = {name: [read[spec, *name] for spec in specs] for name in names}
+    players = {name: _player(*name, [own.cell for own in found[name]]) for name in names}
+    complete = [name for name in names if players[name].complete]
     notes = [note for number in range(len(specs)) for note in _differing([found[one][number] for one in complete])]
     if not any(note.refused for note in notes):
         players |= _ranked({one: players[one] for one in complete}, found)
@@ -221,9 +221,9 @@ class _Read:
         spec, described, counting = spec_of(record), record.described, list(record.counting())
         rows = by_row(counting)
         scores = {key: [one.score for one in row if one.score is not None] for key, row in rows.items()}
-        graded = [one for one in counting if one.score is not None]
-        kept = [one for one in counting if one.state != RolloutState.LEFT_OUT]
-        costs = [one.cost for one in record.rollouts if one.cost is not None]
+        graded = [rollout for rollout in counting if rollout.score is not None]
+        kept = [rollout for rollout in counting if rollout.state != RolloutState.LEFT_OUT]
+        costs = [rollout.cost for rollout in record.rollouts if rollout.cost is not None]
         clamp = ((described.get("grading") or {}).get("scoring") or {}).get("clamp") or (0.0, 1.0)
         cell = Cell(
             spec=run.spec,
@@ -236,9 +236,9 @@ class _Read:
             rows=len(rows),
             rollouts=len(kept),
             ungraded=sum(one.score is None for one in kept),
-            prompt_tokens=sum(one.prompt_tokens for one in record.rollouts),
-            completion_tokens=sum(one.completion_tokens for one in record.rollouts),
-            seconds=mean([one.seconds.get("total", 0.0) for one in graded]) if graded else None,
+            prompt_tokens=sum(rollout.prompt_tokens for rollout in record.rollouts),
+            completion_tokens=sum(rollout.completion_tokens for rollout in record.rollouts),
+            seconds=mean([rollout.seconds.get("total", 0.0) for rollout in graded]) if graded else None,
             cost=math.fsum(costs) if costs else None,
         )
         columns = record.columns() if with_rows else {}
@@ -316,15 +316,15 @@ def _ranked(players: Mapping[Names, Standing], found: Mapping[Names, Sequence[_R
         for worse in names[place + 1 :]:
             gaps[better, worse] = _difference(found[better], found[worse], confidence)
     ranked = {}
-    for one in names:
-        above = sum(_beyond_chance(gaps, other, one) for other in names)
-        below = sum(_beyond_chance(gaps, one, other) for other in names)
-        higher = sum(_value(players[other]) > _value(players[one]) + 1e-12 for other in names)
-        ranked[one] = replace(
-            players[one],
+    for name in names:
+        above = sum(_beyond_chance(gaps, other, name) for other in names)
+        below = sum(_beyond_chance(gaps, name, other) for other in names)
+        higher = sum(_value(players[other]) > _value(players[name]) + 1e-12 for other in names)
+        ranked[name] = replace(
+            players[name],
             rank=1 + higher,
             ranks=(1 + above, len(names) - below),
-            behind=gaps[names[0], one] if one != names[0] else None,
+            behind=gaps[names[0], name] if name != names[0] else None,
         )
     return ranked
 

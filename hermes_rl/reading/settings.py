@@ -132,10 +132,10 @@ def _other_parts(
         if part in EXPECTED or before.get(part) == after.get(part):
             continue
         found = [
-            one
+            value
             for section in SECTIONS.get(part, (part,))
-            for one in _other_values(section, _at(spec_a, section), _at(spec_b, section))
-            if one[0].rpartition(".")[2] not in ("temperature", "top_p")  # as they were sent, they are told already
+            for value in _other_values(section, _at(spec_a, section), _at(spec_b, section))
+            if value[0].rpartition(".")[2] not in ("temperature", "top_p")  # as they were sent, they are told already
         ]
         if found:
             for name, left, right in found[:3]:

@@ -80,26 +80,26 @@ class Screen:
             yield self.value(entry, depth)
 
 
-def shown_summary(one: RolloutSummary) -> dict[str, Any]:
+def shown_summary(rollout: RolloutSummary) -> dict[str, Any]:
     """Return a rollout as a line of a table."""
     return {
-        "id": one.id,
-        "row_key": one.row_key,
-        "group": one.group,
-        "epoch": one.epoch,
-        "index": one.index,
-        "attempt": one.attempt,
-        "state": one.state,
-        "score": one.score,
-        "rewards": dict(one.rewards),
-        "ending": one.ending,
-        "error": (one.error or "")[:500] or None,
-        "turns": one.turns,
-        "prompt_tokens": one.prompt_tokens,
-        "completion_tokens": one.completion_tokens,
-        "calls": one.calls,
-        "call_errors": one.call_errors,
-        "seconds": one.seconds.get("total"),
+        "id": rollout.id,
+        "row_key": rollout.row_key,
+        "group": rollout.group,
+        "epoch": rollout.epoch,
+        "index": rollout.index,
+        "attempt": rollout.attempt,
+        "state": rollout.state,
+        "score": rollout.score,
+        "rewards": dict(rollout.rewards),
+        "ending": rollout.ending,
+        "error": (rollout.error or "")[:500] or None,
+        "turns": rollout.turns,
+        "prompt_tokens": rollout.prompt_tokens,
+        "completion_tokens": rollout.completion_tokens,
+        "calls": rollout.calls,
+        "call_errors": rollout.call_errors,
+        "seconds": rollout.seconds.get("total"),
     }
 
 
@@ -167,11 +167,11 @@ def _rollout(record: RunRecord, rollout: str) -> dict[str, Any]:
         "artifacts": [_artifact(record.path, name, said) for name, said in (line.get("artifacts") or {}).items()],
         "tools": _schemas(record, line, members),
         "sequences": _lengths(line),
-        "members": [shown_summary(one) for one in members],
+        "members": [shown_summary(member) for member in members],
         "attempts": [
-            {"id": one.id, "attempt": one.attempt, "state": one.state, "ending": one.ending}
-            for one in record.rollouts
-            if one.group == summary.group and one.index == summary.index
+            {"id": rollout.id, "attempt": rollout.attempt, "state": rollout.state, "ending": rollout.ending}
+            for rollout in record.rollouts
+            if rollout.group == summary.group and rollout.index == summary.index
         ],
     }
 
@@ -221,7 +221,10 @@ def _schemas(record: RunRecord, line: Mapping[str, Any], members: Sequence[Rollo
 def _lengths(line: Mapping[str, Any]) -> list[dict[str, int]]:
     """Return how many tokens the sequences have, and where a look at them begins."""
     sequences = [unpacked(one) for one in line.get("sequences") or ()]
-    return [{"tokens": len(one), "trained": one.trained_length, "begin": first_shown(one)} for one in sequences]
+    return [
+        {"tokens": len(sequence), "trained": sequence.trained_length, "begin": first_shown(sequence)}
+        for sequence in sequences
+    ]
 
 
 def first_shown(sequence: TokenSequence) -> int:

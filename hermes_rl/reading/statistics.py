@@ -39,7 +39,7 @@ class Interval:
     @classmethod
     def of(cls, rollouts: Iterable[RolloutSummary]) -> Interval:
         """Return the mean score of rollouts, with Student's interval over the rows."""
-        rows = by_row([one for one in rollouts if one.score is not None])
+        rows = by_row([rollout for rollout in rollouts if rollout.score is not None])
         scores = [[one.score for one in row if one.score is not None] for row in rows.values()]
         if not scores:
             return cls(None)
@@ -56,17 +56,17 @@ def headline(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary]
     score = Interval.of(rollouts)
     return {
         "rollouts": len(rollouts),
-        "groups": len({one.group for one in rollouts}),
-        "rows": len({one.row_key for one in rollouts}),
-        "scored": sum(one.score is not None for one in rollouts),
-        "failed": sum(RolloutState(one.state).given_up for one in rollouts),
+        "groups": len({rollout.group for rollout in rollouts}),
+        "rows": len({rollout.row_key for rollout in rollouts}),
+        "scored": sum(rollout.score is not None for rollout in rollouts),
+        "failed": sum(RolloutState(rollout.state).given_up for rollout in rollouts),
         "attempts": len(lines),
         "failed_attempts": sum(RolloutState(line.state).given_up for line in lines),
-        "model": next((one.model for one in rollouts if one.model), None),
+        "model": next((rollout.model for rollout in rollouts if rollout.model), None),
         "mean": score.mean,
         "low": score.low,
         "high": score.high,
-        "tokens": sum(one.prompt_tokens + one.completion_tokens for one in rollouts),
+        "tokens": sum(rollout.prompt_tokens + rollout.completion_tokens for rollout in rollouts),
         "cost": math.fsum(costs) if (costs := _costs(rollouts)) else None,
     }
 
@@ -79,17 +79,17 @@ def numbers(rollouts: Sequence[RolloutSummary], lines: Sequence[RolloutSummary])
         lines: all of them, failed attempts included.
     """
     return {
-        "scores": distribution([one.score for one in rollouts if one.score is not None]),
+        "scores": distribution([rollout.score for rollout in rollouts if rollout.score is not None]),
         "rewards": _rewards(rollouts),
         "spread": _spread(rollouts),
         "endings": _endings(rollouts),
         "failures": _failures(lines),
-        "turns": distribution([one.turns for one in rollouts]),
-        "prompt_tokens": distribution([one.prompt_tokens for one in rollouts]),
-        "completion_tokens": distribution([one.completion_tokens for one in rollouts]),
+        "turns": distribution([rollout.turns for rollout in rollouts]),
+        "prompt_tokens": distribution([rollout.prompt_tokens for rollout in rollouts]),
+        "completion_tokens": distribution([rollout.completion_tokens for rollout in rollouts]),
         "costs": distribution(_costs(rollouts)),
         "spending": _spending(_costs(rollouts)),
-        "seconds_spread": distribution([one.seconds.get("total", 0.0) for one in rollouts]),
+        "seconds_spread": distribution([rollout.seconds.get("total", 0.0) for rollout in rollouts]),
         "tools": _tools(rollouts),
         "phases": _phases(rollouts),
         "course": _course(rollouts),
@@ -127,8 +127,8 @@ def distribution(values: Sequence[float]) -> dict[str, Any] | None:
 
 def _rewards(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
     values: dict[str, list[float]] = {}
-    for one in rollouts:
-        for name, value in one.rewards.items():
+    for rollout in rollouts:
+        for name, value in rollout.rewards.items():
             if value is not None and (name in values or len(values) < MOST):
                 values.setdefault(name, []).append(value)
     return [{"name": name, **(distribution(found) or {})} for name, found in values.items()]
@@ -137,9 +137,9 @@ def _rewards(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
 def _spread(rollouts: Sequence[RolloutSummary]) -> dict[str, Any] | None:
     """Return how much the scores within a group differ: where they do not, a trainer learns nothing from them."""
     groups: dict[str, list[float]] = defaultdict(list)
-    for one in rollouts:
-        if one.score is not None:
-            groups[one.group].append(one.score)
+    for rollout in rollouts:
+        if rollout.score is not None:
+            groups[rollout.group].append(rollout.score)
     several = [scores for scores in groups.values() if len(scores) > 1]
     if not several:
         return None
@@ -156,7 +156,7 @@ def _deviation(scores: Sequence[float]) -> float:
 
 
 def _endings(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
-    counts = Counter(one.ending for one in rollouts)
+    counts = Counter(rollout.ending for rollout in rollouts)
     return [{"name": name, "count": count, **_told(name)} for name, count in counts.most_common(MOST)]
 
 
@@ -171,9 +171,9 @@ def _told(ending: str) -> dict[str, Any]:
 
 def _failures(lines: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
     """Return the causes of failed attempts, replayed ones included, each with its last message."""
-    failed = [one for one in lines if RolloutState(one.state).given_up]
-    last = {one.ending: one for one in failed}
-    counts = Counter(one.ending for one in failed)
+    failed = [line for line in lines if RolloutState(line.state).given_up]
+    last = {rollout.ending: rollout for rollout in failed}
+    counts = Counter(rollout.ending for rollout in failed)
     return [
         {"name": name, "count": count, "last": last[name].error or "", "rollout": last[name].id, **_told(name)}
         for name, count in counts.most_common(MOST)
@@ -184,7 +184,7 @@ def _tools(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
     calls: Counter[str] = Counter()
     errors: Counter[str] = Counter()
     users: Counter[str] = Counter()
-    for use, count in Counter(one.tools for one in rollouts).items():
+    for use, count in Counter(rollout.tools for rollout in rollouts).items():
         for name, called, failed in use:
             calls[name] += called * count
             errors[name] += failed * count
@@ -195,8 +195,8 @@ def _tools(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
 
 def _phases(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
     seconds: dict[str, float] = defaultdict(float)
-    for one in rollouts:
-        for name, value in one.seconds.items():
+    for rollout in rollouts:
+        for name, value in rollout.seconds.items():
             if name != "total":
                 seconds[name] += value
     ordered = sorted(seconds, key=lambda name: -seconds[name])[:MOST]
@@ -205,7 +205,7 @@ def _phases(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
 
 def _course(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
     """Return the mean score of parts of the run, in the order in which its rollouts ended."""
-    scores = [one.score for one in rollouts if one.score is not None]
+    scores = [rollout.score for rollout in rollouts if rollout.score is not None]
     size = max(math.ceil(len(scores) / SLICES), 1)
     parts = [scores[begin : begin + size] for begin in range(0, len(scores), size)]
     return [{"count": len(part), "mean": mean(part)} for part in parts]
@@ -213,7 +213,7 @@ def _course(rollouts: Sequence[RolloutSummary]) -> list[dict[str, Any]]:
 
 def _costs(rollouts: Sequence[RolloutSummary]) -> list[float]:
     """Return what each rollout has cost, in US dollars, as far as it is known."""
-    return [one.cost for one in rollouts if one.cost is not None]
+    return [rollout.cost for rollout in rollouts if rollout.cost is not None]
 
 
 def _spending(costs: Sequence[float]) -> list[dict[str, Any]]:
@@ -226,8 +226,8 @@ def _spending(costs: Sequence[float]) -> list[dict[str, Any]]:
 def _by_row(rollouts: Sequence[RolloutSummary]) -> dict[str, Any]:
     """Return the rows, those with the lowest mean first, and those that could not be graded before them."""
     rows: dict[str, list[RolloutSummary]] = defaultdict(list)
-    for one in rollouts:
-        rows[one.row_key].append(one)
+    for rollout in rollouts:
+        rows[rollout.row_key].append(rollout)
     told = []
     for key, played in rows.items():
         scores = [one.score for one in played if one.score is not None]

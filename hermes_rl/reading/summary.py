@@ -140,11 +140,11 @@ def summarise(record: RunRecord, listed: int = 5) -> RunSummary:
     described, success = record.described, success_of(spec_of(record))
     size = record.group_size
     counting = list(record.counting(size=size))
-    graded = [one for one in counting if one.score is not None]
+    graded = [rollout for rollout in counting if rollout.score is not None]
     rows = by_row(counting)
     summaries = [_row(key, found, success) for key, found in rows.items()]
-    failed, places = [one for one in counting if _has_failed(one)], {one.id for one in counting}
-    names = dict.fromkeys(name for one in graded for name in one.rewards)
+    failed, places = [rollout for rollout in counting if _has_failed(rollout)], {rollout.id for rollout in counting}
+    names = dict.fromkeys(name for rollout in graded for name in rollout.rewards)
     counts: dict[str, Callable[[RolloutSummary], float | None]] = {
         "turns": lambda one: one.turns,
         "prompt tokens": lambda one: one.prompt_tokens,
@@ -162,21 +162,23 @@ def summarise(record: RunRecord, listed: int = 5) -> RunSummary:
         started=str(described.get("started") or "?"),
         success=success,
         rows=len(rows),
-        groups=len({one.group for one in counting}),
+        groups=len({rollout.group for rollout in counting}),
         rollouts=len(counting),
         graded=len(graded),
-        passed=sum(has_passed(one, success) for one in graded),
-        left_out=sum(one.state == RolloutState.LEFT_OUT for one in counting),
-        score=Spread.of(one.score for one in graded),
+        passed=sum(has_passed(rollout, success) for rollout in graded),
+        left_out=sum(rollout.state == RolloutState.LEFT_OUT for rollout in counting),
+        score=Spread.of(rollout.score for rollout in graded),
         interval=Interval.of(graded),
-        endings=dict(Counter(one.ending for one in counting).most_common()),
+        endings=dict(Counter(rollout.ending for rollout in counting).most_common()),
         failures=tuple(_failures(failed)),
-        waiting=sum(one.state == RolloutState.WAITING for one in counting),
-        again=dict(Counter(one.ending for one in record.rollouts if one.id not in places and _has_failed(one))),
-        rewards=_spreads({name: [one.rewards.get(name) for one in graded] for name in names}),
-        counts=_spreads({name: [of(one) for one in graded] for name, of in counts.items()}),
-        seconds=_spreads({phase: [one.seconds.get(phase) for one in graded] for phase in PHASES}),
-        worst=tuple(sorted((one for one in summaries if _is_bad(one)), key=_badness)[:listed]),
+        waiting=sum(rollout.state == RolloutState.WAITING for rollout in counting),
+        again=dict(
+            Counter(rollout.ending for rollout in record.rollouts if rollout.id not in places and _has_failed(rollout))
+        ),
+        rewards=_spreads({name: [rollout.rewards.get(name) for rollout in graded] for name in names}),
+        counts=_spreads({name: [of(rollout) for rollout in graded] for name, of in counts.items()}),
+        seconds=_spreads({phase: [rollout.seconds.get(phase) for rollout in graded] for phase in PHASES}),
+        worst=tuple(sorted((summary for summary in summaries if _is_bad(summary)), key=_badness)[:listed]),
         slowest=tuple(sorted(summaries, key=lambda one: -one.seconds)[:listed]),
         unreadable=record.torn,
         unasked=sum(rollout.index >= size for rollout in record.rollouts),
@@ -208,11 +210,11 @@ def chosen(
         sort: by what; where `failed`, by score unless another is asked for.
     """
     found = [
-        one
-        for one in record.rollouts
-        if (not failed or (not has_passed(one, success) and one.state != RolloutState.LEFT_OUT))
-        and ending in (None, one.ending)
-        and (tool is None or any(tool == name for name, _, _ in one.tools))
+        rollout
+        for rollout in record.rollouts
+        if (not failed or (not has_passed(rollout, success) and rollout.state != RolloutState.LEFT_OUT))
+        and ending in (None, rollout.ending)
+        and (tool is None or any(tool == name for name, _, _ in rollout.tools))
     ]
     keys: dict[Sort, Callable[[RolloutSummary], float]] = {
         "score": lambda one: -1e300 if one.score is None else one.score,
@@ -272,8 +274,8 @@ def _has_failed(rollout: RolloutSummary) -> bool:
 
 
 def _failures(failed: Sequence[RolloutSummary]) -> Iterator[FailureCause]:
-    for ending, count in Counter(one.ending for one in failed).most_common():
-        first = next(one for one in failed if one.ending == ending)
+    for ending, count in Counter(rollout.ending for rollout in failed).most_common():
+        first = next(rollout for rollout in failed if rollout.ending == ending)
         yield FailureCause(ending, count, first.error, first.id)
 
 
@@ -282,7 +284,7 @@ def _spreads(values: Mapping[str, Iterable[float | None]]) -> dict[str, Spread]:
 
 
 def _row(key: str, rollouts: Sequence[RolloutSummary], success: float) -> RowSummary:
-    scores = [one.score for one in rollouts if one.score is not None]
+    scores = [rollout.score for rollout in rollouts if rollout.score is not None]
     worst = min(rollouts, key=lambda one: -1e300 if one.score is None else one.score)
     return RowSummary(
         row_key=key,
@@ -290,7 +292,7 @@ def _row(key: str, rollouts: Sequence[RolloutSummary], success: float) -> RowSum
         passed=sum(score >= success for score in scores),
         graded=len(scores),
         ungraded=sum(map(_has_failed, rollouts)),
-        seconds=mean([one.seconds.get("total", 0.0) for one in rollouts]),
+        seconds=mean([rollout.seconds.get("total", 0.0) for rollout in rollouts]),
         shown=worst.id,
     )
 

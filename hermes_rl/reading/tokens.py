@@ -40,7 +40,7 @@ class RecordedTokens:
                     {"turn": span.turn + 1, "start": span.start, "stop": span.stop, "versions": self.version(span.turn)}
                     for span in sequence.spans
                 ],
-                "texts": None if self.tokenizer is None else [self.text([one]) for one in sequence.ids],
+                "texts": None if self.tokenizer is None else [self.text([token]) for token in sequence.ids],
             }
             for sequence in self.sequences
         ]

@@ -295,7 +295,7 @@ def busy_seconds(stat: str, cores: Collection[int]) -> list[float]:
     What a hypervisor gave to others counts as busy, and what waited for a disk as idle.
     """
     lines = [fields for fields in map(str.split, stat.splitlines()) if len(fields) > 8]
-    ticks = {name: [int(one) for one in fields] for name, *fields in lines if re.fullmatch(r"cpu\d+", name)}
+    ticks = {name: [int(field) for field in fields] for name, *fields in lines if re.fullmatch(r"cpu\d+", name)}
     mine = [ticks[f"cpu{core}"] for core in cores if f"cpu{core}" in ticks]
     # user, nice, system, idle, iowait, irq, softirq, steal; what follows is a part of these
     return [sum(sum(one[:3]) + sum(one[5:8]) for one in mine) / os.sysconf("SC_CLK_TCK")] if mine else []

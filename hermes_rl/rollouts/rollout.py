@@ -36,11 +36,11 @@ def certify(group: Group) -> Certificate:
     """Compare the tokens of a group with what its servers sampled. Takes milliseconds: call it in a thread."""
     members = [rollout for rollout in group.rollouts if rollout.state is not RolloutState.LOST]  # not trained on
     ledger = [one for rollout in members for one in rollout.ledger]
-    sequences = [one for rollout in members for one in rollout.sequences or ()]
+    sequences = [sequence for rollout in members for sequence in rollout.sequences or ()]
     known = all(one.weights.before is not None and one.weights.after is not None for one in ledger) and bool(ledger)
     return Certificate(
         sampled=sum(one.count for one in ledger),
-        trained=sum(one.trained_length for one in sequences),
+        trained=sum(sequence.trained_length for sequence in sequences),
         turns=sum(rollout.result.turns_used for rollout in members if rollout.result is not None),
         sequences=len(sequences),
         oldest=min(one.weights.before or 0 for one in ledger) if known else None,
@@ -78,7 +78,7 @@ def _provenance(rollout: Rollout) -> Iterator[str]:
     """Every assistant message behind the prompt is an answer of a server, in order."""
     assert rollout.result is not None
     result = rollout.result
-    said = [one for one in result.messages[result.prompt_length :] if one.get("role") == "assistant"]
+    said = [message for message in result.messages[result.prompt_length :] if message.get("role") == "assistant"]
     if len(said) != len(result.replies):
         yield f"it has {len(said)} assistant messages of {len(result.replies)} answers"
     for number, (message, reply) in enumerate(zip(said, result.replies, strict=False)):
@@ -122,7 +122,7 @@ def turn_advantages(group: Group) -> list[list[float]] | None:
     scores = group.scores
     mean, spread = fmean(scores), max(pstdev(scores), LEAST_SPREAD)
     if pstdev(scores) < LEAST_SPREAD:
-        spread = max((pstdev(one.credit) for one in group.rollouts if one.credit), default=0.0) or 1.0
+        spread = max((pstdev(rollout.credit) for rollout in group.rollouts if rollout.credit), default=0.0) or 1.0
     return [_of(rollout, score, mean, spread) for rollout, score in zip(group.rollouts, scores, strict=True)]
 
 
@@ -482,7 +482,7 @@ class Group:
     @property
     def baseline(self) -> list[float | None]:
         """What each rollout counts as where scores are compared, in order; None for one that does not count."""
-        return baseline([(one.score, one.state) for one in self.rollouts])
+        return baseline([(rollout.score, rollout.state) for rollout in self.rollouts])
 
     def advantages(self, normalise: Normalise = "std") -> list[float | None]:
         """One advantage per rollout, in order; None for one without a score, which is not trained on.
@@ -503,7 +503,10 @@ class Group:
         scores = self.scores
         mean = fmean(scores) if scores and normalise != "none" else 0.0
         spread = pstdev(scores) if scores and normalise == "std" else 1.0
-        return [None if one.score is None else (one.score - mean) / max(spread, LEAST_SPREAD) for one in self.rollouts]
+        return [
+            None if rollout.score is None else (rollout.score - mean) / max(spread, LEAST_SPREAD)
+            for rollout in self.rollouts
+        ]
 
     def turn_advantages(self) -> list[list[float]] | None:
         """One advantage per turn of each rollout, as Atropos gets them; None where no reward gives credit to turns.

@@ -45,7 +45,7 @@ def sft_rows(
     for rollout in _chosen(group, min_score, best):
         conversation = {"messages": _messages(rollout), "tools": _tools(rollout)}
         row = {**conversation, "score": rollout.score, "group": group.id, "rollout": rollout.id, **of_row(group.row)}
-        yield from ({**row, **_labelled(one)} for one in rollout.sequences or ()) if tokens else (row,)
+        yield from ({**row, **_labelled(sequence)} for sequence in rollout.sequences or ()) if tokens else (row,)
 
 
 def dpo_rows(group: Group) -> Iterator[dict[str, Any]]:
@@ -148,7 +148,7 @@ def _chosen(group: Group, min_score: float | None, best: int | None) -> list[Rol
     if best is None or len(rollouts) <= best:
         return rollouts
     # Of equal ones the first: a sort keeps their order.
-    chosen = sorted((one for one in rollouts if one.score is not None), key=_score, reverse=True)[:best]
+    chosen = sorted((rollout for rollout in rollouts if rollout.score is not None), key=_score, reverse=True)[:best]
     return sorted(chosen, key=lambda rollout: rollout.key.index)
 
 

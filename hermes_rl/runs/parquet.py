@@ -102,7 +102,7 @@ def _of_rollout(rollout: Rollout, rewards: Sequence[str]) -> dict[str, Any]:
         "ending": str(rollout.ending),
         "masked": rollout.masked,
         **{f"reward/{name}": value for name, value in values.items()},
-        "messages": [_message(one) for one in result.messages],
+        "messages": [_message(message) for message in result.messages],
         "tools": json.dumps(list(result.tool_schemas), ensure_ascii=False) if result.tool_schemas else None,
         "turns": result.turns_used,
         "prompt_tokens": result.usage.prompt_tokens,

@@ -297,7 +297,7 @@ class Player:
         answer: dict[str, Any] = {"line": line, "no_tokens": rollout.no_tokens}
         if self._compiled.has_group_rewards and line["sequences"] is None and result is not None and result.transcript:
             # An evaluation records no tokens, and a reward that compares the group may look at them.
-            answer["tokens"] = [packed(one) for one in result.transcript.sequences()]
+            answer["tokens"] = [packed(sequence) for sequence in result.transcript.sequences()]
         return answer
 
     async def _compare(self, packed_members: bytes) -> dict[str, Any]:
@@ -312,7 +312,7 @@ class Player:
                 await self._compiled.grade_group(rollouts)
             except Failure as failure:
                 failed = {"failed": [str(failure.ending), failure.detail]}
-        rewards = [{n: v.record() for n, v in one.rewards.items()} for one in rollouts]
+        rewards = [{n: v.record() for n, v in rollout.rewards.items()} for rollout in rollouts]
         return {"rewards": rewards, "asked": meter.roles, **failed}
 
     def _retries(self) -> dict[str, int]:

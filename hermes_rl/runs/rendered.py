@@ -114,7 +114,9 @@ def find_row(rows: Rows, wanted: str, split: Split) -> Row:
     if len(begins) == 1:
         return begins[0]
     if begins:
-        raise UserError(f"--row: {len(begins)} rows begin with {wanted!r}: {', '.join(one.key for one in begins[:5])}")
+        raise UserError(
+            f"--row: {len(begins)} rows begin with {wanted!r}: {', '.join(begin.key for begin in begins[:5])}"
+        )
     count = rows.length if rows.length is not None else "endless"
     other = "; --split eval looks among the rows for evaluation" if split == "train" else ""
     raise UserError(f"--row: there is no row {wanted!r}: give a key, or a place from 0 (rows: {count}){other}")
@@ -186,7 +188,7 @@ def _with_text(spec: Spec, found: Rendered) -> Rendered:
             ids = tokenizer.encode(text)
     except (UserError, TemplateRefused) as error:
         return replace(found, missing=str(error))
-    pieces = tuple(tokenizer.decode([one]) for one in ids)
+    pieces = tuple(tokenizer.decode([token]) for token in ids)
     return replace(found, text=text, ids=tuple(ids), pieces=pieces, tokenizer=tokenizer.name)
 
 

@@ -224,7 +224,9 @@ def paired(
     spread = math.fsum((difference - centre) ** 2 for difference in differences)
     low = high = detectable = None
     if spread > 1e-18 * max(1.0, centre**2) * rows and count > 1:
-        without = (math.fsum(centre - one for one in members) / (rows - len(members)) for members in families.values())
+        without = (
+            math.fsum(centre - member for member in members) / (rows - len(members)) for members in families.values()
+        )
         error, degrees = math.sqrt((count - 1) / count * math.fsum(change**2 for change in without)), count - 1
         half = t_quantile(0.5 + confidence / 2, degrees) * error
         low, high = centre - half, centre + half

@@ -67,7 +67,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "row_digest": rollout.key.row.digest[:DIGITS],
         "prompt_length": result.prompt_length if result else 0,
         "tool_calls": _calls(result) if result else [],
-        "sequences": None if rollout.sequences is None else [packed(one) for one in rollout.sequences],
+        "sequences": None if rollout.sequences is None else [packed(sequence) for sequence in rollout.sequences],
         "sampled": _sampled(rollout),
         **({"teacher": [one.packed() for one in rollout.teacher]} if rollout.teacher is not None else {}),
         "tools": list(result.tool_schemas) if result and rollout.key.index == 0 else None,
@@ -491,7 +491,9 @@ class RolloutStore:
             RunError: they cannot be written.
         """
         for waits in (True, False):
-            lines = [rollout_record(one) for one in rollouts if (one.state is RolloutState.WAITING) is waits]
+            lines = [
+                rollout_record(rollout) for rollout in rollouts if (rollout.state is RolloutState.WAITING) is waits
+            ]
             if not lines:
                 continue
             journal = self._waiting if waits else self._rollouts

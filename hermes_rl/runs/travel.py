@@ -32,7 +32,7 @@ def stage(
     Names that begin with a dot or end in `.env`, files that hold a secret, run directories and what is made anew stay
     behind. Where all together is too large nothing is copied, and the user is told.
     """
-    tops = [one for one in sorted(folders) if not any(other in one.parents for other in folders)]
+    tops = [folder for folder in sorted(folders) if not any(other in folder.parents for other in folders)]
     left = Room()
     for number, top in enumerate(tops):
         (into / str(number)).mkdir()

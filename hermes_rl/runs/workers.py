@@ -270,7 +270,7 @@ class Workers:
 
     async def compare(self, rollouts: list[Rollout]) -> None:
         """Add the rewards that need the whole group. Raises Failure."""
-        members = await one_at_a_time(lambda: pickle.dumps([(one.key, _told_of(one)) for one in rollouts]))
+        members = await one_at_a_time(lambda: pickle.dumps([(rollout.key, _told_of(rollout)) for rollout in rollouts]))
         said, _ = await self._answered(f"the comparison of group {rollouts[0].key.group}", DEATHS, "compare", members)
         for rollout, values in zip(rollouts, said["rewards"], strict=True):
             rollout.rewards.update({name: reward_of(value) for name, value in values.items()})
@@ -638,5 +638,5 @@ def _told_of(rollout: Rollout) -> Line:
     line = rollout_record(rollout)
     state = rollout.result.managed_state if rollout.result is not None else None
     if line["sequences"] is None and isinstance(state, ManagedState):
-        line["sequences"] = [packed(one) for one in state.sequences()]
+        line["sequences"] = [packed(sequence) for sequence in state.sequences()]
     return line

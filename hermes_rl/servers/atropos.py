@@ -49,7 +49,8 @@ class LegacyGenerate:
             places = places[0]
         if isinstance(places, list):
             places = [
-                {k: v for part in one for k, v in part.items()} if isinstance(one, list) else one for one in places
+                {k: v for part in place for k, v in part.items()} if isinstance(place, list) else place
+                for place in places
             ]
         return scores_of_prompt(places, prompt, top_k)
 
@@ -59,7 +60,11 @@ class LegacyGenerate:
             raise Malformed("the answer is not a JSON object")
         positions = _first(data.get("logprobs"), "logprobs")
         given = data.get("token_ids")
-        ids = _first(given, "token_ids") if given is not None else [int(_entry(one, None)[0]) for one in positions]
+        ids = (
+            _first(given, "token_ids")
+            if given is not None
+            else [int(_entry(position, None)[0]) for position in positions]
+        )
         if not isinstance(positions, list) or len(positions) != len(ids):
             raise Malformed(f"the answer has {len(ids)} tokens and {len(positions)} log-probabilities")
         values = [_entry(one, token)[1] for one, token in zip(positions, ids, strict=True)]

@@ -582,7 +582,7 @@ class Asker:
         """Return the longest conversation, where the server tells it in its list of models."""
         _, data = await self._transport.get_json("models")
         entries = data.get("data") if isinstance(data, dict) else None
-        lengths = [one.get("max_model_len") for one in entries or () if isinstance(one, dict)]
+        lengths = [entry.get("max_model_len") for entry in entries or () if isinstance(entry, dict)]
         return next((length for length in lengths if isinstance(length, int)), None)
 
     async def close(self) -> None:

@@ -385,7 +385,7 @@ def _named(model: Callable[[], str | None] | None, own: str) -> Callable[[], str
 
 def _settings(config: ServerConfig) -> dict[str, Any]:
     """Return a configuration as plain values, its keys among them."""
-    plain = {one.name: getattr(config, one.name) for one in fields(config) if one.name not in _TOLD}
+    plain = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in _TOLD}
     key, headers = config.api_key, config.headers
     return {
         **plain,

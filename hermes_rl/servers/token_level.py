@@ -219,7 +219,7 @@ class TokenServer:
 
 
 def _characters(request: ChatRequest) -> int:
-    return sum(len(content) for one in request.messages if isinstance(content := one.get("content"), str))
+    return sum(len(content) for message in request.messages if isinstance(content := message.get("content"), str))
 
 
 def cut_message(tokenizer: Tokenizer, completion: Sequence[int]) -> dict[str, Any]:

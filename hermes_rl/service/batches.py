@@ -252,11 +252,11 @@ def _rollout(rollout: Rollout, counts: float | None, *, usable: bool) -> dict[st
 
 
 def _sequences(examples: Sequence[Example]) -> Iterator[Mapping[str, Any]]:
-    for one in examples:
-        before = len(one.prompt_ids)
+    for example in examples:
+        before = len(example.prompt_ids)
         yield {
-            "ids": one.prompt_ids + one.response_ids,
-            "mask": [0] * before + one.mask,
-            "logprobs": None if one.logprobs is None else [0.0] * before + one.logprobs,
-            "spans": [[span.turn, before + span.start, before + span.stop] for span in one.spans],
+            "ids": example.prompt_ids + example.response_ids,
+            "mask": [0] * before + example.mask,
+            "logprobs": None if example.logprobs is None else [0.0] * before + example.logprobs,
+            "spans": [[span.turn, before + span.start, before + span.stop] for span in example.spans],
         }

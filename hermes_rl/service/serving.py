@@ -106,7 +106,7 @@ async def serve(
         async with AsyncExitStack() as stack:
             env_of: Callable[..., Env] = partial(open_env, environ=environ)
             if options.ray is not None:
-                connecting = connect_ray([one.spec for one in specs], options.ray, environ=environ)
+                connecting = connect_ray([spec.spec for spec in specs], options.ray, environ=environ)
                 env_of = partial(env_of, ray=await stack.enter_async_context(connecting))
             served = await _all_opened(specs, options, environ, env_of, stack)
             first, *others = served.values()
@@ -143,11 +143,11 @@ async def _all_opened(
 ) -> dict[str, _Served]:
     """Open each under its name; raises UserError with what keeps any of them from it."""
     served, problems = dict[str, _Served](), list[str]()
-    for one in specs:
+    for spec in specs:
         # What is begun here, and goes on beside, says this name.
-        ENVIRONMENT.set(one.spec.name if len(specs) > 1 else "")
+        ENVIRONMENT.set(spec.spec.name if len(specs) > 1 else "")
         try:
-            served[one.spec.name] = await _opened(one, options, environ, env_of, stack)
+            served[spec.spec.name] = await _opened(spec, options, environ, env_of, stack)
         except UserError as error:
             problems.append(with_environment(str(error)))
     ENVIRONMENT.set("")

@@ -64,7 +64,9 @@ def _arguments(spec: Spec) -> Iterator[tuple[NodePath, Any, Any]]:
 
     for name, reward in spec.rewards.items():
         signature = signature_of(spec, name)
-        types = {one.name: type_of(one.annotation) for one in signature.parameters} if signature else {}
+        types = (
+            {parameter.name: type_of(parameter.annotation) for parameter in signature.parameters} if signature else {}
+        )
         for argument, value in reward.args.items():
             yield from _below(("rewards", name, "args", argument), value, types.get(argument))
 

@@ -206,7 +206,7 @@ def uncallable(node: ast.FunctionDef | ast.AsyncFunctionDef, *, bound: bool = Fa
     """Why a model cannot call a function or method; `bound` leaves out self."""
     given = node.args
     unnamed = [f"*{one.arg}" for one in (given.vararg, given.kwarg) if one is not None]
-    unnamed += [one.arg for one in given.posonlyargs][1 if bound else 0 :]
+    unnamed += [posonlyarg.arg for posonlyarg in given.posonlyargs][1 if bound else 0 :]
     if unnamed:
         return f"has a parameter that a model cannot give ({unnamed[0]}); name it and type it"
     named = [*given.args[1 if bound and not given.posonlyargs else 0 :], *given.kwonlyargs]
@@ -230,7 +230,9 @@ def check_generator(path: NodePath, reference: str, findings: Findings) -> None:
     named = {one.arg for one in (*given.args, *given.kwonlyargs)}
     lacking = [f"`{one}`" for one in GENERATOR if one not in named and given.kwarg is None]
     signature = function(file, name)
-    further = [one.name for one in signature.parameters if one.required] if signature is not None else []
+    further = (
+        [parameter.name for parameter in signature.parameters if parameter.required] if signature is not None else []
+    )
     further = [one for one in further if one not in GENERATOR]
     if isinstance(node, ast.AsyncFunctionDef):
         fault = "is `async`, and rows are read without awaiting: write `def`"
@@ -342,7 +344,7 @@ def _exists(name: str, reward: Reward, findings: Findings) -> bool:
 
 
 def _check_arguments(spec: Spec, name: str, reward: Reward, signature: Function, findings: Findings) -> None:
-    known = [one.name for one in signature.arguments() if one.name not in spec.servers]
+    known = [argument.name for argument in signature.arguments() if argument.name not in spec.servers]
     path: NodePath = ("rewards", name, "args")
     given = {*reward.args, *spec.servers}
     for argument in reward.args:
@@ -350,7 +352,7 @@ def _check_arguments(spec: Spec, name: str, reward: Reward, signature: Function,
             hint = choices(argument, known) if known else "; it takes none"
             findings.problem((*path, argument), f"`{signature.name}` has no argument `{argument}`{hint}", at="key")
             given |= {meant for meant in [closest(argument, known)] if meant}  # which needs no second line
-    missing = [one.name for one in signature.arguments() if one.required and one.name not in given]
+    missing = [argument.name for argument in signature.arguments() if argument.required and argument.name not in given]
     if missing:
         own = ":" in reward.fn
         findings.problem(("rewards", name), _missing(signature, missing, spec, own=own), at="key")
@@ -368,20 +370,20 @@ def _missing(signature: Function, missing: list[str], spec: Spec, *, own: bool) 
 
 def _check_values(path: NodePath, reward: Reward, signature: Function, findings: Findings) -> None:
     """Values without templates are coerced now; the others when sample rows are rendered."""
-    for one in signature.arguments():
-        kind = type_of(one.annotation)
-        if kind is None or one.name not in reward.args:
+    for argument in signature.arguments():
+        kind = type_of(argument.annotation)
+        if kind is None or argument.name not in reward.args:
             continue
-        value = reward.args[one.name]
+        value = reward.args[argument.name]
         if _has_template(value):
             continue
         try:
             coerce(thaw(value), kind)
         except TemplateError:
-            findings.problem((*path, one.name), f"`{signature.name}` takes {one.annotation} here")
+            findings.problem((*path, argument.name), f"`{signature.name}` takes {argument.annotation} here")
             continue
-        if ":" not in reward.fn and (fault := _unreadable(one.name, thaw(value))) is not None:
-            findings.problem((*path, one.name), fault)
+        if ":" not in reward.fn and (fault := _unreadable(argument.name, thaw(value))) is not None:
+            findings.problem((*path, argument.name), fault)
 
 
 def _unreadable(argument: str, value: object) -> str | None:

@@ -141,8 +141,10 @@ def _assigned_item(here: SequenceNode, base: Node | None, one: Assignment, done:
 
 def chat_server(root: MappingNode, assignments: list[Assignment]) -> MappingNode:
     """`--openai.base_url` says that there is a server, so the policy is no longer the scripted one."""
-    by_flag = next((one for one in assignments if one.all_servers and one.path[-1] == "base_url"), None)
-    if by_flag is None or any(one.path == ("servers", "policy", "type") for one in assignments):
+    by_flag = next(
+        (assignment for assignment in assignments if assignment.all_servers and assignment.path[-1] == "base_url"), None
+    )
+    if by_flag is None or any(assignment.path == ("servers", "policy", "type") for assignment in assignments):
         return root
     servers = root.get("servers")
     policy = servers.get("policy") if isinstance(servers, MappingNode) else None
@@ -309,9 +311,11 @@ def _twice(options: list[str]) -> list[Problem]:
 def _doubles(assignments: list[Assignment]) -> list[Problem]:
     first: dict[NodePath, Assignment] = {}
     problems = []
-    for one in assignments:
-        before = first.setdefault(one.path, one)
-        if before is not one:
-            message = "is given twice" if before.option == one.option else f"sets the same key as {before.option}"
-            problems.append(Problem(one.option, None, None, message))
+    for assignment in assignments:
+        before = first.setdefault(assignment.path, assignment)
+        if before is not assignment:
+            message = (
+                "is given twice" if before.option == assignment.option else f"sets the same key as {before.option}"
+            )
+            problems.append(Problem(assignment.option, None, None, message))
     return problems

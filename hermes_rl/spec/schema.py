@@ -190,7 +190,9 @@ def _spec_specials(top: dict[str, Any], sections: dict[str, Any]) -> None:
         reward["allOf"] = rules
         named = {name: {"allOf": [{"$ref": "#/$defs/Reward"}, _by_key(name)]} for name in shipped_signatures()}
         properties["rewards"]["properties"] = named
-        sections.update({f"args_{one.name}": _arguments(one) for one in shipped_signatures().values()})
+        sections.update(
+            {f"args_{signature.name}": _arguments(signature) for signature in shipped_signatures().values()}
+        )
     properties["rewards"]["additionalProperties"] = {"$ref": "#/$defs/Reward"}
     _nullable(top, sections)
 
@@ -232,7 +234,7 @@ def _arguments(signature: Function) -> dict[str, Any]:
     return {
         "type": "object",
         "description": signature.help,
-        "properties": {one.name: _argument(one) for one in signature.arguments()},
+        "properties": {argument.name: _argument(argument) for argument in signature.arguments()},
         "additionalProperties": signature.open,
     }
 

@@ -184,7 +184,7 @@ def load_set(source: str | Path) -> SpecSet:
         body = SetFile.model_validate(plain(tree)).body
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False)
-        found = (problem_of(tree, one, SetFile) for one in errors)
+        found = (problem_of(tree, error, SetFile) for error in errors)
         raise SpecError(in_order([*problems, *(one for one in found if one is not None)])) from None
     reading = _Reading(tree, body, problems)
     combinations = tuple(reading.combinations())
@@ -230,8 +230,8 @@ class _Reading:
             one.name or (Path(one.spec) if found is None else found.path).stem
             for one, found in zip(body.specs, sources, strict=True)
         ]
-        models = [one.name for one in body.models]
-        settings = [one.name for one in body.settings] if body.settings is not None else [""]
+        models = [model.name for model in body.models]
+        settings = [setting.name for setting in body.settings] if body.settings is not None else [""]
         for kind, names in (("specs", specs), ("models", models), ("settings", settings)):
             self._require_different(kind, names)
         laid = {

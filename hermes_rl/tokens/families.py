@@ -86,7 +86,7 @@ def require_family(name: str) -> str:
         UserError: there is no such family.
     """
     names = family_names()
-    known = {one.replace(".", "").replace("-", ""): one for one in names}
+    known = {name.replace(".", "").replace("-", ""): name for name in names}
     wanted = known.get(name.replace(".", "").replace("-", "").replace("_", ""))
     if wanted is None:
         raise UserError(f"there is no renderer {name!r}{did_you_mean(name, names)} (template, {', '.join(names)})")
@@ -210,14 +210,14 @@ def _response(renderer: Any, said: list[int], before: list[int], tools: list[Any
     found = renderer.parse_response(said, tools=tools, prompt_ids=before)
     calls = [
         {
-            "raw": one.raw,
-            "name": one.name,
-            "arguments": one.arguments,
-            "span": one.token_span,
-            "status": str(one.status.value),
-            "id": one.id,
+            "raw": call.raw,
+            "name": call.name,
+            "arguments": call.arguments,
+            "span": call.token_span,
+            "status": str(call.status.value),
+            "id": call.id,
         }
-        for one in found.tool_calls
+        for call in found.tool_calls
     ]
     return {"content": found.content or "", "reasoning": found.reasoning_content or None, "calls": calls}
 

@@ -318,7 +318,7 @@ class TemplateRenderer:
         return await read_aside(work, len(completion))
 
     def _join(self, branch: Branch, new: Messages, tools: Tools | None) -> Join:
-        spoken = [one for one in branch.history.snapshots if one.role == "assistant"]
+        spoken = [snapshot for snapshot in branch.history.snapshots if snapshot.role == "assistant"]
         roles = [str(message.get("role")) for message in new]
         return Join(
             system=branch.history.snapshots[0].role == "system",

@@ -114,23 +114,23 @@ class RolloutQuery:
             return lambda one: one.rewards.get(name)
         return _ORDERS[self.sort]
 
-    def _fits(self, one: RolloutSummary) -> bool:
+    def _fits(self, rollout: RolloutSummary) -> bool:
         named = (
-            (self.state, one.state),
-            (self.ending, one.ending),
-            (self.row, one.row_key),
-            (self.group, one.group),
+            (self.state, rollout.state),
+            (self.ending, rollout.ending),
+            (self.row, rollout.row_key),
+            (self.group, rollout.group),
         )
         if any(wanted and wanted != own for wanted, own in named):
             return False
         if self.tool or self.tool_errors:
-            uses = [use for use in one.tools if not self.tool or use[0] == self.tool]
+            uses = [use for use in rollout.tools if not self.tool or use[0] == self.tool]
             if not uses or (self.tool_errors and not any(errors for _, _, errors in uses)):
                 return False
-        return self._within(one)
+        return self._within(rollout)
 
-    def _within(self, one: RolloutSummary) -> bool:
-        value = one.rewards.get(self.reward) if self.reward else one.score
+    def _within(self, rollout: RolloutSummary) -> bool:
+        value = rollout.rewards.get(self.reward) if self.reward else rollout.score
         if value is None:
             return not self.reward and self.least is None and self.most is None
         return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)

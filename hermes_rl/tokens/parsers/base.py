@@ -382,7 +382,7 @@ def marked_text(
 ) -> tuple[str, Callable[[Parsed], Parsed]]:
     """Return the text with breaks, and the function that takes them out of a result again."""
     text = tokenizer.decode(ids)
-    special = [one for one in (*markers, *REASONING) if one in tokenizer.control or one in tokenizer.markup]
+    special = [marker for marker in (*markers, *REASONING) if marker in tokenizer.control or marker in tokenizer.markup]
     if not any(one in text for one in special):
         return text, _as_it_is
     own = {tokenizer.encode(one)[0]: one for one in special}

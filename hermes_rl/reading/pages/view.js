@@ -384,7 +384,7 @@ const help = el("dialog", { "aria-label": "Keys" }, el("h2", {}, "Keys"),
   el("form", { method: "dialog" }, el("button", { type: "submit" }, "Close")));
 document.body.append(help);
 const ACTS = { j: () => step(false, false), k: () => step(true, false), n: () => step(false, true), c: compare, u: up, Escape: up, "/": search,
-  "?": () => help.showModal() };
+  "?": () => help.showModal(), Enter: () => document.activeElement?.click() };
 let acting = Promise.resolve(); // keys that are pressed fast wait for the page that the one before them opens
 document.getElementById("keys").addEventListener("click", () => help.showModal());
 document.addEventListener("keydown", (event) => {
@@ -395,6 +395,8 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   if (!Object.hasOwn(ACTS, event.key)) return;
+  // A link is opened in its turn, so that n and Enter pressed fast open what n leads to.
+  if (event.key === "Enter" && (event.shiftKey || event.target.closest("button, summary, input"))) return;
   event.preventDefault();
   acting = acting.then(async () => {
     while (here !== location.hash) await new Promise((wake) => setTimeout(wake, 10));

@@ -39,6 +39,22 @@ async def playing(
             await asyncio.to_thread(service.__exit__)
 
 
+def test_credit_per_turn_comes_with_the_tokens_of_each_turn(tmp_path: Path) -> None:
+    steps = "from hermes_rl import Score\n\ndef steps(result):\n    return [1.0, 0.0]\n\n"
+    steps += "def marks():\n    return Score(1.0, overrides={'set_advantage_to_zero': True})\n"
+    (tmp_path / "steps.py").write_text(steps)
+    text = PLAYED.replace("{right:", '{steps: {fn: "steps.py:steps"}, marks: {fn: "steps.py:marks"}, right:')
+    with Served(spec_in(tmp_path, text)) as service:
+        lines, _ = service.batch(rows=service.keys()[:1], n=2, batch="b")
+    for rollout in lines[0]["rollouts"]:
+        assert rollout["credit"] == [1.0, 0.0]
+        assert rollout["overrides"] == {"set_advantage_to_zero": True}
+        (sequence,) = rollout["sequences"]
+        assert [turn for turn, _, _ in sequence["spans"]] == [0, 1]
+        of_turns = {place for _, start, stop in sequence["spans"] for place in range(start, stop)}
+        assert of_turns == {place for place, mask in enumerate(sequence["mask"]) if mask}
+
+
 async def test_a_line_holds_what_the_model_sampled_and_nothing_else_is_trained_on(tmp_path: Path) -> None:
     async with playing(tmp_path, 6, wrong=0.5) as (service, model, name):
         keys = await asyncio.to_thread(service.keys)
